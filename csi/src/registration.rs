@@ -29,8 +29,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Creates the registration of a driver that the kubelet reaches at `endpoint`; `readiness` gets its
-    /// verdict.
+    /// Creates the registration of the driver at `endpoint`; `readiness` gets the kubelet's verdict.
     pub(crate) fn new(endpoint: String, readiness: Readiness) -> Self {
         Self { endpoint, readiness, refused: Arc::new(watch::Sender::new(None)) }
     }

@@ -200,8 +200,7 @@ mod tests {
         assert!(heartbeats.is_silent("c"), "it has no Lease");
     }
 
-    /// Regression: a Lease is deleted with its Node; the daemon of the deleted Node counted as awaited for
-    /// another 40 seconds.
+    /// Regression: after its Node and Lease were deleted, a daemon counted as awaited for 40 seconds.
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_is_deleted_was_renewed_when_it_was_last_seen_to_be() {
         let (heartbeats, begun) = (Heartbeats::new(), Instant::now());

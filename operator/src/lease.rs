@@ -155,8 +155,7 @@ impl Election {
         }
     }
 
-    /// Tries to acquire or renew the lease once. Returns `None` if this candidate holds it now, otherwise the
-    /// holder.
+    /// Tries to acquire or renew the lease once; returns the holder if it is another candidate.
     async fn attempt(&mut self) -> Result<Option<String>, ApiError> {
         let outcome = self.look().await;
         self.pulse.beat();
@@ -262,8 +261,7 @@ mod tests {
         assert_eq!(decide(&held_by("b"), "a", 16 * second), Move::Acquire);
     }
 
-    /// Regression: a follower on a connection that dropped its requests waited permanently, but reported
-    /// itself healthy.
+    /// Regression: a follower whose connection dropped its requests waited permanently, but seemed healthy.
     #[tokio::test(start_paused = true)]
     async fn an_unanswered_request_ends_and_its_candidate_is_not_alive() {
         let silent = tower::service_fn(|_request: hyper::Request<Body>| async {

@@ -107,8 +107,7 @@ struct ReadinessLabels {
     readiness: Readiness,
 }
 
-/// Labels that name a volume with missing or possibly missing data: those of the daemon's
-/// `holdfast_volume_info`.
+/// Labels of a volume whose data is or may be missing, like the daemon's `holdfast_volume_info`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LossLabels {
     volume: String,

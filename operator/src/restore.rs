@@ -246,8 +246,7 @@ mod tests {
         assert!(!trash.contains("volumeID: there"), "{trash}");
     }
 
-    /// Regression: only Volumes and claims were restored; a claim created from a snapshot could not be
-    /// recreated.
+    /// Regression: only Volumes and claims were restored; a claim from a snapshot could not be recreated.
     #[tokio::test]
     async fn snapshots_come_back_with_their_names() {
         let store = bucket(&["there"]).await;
@@ -309,8 +308,7 @@ mod tests {
         assert!(text.contains("volumeID: other"), "{text}");
     }
 
-    /// Regression: for a copied bucket, the snapshots were printed as those of the Volume in the original
-    /// one.
+    /// Regression: a copied bucket's snapshots were printed as those of the Volume in the original bucket.
     #[tokio::test]
     async fn a_volume_in_another_object_store_gets_no_snapshots_of_this_one() {
         let store = bucket(&["there"]).await;

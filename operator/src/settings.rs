@@ -42,8 +42,7 @@ pub(crate) enum Command {
 }
 
 impl Settings {
-    /// Returns the name of this instance: as configured, otherwise generated from the process id and a random
-    /// number.
+    /// Returns the instance's name: as configured, otherwise the process id and a random number.
     pub(crate) fn identity(&self) -> String {
         self.identity
             .clone()

@@ -74,8 +74,7 @@ impl Capacity {
         }
     }
 
-    /// Returns the size of a volume that starts from `source_bytes`: that size, unless the caller requests
-    /// more.
+    /// Returns the size for a source of `source_bytes`: that size, unless the caller requests more.
     ///
     /// # Errors
     /// `OUT_OF_RANGE`: the caller requests a smaller one.

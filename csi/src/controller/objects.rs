@@ -224,8 +224,7 @@ where
     /// written.
     ///
     /// # Errors
-    /// Those of `plan`; `ABORTED`: it was deleted, its spec changed, or its status changed until the
-    /// deadline.
+    /// Those of `plan`; `ABORTED`: it was deleted, its spec changed, or its status until the deadline.
     pub(super) async fn change(
         &self,
         mut object: K,

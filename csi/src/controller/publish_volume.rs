@@ -81,7 +81,7 @@ pub(super) async fn answer(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
         )));
     };
-    // True if no publication there has started or completed. Leftovers of an earlier one do not count.
+    // Only before a publication there has started. Leftovers of an earlier one do not count.
     if served.as_ref().and_then(|served| served.spec.desired_node()) != Some(&node_id) {
         check_transport(&volume, &node)?;
     }

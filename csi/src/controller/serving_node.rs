@@ -2,8 +2,7 @@
 
 use holdfast_crds::Volume;
 
-/// Returns the node that serves the volume; `None` if it was force-detached, even if it still reports
-/// serving.
+/// Returns the serving node; `None` if it was force-detached, even if it still reports serving.
 pub(super) fn serving_node(volume: &Volume) -> Option<&str> {
     let status = volume.status.as_ref()?;
     let node = status.node.as_deref().filter(|node| !node.is_empty())?;

@@ -29,8 +29,7 @@ const METADATA: [&str; 3] = [
     "csi.storage.k8s.io/volumegroupsnapshot/name",
     "csi.storage.k8s.io/volumegroupsnapshotcontent/name",
 ];
-/// A parameter that Kubernetes' driver tests write in addition to the field of that name; only the field
-/// counts.
+/// A parameter that Kubernetes' driver tests write; only the field of that name counts.
 const DELETION_POLICY: &str = "deletionPolicy";
 /// Annotation: namespace and name of the user's VolumeGroupSnapshot.
 const CLAIM_GROUP: &str = "holdfast.dev/csi-volumegroupsnapshot";
@@ -165,8 +164,7 @@ impl TryFrom<CreateVolumeGroupSnapshotRequest> for WantedGroup {
     }
 }
 
-/// Returns the user's VolumeGroupSnapshot from the parameters of a VolumeGroupSnapshotClass, which has no
-/// others.
+/// Parses the user's VolumeGroupSnapshot from the parameters of a class, which has no others.
 fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
     let [namespace, name, _content] = METADATA.map(|key| parameters.remove(key));
     parameters.remove(DELETION_POLICY);

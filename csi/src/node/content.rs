@@ -55,8 +55,7 @@ pub(super) struct DeviceFacts {
     pub(super) is_half_formatted: bool,
     /// The fencing number of this attach.
     pub(super) epoch: u64,
-    /// True if the user permitted formatting unknown content during this attach, and the permission is
-    /// unused.
+    /// True if the user permitted formatting unknown content in this attach; not used yet.
     pub(super) may_format: bool,
     /// True if the file system is only read.
     pub(super) is_read_only: bool,

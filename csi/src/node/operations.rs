@@ -66,8 +66,7 @@ impl VolumeOperations {
         }
     }
 
-    /// Cancels all operations at their await points, and prevents new ones. Does not wait for running
-    /// programs.
+    /// Cancels all operations at their await points and prevents new ones; does not wait for programs.
     pub(super) async fn stop(&self) {
         self.tasks.stop().await;
     }

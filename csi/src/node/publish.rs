@@ -95,9 +95,8 @@ impl Inner {
     }
 }
 
-/// Returns the command that write-protects a raw device whose users only read: their writes would be lost
-/// silently with the device. The kernel keeps the flag with the disk; the next disk with its number starts
-/// without it.
+/// Returns the command that write-protects a read-only raw device: writes would be lost silently with the
+/// device. The kernel keeps the flag with the disk; the next disk with its number starts without it.
 fn write_protection(wanted: &PathToPublish) -> Option<CommandLine> {
     let is_for_readers = wanted.staged.is_none() && wanted.users == Users::Readers;
     is_for_readers.then(|| CommandLine::new(["blockdev", "--setro"]).and(&wanted.device.path))

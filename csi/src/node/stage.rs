@@ -84,8 +84,7 @@ impl FileSystemToMount {
             || self.options.iter().flat_map(|options| options.split(',')).any(|option| option == "ro")
     }
 
-    /// Returns the mount options. Two xfs of one UUID, a volume's and its clone's, can only be mounted with
-    /// `nouuid`.
+    /// Returns the mount options. An xfs and its clone share a UUID, which needs `nouuid`.
     fn mount_options(&self) -> Vec<&str> {
         let options = self.options.iter().map(String::as_str);
         let options = options.chain((self.file_system == FileSystem::Xfs).then_some("nouuid"));

@@ -3,9 +3,8 @@
 //! Owns: starting the programs, their output and their lock. Each program holds the lock file of its volume
 //! while it lives, so that no other starts concurrently, even if it outlives this process.
 //! Runs on: threads that may block. This process kills no program: one that waits for a device cannot be
-//! killed. In a pod, the kernel kills them all when this process ends, because it is PID 1 of its PID
-//! namespace; a program that waits for a device ends once the device answers. `interrupted_format.rs` detects
-//! a format that ended this way.
+//! killed. In a pod, the kernel kills them all when this process, PID 1 of its namespace, exits; one that
+//! waits for a device ends once that answers. `interrupted_format.rs` detects such a format.
 
 use std::ffi::OsString;
 use std::fs;

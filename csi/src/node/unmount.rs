@@ -16,8 +16,7 @@ impl Inner {
     /// Unmounts every mount at `path`. A file system whose device waits for its daemon is left untouched.
     ///
     /// # Errors
-    /// `UNAVAILABLE`: the device waits for its daemon. `INTERNAL`: the mount is in use, or umount(8) failed
-    /// otherwise.
+    /// `UNAVAILABLE`: such a device. `INTERNAL`: the mount is in use, or umount(8) failed otherwise.
     pub(super) async fn unmount(&self, volume: &str, path: &Path) -> Result<(), Status> {
         for _ in 0..MOST {
             let mounts = mounts::all()?;

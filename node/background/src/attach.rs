@@ -8,9 +8,8 @@
 //!    is written and synced, so that data written under it is recognized as this writer's (`IntentStored`);
 //! 4. the attach record is created once. If another writer was faster, everything restarts (`AttachLost`):
 //!    the new state of the log decides whether that writer may be replaced;
-//! 5. the log that was read must not have been truncated in the meantime, so that the record's position was
-//!    never used before. Otherwise everything restarts (`AttachSuperseded`), and the record stays where no
-//!    reader looks;
+//! 5. the log that was read must not have been truncated in the meantime: the record's position must be new.
+//!    Otherwise everything restarts (`AttachSuperseded`), and the record stays where no reader looks;
 //! 6. the record is read back (`AttachWon`), after a delay equal to the duration of its create. A store whose
 //!    creates are not atomic may confirm it to two writers. Any other create that found the key free did so
 //!    before this one was stored. If storing it takes no longer than this create took in total, it is stored

@@ -2,10 +2,9 @@
 //!
 //! Owns: the buffers and the state of each compressor. Does not own: the memory of their output, which
 //! belongs to the upload (`upload_memory.rs`), and the threads.
-//! Invariants: the number of batches packed in parallel is at most that of permits, plus those of small
-//! uploads; no more idle compressors than permits are kept. A compressor is free once its batch is packed,
-//! even while its upload waits for its store; so are the permits of batches whose sectors are searched for
-//! unreadable ones.
+//! Invariants: permits bound the batches packed in parallel, except small uploads, and the idle compressors.
+//! A compressor is free once its batch is packed, even while its upload waits for its store. The permit of a
+//! batch is free while its sectors are searched for unreadable ones.
 //! On failure: the compressor of a panicked batch is not used again.
 
 use std::sync::Arc;

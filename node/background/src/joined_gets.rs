@@ -1,8 +1,7 @@
 //! One request for frames that are adjacent in an object.
 //!
-//! Owns: the choice of frames that share a request. Does not own: their checksums and their positions in
-//! blocks (`fetches.rs`), which are handled like those of single frames. A damaged frame thus fails only its
-//! own block.
+//! Owns: the choice of frames that share a request. Does not own: their checksums and positions in blocks
+//! (`fetches.rs`), as for single frames. A damaged frame thus fails only its own block.
 //! On failure: each block of the request fails, with an error that is no finding about its frame. A reader
 //! then requests the frame separately.
 //!
@@ -26,8 +25,7 @@ use crate::fetches::{StoredFrames, frame_range};
 
 /// Maximum bytes per request.
 const MAX_GET_BYTES: u64 = 4 << 20;
-/// Maximum gap between two frames in one request; reading and dropping it takes less time than another
-/// request.
+/// Maximum gap between two frames in one request; reading it is faster than another request.
 const MAX_HOLE_BYTES: u64 = BLOCK_BYTES;
 
 /// A request, sent once the first of its frames is read.

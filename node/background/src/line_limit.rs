@@ -1,7 +1,6 @@
 //! Rate limit for log lines that single requests can cause.
 //!
-//! Invariants: at most one line per second for each [`LineLimit`]; the next line contains the number of
-//! suppressed ones.
+//! Invariants: at most one line per second per [`LineLimit`]; the next one counts the suppressed lines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

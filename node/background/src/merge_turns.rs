@@ -11,9 +11,8 @@ use crate::upload_memory::StoreKey;
 /// A queue of merges that run sequentially.
 type Turn = Arc<Mutex<()>>;
 
-/// Queues of a node's merges, first come, first served. A merge into the base may take hours, and those of
-/// levels do not wait for it; nor does one store's merge wait for one whose requests to another store hang
-/// (25).
+/// Queues of a node's merges, first come, first served. A merge into the base may take hours: those of levels
+/// do not wait for it, nor do stores wait for another store's hanging requests (25).
 #[derive(Debug, Default)]
 pub struct MergeTurns {
     levels: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,

@@ -85,8 +85,7 @@ impl UploadBatch {
         self.unreadable = Some(unreadable);
     }
 
-    /// Reads the sectors and compresses them. Performs file I/O and computation: not for a thread that must
-    /// not block.
+    /// Reads and compresses the sectors: file I/O and computation, not for a thread that must not block.
     ///
     /// # Panics
     /// If it was already packed.

@@ -128,8 +128,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         }
     }
 
-    /// Returns the number of blocks of the next batch and the bytes of their sectors; `None` if all have
-    /// started.
+    /// Returns the next batch's number of blocks and sector bytes; `None` if all have started.
     fn next_batch(&self) -> Option<(usize, u64)> {
         let most = batch_bytes(self.making.part_bytes);
         let left = &self.dirty[self.begun..];

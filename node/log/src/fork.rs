@@ -79,8 +79,7 @@ pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Resu
 /// any other record.
 ///
 /// # Errors
-/// [`LogFailure::NoSuchSource`]: it came too late, and has been removed; otherwise the reason why that is
-/// unknown.
+/// [`LogFailure::NoSuchSource`]: it came too late, and was removed; otherwise that is unknown.
 pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<(), LogFailure> {
     let created = read_record(objects, volume, Seq::FIRST).await?;
     if created.volume != *volume {

@@ -10,9 +10,8 @@
 //! 3. otherwise read that checkpoint and the other records. If one of them is damaged or missing, the newest
 //!    root replaces everything before it.
 //!
-//! Even with a root, it is uncertain that a record is the last one, or part of the log at all
-//! ([`was_truncated_after`]). A root is the state that its writer had read from, or appended to, the same
-//! log.
+//! Even a record with a root may not be the last one, or not part of the log ([`was_truncated_after`]). A
+//! root is the state that its writer read from, or appended to, the same log.
 
 use futures::future::{join, try_join_all};
 use holdfast_format::manifest::Manifest;
@@ -93,8 +92,7 @@ fn may_come_of_a_truncation(error: &LogFailure) -> bool {
 ///
 /// # Errors
 /// [`LogFailure::Contended`]: it reached a tombstone, and the log was truncated since it was listed. The
-/// tombstone may thus be a late one, of a fork or a removal, and not part of the log. A new LIST resolves
-/// this.
+/// tombstone may be late, from a fork or a removal, and not part of the log. A new LIST resolves this.
 async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Manifest, LogFailure> {
     let (volume, begun_at) = (manifest.volume().clone(), manifest.checkpointed());
     loop {

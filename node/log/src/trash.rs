@@ -364,8 +364,7 @@ enum UseSince {
     Unreadable,
 }
 
-/// Compares the log with the entry. `manifest` is `None` for an unreadable log; `last` is then its last
-/// record.
+/// Compares the log with the entry. An unreadable log has no `manifest`, and `last` is its last record.
 fn use_since(stay: &TrashStay, entry: &Entry, last: Seq, manifest: Option<&Manifest>) -> UseSince {
     let is_unknown = stay.epoch == TrashStay::UNREADABLE;
     let end = match manifest {

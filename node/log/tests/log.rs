@@ -195,8 +195,7 @@ async fn seqs_of(store: &MemoryStore, kind: &str) -> Vec<u64> {
     page.entries.iter().map(|entry| entry.key.rsplit('/').next().unwrap().parse().unwrap()).collect()
 }
 
-/// Truncation keeps the first record, every attach, and all records that readers of the last two checkpoints
-/// may need.
+/// Keeps the first record, every attach, and records that readers of the last two checkpoints may need.
 #[tokio::test]
 async fn truncation_keeps_what_readers_and_late_creators_need() {
     let store = long_log(300).await;

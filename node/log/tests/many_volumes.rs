@@ -137,8 +137,7 @@ async fn a_damaged_marker_of_one_volume_does_not_end_the_sweep_of_others() {
     assert_eq!((report.skipped.len(), report.deleted.objects), (1, 1));
 }
 
-/// Regression: an oversized object counted as a store that does not answer, and each sweep of the bucket
-/// failed.
+/// Regression: for an oversized object, the store seemed not to answer, and each sweep failed.
 #[tokio::test]
 async fn an_oversized_object_of_one_volume_does_not_end_the_sweep() {
     let marker = ObjectKey::TruncationMarker(id("a"), Seq(64)).to_string();

@@ -235,8 +235,7 @@ async fn marks_are_listed_for_registered_snapshots_only() {
     }
 }
 
-/// Regression: all marks were listed to check for the presence of any, and for those of a few seqs: five
-/// LISTs each.
+/// Regression: all marks were listed to find any mark, or those of a few seqs: five LISTs each.
 #[tokio::test]
 async fn a_sweep_and_a_removal_list_few_marks() {
     let lists = |marks: u64| async move {
@@ -366,8 +365,7 @@ async fn an_origin_is_stored_for_a_registered_snapshot_only() {
     }
 }
 
-/// Regression: credentials without the delete right suffice for volumes, but the VolumeSnapshot stayed
-/// Terminating permanently.
+/// Regression: without the delete right, which volumes do not need, the VolumeSnapshot stayed Terminating.
 #[tokio::test]
 async fn a_snapshot_is_forgotten_without_the_right_to_delete() {
     let store = created().await;

@@ -83,8 +83,7 @@ impl FaultPlan {
         self.always.clear();
     }
 
-    /// Returns the fault of the next request of this verb: the oldest one-time fault, otherwise the permanent
-    /// one.
+    /// Returns the fault for the verb's next request: the oldest one-time fault, else the permanent one.
     pub(crate) fn take(&mut self, verb: Verb) -> Option<Fault> {
         if let Some(at) = self.once.iter().position(|(planned, _)| *planned == verb) {
             return self.once.remove(at).map(|(_, fault)| fault);

@@ -120,8 +120,7 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// Reads the last `len` bytes of an object, or all of a shorter one, and returns its size.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if `len` is 0; [`StoreError::NotFound`]; otherwise the store's failure to
-    /// answer.
+    /// [`StoreError::Invalid`] if `len` is 0; [`StoreError::NotFound`]; or the store did not answer.
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError>;
 
     /// Creates an object if no object has that key: one PUT with `If-None-Match: *`. It is retried only after

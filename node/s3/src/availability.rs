@@ -342,8 +342,7 @@ mod tests {
         assert!(!availability.is_unreachable(), "it answered another request after that one was sent");
     }
 
-    /// Regression: a request that never left the host ended an outage, and all readers and volumes retried at
-    /// once.
+    /// Regression: a request that never left the host ended an outage, and all users retried at once.
     #[test]
     fn only_what_the_server_answered_ends_an_outage() {
         let blocked = |blocker| StoreError::Blocked { blocker, code: "x".to_owned(), source: "x".into() };

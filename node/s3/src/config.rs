@@ -132,8 +132,7 @@ impl Timeouts {
 }
 
 impl S3Config {
-    /// Returns a configuration with the default limits and the environment's proxies; set the other fields as
-    /// needed.
+    /// Returns a configuration with default limits and the environment's proxies.
     pub fn new(bucket: impl Into<String>, region: impl Into<String>, credentials: S3Credentials) -> Self {
         Self {
             endpoint: None,

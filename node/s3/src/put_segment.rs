@@ -122,8 +122,7 @@ impl S3Store {
         Ok(())
     }
 
-    /// Creates and sends parts, as many in parallel as fit the memory limit; the first failure ends the
-    /// upload.
+    /// Creates and sends parts, several in parallel; the first failure ends the upload.
     async fn send_parts(
         &self,
         upload: Upload<'_>,

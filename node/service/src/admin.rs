@@ -1,8 +1,7 @@
 //! The admin endpoint of a program: `/metrics`, `/healthz` (the process is alive), `/readyz` (it is ready),
 //! `/log-level`.
 //!
-//! Owns: HTTP, media types, the right to change the log level: only clients on the same host or in the same
-//! pod.
+//! Owns: HTTP, media types, the log level's protection: only clients on the same host or pod change it.
 //! Invariants: only `PUT /log-level` changes anything.
 //! On failure: a failed connection is closed; a failed accept is retried. Dropping the endpoint closes all
 //! connections.

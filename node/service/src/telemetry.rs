@@ -118,9 +118,8 @@ pub fn start(
     Ok(Telemetry { level, log, export })
 }
 
-/// Returns a layer that exports the spans of `tracing` through `tracer`. A span starts with the first one
-/// below it, not when it is entered: until then it can be attached to another program's trace
-/// (`trace::continue_in`).
+/// Returns a layer that exports spans through `tracer`. A span starts with the first one below it, not when
+/// entered: until then it can be attached to another program's trace (`trace::continue_in`).
 pub(crate) fn layer<S>(tracer: SdkTracer) -> OpenTelemetryLayer<S, SdkTracer>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,

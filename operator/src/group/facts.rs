@@ -162,8 +162,7 @@ impl SnapshotFacts {
         self.status.volume_id.is_some()
     }
 
-    /// Returns true if the snapshot was taken and, if by a node, that the node blocked writes until the
-    /// release.
+    /// Returns true once it was taken and, if by a node, writes were blocked until the release.
     pub(super) fn is_done(&self) -> bool {
         let is_released = self.status.group_progress == Some(GroupProgress::Released);
         self.status.snapshot_id.is_some() && (self.status.group_step.is_none() || is_released)

@@ -20,8 +20,7 @@ impl ConnectError {
     pub(crate) fn retry(&self) -> Requeue {
         match &self.0 {
             StoreConfigError::Api(_) => Requeue::Later,
-            // A Secret is often created shortly after the object that refers to it, and Secrets are not
-            // watched.
+            // A Secret is often created after the object that refers to it, and is not watched.
             StoreConfigError::Missing(_)
             | StoreConfigError::NoSecret { .. }
             | StoreConfigError::NoSecretKey { .. }

@@ -171,8 +171,7 @@ mod tests {
         }
     }
 
-    /// Regression: an outage removed the verdict, and nodes attached volumes through a server without a
-    /// fence.
+    /// Regression: an outage removed the verdict, and nodes attached volumes through an unfenced server.
     #[test]
     fn an_outage_does_not_hide_that_a_fence_is_missing() {
         let now = time("2026-01-01T00:00:00Z");

@@ -1,6 +1,5 @@
-//! The documents of snapshots: a VolumeSnapshot that adopts and, for a user's snapshot, its
-//! VolumeSnapshotContent and VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All use the
-//! retain policy.
+//! The documents of snapshots: an adopting VolumeSnapshot and, for a user's, its VolumeSnapshotContent and
+//! VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All use the retain policy.
 //!
 //! Invariants: the CSI handle of a snapshot is the name of its VolumeSnapshot of `storage.holdfast.dev`. A
 //! snapshot therefore gets its old name, which keeps handles valid, unless an object here has that name. A

@@ -409,8 +409,7 @@ mod tests {
         }
     }
 
-    /// Regression: the status is a free string to all who may write it; the operator panicked at each
-    /// reconciliation.
+    /// Regression: the status may contain any string; the operator panicked at each reconciliation.
     #[test]
     fn a_uid_that_is_none_is_an_error() {
         let (_, mut status) = taken();

@@ -224,9 +224,8 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if facts.status.group_step == Some(GroupStep::Hold) {
         return vec![SnapshotStep::Report(Box::new(released(facts)))];
     }
-    // A snapshot that the node has started may be registered at any time, so it is looked up only after that.
-    // Meanwhile the daemon reports its obstacles. A daemon of the previous release takes a snapshot when
-    // asked to prepare.
+    // A snapshot that the node has started may be registered at any time, so it is looked up after that; its
+    // daemon reports obstacles. A daemon of the previous release takes a snapshot when asked to prepare.
     if facts.asked().is_some() && !facts.is_only_prepared() {
         return Vec::new();
     }

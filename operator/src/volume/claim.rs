@@ -52,9 +52,8 @@ fn is_name(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
 }
 
-/// Returns true if the claim is bound to the volume. A claim that was deleted and recreated under its name is
-/// bound to another one, while this Volume may be retained. Reads the PersistentVolume if its name differs
-/// from the Volume's.
+/// Returns true if the claim is bound to the volume. A recreated claim is bound to another one, while this
+/// Volume may be retained. Reads the PersistentVolume if its name differs from the Volume's.
 async fn is_of(claim: &PersistentVolumeClaim, volume: &Volume, client: &Client) -> Result<bool, ApiError> {
     let (bound, name) = (claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()), volume.name_any());
     let Some(bound) = bound.filter(|bound| is_name(bound)) else { return Ok(false) };

@@ -135,8 +135,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Returns true if the Volume with this identity is being deleted: its objects are removed once no snapshot
-/// is left.
+/// Returns true if the Volume is being deleted and waits for the end of its snapshots.
 fn waits_for_snapshots(volume: &Volume, volume_id: Option<&str>) -> bool {
     let id = volume.status.as_ref().and_then(|status| status.volume_id.as_deref());
     volume.metadata.deletion_timestamp.is_some() && id.is_some() && id == volume_id
@@ -258,8 +257,7 @@ async fn report(
     now: &Time,
 ) -> Result<(), VolumeFailure> {
     if let Some(mut status) = failure.status(facts, now) {
-        // Keeps the fields that an earlier step recorded: otherwise each plan would record them again,
-        // without end.
+        // Keeps recorded fields: otherwise each plan would record them again, without end.
         let recorded = work.volume.status.clone().unwrap_or_default();
         (status.volume_id, status.restored_from) = (recorded.volume_id, recorded.restored_from);
         work.apply(&OperatorStep::Report(Box::new(status))).await?;
@@ -381,8 +379,7 @@ mod tests {
         assert_eq!(terms(&volume, &store), None);
     }
 
-    /// Regression: a Volume that was never provisioned added a span to the trace every ten seconds, without
-    /// end.
+    /// Regression: a never provisioned Volume added a span to the trace every ten seconds, without end.
     #[test]
     fn a_volume_is_in_the_trace_of_its_creation_until_it_is_provisioned() {
         let object = json!({

@@ -260,8 +260,7 @@ impl ClusterFacts {
         said.is_some_and(|said| said.reason == "DeletionBlocked")
     }
 
-    /// Returns the node whose existence the plan depends on: the one that should serve the volume but does
-    /// not yet.
+    /// Returns the desired node if it does not serve yet: the plan depends on its existence.
     pub(crate) fn node_in_question(&self) -> Option<&str> {
         self.desired().filter(|desired| self.serving() != Some(*desired))
     }

@@ -32,8 +32,7 @@ fn is_ready(node: &Node) -> bool {
 }
 
 impl ClusterFacts {
-    /// Returns the node that claims the volume and must release it, if it may be force-detached
-    /// automatically.
+    /// Returns the claiming node that must release the volume, if it may be force-detached automatically.
     pub(crate) fn node_in_doubt(&self) -> Option<&str> {
         let automatic = self.spec.failover_policy == FailoverPolicy::Automatic;
         self.serving().filter(|serving| automatic && self.desired() != Some(*serving))

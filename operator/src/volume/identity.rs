@@ -13,16 +13,14 @@ use tokio::sync::OnceCell;
 /// The namespace that exists in every cluster, and whose uid identifies it.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
-/// Returns the identity of a volume: the recorded one, otherwise that of the spec, otherwise the object's
-/// uid.
+/// Returns the volume's identity: recorded, otherwise in the spec, otherwise the object's uid.
 pub(crate) fn id_of(volume: &Volume) -> String {
     let recorded = volume.status.as_ref().and_then(|status| status.volume_id.clone());
     let written = || volume.spec.volume_id.clone();
     recorded.or_else(written).or_else(|| volume.metadata.uid.clone()).unwrap_or_default()
 }
 
-/// Returns the name of the Volume with a prior claim to the identity of `volume`, unless `volume` certainly
-/// came first.
+/// Returns the name of the Volume that owns the identity of `volume`, unless `volume` certainly came first.
 ///
 /// The ObjectStores that they name do not matter: two may describe one bucket, and a node knows a volume only
 /// by its identity.
@@ -91,8 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Builds a Volume with this id in its spec, created at that second; `recorded` puts the id into its
-    /// status.
+    /// Builds a Volume with this id, created at that second; `recorded` puts the id into its status, too.
     fn volume(name: &str, id: &str, second: u32, recorded: bool) -> Volume {
         let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main", "volumeID": id });
         let mut volume = Volume::new(name, serde_json::from_value(spec).expect("a spec"));

@@ -2,9 +2,8 @@
 //! guard protects the components that serve them; while volumes exist, their CRDs; while an ObjectStore has
 //! volumes, that ObjectStore.
 //!
-//! Owns: `data` of the ConfigMap `holdfast-in-use`. The first volume is written at once, other changes once a
-//! minute, and 0 after [`NONE_FOR`] without volumes. Without these limits, every attach and detach would
-//! write it.
+//! Owns: `data` of the ConfigMap `holdfast-in-use`. Limits the writes on attach and detach: the first volume
+//! is written at once, other changes once a minute, and 0 after [`NONE_FOR`] without volumes.
 //! On failure: the old numbers stay, and the write is retried.
 
 use std::collections::BTreeMap;
@@ -83,8 +82,7 @@ struct Written {
     at: Instant,
 }
 
-/// Returns true if the numbers must be written now. `last_some` has those that were nonzero within
-/// [`NONE_FOR`].
+/// Returns true if a write is due. `last_some` has the numbers that were nonzero within [`NONE_FOR`].
 fn is_due(
     written: Option<&Written>,
     counts: &Counts,

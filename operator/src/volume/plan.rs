@@ -93,8 +93,7 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     }
     match provisionable(facts) {
         Err(obstacle) => steps.push(OperatorStep::Report(Box::new(pending(facts, &obstacle, now)))),
-        // A saved object must contain the identity before anything is created under it. The change triggers
-        // the next plan.
+        // A saved object must contain the identity before anything is created under it.
         Ok(_) if facts.spec.volume_id.is_none() => steps.push(OperatorStep::Register),
         Ok(Home::Existing { size_bytes }) if facts.spec.size.is_none() => {
             steps.push(OperatorStep::SetSize { size_bytes });

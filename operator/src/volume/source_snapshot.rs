@@ -86,8 +86,7 @@ pub(super) fn restorable(
     }
 }
 
-/// Returns the uid of the recorded snapshot, if the VolumeSnapshot is still the one that it was recorded
-/// from.
+/// Returns the recorded snapshot's uid, if the VolumeSnapshot is still the one it was recorded from.
 fn recorded_uid(facts: &ClusterFacts, recorded: &SnapshotName) -> Option<SnapshotUid> {
     match &facts.snapshot {
         SnapshotFact::Ready(taken) => {

@@ -27,8 +27,7 @@ impl ClusterFacts {
         matches!(self.spec.source, VolumeSource::Volume(_)).then(|| clone_snapshot_name(&self.uid))
     }
 
-    /// Returns the name of the Volume that this one starts from, while the plan depends on its
-    /// VolumeSnapshot.
+    /// Returns the source Volume's name, while the plan depends on its VolumeSnapshot.
     pub(crate) fn source_in_question(&self) -> Option<&str> {
         let VolumeSource::Volume(source) = &self.spec.source else { return None };
         let is_open = !self.deleting && self.needs_store();

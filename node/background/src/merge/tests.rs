@@ -378,10 +378,9 @@ fn named(store: &MemoryStore, runs: &[Run]) -> BTreeMap<SegmentId, u64> {
     named
 }
 
-/// Regression: overwrites each block ten times on average, in commits of a hundredth, with sweeps. Without
-/// relocation almost every segment kept some block that nothing had overwritten: the bucket held 6 times the
-/// live data. While a merge had a position far ahead of the log, sweeps kept the objects that later merges
-/// had replaced.
+/// Regression: overwrites each block ten times on average, with sweeps. Without relocation almost every
+/// segment kept a live block: the bucket held 6 times the live data. While a merge had a position far ahead
+/// of the log, sweeps kept the objects that later merges had replaced.
 #[test]
 fn random_overwrites_give_space_back() {
     const BLOCKS: u64 = 4_000;
@@ -805,8 +804,7 @@ fn a_segment_that_the_store_denies_is_merged_without_relocation() {
     assert!(merged.is_ok());
 }
 
-/// Regression: a rejection names no object: one of one segment, and later one of another, counted as a
-/// confirmation.
+/// Regression: rejections of two segments, which name no object, counted as a confirmation.
 #[test]
 fn a_segment_that_is_refused_once_is_relocated() {
     let store = MemoryStore::new();

@@ -3,8 +3,7 @@
 use super::{Ground, Violation, during, must, pattern};
 use crate::ReadyParts;
 
-/// S3's minimum part size, except for the last.
-/// <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
+/// Minimum size of S3's non-final parts. <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
 const PART_BYTES: usize = 5 << 20;
 
 pub(super) async fn small(ground: &Ground) -> Result<(), Violation> {

@@ -98,8 +98,7 @@ async fn a_missing_bucket_is_no_word_on_its_objects() {
     assert_eq!(read.kind(), ErrorKind::Unavailable);
 }
 
-/// A response with the server's own header and no body is trusted; only the header distinguishes it from a
-/// proxy.
+/// A response with the server's header and no body is trusted; the header distinguishes it from a proxy.
 #[tokio::test]
 async fn a_404_with_the_servers_own_header_is_believed() {
     for (header, kind) in

@@ -40,10 +40,9 @@ pub(crate) enum PlannedFault {
     Answer(u16, &'static str),
     /// Responds with this status, code and text; has no effect.
     Said(u16, &'static str, &'static str),
-    /// Throttles, and requests a delay of this many seconds; has no effect.
+    /// Throttles with a retry delay of this many seconds; has no effect.
     SlowDown(u64),
-    /// A proxy responds instead of the server, with this status and body, and no S3 error code; has no
-    /// effect.
+    /// Responds like a proxy: this status and body, no S3 error code; has no effect.
     Proxy(u16, &'static str),
     /// The same before the request's body is read.
     EarlyAnswer(u16, &'static str),

@@ -321,8 +321,7 @@ impl World {
         assert_eq!(self.plan(), []);
     }
 
-    /// Asserts that the first attempt fails for this reason, no write stays blocked, and the next attempt
-    /// completes.
+    /// Asserts that the first attempt fails with this reason, writes are unblocked, and the next completes.
     fn assert_fails_and_begins_again(mut self, why: &str) {
         assert!(self.run().is_ok());
         let (status, ready) = (self.status(), self.ready());

@@ -174,8 +174,7 @@ fn a_deletion_forgets_the_snapshot_before_the_object_goes() {
     assert_eq!(plan(&SnapshotFacts { finalizer: false, ..unasked }, &now()), []);
 }
 
-/// Otherwise, a snapshot that its node has started could be registered after the object's deletion, and stay
-/// permanently.
+/// Otherwise, a snapshot in progress could be registered after the object's deletion, and stay.
 #[test]
 fn a_deletion_waits_for_the_node_that_takes_the_snapshot() {
     let mut asked = recorded(Some("a"));

@@ -327,8 +327,7 @@ fn ready_says_if_the_volume_is_where_its_spec_wants_it() {
     }
 }
 
-/// Regression: a saved Volume became a different, empty one when applied again: its identity was the object's
-/// uid.
+/// Regression: a saved Volume became a different, empty one when reapplied: its identity was the uid.
 #[test]
 fn a_volume_carries_its_identity_in_its_spec() {
     let mut facts = new_volume();

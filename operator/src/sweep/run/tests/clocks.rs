@@ -36,8 +36,7 @@ struct Left {
     held_by_forgotten: bool,
 }
 
-/// Returns a bucket with all of them, written by two hosts; the key held by a forgotten snapshot; the garbage
-/// keys.
+/// Returns a bucket with all of them, of two hosts; the key that a forgotten snapshot held; garbage keys.
 async fn bucket_of(hosts: [i64; 2], store: i64) -> (MemoryStore, String, Vec<String>) {
     let time = UNIX_EPOCH + Duration::from_millis(unix_ms(store));
     let (bucket, nonce) = (MemoryStore::at(time), Nonce([1; 16]));
