@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// Condition type. ObjectStore: the bucket answers, can be listed, and rejects a second create of the same key.
-/// StorageNode: its daemon runs, and at least one transport is available. VolumeSnapshot: the snapshot was taken.
+/// StorageNode: its daemon runs, and at least one transport is available. VolumeSnapshot: the snapshot is taken.
 /// VolumeGroupSnapshot: all of its VolumeSnapshots are ready.
 pub const READY: &str = "Ready";
 

@@ -41,7 +41,7 @@ pub const STORAGE_CLASS: &str = "holdfast.dev/storageclass";
 /// Annotation: file system requested by the volume's pods; absent for a raw device.
 pub const FS_TYPE: &str = "holdfast.dev/fstype";
 
-/// Annotation: nodes to which the scheduler may bind the PersistentVolume, if not the default: `any`.
+/// Annotation: nodes on which pods may use the PersistentVolume, if not the default: `any`.
 pub const NODES: &str = "holdfast.dev/nodes";
 
 /// Label of objects that the CSI driver creates, and of those that adopt them; its value is `true`. Velero excludes them

@@ -53,13 +53,13 @@ pub struct VolumeGroupSnapshotStatus {
     /// names end in it. The VolumeSnapshots of a failed attempt are deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<i64>,
-    /// The VolumeSnapshots, in the order of `spec.volumes`, once all were taken at one point.
+    /// The VolumeSnapshots, in the order of `spec.volumes`, once all are taken at one point.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<GroupMember>,
     /// The point in time, by the operator's clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken_time: Option<Time>,
-    /// `Ready`: all snapshots were taken at one point, and their contents can be read.
+    /// `Ready`: all snapshots are taken at one point, and their contents can be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

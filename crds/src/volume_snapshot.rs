@@ -116,7 +116,7 @@ pub struct VolumeSnapshotStatus {
     /// The exclusive bytes for display, rounded to a tenth, such as `1.2Gi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exclusive: Option<String>,
-    /// `Ready`: the snapshot was taken, and its content can be read. `NamesStored`, present only while False: the reason
+    /// `Ready`: the snapshot is taken, and its content can be read. `NamesStored`, present only while False: the reason
     /// why the names of this object are not in the object store.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
