@@ -121,7 +121,7 @@ impl GroupFacts {
         }
     }
 
-    /// Returns true once all snapshots were taken: the state of the volumes no longer matters.
+    /// Returns true once all snapshots are taken: the state of the volumes no longer matters.
     pub(crate) fn is_finished(&self) -> bool {
         is_finished(&self.status)
     }
@@ -151,7 +151,7 @@ impl MemberFacts {
     }
 }
 
-/// Returns true once all snapshots of a group were taken.
+/// Returns true once all snapshots of a group are taken.
 pub(crate) fn is_finished(status: &VolumeGroupSnapshotStatus) -> bool {
     !status.snapshots.is_empty()
 }
@@ -162,7 +162,7 @@ impl SnapshotFacts {
         self.status.volume_id.is_some()
     }
 
-    /// Returns true once it was taken and, if by a node, writes were blocked until the release.
+    /// Returns true once it is taken and, if by a node, writes were blocked until the release.
     pub(super) fn is_done(&self) -> bool {
         let is_released = self.status.group_progress == Some(GroupProgress::Released);
         self.status.snapshot_id.is_some() && (self.status.group_step.is_none() || is_released)

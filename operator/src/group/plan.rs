@@ -126,7 +126,7 @@ fn failure(facts: &GroupFacts) -> Option<AttemptFailure> {
     })
 }
 
-/// `is_late` is true once a node was asked to block writes: from then on no new step begins.
+/// `is_late` is true once a node has been asked to block writes: from then on no new step begins.
 fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Option<String> {
     let name = &member.name;
     let snapshot = match &member.snapshot {

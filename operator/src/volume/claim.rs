@@ -14,8 +14,8 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use super::owner::volume_of;
 
-/// Publishes these events of `volume` on its claim, if it has one. The claim is read for its uid: `kubectl
-/// describe` shows no event without it.
+/// Publishes these events of `volume` on its claim, if it has one. Reads the claim for its uid, without which
+/// `kubectl describe` shows no event.
 pub(super) async fn publish(events: Vec<Event>, volume: &Volume, client: &Client, recorder: &Recorder) {
     if events.is_empty() {
         return;

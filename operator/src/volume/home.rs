@@ -46,7 +46,7 @@ pub(crate) enum Home {
         /// The snapshot in the same object store.
         snapshot: SourceSnapshot,
     },
-    /// An object store in which it is created once a snapshot of another Volume was taken.
+    /// An object store in which it is created once a snapshot of another Volume is taken.
     Cloned {
         /// Name of that Volume.
         source: String,

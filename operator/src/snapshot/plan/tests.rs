@@ -39,7 +39,7 @@ fn facts() -> SnapshotFacts {
     }
 }
 
-/// The same, after its taker was recorded.
+/// The same, with its taker recorded.
 fn recorded(node: Option<&str>) -> SnapshotFacts {
     let mut facts = facts();
     facts.status.volume_id = Some(ID.to_owned());
