@@ -1,4 +1,4 @@
-//! `CreateSnapshot`: creates a VolumeSnapshot object, and waits until the snapshot was taken.
+//! `CreateSnapshot`: creates a VolumeSnapshot object, and waits until the snapshot is taken.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -60,10 +60,10 @@ pub(super) async fn answer(
     Ok(CreateSnapshotResponse { snapshot: Some(snapshot) })
 }
 
-/// Waits until a snapshot was taken.
+/// Waits until a snapshot is taken.
 ///
 /// # Errors
-/// `ABORTED`: it was not taken yet, or was deleted. `FAILED_PRECONDITION`: it never will be taken.
+/// `ABORTED`: it was not taken yet, or was deleted. `FAILED_PRECONDITION`: it never will be.
 pub(super) async fn wait(
     snapshots: &Objects<VolumeSnapshot>,
     found: VolumeSnapshot,
@@ -155,7 +155,7 @@ impl WantedSnapshot {
     }
 }
 
-/// Returns the snapshot once it was taken, or the reason why it never will be; `None` while in progress.
+/// Returns the snapshot once it is taken, or the reason why it never will be; `None` while in progress.
 fn progress(now: Option<&VolumeSnapshot>, uid: Option<&str>) -> Option<Result<Snapshot, Status>> {
     let Some(snapshot) = now.filter(|snapshot| snapshot.metadata.uid.as_deref() == uid) else {
         return Some(Err(Status::aborted("the VolumeSnapshot was deleted meanwhile; it is created again")));

@@ -112,7 +112,7 @@ fn waits_for(volume: &Volume) -> String {
 /// Plans an expansion.
 ///
 /// # Errors
-/// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: its spec has no size.
+/// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: it is only read.
 fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
     if readers::has_readers(volume) {
         return Err(Status::invalid_argument(

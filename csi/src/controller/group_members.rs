@@ -31,7 +31,7 @@ pub(super) async fn told(
     Ok(found.iter().filter(|found| is_taken_with_its_group(found, &groups)).filter_map(described).collect())
 }
 
-/// Returns the snapshots of a group, once they were taken at one point.
+/// Returns the snapshots of a group, once they are taken at one point.
 pub(crate) fn members(group: &VolumeGroupSnapshot) -> &[GroupMember] {
     group.status.as_ref().map_or(&[], |status| &status.snapshots)
 }

@@ -42,7 +42,7 @@ pub(super) struct Parameters {
     pub(super) home: DataHome,
     /// Parameters that may change later.
     settings: Settings,
-    /// Nodes to which the scheduler may bind the PersistentVolume.
+    /// Nodes on which pods may use the PersistentVolume.
     pub(super) nodes: Nodes,
     /// Transport that the volume requires of its node.
     transport: Option<RequiredTransport>,
@@ -59,7 +59,7 @@ pub(super) enum DataHome {
     Memory(MemoryParameters),
 }
 
-/// Nodes to which the scheduler may bind a PersistentVolume.
+/// Nodes on which pods may use a PersistentVolume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Nodes {
     /// Nodes that have served volumes: the PersistentVolume has a node affinity.

@@ -142,6 +142,7 @@ pub(super) fn check_users(volume: &Volume, users: Users) -> Result<(), Status> {
 
 /// Rejects a node without the transport that the volume requires. The scheduler may have chosen it by a stale
 /// label. If the node currently creates no devices, its daemon decides later.
+///
 /// # Errors
 /// `FAILED_PRECONDITION`: the node lacks the transport.
 fn check_transport(volume: &Volume, node: &StorageNode) -> Result<(), Status> {
@@ -187,8 +188,7 @@ fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
     }
 }
 
-/// Returns the context once the node serves the volume, or the reason why it will not; `None` while
-/// attaching.
+/// Returns the context once served, or the reason why it will not be; `None` while attaching.
 fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashMap<String, String>, Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     if volume.metadata.deletion_timestamp.is_some() || volume.spec.desired_node() != Some(node) {

@@ -161,8 +161,8 @@ pub(super) async fn end_all(
     }
 }
 
-/// Builds the reader of a volume on a node. Its data is disposable: if the node is lost, it is deleted
-/// regardless of the volume's policies.
+/// Builds the reader of a volume on a node. Its data is disposable: a lost node is force-detached
+/// automatically, regardless of the volume's policy.
 fn reader(volume: &Volume, node: &str) -> Volume {
     let name = volume.name_any();
     let spec = VolumeSpec {

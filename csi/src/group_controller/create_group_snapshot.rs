@@ -95,10 +95,10 @@ async fn check_volumes(volumes: &Objects<Volume>, names: &[String]) -> Result<()
     }
 }
 
-/// Waits until a group was taken.
+/// Waits until a group is taken.
 ///
 /// # Errors
-/// `ABORTED`: it was not taken yet, or was deleted. `FAILED_PRECONDITION`: it never will be taken. It is then
+/// `ABORTED`: it was not taken yet, or was deleted. `FAILED_PRECONDITION`: it never will be. It is then
 /// deleted, unless its snapshots were taken before: the caller may know them.
 async fn wait(
     groups: &Objects<VolumeGroupSnapshot>,

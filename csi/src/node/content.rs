@@ -213,7 +213,7 @@ fn probed(ended: &EndedProgram) -> Result<DeviceContent, Status> {
     }
 }
 
-/// Returns the command that creates a file system. Skips the discard on an all-zero device.
+/// Returns the command that creates a file system, without a discard, which would change nothing.
 pub(super) fn format(file_system: FileSystem, device: &Path, is_zero: bool) -> CommandLine {
     match file_system {
         FileSystem::Ext4 => {

@@ -9,8 +9,7 @@ use super::tool::{CommandLine, EndedProgram};
 use super::{NodeService, mounts, paths};
 use crate::deadline;
 
-/// Blocks of a file system, free ones, those free for users, their size; inodes, free ones. Source: `man
-/// stat`.
+/// Blocks of a file system, free ones, those free for users, block size; inodes, free ones. Source: stat(1).
 const FORMAT: &str = "%b %f %a %S %c %d";
 
 pub(super) async fn answer(
