@@ -3,7 +3,7 @@
 //! Owns: the bytes of blocks while they are fetched, the requests for frames. Does not own: the retries
 //! (`cold.rs`), the storage of a whole block (`slots.rs`).
 //! Invariants: a sector counts as received once its frame passed its checksum (3 in `docs/invariants.md`),
-//! and a block is returned once all its frames were received.
+//! and a block is returned once all its frames are received.
 //! On failure: received frames are kept until the last reader of the content has ended. The next attempt, of
 //! the same reader or another, requests only the missing ones. Dropping a reader drops only its own requests.
 //!

@@ -210,8 +210,8 @@ impl KnownBlocks {
         self.taken -= usize::from(self.places[place].take().is_some());
     }
 
-    /// Returns the place for a block: its own, a free one, or that of the least recently used. Doubles the
-    /// table once a quarter of it is occupied.
+    /// Returns the place for a block: its own, a free one or, while less than a quarter of the table is
+    /// occupied, that of another block, preferably an unused one. Otherwise doubles the table first.
     fn place_for(&mut self, block: Block) -> usize {
         if self.places.is_empty() {
             self.places.resize_with(PLACES, || None);

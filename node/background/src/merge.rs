@@ -92,7 +92,7 @@ struct Output<'a, S, T> {
     part_bytes: usize,
     /// `None` while a step is in progress.
     merge: Option<Merge>,
-    /// Set once all inputs were read.
+    /// Set once all inputs are read.
     closed: Option<(RunRef, RunHead)>,
     /// The reason why a part was not created.
     failed: Option<Unmerged>,

@@ -4,9 +4,9 @@
 //! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
 //! Contents that were prefetched and not read yet use at most a quarter of the slots: the oldest of them
 //! makes room for the next, and none that were read. Contents of an earlier process are in the slots that its
-//! table named (`holdfast_format::slab_table`). None is returned before its bytes were verified with their
+//! table named (`holdfast_format::slab_table`). None is returned before its bytes are verified with their
 //! proof; mismatches are forgotten.
-//! Runs on: whatever polls its futures.
+//! Runs on: any executor that polls its futures.
 //! On failure: if the disk has no space for a never-written slot, the index evicts a written one, and grows
 //! again once the disk has space. A content that fits no slot is returned to the caller: nothing waits for a
 //! disk.

@@ -1,8 +1,8 @@
 //! Memory for the uploads of a node: the share of each, and their order.
 //!
-//! Owns: the bytes that uploads of all volumes may use together, and their division between stores. Does not
-//! own: the use of the memory. [`Ledger`] decides, without time or tasks; [`UploadMemory`] wakes waiting
-//! uploads.
+//! Owns: the bytes that uploads of all volumes may use together, and their division between stores.
+//! Does not own: the use of the memory. [`Ledger`] decides, without time or tasks; [`UploadMemory`] wakes
+//! waiting uploads.
 //!
 //! An upload attempt starts with the minimum for progress: one part. It takes more while it runs and releases
 //! the memory of each stored part. Invariants:
@@ -591,7 +591,7 @@ pub(crate) struct Held {
     memory: UploadMemory,
     ticket: u64,
     bytes: u64,
-    /// True once the bytes were sent to the store.
+    /// True once the bytes are sent to the store.
     is_sent: bool,
 }
 

@@ -91,7 +91,7 @@ pub(crate) struct SegmentParts<'a, S> {
     builder: SegmentBuilder,
     /// Memory of the bytes in `builder`.
     held: Option<Held>,
-    /// Set once all batches were packed.
+    /// Set once all batches are packed.
     closed: Option<Closed>,
     made: usize,
     unreadable: Option<UnreadableSectors>,
@@ -117,7 +117,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         }
     }
 
-    /// Returns the reference and the index, once the last part was created.
+    /// Returns the reference and the index, once the last part is created.
     ///
     /// # Errors
     /// The sectors that the local disk cannot read.

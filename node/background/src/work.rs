@@ -96,7 +96,7 @@ impl Work {
     }
 }
 
-/// Deletions that a stored checkpoint allows. The volume waits for none of them, and none must succeed: the
+/// Deletions that a stored checkpoint allows. The volume waits for none of them, and none has to succeed: the
 /// rest is deleted after a later checkpoint.
 #[derive(Debug)]
 #[must_use]

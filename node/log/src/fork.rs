@@ -92,6 +92,7 @@ pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Resul
 /// Returns the volumes that read objects of `volume`: forks of its snapshots, forks of those, and damaged
 /// volumes that may be forks. Two LISTs and one GET per volume of the store. A fork may be created while its
 /// parent ends, so it lists until no volume is new.
+///
 /// # Errors
 /// The store did not answer.
 pub(crate) async fn forks_of(

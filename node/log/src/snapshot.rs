@@ -170,6 +170,7 @@ pub enum OriginPlace {
 /// Stores the labels of a snapshot that is registered under `uid` and not forgotten: the GETs that check
 /// this, and a PUT. Existing labels are kept, and cost another GET. Nothing is stored for any other snapshot:
 /// an origin alone would look like a volume without a log.
+///
 /// # Errors
 /// [`LogFailure`]: call again.
 pub async fn store_origin(

@@ -94,7 +94,7 @@ pub struct Trashed {
     pub since: SystemTime,
     /// Time since then, by the same clock.
     pub age: Duration,
-    /// True if the end of the stay was decided, but may not be completed.
+    /// True if the end of the stay is decided, but possibly not completed.
     pub is_ending: bool,
 }
 

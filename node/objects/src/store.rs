@@ -206,8 +206,8 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     }
 }
 
-/// Checks that `key` is valid in every store: relative, no empty, `.` or `..` part, and only `A-Z a-z 0-9 . _
-/// -` between the slashes.
+/// Checks that `key` is valid in every store: relative, no empty, `.` or `..` part, and only
+/// `A-Z a-z 0-9 . _ -` between the slashes.
 ///
 /// # Errors
 /// [`StoreError::Invalid`] with the violated rule.

@@ -28,7 +28,7 @@ struct Upload<'a> {
     key: &'a str,
     /// The key, including the bucket's prefix.
     full: &'a str,
-    /// Set once the upload was started.
+    /// Set once the upload is started.
     id: &'a SetOnce<String>,
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-/// The running tasks; none once they were stopped. Clones share them. A task that holds a clone keeps all
+/// The running tasks; none once they are stopped. Clones share them. A task that holds a clone keeps all
 /// tasks alive until the stop.
 #[derive(Clone, Debug)]
 pub struct Tasks(Arc<Mutex<Option<JoinSet<()>>>>);
