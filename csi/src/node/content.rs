@@ -55,7 +55,7 @@ pub(super) struct DeviceFacts {
     pub(super) is_half_formatted: bool,
     /// The fencing number of this attach.
     pub(super) epoch: u64,
-    /// True if the user permitted formatting unknown content in this attach; not used yet.
+    /// True while the user's permission to format unknown content in this attach is unused.
     pub(super) may_format: bool,
     /// True if the file system is only read.
     pub(super) is_read_only: bool,

@@ -704,8 +704,8 @@ fn snapshots_of_old_attempts_are_deleted() {
     world.assert_complete();
 }
 
-/// A node is unreachable, or a log accepts no more snapshots: the leftovers of such an attempt stay until
-/// then. Without the wait, each further attempt would add more leftovers.
+/// A node is unreachable, or a log accepts no more snapshots: the leftovers of such an attempt cannot be
+/// deleted. Without the wait, each further attempt would add more leftovers.
 #[test]
 fn an_attempt_waits_for_what_the_last_one_left() {
     let mut world = World::new();
