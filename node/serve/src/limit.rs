@@ -15,3 +15,11 @@ pub const CREDIT_MS: u64 = 1000;
 
 /// Time after which requests that wait for a limit of their volume are looked at again.
 pub const LIMIT_PAUSE_MS: u64 = 5;
+
+/// Bytes that the large requests of a volume have in flight on local files at a time, at most; one request
+/// may always be. It is what a disk of 8 GB/s moves in 250 us: one volume alone keeps it busy with that.
+pub const MOVING_BYTES: u32 = 2 << 20;
+
+/// Length of the longest request that does not count for [`MOVING_BYTES`]: as many as a device has, 128, are
+/// no more than that together.
+pub const FREE_MOVE_BYTES: u32 = 16 << 10;

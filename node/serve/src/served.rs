@@ -35,11 +35,13 @@ use crate::work::BackgroundWork;
 mod completion;
 mod limiting;
 mod lines;
+mod moves;
 mod perform;
 mod queues;
 mod report;
 
 use lines::Lines;
+use moves::Moves;
 use queues::Queues;
 
 /// Files every volume reads from: open, or in a ring's table.
@@ -113,6 +115,7 @@ pub(crate) struct ServedVolume {
     queues: Queues,
     map_writes: MapWrites,
     evictions: Evictions,
+    moves: Moves,
     /// Operations of this volume in the ring, commands of the device apart.
     operations: u32,
     /// Requests are left to the successor.
@@ -161,6 +164,7 @@ impl ServedVolume {
             queues: Queues::new(requests),
             map_writes: MapWrites::default(),
             evictions: Evictions::default(),
+            moves: Moves::default(),
             operations: 0,
             is_draining: false,
             is_limited: false,

@@ -208,11 +208,12 @@ impl ServedVolume {
     fn moved_whole(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
         let request = self.queues.described(id);
         // A request has at most 1 MiB.
-        let len_bytes = request.len_bytes() as u32;
+        let (len_bytes, is_write) = (request.len_bytes() as u32, request.operation() == Operation::Write);
+        self.move_ended(ring, len_bytes);
         if outcome == IoResult(len_bytes.cast_signed()) && self.volume.end(now, id) {
             return self.queues.complete(ring, id, Ok(()));
         }
-        let result = moved(outcome, len_bytes, request.operation() == Operation::Write);
+        let result = moved(outcome, len_bytes, is_write);
         self.handle(ring, Event::IoCompleted { id, result }, now);
     }
 
@@ -230,12 +231,14 @@ impl ServedVolume {
                 return self.moved_whole(ring, request, outcome, now);
             }
             FileOperation::MovePart { request: id, len_bytes } => {
+                self.move_ended(ring, len_bytes);
                 Event::IoCompleted { id, result: exactly(outcome, len_bytes) }
             }
             FileOperation::CopyKnown { request: id } => {
                 let slot = self.copied[id.0 as usize].take();
                 let request = self.queues.described(id);
                 let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
+                self.move_ended(ring, bytes(range));
                 let result = exactly(outcome, bytes(range));
                 if result.is_ok() && self.volume.end(now, id) {
                     return self.queues.complete(ring, id, Ok(()));
@@ -249,10 +252,13 @@ impl ServedVolume {
                     Some(_) | None => Event::ColdReadCompleted { id, result },
                 }
             }
-            FileOperation::CopyCold(read) => match self.copied(read, outcome) {
-                Some(fetched) => fetched,
-                None => return,
-            },
+            FileOperation::CopyCold(read) => {
+                self.move_ended(ring, bytes(read.range));
+                match self.copied(read, outcome) {
+                    Some(fetched) => fetched,
+                    None => return,
+                }
+            }
             FileOperation::Punch { request: id } => Event::IoCompleted { id, result: plain(outcome) },
             FileOperation::Evict => {
                 self.evictions.in_flight -= 1;

@@ -15,6 +15,7 @@ use holdfast_types::{BLOCK_SECTORS, Chunk, Mask, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::RequestPart;
 use tokio::sync::mpsc::error::TrySendError;
 
+use super::moves::{Move, is_large};
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, InFlight, Ring};
 use crate::work::{BackgroundWork, ColdRead, UsedBlocks};
@@ -155,20 +156,50 @@ impl ServedVolume {
         side: Side,
         is_write: bool,
     ) {
-        let operation = self.begin_file(FileOperation::MoveWhole { request: id });
-        let (queue, request) = self.queues.request(id);
         let part = RequestPart {
             request_offset_bytes: 0,
             // A request has at most 1 MiB.
-            len_bytes: request.len_bytes() as u32,
+            len_bytes: self.queues.described(id).len_bytes() as u32,
             file: self.slots.sides[side as usize],
             file_offset_bytes: range.start.byte_offset(),
         };
         debug_assert_eq!(u64::from(part.len_bytes), range.bytes(), "all of the request");
+        let operation = self.begin_file(FileOperation::MoveWhole { request: id });
+        self.move_part(ring, Move { request: id, part, is_write, operation });
+    }
+
+    /// Moves data for a request, or keeps the move until the volume has less in flight.
+    #[inline(always)] // of each request
+    fn move_part(&mut self, ring: &mut Ring, part: Move) {
+        if is_large(part.part.len_bytes) && !self.moves.begins(part.part.len_bytes) {
+            return self.moves.wait(part);
+        }
+        self.begin_move(ring, part);
+    }
+
+    #[inline(always)] // of each request
+    fn begin_move(&mut self, ring: &mut Ring, Move { request, part, is_write, operation }: Move) {
+        let (queue, request) = self.queues.request(request);
         if is_write {
             queue.write_part(ring, request, &part, operation);
         } else {
             queue.read_part(ring, request, &part, operation);
+        }
+    }
+
+    /// A move of so many bytes ended: others may begin.
+    #[inline(always)] // of each request
+    pub(super) fn move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
+        if is_large(len_bytes) {
+            self.large_move_ended(ring, len_bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn large_move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
+        self.moves.end(len_bytes);
+        while let Some(next) = self.moves.next() {
+            self.begin_move(ring, next);
         }
     }
 
@@ -203,8 +234,7 @@ impl ServedVolume {
         operation: FileOperation,
     ) {
         let operation = self.begin_file(operation);
-        let (queue, request) = self.queues.request(id);
-        queue.read_part(ring, request, part, operation);
+        self.move_part(ring, Move { request: id, part: *part, is_write: false, operation });
     }
 
     /// A chunk's pages find their place in the durable map before anything is written there: no flush fails
