@@ -18,18 +18,18 @@ use holdfast_lab::world::World;
 /// memory volumes take the memory of slabs, or give it back.
 const BARS: &[(&str, f64, f64, f64, f64)] = &[
     ("read4k", 600.0, 0.0, 0.07, 0.04),
-    ("read128k", 686.0, 0.0, 0.07, 0.04),
-    ("read1m", 774.0, 0.0, 0.07, 0.04),
+    ("read128k", 945.0, 0.0, 0.1, 0.04),
+    ("read1m", 1385.0, 0.0, 0.55, 0.04),
     ("user_copy_read4k", 739.0, 0.0, 0.07, 1.04),
     ("single_read4k", 804.0, 0.0, 0.07, 0.04),
     ("single_user_copy_read4k", 946.0, 0.0, 0.07, 1.04),
     ("write4k", 694.0, 0.0, 0.07, 0.04),
-    ("write128k", 754.0, 0.0, 0.07, 0.04),
-    ("write1m", 842.0, 0.0, 0.07, 0.04),
+    ("write128k", 990.0, 0.0, 0.1, 0.04),
+    ("write1m", 1425.0, 0.0, 0.55, 0.04),
     ("user_copy_write4k", 825.0, 0.0, 0.07, 1.04),
     ("single_write4k", 868.0, 0.0, 0.07, 0.04),
     ("single_user_copy_write4k", 1026.0, 0.0, 0.07, 1.04),
-    ("cached_read4k", 1254.0, 0.01, 0.07, 0.04),
+    ("cached_read4k", 1300.0, 0.01, 0.07, 0.04),
     // These wait for worker threads of the kernel: the number of their turns is not always the same.
     ("flush", 25900.0, 9.0, 6.0, 2.1),
     ("discard128k", 3152.0, 1.0, 4.0, 0.0),

@@ -23,3 +23,7 @@ pub const MOVING_BYTES: u32 = 2 << 20;
 /// Length of the longest request that does not count for [`MOVING_BYTES`]: as many as a device has, 128, are
 /// no more than that together.
 pub const FREE_MOVE_BYTES: u32 = 16 << 10;
+
+/// Bytes of requests that a turn of a ring thread serves of its memory volumes: the last one may be longer.
+/// lz4 takes some 0.3 ms to compress them, zstd some 1 ms (`docs/adr/0023-memory-volumes.md`).
+pub const MEMORY_TURN_BYTES: u64 = 128 << 10;

@@ -2,9 +2,8 @@
 //!
 //! Owns: the requests and queues that a thread has of memory volumes. Does not own: where a page lies
 //! ([`holdfast_memory`]); several threads may serve a volume, each its share of the queues. Runs on: the ring
-//! thread. A request is answered in the turn in which it
-//! came, so none waits, unless pages of it are in the spill file or go there ([`spill_queue`]). No system
-//! call moves its data, but of a device with user copy of an older release; one takes the memory of a slab,
+//! thread. A request is answered in the turn in which it came, or in one of the next ([`turn`]), unless pages
+//! of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, but of a device with user copy of an older release; one takes the memory of a slab,
 //! once for 16 pages or more. No allocation for a request. Invariants: the key of a memory volume is no other
 //! volume's.
 
@@ -14,23 +13,25 @@ mod published;
 mod serve_failure;
 mod served;
 mod spill_queue;
+mod turn;
 
 use std::os::fd::AsFd;
 
 use holdfast_memory::Codecs;
 use holdfast_ring::{IoResult, RingError};
 use holdfast_types::Millis;
-use holdfast_ublk::Device;
+use holdfast_ublk::{Device, QueueCommand};
 
 use crate::message::{OpenQueues, Reply, RingRefusal};
-use crate::operation::{Ring, VolumeKey};
+use crate::operation::{FileOperation, InFlight, Ring, VolumeKey};
 use crate::volume_queue::VolumeQueue;
 use crate::volume_table::VolumeTable;
 
 pub use files::MemoryFiles;
 pub use new_volume::{NewMemoryVolume, QueueShare};
 pub use published::PublishedMemory;
-use served::ServedMemory;
+use served::{MemoryRequest, ServedMemory};
+use turn::MemoryTurn;
 
 /// Bit of [`VolumeKey::index`] that memory volumes have. A ring has room for far fewer volumes.
 const MEMORY: u16 = 1 << 15;
@@ -44,11 +45,12 @@ pub(crate) const fn is_memory(key: VolumeKey) -> bool {
 pub(crate) struct MemoryVolumes {
     volumes: VolumeTable<ServedMemory>,
     codecs: Codecs,
+    turn: MemoryTurn<MemoryRequest>,
 }
 
 impl Default for MemoryVolumes {
     fn default() -> Self {
-        Self { volumes: VolumeTable::new(), codecs: Codecs::default() }
+        Self { volumes: VolumeTable::new(), codecs: Codecs::default(), turn: MemoryTurn::default() }
     }
 }
 
@@ -96,16 +98,33 @@ impl MemoryVolumes {
     pub(crate) fn on_command(
         &mut self,
         ring: &mut Ring,
-        key: VolumeKey,
-        (queue, tag): (u16, u16),
+        command: QueueCommand<VolumeKey>,
         outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Self { volumes, codecs } = self;
-        is_memory(key)
+        let Self { volumes, codecs, turn } = self;
+        is_memory(command.owner)
             && volumes
-                .get_mut(without_mark(key))
-                .is_some_and(|served| served.on_command(ring, codecs, (queue, tag), outcome, now))
+                .get_mut(without_mark(command.owner))
+                .is_some_and(|served| served.on_command(ring, (codecs, turn), command, outcome, now))
+    }
+
+    /// The turn of the thread is over. While requests wait, the next one follows at once.
+    #[inline]
+    pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
+        if let Some(&(volume, _)) = self.turn.end() {
+            ring.no_operation(InFlight::File { volume, operation: FileOperation::NextTurn });
+        }
+    }
+
+    /// Serves those that wait, as far as a turn does.
+    pub(crate) fn on_turn(&mut self, ring: &mut Ring, now: Millis) {
+        let Self { volumes, codecs, turn } = self;
+        turn.called();
+        while let Some((volume, request)) = turn.next() {
+            let served = volumes.get_mut(without_mark(volume));
+            served.expect("its requests are with it").serve(ring, codecs, request, now);
+        }
     }
 
     /// A run on a spill file ended. False if its volume is gone.
@@ -118,7 +137,7 @@ impl MemoryVolumes {
         outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Self { volumes, codecs } = self;
+        let Self { volumes, codecs, .. } = self;
         let Some(served) = volumes.get_mut(without_mark(key)) else { return false };
         served.on_spilled(ring, codecs, run, outcome, now);
         true
@@ -131,6 +150,10 @@ impl MemoryVolumes {
 
     /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
     pub(crate) fn leave(&mut self) {
+        for (volume, request) in self.turn.leave() {
+            let served = self.volumes.get_mut(without_mark(volume));
+            served.expect("its requests are with it").leave_waiting(request);
+        }
         for served in self.volumes.iter_mut() {
             served.leave();
         }

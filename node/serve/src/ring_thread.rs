@@ -143,6 +143,7 @@ impl RingThread {
             self.on_completion(completion, now);
         }
         self.completions = completions;
+        self.memory.end_turn(&mut self.ring);
         if woken {
             // What comes meanwhile wakes the thread again.
             for _ in 0..RING_MESSAGES {
@@ -194,6 +195,8 @@ impl RingThread {
                 let now = if is_pause { self.read_clock() } else { now };
                 match self.volumes.get_mut(volume) {
                     Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
+                    // A turn that memory volumes asked for.
+                    None if is_memory(volume) => self.memory.on_turn(&mut self.ring, now),
                     None => self.late += 1,
                 }
             }
@@ -211,7 +214,7 @@ impl RingThread {
         let QueueCommand { owner, queue_id, tag } = command;
         let in_time = match self.volumes.get_mut(owner) {
             Some(served) => served.on_command(&mut self.ring, (queue_id, tag), outcome, now),
-            None => self.memory.on_command(&mut self.ring, owner, (queue_id, tag), outcome.0, now),
+            None => self.memory.on_command(&mut self.ring, command, outcome.0, now),
         };
         self.late += u64::from(!in_time);
     }

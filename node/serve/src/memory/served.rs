@@ -1,5 +1,5 @@
-//! One memory volume on a ring thread: requests of the queues of its device that the thread has, answered as
-//! they come, unless the disk works for them.
+//! One memory volume on a ring thread: requests of the queues of its device that the thread has, answered in
+//! their turn, unless the disk works for them.
 
 use std::sync::Arc;
 
@@ -7,17 +7,21 @@ use holdfast_background::{LineLimit, Rest};
 use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest};
 use holdfast_ring::{FileSlot, IoResult, RingError};
 use holdfast_types::Millis;
-use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueEvent};
+use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueCommand, QueueEvent};
 
 use super::files::MemoryFiles;
 use super::new_volume::{NewMemoryVolume, QueueShare};
 use super::published::PublishedMemory;
 use super::serve_failure::ServeFailure;
 use super::spill_queue::{QueuedRequest, RunEnd, SpillQueue};
+use super::turn::MemoryTurn;
 use crate::label::Label;
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::published_status::ServedCounts;
+
+/// A request, and its volume.
+pub(super) type MemoryRequest = (VolumeKey, QueuedRequest);
 
 /// A memory volume on a ring thread.
 pub(super) struct ServedMemory {
@@ -78,28 +82,22 @@ impl ServedMemory {
         }
     }
 
-    /// False if the queue is closed.
+    /// Takes in a request, for `turn`, or what else a command of a queue came to. False if the queue is closed.
     pub(super) fn on_command(
         &mut self,
         ring: &mut Ring,
-        codecs: &mut Codecs,
-        (queue_id, tag): (u16, u16),
+        (codecs, turn): (&mut Codecs, &mut MemoryTurn<MemoryRequest>),
+        QueueCommand { owner, queue_id, tag }: QueueCommand<VolumeKey>,
         outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Self { volume, share, queues, spill, tally, .. } = self;
-        let Some(queue) = queues.get_mut(share.place(queue_id)) else { return false };
+        let Some(queue) = self.queues.get_mut(self.share.place(queue_id)) else { return false };
         match queue.on_completion(ring, tag, outcome) {
-            QueueEvent::Request(request) if spill.is_some() => {
-                self.admit(ring, codecs, QueuedRequest { queue: queue_id, request }, now);
-            }
             QueueEvent::Request(request) => {
-                let served = serve(volume, codecs, queue, &request, tally).map(drop);
-                tally.errors += u64::from(served.is_err());
-                let (first, sectors) = (request.start_sector(), request.sectors());
-                queue.complete(ring, request, served.map_err(ServeFailure::errno));
-                if let Err(failure) = served {
-                    self.log(failure, first, sectors, now);
+                let len_bytes = request.len_bytes();
+                let request = (owner, QueuedRequest { queue: queue_id, request });
+                if let Some((_, request)) = turn.admit(request, len_bytes) {
+                    self.serve(ring, codecs, request, now);
                 }
             }
             QueueEvent::Held | QueueEvent::Refused => {}
@@ -114,6 +112,29 @@ impl ServedMemory {
             }
         }
         true
+    }
+
+    /// Serves a request that has its turn.
+    #[inline]
+    pub(super) fn serve(&mut self, ring: &mut Ring, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
+        let Self { volume, share, queues, spill, tally, .. } = self;
+        if spill.is_some() {
+            return self.admit(ring, codecs, queued, now);
+        }
+        let QueuedRequest { queue, request } = queued;
+        let queue = &mut queues[share.place(queue)];
+        let served = serve(volume, codecs, queue, &request, tally).map(drop);
+        tally.errors += u64::from(served.is_err());
+        let (first, sectors) = (request.start_sector(), request.sectors());
+        queue.complete(ring, request, served.map_err(ServeFailure::errno));
+        if let Err(failure) = served {
+            self.log(failure, first, sectors, now);
+        }
+    }
+
+    /// Leaves a request to the successor that had no turn.
+    pub(super) fn leave_waiting(&mut self, QueuedRequest { queue, request }: QueuedRequest) {
+        self.queues[self.share.place(queue)].leave(request);
     }
 
     /// Serves a request of a volume with a spill file, once none before it excludes it.

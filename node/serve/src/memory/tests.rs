@@ -114,8 +114,9 @@ fn the_key_of_a_memory_volume_is_no_other() {
     let key = volumes.add(&mut ring, new).unwrap();
     let other = without_mark(key);
     assert!(is_memory(key) && !is_memory(other));
-    assert!(!volumes.on_command(&mut ring, other, (0, 0), IoResult(0), 0));
-    assert!(!volumes.on_command(&mut ring, key, (0, 0), IoResult(0), 0), "it has no queue");
+    let command = |owner| QueueCommand { owner, queue_id: 0, tag: 0 };
+    assert!(!volumes.on_command(&mut ring, command(other), IoResult(0), 0));
+    assert!(!volumes.on_command(&mut ring, command(key), IoResult(0), 0), "it has no queue");
     let (done, mut closed) = oneshot::channel();
     volumes.close(&mut ring, key, done);
     assert!(matches!(closed.try_recv(), Ok(Ok(()))));

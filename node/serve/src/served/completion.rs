@@ -9,6 +9,7 @@ use holdfast_ring::{HeapBuffer, IoResult};
 use holdfast_types::{Chunk, Mask, Millis, SectorRange};
 use holdfast_ublk::{BatchEvent, DeviceRequest, FetchedTags, Operation, QueueEvent};
 
+use super::moves::is_large;
 use super::queues::Queues;
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, Ring, VolumeKey};
@@ -134,6 +135,9 @@ impl ServedVolume {
         let op = self.count(&request);
         let id = self.queues.insert(queue, request);
         match self.volume.begin(now, id, op, range) {
+            Some(side) if is_large(range.bytes()) => {
+                self.move_part_of_side(ring, id, range, side, op == Op::Write);
+            }
             Some(side) => self.move_whole(ring, id, range, side, op == Op::Write),
             None => self.begin_other(ring, (id, op, range), now),
         }
@@ -156,7 +160,7 @@ impl ServedVolume {
                 let part = self.slab_part(range, 0, &slot);
                 self.copied[id.0 as usize] = Some(slot);
                 let copy = FileOperation::CopyKnown { request: id };
-                return self.read_part(ring, id, &part, copy);
+                return self.move_part(ring, (id, part), false, copy);
             }
         }
         self.handle(ring, Event::Request { id, op, range }, now);
@@ -204,15 +208,35 @@ impl ServedVolume {
         self.moved_whole(ring, id, outcome, now);
     }
 
-    #[inline]
+    #[inline(never)] // its caller stays small enough for the loop of the ring thread
     fn moved_whole(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
-        let request = self.queues.described(id);
         // A request has at most 1 MiB.
-        let (len_bytes, is_write) = (request.len_bytes() as u32, request.operation() == Operation::Write);
-        self.move_ended(ring, len_bytes);
+        let len_bytes = self.queues.described(id).len_bytes() as u32;
+        if is_large(len_bytes.into()) {
+            self.moved_large(ring, (id, len_bytes), outcome, now);
+        } else {
+            self.whole_ended(ring, (id, len_bytes), outcome, now);
+        }
+    }
+
+    #[inline(never)] // so that it costs small requests nothing
+    fn moved_large(&mut self, ring: &mut Ring, whole: (RequestId, u32), outcome: IoResult, now: Millis) {
+        self.large_move_ended(ring, whole.1);
+        self.whole_ended(ring, whole, outcome, now);
+    }
+
+    #[inline(always)] // of each request
+    fn whole_ended(
+        &mut self,
+        ring: &mut Ring,
+        (id, len_bytes): (RequestId, u32),
+        outcome: IoResult,
+        now: Millis,
+    ) {
         if outcome == IoResult(len_bytes.cast_signed()) && self.volume.end(now, id) {
             return self.queues.complete(ring, id, Ok(()));
         }
+        let is_write = self.queues.described(id).operation() == Operation::Write;
         let result = moved(outcome, len_bytes, is_write);
         self.handle(ring, Event::IoCompleted { id, result }, now);
     }

@@ -39,8 +39,8 @@ pub(super) struct Moves {
 
 /// True if a move of so many bytes counts.
 #[inline(always)] // of each request
-pub(super) const fn is_large(len_bytes: u32) -> bool {
-    len_bytes > FREE_MOVE_BYTES
+pub(super) const fn is_large(len_bytes: u64) -> bool {
+    len_bytes > FREE_MOVE_BYTES as u64
 }
 
 impl Moves {
@@ -126,7 +126,7 @@ mod tests {
     /// The longest run of small requests that a device can have is not more than the bound.
     #[test]
     fn a_queue_of_small_moves_is_within_the_bound() {
-        assert!(!is_large(FREE_MOVE_BYTES) && is_large(FREE_MOVE_BYTES + 4 * KIB));
+        assert!(!is_large(FREE_MOVE_BYTES.into()) && is_large((FREE_MOVE_BYTES + 4 * KIB).into()));
         assert!(128 * FREE_MOVE_BYTES <= MOVING_BYTES);
     }
 

@@ -32,12 +32,12 @@ impl ServedVolume {
                 };
                 let part = part(range, at, file, file_offset_bytes);
                 let operation = FileOperation::MovePart { request: id, len_bytes: part.len_bytes };
-                self.read_part(ring, id, &part, operation);
+                self.move_part(ring, (id, part), false, operation);
             }
             Action::ReadCold { id, range, at, runs } => {
                 self.read_cold(ring, Box::new(ColdRead::of(id, range, at, runs)));
             }
-            Action::Write { id, range, side } => self.move_whole(ring, id, range, side, true),
+            Action::Write { id, range, side } => self.move_part_of_side(ring, id, range, side, true),
             Action::Punch { id, range, side } => {
                 self.punch(ring, side, range, FileOperation::Punch { request: id });
             }
@@ -124,7 +124,7 @@ impl ServedVolume {
     pub(super) fn copy_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>, slot: SlabSlot) {
         let (request, part) = (read.request, self.slab_part(read.range, read.at, &slot));
         read.slot = Some(slot);
-        self.read_part(ring, request, &part, FileOperation::CopyCold(read));
+        self.move_part(ring, (request, part), false, FileOperation::CopyCold(read));
     }
 
     /// The place in the slab of a part of a read, which begins `at` bytes into the request.
@@ -156,28 +156,56 @@ impl ServedVolume {
         side: Side,
         is_write: bool,
     ) {
+        let operation = self.begin_file(FileOperation::MoveWhole { request: id });
+        let (queue, request) = self.queues.request(id);
         let part = RequestPart {
             request_offset_bytes: 0,
             // A request has at most 1 MiB.
-            len_bytes: self.queues.described(id).len_bytes() as u32,
+            len_bytes: request.len_bytes() as u32,
             file: self.slots.sides[side as usize],
             file_offset_bytes: range.start.byte_offset(),
         };
         debug_assert_eq!(u64::from(part.len_bytes), range.bytes(), "all of the request");
-        let operation = self.begin_file(FileOperation::MoveWhole { request: id });
-        self.move_part(ring, Move { request: id, part, is_write, operation });
-    }
-
-    /// Moves data for a request, or keeps the move until the volume has less in flight.
-    #[inline(always)] // of each request
-    fn move_part(&mut self, ring: &mut Ring, part: Move) {
-        if is_large(part.part.len_bytes) && !self.moves.begins(part.part.len_bytes) {
-            return self.moves.wait(part);
+        if is_write {
+            queue.write_part(ring, request, &part, operation);
+        } else {
+            queue.read_part(ring, request, &part, operation);
         }
-        self.begin_move(ring, part);
     }
 
-    #[inline(always)] // of each request
+    /// The same, of a large request, or of one of which it is not known.
+    #[cold] // so that the path of small requests is compiled as if there were no other
+    #[inline(never)]
+    pub(super) fn move_part_of_side(
+        &mut self,
+        ring: &mut Ring,
+        id: RequestId,
+        range: SectorRange,
+        side: Side,
+        is_write: bool,
+    ) {
+        let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
+        self.move_part(ring, (id, part), is_write, FileOperation::MoveWhole { request: id });
+    }
+
+    /// Moves data for a request, or keeps the move until less of the volume is in flight.
+    pub(super) fn move_part(
+        &mut self,
+        ring: &mut Ring,
+        (request, part): (RequestId, RequestPart),
+        is_write: bool,
+        operation: FileOperation,
+    ) {
+        let operation = self.begin_file(operation);
+        let next = Move { request, part, is_write, operation };
+        if !is_large(part.len_bytes.into()) || self.moves.begins(part.len_bytes) {
+            self.begin_move(ring, next);
+        } else {
+            self.moves.wait(next);
+        }
+    }
+
+    #[inline(never)] // what the path of each request inlines has few callers
     fn begin_move(&mut self, ring: &mut Ring, Move { request, part, is_write, operation }: Move) {
         let (queue, request) = self.queues.request(request);
         if is_write {
@@ -190,13 +218,13 @@ impl ServedVolume {
     /// A move of so many bytes ended: others may begin.
     #[inline(always)] // of each request
     pub(super) fn move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
-        if is_large(len_bytes) {
+        if is_large(len_bytes.into()) {
             self.large_move_ended(ring, len_bytes);
         }
     }
 
     #[inline(never)]
-    fn large_move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
+    pub(super) fn large_move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
         self.moves.end(len_bytes);
         while let Some(next) = self.moves.next() {
             self.begin_move(ring, next);
@@ -224,17 +252,6 @@ impl ServedVolume {
     pub(super) fn begin_file(&mut self, operation: FileOperation) -> InFlight {
         self.operations += 1;
         InFlight::File { volume: self.key, operation }
-    }
-
-    pub(super) fn read_part(
-        &mut self,
-        ring: &mut Ring,
-        id: RequestId,
-        part: &RequestPart,
-        operation: FileOperation,
-    ) {
-        let operation = self.begin_file(operation);
-        self.move_part(ring, Move { request: id, part: *part, is_write: false, operation });
     }
 
     /// A chunk's pages find their place in the durable map before anything is written there: no flush fails

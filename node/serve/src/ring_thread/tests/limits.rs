@@ -117,20 +117,21 @@ impl Limited {
 
 #[test]
 fn requests_wait_for_their_limit_and_a_flush_does_not() {
-    let mut limited = Limited::new(iops(50));
-    limited.ask(READ, 1..6);
-    limited.ask(FSYNC, 6..7);
+    // A busy host may take the processor away for less than the tenth of a second that a token takes.
+    let mut limited = Limited::new(iops(10));
+    limited.ask(READ, 1..4);
+    limited.ask(FSYNC, 4..5);
     let flushed = limited.answered(1);
-    assert_eq!(limited.answers, [6], "after {flushed:?}");
-    let took = flushed + limited.answered(6);
-    assert_eq!(limited.answers, [6, 1, 2, 3, 4, 5]);
-    assert!(took >= Duration::from_millis(90), "five at 50 a second took {took:?}");
+    assert_eq!(limited.answers, [4], "after {flushed:?}");
+    let took = flushed + limited.answered(4);
+    assert_eq!(limited.answers, [4, 1, 2, 3]);
+    assert!(took >= Duration::from_millis(250), "three at ten a second took {took:?}");
     let status = limited.published.limits();
-    assert_eq!(status.limits, iops(50));
+    assert_eq!(status.limits, iops(10));
     limited.thread.on_message(Message::Tick, now());
     let status = limited.published.limits();
-    assert_eq!((status.waiting, status.delayed_requests), (0, 5));
-    assert!(status.delayed_ms >= 5 * 20, "{status:?}");
+    assert_eq!((status.waiting, status.delayed_requests), (0, 3));
+    assert!(status.delayed_ms >= 3 * 100, "{status:?}");
 }
 
 /// The times of waits began up to a tick too early.

@@ -1,0 +1,105 @@
+//! The part of a turn of a ring thread that memory volumes take.
+//!
+//! Their requests are the thread's own work: a codec takes up to 30 us for a page. Without a bound, a queue of
+//! 64 requests of 128 KiB kept all other volumes of the thread waiting for as long as it took to compress 8
+//! MiB. So a turn serves few bytes, and the next one begins at once, with whatever has come for others.
+//!
+//! Owns: the requests that wait for a turn. Runs on: the ring thread. No allocation for a request once as many
+//! waited at once.
+//! Invariants: requests are served in the order in which they came; while some wait, another turn follows.
+
+use std::collections::VecDeque;
+
+use crate::limit::MEMORY_TURN_BYTES;
+
+/// The turns of a thread, and the requests that wait for one.
+#[derive(Debug)]
+pub(super) struct MemoryTurn<R> {
+    left_bytes: u64,
+    /// Each with its length.
+    waiting: VecDeque<(R, u64)>,
+    /// The call for the next turn is in the ring.
+    is_called: bool,
+}
+
+impl<R> Default for MemoryTurn<R> {
+    fn default() -> Self {
+        Self { left_bytes: MEMORY_TURN_BYTES, waiting: VecDeque::new(), is_called: false }
+    }
+}
+
+impl<R> MemoryTurn<R> {
+    /// Hands a request back that this turn serves, and keeps one that is for a later turn.
+    #[inline]
+    pub(super) fn admit(&mut self, request: R, len_bytes: u64) -> Option<R> {
+        if self.waiting.is_empty() && self.takes(len_bytes) {
+            return Some(request);
+        }
+        self.waiting.push_back((request, len_bytes));
+        None
+    }
+
+    /// The next of those that wait, if this turn serves it.
+    pub(super) fn next(&mut self) -> Option<R> {
+        let &(_, len_bytes) = self.waiting.front()?;
+        if !self.takes(len_bytes) {
+            return None;
+        }
+        self.waiting.pop_front().map(|(request, _)| request)
+    }
+
+    /// A turn is over. Returns the first of those that wait, if the ring is to be given a call for its turn.
+    #[inline]
+    pub(super) fn end(&mut self) -> Option<&R> {
+        self.left_bytes = MEMORY_TURN_BYTES;
+        let (first, _) = self.waiting.front()?;
+        (!std::mem::replace(&mut self.is_called, true)).then_some(first)
+    }
+
+    /// The call came back.
+    pub(super) const fn called(&mut self) {
+        self.is_called = false;
+    }
+
+    /// Hands out all that wait, for the thread to leave.
+    pub(super) fn leave(&mut self) -> impl Iterator<Item = R> {
+        self.waiting.drain(..).map(|(request, _)| request)
+    }
+
+    /// Takes a request's bytes of the turn, unless nothing is left of it.
+    #[inline]
+    const fn takes(&mut self, len_bytes: u64) -> bool {
+        let takes = self.left_bytes > 0;
+        self.left_bytes = self.left_bytes.saturating_sub(len_bytes);
+        takes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: u64 = MEMORY_TURN_BYTES / 2;
+
+    /// Found by reading: a queue of large requests kept each other volume of its thread waiting for all of it.
+    #[test]
+    fn a_turn_serves_few_bytes_and_the_next_one_follows() {
+        let mut turn = MemoryTurn::default();
+        assert_eq!(turn.end(), None, "nothing waits");
+        let now: Vec<u32> = (0..7).filter_map(|request| turn.admit(request, REQUEST)).collect();
+        assert_eq!(now, [0, 1]);
+        assert_eq!(turn.end(), Some(&2));
+        assert_eq!(turn.end(), None, "one call is in the ring");
+        assert_eq!(turn.admit(7, 0), None, "others came before");
+        for expected in [vec![2, 3], vec![4, 5], vec![6, 7]] {
+            turn.called();
+            let served: Vec<u32> = std::iter::from_fn(|| turn.next()).collect();
+            assert_eq!(turn.end().is_some(), !expected.contains(&7));
+            assert_eq!(served, expected);
+        }
+        assert_eq!(turn.admit(8, 100 * REQUEST), Some(8), "a long request is served whole");
+        assert_eq!(turn.admit(9, 0), None);
+        assert_eq!(turn.leave().collect::<Vec<_>>(), [9]);
+        assert_eq!(turn.end(), None);
+    }
+}
