@@ -469,7 +469,8 @@ async fn leave_volume_dirty(
         unix_ms_at_zero: 0,
     };
     let live_map = acquired.files.live_map;
-    live_map::allocate_chunk(&live_map, &local.live_map_path(), Chunk(0)).unwrap();
+    let live_path = local.live_map_path();
+    live_map::allocate_chunk(&live_map::open_file(&live_path).unwrap(), &live_path, Chunk(0)).unwrap();
     let mut actions = Vec::new();
     let state = AttachState { manifest: acquired.manifest, generation: acquired.found.generation() };
     let mut served = Volume::attach(setup, live_map, state, 0, &mut actions);

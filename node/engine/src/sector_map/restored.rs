@@ -48,11 +48,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> RestoredMap<M> {
         (!self.map.is_prepared(chunk)).then_some(chunk)
     }
 
-    /// The memory.
-    pub fn memory(&self) -> &M {
-        &self.map.memory
-    }
-
     /// Takes the next part over.
     pub fn add(&mut self, part: &FoundPart) {
         self.map.set_prepared(chunk_of(part));

@@ -23,14 +23,19 @@ pub(crate) fn create(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
     let mut options = OpenOptions::new();
     let handle = options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))?;
     allocate_fixed(path, &handle, sectors)?;
-    map(path, handle)
+    map(path, &handle)
 }
 
 /// The map a predecessor left, with room for one of `sectors` sectors: it may be of a smaller volume.
 pub(crate) fn open(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
-    let handle = OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))?;
+    let handle = open_file(path)?;
     allocate_fixed(path, &handle, sectors)?;
-    map(path, handle)
+    map(path, &handle)
+}
+
+/// The file of a map, for the allocation of chunks.
+pub(crate) fn open_file(path: &Path) -> Result<File, NodeError> {
+    OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))
 }
 
 /// Checks that the map at `path` is the volume's, and that this version can read it. Changes nothing.
@@ -47,16 +52,16 @@ pub(crate) fn check(path: &Path, volume: &VolumeId) -> Result<(), NodeError> {
     }
 }
 
-fn map(path: &Path, handle: File) -> Result<LiveMap, NodeError> {
+fn map(path: &Path, handle: &File) -> Result<LiveMap, NodeError> {
     // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user. It is
     // not truncated while it is mapped, and the planner allocates pages before it touches them. A map that
     // grows is written through the new mapping alone.
     unsafe { LiveMap::map(handle) }.map_err(file(path, "mapped"))
 }
 
-/// Allocates a chunk: its part may be touched.
-pub(crate) fn allocate_chunk(map: &LiveMap, path: &Path, chunk: Chunk) -> Result<(), NodeError> {
-    allocate(path, map.file(), chunk_extent(chunk))
+/// Allocates a chunk in the file of a map: its part may be touched.
+pub(crate) fn allocate_chunk(handle: &File, path: &Path, chunk: Chunk) -> Result<(), NodeError> {
+    allocate(path, handle, chunk_extent(chunk))
 }
 
 /// Gives the file the length of a map of `sectors` sectors, unless it is longer, and allocates its fixed
@@ -91,7 +96,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("map");
         let mut small = create(&path, CHUNK_SECTORS).unwrap();
-        allocate_chunk(&small, &path, Chunk(0)).unwrap();
+        allocate_chunk(&open_file(&path).unwrap(), &path, Chunk(0)).unwrap();
         let (offset, length) = chunk_extent(Chunk(0));
         let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
         small.as_mut()[marks.clone()].fill(0x55);
@@ -101,7 +106,7 @@ mod tests {
         let large = open(&path, sectors).unwrap();
         assert_eq!(large.as_ref().len() as u64, map_bytes(sectors));
         assert!(large.as_ref()[marks].iter().all(|byte| *byte == 0x55), "nothing has moved");
-        let allocated = large.file().metadata().unwrap().blocks() * 512;
+        let allocated = path.metadata().unwrap().blocks() * 512;
         assert_eq!(allocated, 4096 + groups * 4096 + CHUNK_BYTES, "and only fixed parts are new");
         drop(large);
         let again = open(&path, CHUNK_SECTORS).unwrap();
@@ -113,19 +118,21 @@ mod tests {
     fn a_chunk_that_is_given_back_takes_no_memory() {
         use rustix::fs::{FallocateFlags, fallocate};
         let dir = tempfile::tempdir().unwrap();
-        let mut map = create(&dir.path().join("map"), 8 * CHUNK_SECTORS).unwrap();
-        let allocated = |map: &LiveMap| map.file().metadata().unwrap().blocks() * 512;
-        let empty = allocated(&map);
+        let path = dir.path().join("map");
+        let mut map = create(&path, 8 * CHUNK_SECTORS).unwrap();
+        let handle = open_file(&path).unwrap();
+        let allocated = || handle.metadata().unwrap().blocks() * 512;
+        let empty = allocated();
         let (offset, length) = chunk_extent(Chunk(5));
         let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
         for _ in 0..2 {
-            fallocate(map.file(), FallocateFlags::KEEP_SIZE, offset, length).unwrap();
+            fallocate(&handle, FallocateFlags::KEEP_SIZE, offset, length).unwrap();
             assert!(map.as_ref()[marks.clone()].iter().all(|byte| *byte == 0));
             map.as_mut()[marks.clone()].fill(0x55);
-            assert_eq!(allocated(&map), empty + CHUNK_BYTES);
+            assert_eq!(allocated(), empty + CHUNK_BYTES);
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(map.file(), hole, offset, length).unwrap();
-            assert_eq!(allocated(&map), empty);
+            fallocate(&handle, hole, offset, length).unwrap();
+            assert_eq!(allocated(), empty);
         }
     }
 }

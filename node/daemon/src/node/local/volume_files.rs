@@ -230,13 +230,14 @@ impl Local {
     /// Fills a new live map with the content of the durable one.
     fn restore(&self, live_map: LiveMap, sectors: u64, restore: &Restore) -> Result<LiveMap, NodeError> {
         let (path, live_path) = (self.map_path(), self.live_map_path());
-        let mut filled = RestoredMap::new(live_map, sectors, restore);
+        let (live, mut filled) =
+            (live_map::open_file(&live_path)?, RestoredMap::new(live_map, sectors, restore));
         let Some(map) = open_map(&path)? else {
             return Err(file(&path, "read")(io::ErrorKind::NotFound.into()));
         };
         read_parts(&map, &path, &restore.found, &mut |part| {
             if let Some(chunk) = filled.needs(&part) {
-                live_map::allocate_chunk(filled.memory(), &live_path, chunk)?;
+                live_map::allocate_chunk(&live, &live_path, chunk)?;
             }
             filled.add(&part);
             Ok(())

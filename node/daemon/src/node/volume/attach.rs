@@ -16,6 +16,7 @@ use crate::node::clock::{NodeTime, unix_ms_at_zero};
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
+use crate::node::local::live_map;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::room::ReservedPlace;
@@ -212,14 +213,15 @@ impl Node {
         let published = PublishedStatus::new(move |writer| cell.apply(&StateEvent::Writer(writer)));
         let published = Arc::new(published);
         let (work, receiver) = mpsc::channel(shape.waiting_work());
-        let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
-            start.make(setup, live_map).map_err(|error| {
+            let live = live_map::open_file(&map_path)?;
+            let planned = start.make(setup, live_map).map_err(|error| {
                 let source = LocalDamage::LiveMap(error);
                 NodeError::Damaged { path: map_path, source }
-            })
+            })?;
+            Ok((planned, live))
         });
-        let planned = planned.await?;
+        let (planned, live) = planned.await?;
         let published_here = Arc::clone(&published);
         let label = Arc::new(Label::new(volume.clone(), Epoch(terms.epoch)));
         let new = NewVolume {
