@@ -40,6 +40,8 @@ use holdfast_serve::{BackgroundWork, ColdRead, UsedBlocks};
 
 /// Interval at which the counts of log lines that were held back are written.
 const LINES_EVERY: Duration = Duration::from_secs(10);
+/// Looks at them after the last work: the first may come at once.
+const LOOKS: u32 = 2;
 /// Pieces of work that are received at a time: the parts of a few large requests.
 const PIECES: usize = 64;
 
@@ -179,12 +181,15 @@ impl VolumeWork {
         let mut received = Vec::new();
         let mut due = interval(LINES_EVERY);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // An idle volume has no timer.
+        let mut looks = 0;
         loop {
             tokio::select! {
                 count = work.recv_many(&mut received, PIECES) => {
                     if count == 0 {
                         return;
                     }
+                    looks = LOOKS;
                     for task in tasks(received.drain(..)) {
                         let span = self.label.span();
                         if let Some(attach) = &trace
@@ -203,7 +208,10 @@ impl VolumeWork {
                     }
                 }
                 Some(_ended) = in_progress.join_next() => {}
-                _ = due.tick() => self.label.span().in_scope(|| self.lines.write(false)),
+                _ = due.tick(), if looks > 0 => {
+                    self.label.span().in_scope(|| self.lines.write(false));
+                    looks -= u32::from(in_progress.is_empty());
+                }
             }
         }
     }
