@@ -80,7 +80,7 @@ fn register(node: &CsiNode) -> Result<()> {
     let info = granted("info", node.info()?)?;
     let topology = info.accessible_topology.unwrap_or_default().segments;
     ensure!(
-        info.node_id == "a" && info.max_volumes_per_node == 256,
+        info.node_id == "a" && info.max_volumes_per_node == 3274,
         "{} {}",
         info.node_id,
         info.max_volumes_per_node

@@ -345,7 +345,7 @@ struct RingMetric {
 }
 
 /// Metrics of each ring thread.
-const RING_METRICS: [RingMetric; 4] = [
+const RING_METRICS: [RingMetric; 5] = [
     RingMetric {
         name: "holdfast_ring_waiting_messages_max",
         kind: Kind::Gauge,
@@ -369,6 +369,12 @@ const RING_METRICS: [RingMetric; 4] = [
         kind: Kind::Counter,
         help: "Completions dropped because their operation, queue or volume was gone; each is a bug",
         value: |ring| ring.late_completions,
+    },
+    RingMetric {
+        name: "holdfast_ring_copied_requests",
+        kind: Kind::Counter,
+        help: "Requests of devices with zero copy that were copied, because another device's request had the buffer",
+        value: |ring| ring.unregistered,
     },
 ];
 
@@ -590,6 +596,7 @@ mod tests {
             "# UNIT holdfast_volume_dirty_bytes bytes",
             "holdfast_ring_waiting_messages_max{ring=\"1\"} 4.0",
             "holdfast_ring_full_inbox_total{ring=\"1\"} 2.0",
+            "holdfast_ring_copied_requests_total{ring=\"1\"} 5.0",
             "holdfast_volume_attached{volume=\"vol-1\"} 1.0",
             "holdfast_volume_dirty_bytes{volume=\"vol-1\"} 8192.0",
             "holdfast_volume_cached_bytes{volume=\"vol-1\"} 12288.0",

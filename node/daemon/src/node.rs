@@ -283,7 +283,7 @@ pub(crate) struct Capabilities {
     pub(crate) transport: Result<Transport, NoTransport>,
     /// The disk under the state directory, where the file system shows it.
     pub(crate) state_disk: Option<StateDisk>,
-    /// Volumes that the ring threads can serve at a time.
+    /// Volumes that the ring threads can serve at a time, within the limit of open files.
     pub(crate) max_volumes: u32,
 }
 
@@ -375,9 +375,10 @@ impl Node {
         let config = owner.config().clone();
         let installation = Installation::of(&config.state_dir)?;
         let state_disk = StateDisk::look(&config.state_dir);
-        if let Err(error) = holdfast_ring::raise_open_file_limit() {
-            tracing::warn!(%error, "the limit of open files was not raised; fewer devices fit on a ring");
-        }
+        let open_files = holdfast_ring::raise_open_file_limit().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the limit of open files was not raised; rings may refuse devices");
+            u64::MAX
+        });
         let (path, bytes) = (slab_path(&config.state_dir), config.slab_bytes);
         let slab = run_blocking(move || BlockSlab::open(&path, bytes)).await?;
         let zeros_path = config.state_dir.join("zeros.data");
@@ -413,7 +414,7 @@ impl Node {
             state_disk,
             installation,
             devices,
-            rings: Rings::new(rings),
+            rings: Rings::new(rings, open_files),
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab, Arc::clone(&pools.indexes))),
             pools,
@@ -444,12 +445,13 @@ impl Node {
     }
 
     fn keep_quota(&self) {
-        let Inner { config, volumes, dirs, tasks, .. } = &*self.0;
+        let Inner { config, volumes, dirs, tasks, rings, .. } = &*self.0;
         let cache_bytes = config.cache_bytes;
         let apart_bytes = config.bytes_apart_from_cache();
         let (volumes, dirs, trash) = (volumes.clone(), dirs.clone(), Arc::<Notify>::default());
+        let rings = rings.iter().cloned().collect();
         tasks.spawn(empty_trash(dirs.state.clone(), Arc::clone(&trash)));
-        tasks.spawn(CacheQuota { volumes, dirs, cache_bytes, apart_bytes, trash }.keep());
+        tasks.spawn(CacheQuota { rings, volumes, dirs, cache_bytes, apart_bytes, trash }.keep());
     }
 
     /// Creates a volume in a store: one PUT, what its content needs, and the probe of a bucket that this
@@ -540,7 +542,7 @@ impl Node {
             transports: transports.map(|transport| (transport, check(transport))).collect(),
             transport: kernel.transport(choice).map_err(NoTransport::from),
             state_disk: self.0.state_disk.clone(),
-            max_volumes: self.0.rings.max_volumes(QUEUES, QUEUE_DEPTH),
+            max_volumes: self.0.rings.max_volumes(QUEUES),
         }
     }
 

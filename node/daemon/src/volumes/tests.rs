@@ -452,7 +452,10 @@ impl Volumes for Fake {
     }
 
     fn rings(&self) -> Vec<RingStatus> {
-        vec![RingStatus::default(), RingStatus { max_messages: 4, full_inbox: 2, ..RingStatus::default() }]
+        vec![
+            RingStatus::default(),
+            RingStatus { max_messages: 4, full_inbox: 2, unregistered: 5, ..RingStatus::default() },
+        ]
     }
 
     fn unkept_blocks(&self) -> u64 {

@@ -114,6 +114,13 @@ pub enum Delay {
 }
 
 impl Status {
+    /// True if nothing is dirty, waits or is in progress: time alone changes only what is said of time.
+    pub const fn is_idle(&self) -> bool {
+        let is_at_work = self.recovering || self.repairing || self.seal.in_progress || self.parked > 0;
+        let is_hindered = self.fenced || self.unkept.is_some() || self.unreadable.is_some();
+        self.committed.is_some() && self.oldest_dirty_ms.is_none() && !is_at_work && !is_hindered
+    }
+
     /// Figures of a volume as of its last event.
     pub(super) fn of<M: Memory>(volume: &Volume<M>) -> Self {
         let core = &volume.core;

@@ -2,14 +2,17 @@
 //!
 //! Owns: measuring the sides and dividing the quota. What a volume evicts is its engine's to choose; what
 //! detached volumes left goes first (`detached_cache`).
-//! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
+//! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second while
+//! volumes work.
 //! The rule: each volume has an equal share (the *level*, so chosen that all together stay at seven eighths
 //! of the quota); what some do not need, the others may have. What is free is handed out in equal parts at
 //! every measurement, so that all together never pass the quota.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use holdfast_engine::event::Event;
 use tokio::sync::Notify;
@@ -20,12 +23,18 @@ use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
 use crate::node::memory::spill_file_bytes;
+use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::blocking;
 use crate::node::store::block_cache::slab_path;
 use crate::node::volume::present::Present;
 use crate::node::volume::table::NodeVolumes;
 use crate::node::{NodeConfig, ticks};
 use holdfast_serve::Message;
+
+/// Longest time for which a measurement holds.
+const AT_LEAST_EACH: Duration = Duration::from_secs(60);
+/// Parts of the disk: a measurement holds while as many of them are free.
+const DISK_PARTS: u64 = 256;
 
 /// Allowance of a volume until the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,9 +43,33 @@ struct Space {
     room_bytes: u64,
 }
 
+/// Things on which a measurement depends: while they stay the same, so does its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Surroundings {
+    /// Ticks at which volumes of the ring threads did something.
+    busy_ticks: u64,
+    /// The volumes on the ring threads.
+    volumes: u64,
+    /// Free part of the disk.
+    free_parts: u64,
+}
+
+/// The last measurement: when it was, and of what.
+#[derive(Debug, Clone, Copy)]
+struct LastMeasured(Instant, Surroundings);
+
+impl LastMeasured {
+    /// True if a measurement now would find the same, as far as can be told.
+    fn holds(last: Option<Self>, now: Instant, surroundings: Surroundings) -> bool {
+        last.is_some_and(|Self(at, measured)| measured == surroundings && now - at < AT_LEAST_EACH)
+    }
+}
+
 /// The cache of all volumes, and its limit.
 #[derive(Clone)]
 pub(in crate::node) struct CacheQuota {
+    /// The ring threads, whose volumes alone write to the sides.
+    pub(in crate::node) rings: Arc<[RingHandle]>,
     pub(in crate::node) volumes: NodeVolumes,
     pub(in crate::node) dirs: LocalDirs,
     /// As configured.
@@ -48,22 +81,22 @@ pub(in crate::node) struct CacheQuota {
 }
 
 impl CacheQuota {
-    /// Measures all sides four times a second, and has deleted what makes room.
+    /// Measures all sides four times a second while volumes work, and has deleted what makes room.
     pub(in crate::node) async fn keep(self) {
         let _alone = ExitOnPanic("the measurement of the cache");
-        let mut needed = Needed::default();
+        let (mut needed, mut last) = (Needed::default(), None);
         let mut ticks = ticks();
         loop {
             ticks.tick().await;
             let cache = self.clone();
             let measured = blocking(move || {
-                let has_trash = cache.measure_space(&mut needed)?;
-                Ok((needed, has_trash))
+                let has_trash = cache.measure_if_due(&mut needed, &mut last)?;
+                Ok((needed, last, has_trash))
             });
             let has_trash;
-            (needed, has_trash) = measured.await.unwrap_or_else(|error| {
+            (needed, last, has_trash) = measured.await.unwrap_or_else(|error| {
                 tracing::error!(error = &error as &dyn std::error::Error, "the cache could not be measured");
-                (Needed::default(), false)
+                (Needed::default(), None, false)
             });
             if has_trash {
                 self.trash.notify_one();
@@ -71,29 +104,64 @@ impl CacheQuota {
         }
     }
 
-    /// Measures the sides of all volumes, makes room and sends each engine its share. Returns whether
-    /// files wait to be deleted.
-    fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
+    /// Measures unless the last measurement holds. Returns whether files wait to be deleted.
+    fn measure_if_due(
+        &self,
+        needed: &mut Needed,
+        last: &mut Option<LastMeasured>,
+    ) -> Result<bool, NodeError> {
+        let state_dir = &self.dirs.state;
+        let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
+        let (now, surroundings) = (Instant::now(), self.surroundings(&disk));
+        if LastMeasured::holds(*last, now, surroundings) {
+            return Ok(false);
+        }
+        let Measured { has_trash, is_settled } = self.measure_space(&disk, needed)?;
+        *last = (is_settled && !has_trash).then_some(LastMeasured(now, surroundings));
+        Ok(has_trash)
+    }
+
+    fn surroundings(&self, disk: &Disk) -> Surroundings {
+        let mut volumes = DefaultHasher::new();
+        self.volumes.for_each_present(|_, present| Arc::as_ptr(present).hash(&mut volumes));
+        Surroundings {
+            busy_ticks: self.rings.iter().map(|ring| ring.status().busy_ticks).sum(),
+            volumes: volumes.finish(),
+            free_parts: disk.free_bytes / (disk.capacity_bytes / DISK_PARTS).max(1),
+        }
+    }
+
+    /// Measures the sides of all volumes, makes room and sends each engine its share.
+    fn measure_space(&self, disk: &Disk, needed: &mut Needed) -> Result<Measured, NodeError> {
         let volumes: Vec<Arc<Present>> =
             self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
-        let Self { volumes: on_node, dirs, cache_bytes, apart_bytes, trash: _ } = self;
+        let Self { volumes: on_node, dirs, cache_bytes, apart_bytes, rings: _, trash: _ } = self;
         let mut caches = DetachedCaches::find(&dirs.state, &dirs.run, on_node)?;
         let all_bytes = held.iter().sum::<u64>() + caches.held_bytes();
-        let disk = Disk::of(&dirs.state).map_err(file(&dirs.state, "read"))?;
         let quota = disk.quota(*cache_bytes, *apart_bytes, all_bytes);
         // Attached volumes evict nothing as long as others can.
         let has_trash = caches.evict(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(caches.held_bytes()), &held);
+        let mut is_settled = true;
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.published.cached_bytes.store(*held, Ordering::Relaxed);
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
             // Where the inbox is full, the next measurement follows soon.
-            present.ring.offer(Message::Event { key: present.key, event });
+            let is_heard = present.ring.offer(Message::Event { key: present.key, event });
+            is_settled &= is_heard && excess_bytes == 0;
         }
-        Ok(has_trash)
+        Ok(Measured { has_trash, is_settled })
     }
+}
+
+/// Outcome of a measurement.
+struct Measured {
+    /// Files wait to be deleted.
+    has_trash: bool,
+    /// Each volume was sent its share, and none has to evict.
+    is_settled: bool,
 }
 
 /// Empties the trash, each time there is something in it: large files take long, and no volume waits for it.
@@ -250,6 +318,25 @@ fn level(target: u64, held: &[u64]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// 512 idle volumes were measured four times a second.
+    #[test]
+    fn a_measurement_holds_until_something_changes() {
+        let measured = Surroundings { busy_ticks: 7, volumes: 0xabc, free_parts: 100 };
+        let at = Instant::now();
+        let last = Some(LastMeasured(at, measured));
+        let soon = at + Duration::from_millis(250);
+        assert!(LastMeasured::holds(last, soon, measured));
+        for changed in [
+            Surroundings { busy_ticks: 8, ..measured },
+            Surroundings { volumes: 0xabd, ..measured },
+            Surroundings { free_parts: 99, ..measured },
+        ] {
+            assert!(!LastMeasured::holds(last, soon, changed), "{changed:?}");
+        }
+        assert!(!LastMeasured::holds(last, at + AT_LEAST_EACH, measured), "a minute ago");
+        assert!(!LastMeasured::holds(None, soon, measured));
+    }
 
     fn spaces(quota: u64, held: &[u64]) -> Vec<(u64, u64)> {
         divide(quota, held).iter().map(|space| (space.excess_bytes, space.room_bytes)).collect()

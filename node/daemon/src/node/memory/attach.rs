@@ -203,7 +203,7 @@ impl Node {
         let places = match spill_file {
             None => self.0.rings.reserve_shares(queues, 0)?,
             // The order of its requests is that of one thread.
-            Some(_) => vec![self.0.rings.reserve(RingNeed { files: u32::from(queues) + 1, buffers: 0 })?],
+            Some(_) => vec![self.0.rings.reserve(RingNeed(u32::from(queues) + 1))?],
         };
         let figures = opened.figures();
         let slabs = figures.limit_bytes / SLAB_BYTES as u64;

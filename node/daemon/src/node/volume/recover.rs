@@ -498,7 +498,7 @@ mod tests {
     use holdfast_ublk::{DeviceInfo, ForeignFeatures, Transport};
 
     use super::*;
-    use crate::node::ring::room::VOLUME_FILES;
+    use crate::node::ring::room::{RingNeed, VOLUME_FILES};
 
     /// Found by reading: a recovered device had room for as many requests as this version gives a device,
     /// whatever it was made with; a greater tag ended the process.
@@ -518,10 +518,7 @@ mod tests {
         };
         let device = Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap();
         let shape = DeviceShape::from(device);
-        assert_eq!(
-            (shape.requests(), shape.need().buffers, shape.need().files),
-            (512, 512, VOLUME_FILES + 2)
-        );
+        assert_eq!((shape.requests(), shape.need()), (512, RingNeed(VOLUME_FILES + 2)));
         assert_eq!(shape.max_io_bytes, 1 << 20);
     }
 }
