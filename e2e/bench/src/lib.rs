@@ -18,6 +18,7 @@ use serde::Serialize;
 pub mod coverage;
 mod daemon;
 mod data_plane;
+mod devices;
 mod external_storage;
 mod field;
 pub mod fio;
@@ -75,6 +76,20 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(400),
         profile: Profile::Release,
         run: data_plane::run,
+    },
+    Benchmark {
+        name: "devices-zero-copy",
+        about: "512 volumes on one node: memory, files and idle work of each, all of them over a kill",
+        expected: Duration::from_secs(900),
+        profile: Profile::Release,
+        run: devices::run_zero_copy,
+    },
+    Benchmark {
+        name: "devices-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(900),
+        profile: Profile::Release,
+        run: devices::run_user_copy,
     },
     Benchmark {
         name: "memory",

@@ -29,8 +29,8 @@ pub struct RingOptions {
     /// Slots for fixed files: at most the process's limit of open files, see
     /// [`raise_open_file_limit`](crate::raise_open_file_limit).
     pub files: u32,
-    /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, so that none are shared,
-    /// at most [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
+    /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, so that none are
+    /// shared, at most [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
     pub buffers: u16,
 }
 

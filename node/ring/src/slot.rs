@@ -185,7 +185,7 @@ mod tests {
             firsts.extend(ranges.iter().map(|range| range.index(0)));
         }
         assert_eq!(firsts[..128], firsts[128..256], "the same ones again");
-        // Of one that is closed, whoever shared its slots has them alone.
+        // One of their three users is closed.
         table.give_back(super::BufferRange { first: firsts[7], count: 128 });
         assert_eq!(table.take(64).unwrap().index(0), firsts[7]);
         let deep = table.take(4096).unwrap();

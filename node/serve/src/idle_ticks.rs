@@ -4,7 +4,7 @@
 /// Of the ticks of an idle volume this is one: what time alone changes of its figures is so old, at most.
 const EACH: u32 = 16;
 
-/// Whether the next tick of a volume is left out.
+/// The choice which ticks of a volume are left out.
 #[derive(Debug, Default)]
 pub(crate) struct IdleTicks {
     /// Requests that the volume had at its last tick.

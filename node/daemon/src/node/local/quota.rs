@@ -116,7 +116,7 @@ impl CacheQuota {
         if LastMeasured::holds(*last, now, surroundings) {
             return Ok(false);
         }
-        let Measured { has_trash, is_settled } = self.measure_space(&disk, needed)?;
+        let SpaceMeasured { has_trash, is_settled } = self.measure_space(&disk, needed)?;
         *last = (is_settled && !has_trash).then_some(LastMeasured(now, surroundings));
         Ok(has_trash)
     }
@@ -132,7 +132,7 @@ impl CacheQuota {
     }
 
     /// Measures the sides of all volumes, makes room and sends each engine its share.
-    fn measure_space(&self, disk: &Disk, needed: &mut Needed) -> Result<Measured, NodeError> {
+    fn measure_space(&self, disk: &Disk, needed: &mut Needed) -> Result<SpaceMeasured, NodeError> {
         let volumes: Vec<Arc<Present>> =
             self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
@@ -152,12 +152,12 @@ impl CacheQuota {
             let is_heard = present.ring.offer(Message::Event { key: present.key, event });
             is_settled &= is_heard && excess_bytes == 0;
         }
-        Ok(Measured { has_trash, is_settled })
+        Ok(SpaceMeasured { has_trash, is_settled })
     }
 }
 
 /// Outcome of a measurement.
-struct Measured {
+struct SpaceMeasured {
     /// Files wait to be deleted.
     has_trash: bool,
     /// Each volume was sent its share, and none has to evict.

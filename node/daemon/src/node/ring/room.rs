@@ -3,8 +3,8 @@
 //! Owns: how many files each ring can still take. A place is reserved before anything is sent to the thread,
 //! and is free again when the thread has released the volume, so that volumes which arrive together spread
 //! and none meets a full table.
-//! Does not own: the buffers of requests. Devices share them where a ring has none left (`node/ring`), so that
-//! they limit no number of devices.
+//! Does not own: the buffers of requests. Devices share them where a ring has none left (`node/ring`), so
+//! that they limit no number of devices.
 
 use std::sync::Arc;
 
