@@ -373,7 +373,7 @@ const RING_METRICS: [RingMetric; 5] = [
     RingMetric {
         name: "holdfast_ring_copied_requests",
         kind: Kind::Counter,
-        help: "Requests of devices with zero copy that were copied, because another device's request had the buffer",
+        help: "Requests of devices with zero copy that were copied, because another device's request had the buffer or memory was short",
         value: |ring| ring.unregistered,
     },
 ];
