@@ -22,6 +22,7 @@ mod data_plane;
 mod external_storage;
 mod field;
 pub mod fio;
+mod fuse_uring;
 mod index;
 mod kubernetes;
 pub mod kublk;
@@ -111,6 +112,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(600),
         profile: Profile::Release,
         run: nvme_tcp::run,
+    },
+    Benchmark {
+        name: "fuse-uring",
+        about: "FUSE over io_uring whose ring a keeper has: ends of server and keeper, zero copy against copies",
+        expected: Duration::from_secs(900),
+        profile: Profile::Dev,
+        run: fuse_uring::run,
     },
     Benchmark {
         name: "index-policy",
