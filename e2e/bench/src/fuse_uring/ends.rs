@@ -11,8 +11,6 @@ use crate::{Bar, Figure};
 
 /// Longest time of the ends in one way, on the host.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Longest wait for the processes to be gone.
-pub(super) const END_LIMIT: Duration = Duration::from_secs(60);
 /// Seconds after the last end in which a request must have been answered.
 const ANSWERED_WITHIN: u32 = 60;
 

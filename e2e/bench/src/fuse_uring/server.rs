@@ -1,5 +1,7 @@
 //! The processes of the experiment in a test machine.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use holdfast_lab::vm::{Vm, bash};
 
@@ -7,6 +9,8 @@ use holdfast_lab::vm::{Vm, bash};
 const DISK: &str = "/mnt/data/disk";
 /// Mount point of the file system of FUSE.
 pub(super) const MOUNT_POINT: &str = "/mnt/uring";
+/// Longest wait for the processes to be gone.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Makes the file with the data.
 pub(super) fn prepare(vm: &Vm) -> Result<()> {
@@ -53,6 +57,6 @@ impl<'a> RunningUring<'a> {
         let script =
             "umount --lazy MOUNT; kill -9 $(pgrep -o -x uring); while pkill -9 -x uring; do sleep 0.1; done";
         self.vm.exec(&script.replace("MOUNT", MOUNT_POINT))?;
-        self.vm.wait(&self.name, super::ends::END_LIMIT).map(drop)
+        self.vm.wait(&self.name, END_LIMIT).map(drop)
     }
 }

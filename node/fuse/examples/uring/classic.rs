@@ -96,16 +96,17 @@ impl ClassicServer<'_> {
             Err(error) => return Err(error),
         };
         let Ok(message) = parse(&message[..len]) else { return Ok(None) };
-        let (opcode, span) = match message.request {
-            FuseRequest::Read(span) => (Submission::READ, Some(span)),
-            FuseRequest::Write(span) => (Submission::WRITE, Some(span)),
-            FuseRequest::Sync => (Submission::FSYNC, None),
-            _ => {
-                if let Some(answer) = self.file.answer(&message) {
-                    drop(self.connection.write(&answer));
-                }
-                return Ok(None);
+        let (opcode, span) = if let FuseRequest::Read(span) = message.request {
+            (Submission::READ, Some(span))
+        } else if let FuseRequest::Write(span) = message.request {
+            (Submission::WRITE, Some(span))
+        } else if message.request == FuseRequest::Sync {
+            (Submission::FSYNC, None)
+        } else {
+            if let Some(answer) = self.file.answer(&message) {
+                drop(self.connection.write(&answer));
             }
+            return Ok(None);
         };
         let mut submission = Submission::on(DISK, opcode, place as u64);
         if let Some(span) = span {

@@ -112,7 +112,7 @@ impl RingServer {
         if let Some(head) = self.memory.head().unfinished(self.ring.head(), self.ring.tail()) {
             self.ring.consume(head);
         }
-        // A killed one may have shown submissions and woken nobody.
+        // A killed one may have shown submissions and not woken the one who submits.
         let mut shown = 1;
         loop {
             let wanted = u32::from(self.ring.end() == self.ring.head());
