@@ -398,18 +398,6 @@ impl Toolbox {
         Ok(self.target().join("debug/examples/counts"))
     }
 
-    /// Builds an example that no test uses, as in a release, and returns it.
-    ///
-    /// # Errors
-    /// If cargo fails.
-    pub fn example(&self, package: &str, name: &str) -> Result<PathBuf> {
-        report::step(format_args!("cargo build the example {name}"));
-        let mut build = self.cargo("build");
-        build.args(["--release", "--package", package, "--example", name]);
-        self.clock.time(|| command::show(&mut build))?;
-        Ok(self.target().join("release/examples").join(name))
-    }
-
     /// Builds the integration tests named `target` and returns their program. The whole workspace is
     /// selected for the same reason as above: this is how its tests are built.
     ///
