@@ -46,7 +46,7 @@ pub struct Claim {
     pub unix_ms: u64,
     /// Grow the volume to this many sectors.
     pub grow_to: Option<u64>,
-    /// Permits replacing the writer of this epoch, with the loss of its unuploaded data.
+    /// Permits replacing the writer of this epoch, and losing its unuploaded data.
     pub replaces: Option<Epoch>,
 }
 

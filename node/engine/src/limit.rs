@@ -60,8 +60,8 @@ pub const COMMIT_EXPECTED_AT_LEAST_MS: u64 = 250;
 /// Bytes per second assumed for the upload of a commit without a measurement: less than most stores
 /// sustain.
 pub const ASSUMED_UPLOAD_BYTES_PER_SECOND: u64 = 32 << 20;
-/// Factor over the expected duration, and over [`NO_PACE_AFTER_MS`], after which the store counts as
-/// unresponsive: the pace ends, and the limit of dirty bytes stops writes.
+/// Multiple of a commit's expected duration after which, but not before [`NO_PACE_AFTER_MS`], its store
+/// counts as unresponsive: the pace ends, and the limit of dirty bytes stops writes.
 pub const NO_PACE_AFTER_TIMES: u64 = 8;
 /// Minimum duration for this.
 pub const NO_PACE_AFTER_MS: u64 = 4000;

@@ -437,7 +437,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Returns the seal whose commit includes everything that has completed.
     fn covering_seal(&self) -> u64 {
         let active = self.core.map.active();
-        // It includes all that completes before both sides of the seal have no write in flight.
+        // A seal of both sides also includes writes that complete while it drains.
         let is_covered = self.core.dirty[active].blocks.is_empty() || self.sealer.holds_still(active);
         let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
         self.sealer.seals.begun() + u64::from(needs_next)

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! u8 length + text volume id, u64 seq     the snapshot
-//! u8 n, n x (u8 length + text volume id)  the volumes behind the snapshot's, nearest first
+//! u8 n, n x (u8 length + text volume id)  the ancestors of the snapshot's volume, nearest first
 //! u64 sectors of the snapshot
 //! u32 n, n x (u8 0 and segment reference, or u8 1 and run reference)    runs, newest first
 //! set of chunks (`chunk_set`): those that hold data

@@ -4,7 +4,7 @@
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
-//! u8 length + text volume id   u8 n, n x (u8 length + text volume id): those behind it, nearest first
+//! u8 length + text volume id   u8 n, n x (u8 length + text volume id): its ancestors, nearest first
 //! u64 seq   u64 data seq   u64 sectors
 //! u8 flags (1 attached, 2 A invalidated, 4 B invalidated, 8 replaced, 16 had snapshots)   u8 deleted
 //! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds

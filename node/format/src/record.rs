@@ -10,12 +10,12 @@
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
 //!             set of chunks (`chunk_set`), u32 m, m x merge, u64 place before which merges are closed, changes
 //!             of the list of snapshots (`snapshot`)
-//! detach (4): nothing. Behind the envelope of the record may stand a second one, the root: the checkpoint
+//! detach (4): nothing. A second envelope may follow that of the record: the root, which is the checkpoint
 //!             as of the seq before it (`manifest`)
 //! delete (5): nothing: the volume's tombstone
 //! ```
-//! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
-//! behind it.
+//! A displaced writer: `u64 epoch`, 0 if none; otherwise followed by `u8 length + text node, u64 unix
+//! milliseconds`.
 //! A merge: `u8 owner, u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of
 //! the output.
 //! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.

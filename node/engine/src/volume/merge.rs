@@ -226,7 +226,7 @@ impl Merger {
     }
 
     /// Returns the place below which the next record closes all merges, once it has taken its own: no current
-    /// or later merge has such a place. Closed outputs that no record names are thereby known as garbage.
+    /// or later merge has a place below it. Unnamed outputs of closed merges are thus known as garbage.
     pub(super) fn closed(&mut self, manifest: &Manifest) -> Place {
         let next = self.next_place(manifest);
         let open = [&self.levels, &self.base].into_iter().filter_map(Merging::place).min();

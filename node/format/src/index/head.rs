@@ -2,7 +2,7 @@
 //!
 //! Payload inside the envelope (`wire`):
 //! ```text
-//! u32 n, n x (u32 first block, u32 bytes)      pages, one behind the other from byte 0 of the object
+//! u32 n, n x (u32 first block, u32 bytes)      pages, contiguous from byte 0 of the object
 //! u32 m, m x (u8 owner, u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes)      segments
 //! ```
 
