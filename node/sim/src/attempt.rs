@@ -1,4 +1,4 @@
-//! The last attach of a host: its begin and its result.
+//! The last attach of a host: its start and its result.
 
 use holdfast_types::Epoch;
 

@@ -87,7 +87,7 @@ impl Content {
         self.killed_inside = false;
     }
 
-    /// Handles the begin of a seal, of both sides if `both`.
+    /// Handles the start of a seal, of both sides if `both`.
     pub(crate) fn seal(&mut self, status: &Status, both: bool) {
         let repairing = status.repairing && !both;
         self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });

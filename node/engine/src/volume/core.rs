@@ -141,7 +141,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// Returns the place of the next upload: that of the record that names it, which is the next one,
-    /// because no other record is created between the begin and the end of an upload (invariant 27).
+    /// because no other record is created between the start and the end of an upload (invariant 27).
     pub(super) fn upload_place(&self) -> Place {
         let known = self.known_seq();
         Place::until(if safeguard(PlaceBeyondRecord) { known.next() } else { known })

@@ -31,21 +31,19 @@
 //! by a failed sync may be lost although it still reads back, and a later successful sync says nothing
 //! about it. From then on:
 //!
-//! 1. no round runs: the durable map stays as of the last successful round, plus the groups of the failed one
-//!    that were already durable. All data it names was synced before the map was written.
+//! 1. no round runs: the durable map stays as of the last successful round, plus the groups of the failed
+//!    one that were already durable. All data it names was synced before the map was written.
 //! 2. a FLUSH succeeds once the data it covers is committed, as with `durability: object`.
-//! 3. each commit names the invalid sides (`Body::Change`): those it captured, and those whose dirty data, as
-//!    named by the durable map, is already committed. After a loss of the host an attach drops their
+//! 3. each commit names the invalid sides (`Body::Change`): those it captured, and those whose dirty data,
+//!    as named by the durable map, is already committed. After a loss of the host an attach drops their
 //!    contents. A commit thus needs no round before it: stale data on the disk never hides committed data.
-//! 4. clean data is evicted only once both sides are invalid: until then the durable map may call it dirty.
-//!    If the cache is full and nothing is dirty, one write is admitted, so that a commit follows.
+//! 4. clean data is evicted only once both sides are invalid: until then the durable map may call it
+//!    dirty. If the cache is full and nothing is dirty, one write is admitted, so that a commit follows.
 //! 5. two rounds still run: the last round of a detach, which names nothing dirty, and that of a fenced
 //!    writer, which is not meant for a loss of the host.
 //!
 //! Upholds invariants 1 and 4; for the reasons see `docs/adr/0006-failed-sync.md`. The live map keeps this
 //! state across a crash of the process.
-//! Upholds invariants 1 and 4; why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the
-//! death of the process.
 
 use super::flush::FlushWaiter;
 use super::receipt::MapSynced;

@@ -1,8 +1,8 @@
 //! Flush rounds: the steps that make a completed write durable on this host.
 //!
 //! 1. the round begins: the set of pages changed since the last round is fixed (`RoundBegun`);
-//! 2. the next group of them is copied (`PagesCopied`): at most `ROUND_PAGES`, and as many as have
-//!    `ROUND_BLOCKS` changed blocks where the journal takes those;
+//! 2. the next group of them is copied (`PagesCopied`): at most `ROUND_PAGES`, and at most `ROUND_BLOCKS`
+//!    changed blocks if the journal takes them;
 //! 3. sync the sides written since they were last synced (`SidesSynced`);
 //! 4. write the group to the durable map: the changed blocks of pages with few of them as a record of the
 //!    journal, if that saves enough writes; the other pages, `MAP_WRITE_PAGES` at a time, each to the slot
@@ -31,6 +31,7 @@
 //! everything that had completed when the round began, since a power cut may keep any part of later writes
 //! anyway. A side counts as named by the round if it was dirty at any of its copies. The same holds for a
 //! round that fails half-way, with some groups durable and other pages as of the last round.
+//!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work requests a failed round
 //! again. A flush joins only a round that has not begun. A failed round marks its pages changed again,
 //! except those already durable, and fails its flushes; a page whose slot it may have torn is written to
@@ -125,7 +126,7 @@ struct Round {
     synced: SideSet,
     /// The sides that were dirty when a group was copied.
     dirty_at_copy: SideSet,
-    /// The header at the begin of the round.
+    /// The header at the start of the round.
     header: Option<Header>,
     /// True if the header changed, or a page is written for the first time.
     writes_header: bool,

@@ -3,12 +3,12 @@
 //! 1. the caller extends the files and the live map's memory, and requests the growth (`Event::Grow`);
 //! 2. a record has the new size: that of the next commit, or a separate one if nothing is to be committed;
 //! 3. the live map gets the size, too (`MapGrown`);
-//! 4. the header follows with the next round, requests to the new sectors may come (`Report::Grown`).
+//! 4. the header follows with the next round, and requests to the new sectors are accepted (`Report::Grown`).
 //!
 //! After a crash past step 2 the volume is larger in its log than here, and past step 3 larger in the live
 //! map than in its header: both serve, and a repeated request continues the growth.
-//! Owns: the requested size. Does not own: files, the device. The name is a crash point. Upholds invariant
-//! 31 (`docs/invariants.md`).
+//! Owns: the requested size. Does not own: files, the device. The name is a crash point. Upholds invariant 31
+//! (`docs/invariants.md`).
 
 use holdfast_format::manifest::Manifest;
 

@@ -1,7 +1,7 @@
 //! Pace of writes while a commit is in progress: it slows writes down to the speed of the commits before
 //! the limit of dirty bytes stops them.
 //!
-//! The dirty bytes that the active side may have over time, from the begin of the seal:
+//! The dirty bytes that the active side may have over time, from the start of the seal:
 //!
 //! ```text
 //!  max_bytes  - - - - - - - - - - - - - - - - - - - +-----   the commit does not come: no pace, and writes

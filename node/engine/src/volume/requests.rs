@@ -4,7 +4,7 @@
 //! the effects of concurrent stores on each other's marks. Does not own: the plan of a request
 //! (`volume/read.rs`, `volume.rs`).
 //! Runs on: the ring thread of the volume.
-//! Invariants: a request is in one slot from its begin to its completion (8); if zeros and data are stored
+//! Invariants: a request is in one slot from its start to its completion (8); if zeros and data are stored
 //! concurrently in the same sectors, data counts (2).
 
 use std::collections::VecDeque;
