@@ -125,10 +125,10 @@ pub struct SectorMap<M> {
     counted: PerSide<u64>,
 }
 
-/// Returns the sectors of the map that begins with these bytes, if it is the volume's and of this version.
+/// Returns the size in sectors of the map with these first bytes.
 ///
 /// # Errors
-/// [`LiveMapError`] otherwise.
+/// [`LiveMapError`] if it is not the volume's, or has another version.
 pub fn sectors_of(map: &[u8], volume: &VolumeId) -> Result<u64, LiveMapError> {
     let head = map.get(..HEAD_BYTES as usize).ok_or(LiveMapError::Head)?;
     if head[..4] != MAGIC {

@@ -69,7 +69,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Returns the uncompressed bytes of one block's frame.
+    /// Returns the uncompressed size of one block's frame, in bytes.
     pub fn bytes(&self) -> usize {
         self.mask.count() as usize * SECTOR_BYTES as usize
     }
@@ -158,7 +158,7 @@ pub struct PackedFrames {
 }
 
 impl PackedFrames {
-    /// Returns their stored bytes.
+    /// Returns the number of their stored bytes.
     pub fn stored_bytes(&self) -> usize {
         self.body.len()
     }
@@ -296,7 +296,7 @@ impl SegmentBuilder {
         self.taken + self.body.len() as u64
     }
 
-    /// Returns the bytes that can be taken.
+    /// Returns the number of bytes that can be taken.
     pub fn ready(&self) -> usize {
         self.body.len()
     }
@@ -378,7 +378,7 @@ impl FrameIndex {
         Self { frames }
     }
 
-    /// Returns the bytes of its envelope in the segment.
+    /// Returns the size of its envelope in the segment, in bytes.
     fn stored_bytes(&self) -> usize {
         wire::ENVELOPE_BYTES + 4 + self.frames.len() * ENTRY_BYTES
     }

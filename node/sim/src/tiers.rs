@@ -117,7 +117,7 @@ struct Tier {
 }
 
 impl Tier {
-    /// Returns the bytes of its index.
+    /// Returns the size of its index in bytes.
     fn bytes(&self) -> f64 {
         match self.level {
             0 => self.entries * SEGMENT_ENTRY,

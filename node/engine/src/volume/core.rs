@@ -214,7 +214,7 @@ impl<M: Memory> Core<M> {
         self.dirty_bytes(side) >= self.seal_limit() || self.dirty[side].blocks.count() >= SEAL_BLOCKS
     }
 
-    /// Returns the dirty bytes at which a side is sealed.
+    /// Returns the number of dirty bytes at which a side is sealed.
     fn seal_limit(&self) -> u64 {
         let usual = self.limits.seal_bytes;
         if self.commits_soon { usual.min(COMMIT_SOON_BYTES) } else { usual }

@@ -71,7 +71,7 @@ impl CommitInProgress {
         now.saturating_sub(self.since) >= bound_ms
     }
 
-    /// Returns the dirty bytes that the active side may have now, of `max_bytes`.
+    /// Returns the number of dirty bytes that the active side may have now, of `max_bytes`.
     fn allowed(self, now: Millis, max_bytes: u64) -> u64 {
         if self.is_silent(now) {
             return max_bytes;

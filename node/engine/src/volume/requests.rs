@@ -184,7 +184,7 @@ impl RequestTable {
         self.paced.pop_front()
     }
 
-    /// Returns the bytes in flight to `side`.
+    /// Returns the number of bytes in flight to `side`.
     pub(super) fn storing_bytes(&self, side: Side) -> u64 {
         let requests = self.slots.iter().flatten();
         let storing = requests.filter(|request| request.op.is_write() && request.pending > 0);

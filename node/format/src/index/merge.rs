@@ -202,7 +202,7 @@ impl Merge {
         }
     }
 
-    /// Returns the bytes of the output that can be taken.
+    /// Returns the number of output bytes that can be taken.
     pub fn ready(&self) -> usize {
         self.writer.ready()
     }

@@ -138,7 +138,7 @@ impl RunWriter {
         self.pages.push((page[0].frame.block, bytes));
     }
 
-    /// Returns the bytes that can be taken.
+    /// Returns the number of bytes that can be taken.
     pub(super) fn ready(&self) -> usize {
         self.body.len()
     }

@@ -129,7 +129,7 @@ impl Labels {
     }
 }
 
-/// Returns the bytes of a label in a record.
+/// Returns the size of a label in a record, in bytes.
 fn bytes_of(name: &str, value: &str) -> usize {
     2 + name.len() + value.len()
 }

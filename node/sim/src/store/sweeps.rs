@@ -111,7 +111,7 @@ impl Store {
         Invariant::GarbageGoes.check(garbage.is_empty(), || format!("a sweep leaves {garbage:?}"));
     }
 
-    /// Checks that only the blocks on their ids are left of the removed volumes: the first record and the
+    /// Checks that the removed volumes left only the objects that reserve their ids: the first record and the
     /// tombstone of each, the truncation markers between them, and the marks of snapshots.
     pub(crate) fn check_all_removed(&self) {
         let left = self.keys();

@@ -63,7 +63,7 @@ impl World {
         self.tell(host, Event::CommitSoon(soon));
     }
 
-    /// Returns the sectors of the device of `host`.
+    /// Returns the size of the device of `host`, in sectors.
     pub(crate) fn device_sectors(&self, host: usize) -> Option<u64> {
         self.hosts[host].device.as_ref().map(|device| device.sectors)
     }

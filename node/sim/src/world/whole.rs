@@ -26,9 +26,9 @@ impl World {
         invariant.check(findings.is_empty(), || format!("a scrub finds {findings:?}"));
     }
 
-    /// Checks that a removed volume leaves only the blocks on its id: the first record, the tombstone, and
-    /// the truncation markers that explain missing records between them; and the marks of its snapshots,
-    /// without which it is not removed.
+    /// Checks that a removed volume leaves only the objects that reserve its id: the first record, the
+    /// tombstone, and the truncation markers that explain missing records between them; and the marks of its
+    /// snapshots, without which it is not removed.
     pub(crate) fn check_removal(&mut self) {
         self.check_behind_stays();
         let volume = self.store.volume().clone();
