@@ -205,7 +205,7 @@ impl Host {
         unreachable!("the last rate is none")
     }
 
-    /// Runs until then.
+    /// Runs until `until`.
     fn run(&mut self, until: Millis) {
         while let Some(first) = self.coming.first_entry()
             && first.key().0 <= until

@@ -4,7 +4,7 @@
 //! last flush round began, and the lifecycle. Does not own: any decision; those are made by the owners.
 //! Runs on: the ring thread of the volume.
 //! Invariants: sectors that become dirty in the map are added to `dirty` and `unflushed` at the same point
-//! (1, 8, 16).
+//! (1, 16).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::Runs;
