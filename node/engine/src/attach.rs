@@ -82,7 +82,7 @@ pub enum Foreign {
 pub enum Missing {
     /// No local files exist.
     Gone,
-    /// They belong to another writer.
+    /// They differ from that writer's data.
     Unlike(Foreign),
 }
 

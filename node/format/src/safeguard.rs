@@ -116,7 +116,7 @@ pub enum Safeguard {
     KnowHeldSectors,
     /// A fetch whose earlier attempt received some frames requests only the others.
     FetchTheRest,
-    /// A fork checks that its snapshot is not forgotten after its create record is stored.
+    /// After its create record is stored, a fork checks that its snapshot was not forgotten.
     AskIfForgotten,
     /// The answer that a fork got is stored in its log before the fork is reported.
     StoreVerdict,

@@ -104,7 +104,7 @@ pub struct Figures {
     pub largest_run_bytes: f64,
     /// Bytes of the largest checkpoint, if all fences have the maximum number of runs.
     pub root_bytes: u64,
-    /// The same for a record, without the chunks that it names once.
+    /// The same for a record, not counting the chunks that it names once.
     pub record_bytes_max: u64,
 }
 

@@ -41,9 +41,9 @@ fn reads_of_a_replaced_writer_may_fail() {
     run(10_159..10_160, 5, 20_000);
 }
 
-/// Regression, found by this seed: a host that had read the log of a new fork paused, and checked if its
-/// snapshot is forgotten after others had used the fork and truncated its log. The tombstone that it then
-/// created is not part of the log.
+/// Regression, found by this seed: a host read the log of a new fork, paused while others used the fork and
+/// truncated its log, and then checked if the fork's snapshot was forgotten. The tombstone that it created is
+/// not part of the log.
 #[test]
 fn a_fork_is_not_ended_after_its_log_was_truncated() {
     run(20_008..20_009, 3, 20_000);

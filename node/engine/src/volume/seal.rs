@@ -36,7 +36,7 @@ pub(super) enum Seal {
     Open,
     /// Operations planned before the swap still run on the sealed side.
     Draining(SideSet),
-    /// Nothing is in flight on the side; the round with this number makes the map durable first.
+    /// No write is in flight on the side; the round with this number makes the map durable first.
     Round(SideSet, u64),
     /// The dirty blocks are being listed for the upload.
     Listing(SideSet),
