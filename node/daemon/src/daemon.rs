@@ -4,7 +4,7 @@
 //! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM, or a successor asks (`handoff.rs`)
 //!   -> stop those -> end every task -> leave the devices QUIESCED -> release the lock
 //!   -> last traces and log lines
-//! where the host shuts down: -> stop those -> detach what is not in use -> leave the rest -> stop that
+//! host shutdown: -> stop those -> detach unused volumes -> leave the others -> stop them
 //! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
 //! the admin endpoint (metrics, readiness, log level) is served from the first moment on
 //! ```

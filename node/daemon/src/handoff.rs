@@ -1,7 +1,7 @@
 //! Handoff: a daemon that waits for the node's directories asks their current owner to leave.
 //!
 //! ```text
-//! successor: reads what is attached -> asks once a second, until it has the lock
+//! successor: reads the attached volumes -> asks once a second, until it has the lock
 //! owner:     the asking instance is younger -> answers -> ends as on SIGTERM: the devices wait QUIESCED
 //! ```
 //! A device thus only waits once the new version's image is present, its process runs and its configuration

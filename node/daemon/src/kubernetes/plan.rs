@@ -1,7 +1,7 @@
 //! Plans the next steps for one volume: a pure function of the observed facts.
 //!
 //! ```text
-//!            wanted                       grant withdrawn or deletion asked
+//!            wanted                       grant withdrawn or deletion requested
 //! Absent ------------> Claimed, attaching ------> Served ----------------> Detaching ----> Cleared
 //!                           ^                                                                ^
 //! claimed before the host was lost, not wanted any more: attach once more, commit, detach ---+

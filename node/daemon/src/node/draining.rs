@@ -1,7 +1,7 @@
 //! The drain of this node: meanwhile its volumes commit early, so that the final commit of each is small.
 //!
 //! ```text
-//! <run>/draining      there while the node is being drained (tmpfs)
+//! <run>/draining      exists while the node is being drained (tmpfs)
 //! ```
 //!
 //! Owns: that file, from which a restarted daemon resumes before it has asked the API server.

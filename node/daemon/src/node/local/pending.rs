@@ -1,9 +1,9 @@
 //! The log record that a writer is about to create: a successor retries it with the same bytes.
 //!
 //! ```text
-//! u64 seq    the record's place
-//! record     its bytes, its root included
-//! zeros      as many as the head of an envelope has: what follows is no root of it
+//! u64 seq    position of the record
+//! record     its bytes, including its root
+//! zeros      in the length of an envelope header, so that the remains cannot be read as its root
 //! remains    of older records
 //! ```
 //! Room for the largest record of a volume is allocated at its attach, twice: each record is written into the

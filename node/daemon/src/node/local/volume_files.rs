@@ -9,11 +9,11 @@
 //! <state>/volumes/<id>/map          the durable map
 //! <state>/volumes/<id>/pending      the log record about to be created (see `pending.rs`)
 //! <state>/volumes/<id>/pending.new  room for the next one
-//! <state>/trash/<id>/              what a volume left that is detached, being deleted
-//! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
+//! <state>/trash/<id>/              files of a detached volume, being deleted
+//! <state>/fenced/<id>-<epoch>/      un-uploaded data of a fenced writer
 //! <run>/lock  owner                 see `owner.rs`
 //! <run>/volumes.d/<id>/map          the live map (tmpfs)
-//! <run>/volumes.d/<id>/attached     what a restarted daemon needs to recover the device (tmpfs)
+//! <run>/volumes.d/<id>/attached     record for the recovery of the device by a restarted daemon (tmpfs)
 //! <run>/volumes.d/<id>/attached.new room for its next form
 //! ```
 //! Nothing else below `<run>` is removed, or read, except for records of earlier versions.

@@ -3,8 +3,8 @@
 //! ```text
 //! <run>/memory.d/<id>/table     head and words (`docs/formats/memory-volume.md`)
 //! <run>/memory.d/<id>/slabs     contents
-//! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
-//! <state>/memory.d/<id>/spill-<nonce>  pages that found no memory, where the volume may spill
+//! <run>/memory.d/<id>/attached  record for the recovery of the device by a restarted daemon; JSON
+//! <state>/memory.d/<id>/spill-<nonce>  pages that did not fit in memory, if the volume may spill
 //! ```
 //! The first three are in the tmpfs of the run directory: they outlive the daemon, and are lost when the host
 //! restarts; the next daemon then removes the spill file. The nonce belongs to the attach, so that an earlier

@@ -4,7 +4,7 @@
 //!   an attach                     the start of the daemon
 //!       |                                 |
 //!       v                                 v
-//!   Attaching ---> Serving <--------- Recovering     a failed try stays there
+//!   Attaching ---> Serving <--------- Recovering     a failed attempt stays there
 //!     |     \      |     ^            /   |   \
 //!     |      v     |     |           /    |    \
 //!     |   Unserved <-----|----------'     |     |    without a device
