@@ -578,7 +578,7 @@ impl CsiService {
         self.lock().take();
     }
 
-    /// Starts it again after [`CsiService::kill`].
+    /// Restarts it after [`CsiService::kill`].
     ///
     /// # Errors
     /// If it is running, or does not respond in time.

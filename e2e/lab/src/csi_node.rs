@@ -87,7 +87,7 @@ impl CsiNode {
         self.vm.wait(PROGRAM, STOP_LIMIT).map(drop)
     }
 
-    /// Starts it again after [`CsiNode::kill`], and waits until it listens.
+    /// Restarts it after [`CsiNode::kill`], and waits until it listens.
     ///
     /// # Errors
     /// If it does not start.

@@ -4,7 +4,7 @@ use std::io::{BufRead, Read};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Maximum length of a header, in bytes.
+/// Maximum length of a head, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// The first line and the headers of a message.
@@ -15,7 +15,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads a header; `None` if the connection ended before one began.
+    /// Reads a head; `None` if the connection ended before one began.
     pub(super) fn read(from: &mut impl BufRead) -> Result<Option<Self>> {
         let mut lines = Vec::new();
         let mut bytes = 0;
@@ -95,7 +95,7 @@ impl Head {
 /// A server's response on a connection that ends with it.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// Its header, without the field about the connection's end.
+    /// Its head, without the field about the connection's end.
     pub(super) head: Head,
     /// Its encoded body.
     pub(super) body: Vec<u8>,

@@ -455,7 +455,7 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
         }
         Some(Misfit::Other) | None => {}
     }
-    // A served volume waits for short times, and has conditions of its own for that.
+    // A served volume's waits are temporary, and have conditions of their own.
     let message = facts.here.as_ref().and_then(|here| here.message.clone());
     if let Some(message) = message.filter(|_| reason != ATTACHED) {
         return message;

@@ -547,7 +547,7 @@ pub(crate) enum LocalDamage {
         /// Its expected length.
         expected: usize,
     },
-    /// The header of a memory volume's table.
+    /// The head of a memory volume's table.
     #[error(transparent)]
     MemoryHead(#[from] HeadError),
     /// The entries of a memory volume's table.

@@ -37,9 +37,9 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported>;
     /// Returns the ids of all devices of the host.
     fn list(&self) -> Result<Vec<u32>, ControlError>;
-    /// Returns the maximum queues of a new device: each has at least two of the daemon's processors. A
-    /// processor that goes offline as the last one of its queue waits for that queue's requests, and a
-    /// starting daemon then waits for the processor (`docs/kernels.md`).
+    /// Returns the maximum number of queues of a new device: each has at least two of the daemon's
+    /// processors. A processor that goes offline as the last one of its queue waits for that queue's
+    /// requests, and a starting daemon then waits for the processor (`docs/kernels.md`).
     fn most_queues(&self) -> u16;
     /// Returns the description of any device.
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError>;

@@ -44,7 +44,7 @@ use crate::node::run_blocking::blocking;
 const REMIND_EVERY: Duration = Duration::from_secs(300);
 /// `f_type` of a tmpfs. Source: `linux/magic.h`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// Changes with every start of the host. Source: random(4).
+/// Changes at every boot of the host. Source: random(4).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The right to use the directories of a node.

@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! <state>/lock  run                 see `owner.rs`
-//! <state>/installation              16 random bytes: whose devices are ours
+//! <state>/installation              16 random bytes that identify our devices
 //! <state>/slab.data  zeros.data     shared by all volumes
 //! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
 //! <state>/volumes/<id>/b.data       side B
 //! <state>/volumes/<id>/map          the durable map
 //! <state>/volumes/<id>/pending      the log record about to be created (see `pending.rs`)
-//! <state>/volumes/<id>/pending.new  room for the next one
+//! <state>/volumes/<id>/pending.new  space for the next one
 //! <state>/trash/<id>/              files of a detached volume, being deleted
 //! <state>/fenced/<id>-<epoch>/      un-uploaded data of a fenced writer
 //! <run>/lock  owner                 see `owner.rs`
 //! <run>/volumes.d/<id>/map          the live map (tmpfs)
 //! <run>/volumes.d/<id>/attached     record for the recovery of the device by a restarted daemon (tmpfs)
-//! <run>/volumes.d/<id>/attached.new room for its next form
+//! <run>/volumes.d/<id>/attached.new space for its next version
 //! ```
 //! Nothing else below `<run>` is removed, or read, except for records of earlier versions.
 
@@ -345,7 +345,7 @@ impl Local {
         let path = self.dir().join(KEPT_LIVE_MAP);
         let copied = fs::copy(self.live_map_path(), &path).and_then(|_| File::open(&path)?.sync_all());
         if copied.is_err() {
-            // A partial map is useless; if even this fails, it stays.
+            // A partial map is useless. The removal fails if no file was created.
             drop(fs::remove_file(&path));
         }
         copied.map_err(file(&path, "written"))

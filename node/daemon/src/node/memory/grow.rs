@@ -1,15 +1,15 @@
 //! Growth of a served memory volume: its files, its record, its pages, its device, in this order.
 //!
-//! 1. the volume counts with its new shape, if the limits of the node allow that; the room of the filesystems
-//!    is checked;
-//! 2. the files are made long enough;
-//! 3. the record says the new shape, and then the head of the table: a daemon that restarts from here on
-//!    recovers it and does the rest;
+//! 1. the volume counts with its new shape, if the node's limits permit that; the filesystems' free space is
+//!    checked;
+//! 2. the files are extended;
+//! 3. the new shape is written to the record, and then to the head of the table: a daemon that restarts from
+//!    here on recovers it and completes the growth;
 //! 4. the ring threads use the new shape;
-//! 5. the kernel makes the device larger: requests to the new sectors come from then on.
+//! 5. the kernel grows the device: requests to the new sectors may arrive from then on.
 //!
-//! On failure: the volume serves as before. Before its record says the new shape nothing is left of it; after
-//! that the next growth, which is for no less, continues.
+//! On failure: the volume serves as before. A growth that failed before its record was written is undone;
+//! afterwards the next growth, to the same shape or a larger one, resumes it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -52,12 +52,12 @@ pub(in crate::node) struct MemoryRecord {
     /// The uid of its Volume object; `None` if a user attached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) owner: Option<String>,
-    /// A growth in progress: the table gets this header, but may still have the previous one.
+    /// A growth in progress: the table gets this head, but may still have the previous one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     growth: Option<RecordedGrowth>,
 }
 
-/// The header of a table as recorded; size and nonce are those of the record.
+/// The head of a table as recorded; size and nonce are those of the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordedGrowth {
@@ -71,14 +71,14 @@ impl MemoryRecord {
         Self { version: VERSION, tag, sectors, nonce, epoch, owner, growth: None }
     }
 
-    /// Returns the record of the volume while its header changes to this one.
+    /// Returns the record of the volume while its head changes to this one.
     fn growing(self, head: &TableHead) -> Self {
         let &TableHead { pages, slabs, codec, nonce: _, spill_pages } = head;
         let growth = RecordedGrowth { slabs, spill_pages, zstd: codec == PageCodec::Zstd };
         Self { sectors: pages, growth: Some(growth), ..self }
     }
 
-    /// Returns the header to be written by a growth.
+    /// Returns the head to be written by a growth.
     fn head(&self) -> Option<TableHead> {
         self.growth.as_ref().map(|&RecordedGrowth { slabs, spill_pages, zstd }| TableHead {
             pages: self.sectors,
@@ -310,7 +310,7 @@ impl MemoryLocal {
         Ok(())
     }
 
-    /// Truncates the files to the lengths of a volume with this header.
+    /// Truncates the files to the lengths of a volume with this head.
     fn shorten(&self, head: &TableHead) -> Result<(), NodeError> {
         let (table, slabs) = self.open_memory()?;
         cut(&table, &self.table_path(), table_bytes(head))?;
@@ -364,7 +364,7 @@ impl MemoryLocal {
         self.allocate(&table, &slabs, to)
     }
 
-    /// Writes the recorded header. Afterwards every release can read the record.
+    /// Writes the recorded head. Afterwards every release can read the record.
     fn end_growth(&self, table: &File, record: &MemoryRecord, to: &TableHead) -> Result<(), NodeError> {
         self.write_head(table, to)?;
         self.remember(&MemoryRecord { growth: None, ..record.clone() })
@@ -402,14 +402,14 @@ impl MemoryLocal {
         self.dir.try_exists().map_err(file(&self.dir, "looked for"))
     }
 
-    /// Returns the header of the table; `None` if it is unreadable.
+    /// Returns the head of the table; `None` if it is unreadable.
     fn head(&self) -> Option<TableHead> {
         let mut head = [0; HEAD_BYTES];
         File::open(self.table_path()).and_then(|table| table.read_exact_at(&mut head, 0)).ok()?;
         TableHead::decode(&head, &self.volume).ok()
     }
 
-    /// Returns the header to be written by a growth, or that of the table; `None` if neither is readable.
+    /// Returns the head to be written by a growth, or that of the table; `None` if neither is readable.
     fn recorded_head(&self) -> Option<TableHead> {
         self.record().ok().flatten().and_then(|record| record.head()).or_else(|| self.head())
     }

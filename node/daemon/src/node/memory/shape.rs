@@ -113,7 +113,7 @@ impl MemoryShape {
         Ok(grown)
     }
 
-    /// Returns its header.
+    /// Returns its head.
     pub(super) const fn head(&self, nonce: u64) -> TableHead {
         let &Self { pages, slabs, codec, spill_pages } = self;
         TableHead { pages, slabs, codec, nonce, spill_pages }

@@ -12,7 +12,7 @@
 //!     |      v   | v     |                |     |
 //!     |    Detaching ----'  <-------------'     |    the previous process was detaching it
 //!     v      v                                  |
-//!     Detached <--------------------------------'    nothing was served from it
+//!     Detached <--------------------------------'    it never served
 //!
 //!   Evicting: local files of a volume that is not attached are cleared
 //! ```

@@ -101,7 +101,7 @@ fn a_growth_that_failed_half_way_is_made_and_not_undone() {
         grow(limited(128 << 10)).await.unwrap();
         assert_eq!(slabs(), 128 << 10);
     });
-    // The record has the growth but the header does not, as after a kill in between.
+    // The record has the growth but the head does not, as after a kill in between.
     let mut value: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
     value["growth"] = json!({ "slabs": 3, "spill_pages": 0, "zstd": false });
     fs::write(&record, value.to_string()).unwrap();
