@@ -1,6 +1,6 @@
 //! The node's disk is full, cannot read, or cannot flush: writes wait and do not fail; data that is also in
-//! the store is read from there; data that is not fails reads and is never omitted from an upload; and a
-//! flush that failed is not reported as completed, even if the next one succeeds.
+//! the store is read from there; reads of other unreadable data fail, and no upload omits it; and a failed
+//! flush is not reported as completed, even if the next one succeeds.
 
 use std::ops::Range;
 use std::sync::Arc;
