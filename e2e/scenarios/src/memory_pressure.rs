@@ -188,7 +188,7 @@ fn memory(vm: &Vm) -> Result<String> {
     Ok(found.trim().to_owned())
 }
 
-/// When memory is short, an unmarked thread may wait for a device that its own process serves; the next
+/// An unmarked thread may wait, when memory is short, for a device that its own process serves; the next
 /// daemon depends on the keeper.
 fn every_thread_is_an_io_flusher(vm: &Vm) -> Result<()> {
     // `PF_MEMALLOC_NOIO` in the flags of `stat`, which `PR_SET_IO_FLUSHER` sets.
