@@ -35,7 +35,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// When memory is short, an unmarked thread may wait for a device that its own process serves.
+/// An unmarked thread may wait, when memory is short, for a device that its own process serves.
 fn every_thread_is_an_io_flusher(node: &Node) -> Result<()> {
     // `PF_MEMALLOC_NOIO` in the flags of `stat`, which `PR_SET_IO_FLUSHER` sets.
     let script = "cd /proc/$(pgrep -x holdfast-node)/task; for task in *; do \
