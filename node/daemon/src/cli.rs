@@ -124,7 +124,7 @@ enum Command {
         /// The daemon's run directory
         #[arg(long, value_name = "PATH", default_value = DEFAULT_RUN_DIR, env = "HOLDFAST_RUN_DIR")]
         run_dir: PathBuf,
-        /// Exit with the last connection; for the daemon's own use
+        /// Exit after the last connection is closed; for the daemon's own use
         #[arg(long = KEEPER_FOR_DAEMON, hide = true)]
         for_daemon: bool,
     },

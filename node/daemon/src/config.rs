@@ -208,7 +208,7 @@ impl Config {
             Control::Kubernetes
         } else {
             if stores.is_empty() {
-                // An empty or truncated file would otherwise start a daemon without any use.
+                // An empty or truncated file would otherwise start a useless daemon.
                 let problem = "no store is named, so nothing could be attached; add a section [stores.NAME], or write \
                                `kubernetes = true`; the file may be cut off";
                 return Err(source.error("stores", problem.to_owned()));
