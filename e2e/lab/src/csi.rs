@@ -341,7 +341,7 @@ impl Csi {
         self.publish_as(volume, node, &Use::mounted("ext4"), limit)
     }
 
-    /// The same for another use.
+    /// Does the same for another use.
     ///
     /// # Errors
     /// If the driver is unreachable.

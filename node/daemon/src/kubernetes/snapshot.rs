@@ -185,7 +185,7 @@ fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bo
         || ready(status) != ready(before)
 }
 
-/// The resource version makes the write fail if the operator asks another node in the meantime.
+/// Writes the status. The resource version makes this fail if the operator has asked another node.
 async fn write<V>(
     snapshot: &VolumeSnapshot,
     status: &VolumeSnapshotStatus,
