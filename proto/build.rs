@@ -1,4 +1,4 @@
-//! Generates the Rust of the `.proto` files, without a protobuf compiler.
+//! Generates Rust from the `.proto` files, without a protobuf compiler.
 
 use std::error::Error;
 

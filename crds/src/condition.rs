@@ -1,10 +1,10 @@
-//! Conditions: their types and reasons, one entry for each type, with a stable transition time.
+//! Condition types and reasons; each type has one entry with a stable transition time.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// Condition type. Of an ObjectStore: the bucket answers, can be listed, and creates a key once only. Of a
-/// StorageNode: its daemon runs, and at least one transport can be used. Of a VolumeSnapshot: it is
-/// taken. Of a VolumeGroupSnapshot: all of its VolumeSnapshots are.
+/// Condition type. ObjectStore: the bucket answers, can be listed, and rejects a second create of the same key.
+/// StorageNode: its daemon runs, and at least one transport is available. VolumeSnapshot: the snapshot is taken.
+/// VolumeGroupSnapshot: all of its VolumeSnapshots are ready.
 pub const READY: &str = "Ready";
 
 /// Condition of a StorageNode without ublk: a keeper holds the connections of all its devices.
@@ -12,31 +12,31 @@ pub const DEVICES_KEPT: &str = "DevicesKept";
 
 /// Condition of a Volume: it exists in its object store.
 pub const PROVISIONED: &str = "Provisioned";
-/// Condition of a Volume: the request of `spec.nodeName` is granted.
+/// Condition of a Volume: the operator granted the request in `spec.nodeName`.
 pub const ASSIGNED: &str = "Assigned";
-/// Reason of [`ASSIGNED`]: the node of the spec may serve the volume.
+/// Reason of [`ASSIGNED`]: the node named in the spec may serve the volume.
 pub const GRANTED: &str = "Granted";
-/// Reason of [`ASSIGNED`]: so may a node that has no StorageNode.
+/// Reason of [`ASSIGNED`]: granted to a node that has no StorageNode.
 pub const NODE_UNKNOWN: &str = "NodeUnknown";
 /// Condition of a Volume: the attached device has the size of the spec.
 pub const RESIZED: &str = "Resized";
-/// Condition of a Volume: a node was force-detached, and what it had not uploaded is missing.
+/// Condition of a Volume: a node was force-detached, and its unuploaded writes are missing.
 pub const DATA_LOST: &str = "UnuploadedDataLost";
-/// Condition of a Volume that a node is to serve: it does.
+/// Condition of a Volume with a requested node: the node serves the volume.
 pub const ATTACHED: &str = "Attached";
-/// Condition of a served Volume: the object store answers the node.
+/// Condition of a served Volume: the node reaches the object store.
 pub const STORE_REACHABLE: &str = "StoreReachable";
-/// Condition of a served Volume: writes do not wait.
+/// Condition of a served Volume: writes are not blocked.
 pub const WRITABLE: &str = "Writable";
-/// Condition of a served Volume: what is to be uploaded can be read.
+/// Condition of a served Volume: local data that is pending upload can be read.
 pub const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
 /// Condition of a served Volume: no sync of the local disk failed since the attach.
 pub const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
-/// Condition of a memory Volume: content that it had is lost.
+/// Condition of a memory Volume: its earlier content is lost.
 pub const CONTENT_LOST: &str = "ContentLost";
-/// Reason of [`CONTENT_LOST`]: its node detached the volume, as it was asked to.
+/// Reason of [`CONTENT_LOST`]: the node detached the volume on request.
 pub const CONTENT_DROPPED: &str = "Detached";
-/// Conditions by which the daemon reports faults that users of the volume notice.
+/// Conditions in which the daemon reports faults that affect the volume's users.
 pub const SERVING_CONDITIONS: [&str; 4] =
     [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY];
 
@@ -47,12 +47,12 @@ pub enum ConditionStatus {
     True,
     /// The condition does not hold; reason and message say why.
     False,
-    /// Not observed yet, or no longer observable.
+    /// Not observed yet, or can no longer be observed.
     Unknown,
 }
 
 impl ConditionStatus {
-    /// The word the API uses.
+    /// Returns the API's name of the status.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -62,30 +62,30 @@ impl ConditionStatus {
     }
 }
 
-/// Finds the condition of one type.
+/// Returns the condition of the given type, if present.
 pub fn find_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// True when the condition of this type is present and holds.
+/// Returns true if the condition of the given type is present and `True`.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     find_condition(conditions, type_).is_some_and(|condition| condition.status == "True")
 }
 
-/// Makes the conditions of one report on an object.
+/// Builds the conditions of one status report.
 #[derive(Clone, Copy, Debug)]
 pub struct ConditionBuilder<'a> {
-    /// The conditions that the object has.
+    /// Conditions currently in the object's status.
     pub previous: &'a [Condition],
-    /// Generation of the spec the report refers to.
+    /// Generation of the spec that the report refers to.
     pub observed_generation: Option<i64>,
-    /// The time of the report.
+    /// Time of the report.
     pub now: &'a Time,
 }
 
 impl ConditionBuilder<'_> {
-    /// A condition. Its transition time stays as it was unless the status changed, so that writing an
-    /// unchanged condition again changes nothing.
+    /// Builds a condition. The transition time changes only when the status changes, so rewriting an unchanged condition is
+    /// a no-op.
     pub fn build(
         &self,
         type_: &str,

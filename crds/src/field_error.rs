@@ -1,14 +1,14 @@
-//! The error of a field whose value cannot be used.
+//! Error for a field with an invalid value.
 
-/// A field of a resource holds a value that cannot be used. Display names the field, the problem and the fix.
+/// A field of a resource has an invalid value. Display names the field, the problem and the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}; {fix}")]
 pub struct FieldError {
     /// Path of the field as the user writes it, for example `spec.size`.
     pub field: &'static str,
-    /// The fault of the value.
+    /// Problem with the value.
     pub problem: String,
-    /// The remedy: a value to write instead.
+    /// Fix: a valid value to write instead.
     pub fix: String,
 }
 

@@ -1,12 +1,12 @@
 //! The `storage.holdfast.dev` custom resources.
 //!
 //! Owns: the Rust types of the API, the rules the API server enforces (CEL), the generated YAML in
-//! `crds/*.yaml`, and the parsing of field values into typed ones; sizes and durations are written alike in
-//! the daemon's configuration.
-//! Does not own: what the operator and the node daemon do with a resource.
-//! Invariants: everything the API server accepts also parses here; `crds/*.yaml` is what these types generate
+//! `crds/*.yaml`, and the parsing of field values into typed ones. The daemon's configuration uses the same
+//! syntax for sizes and durations.
+//! Does not own: the operator's and the node daemon's reaction to a resource.
+//! Invariants: every object the API server accepts also parses here; `crds/*.yaml` matches these types
 //! (`cargo run -p holdfast-crds --bin generate-crds` writes it, a test compares it).
-//! On failure: a [`FieldError`] that names the field, what is wrong with it, and the fix.
+//! On failure: a [`FieldError`] with the field, the problem and the fix.
 
 #![expect(
     unreachable_pub,
@@ -64,13 +64,13 @@ pub use volume_snapshot::{
 /// API group of every kind in this crate.
 pub const GROUP: &str = "storage.holdfast.dev";
 
-/// Finalizer the operator holds on a Volume until its objects are gone.
+/// Finalizer that the operator holds on a Volume until its objects are deleted.
 pub const VOLUME_FINALIZER: &str = "holdfast.dev/volume";
 
-/// Finalizer the operator holds on a VolumeSnapshot until the snapshot is forgotten.
+/// Finalizer that the operator holds on a VolumeSnapshot until the snapshot is forgotten.
 pub const SNAPSHOT_FINALIZER: &str = "holdfast.dev/snapshot";
 
-/// Finalizer the operator holds on a VolumeGroupSnapshot until its VolumeSnapshots are gone.
+/// Finalizer that the operator holds on a VolumeGroupSnapshot until its VolumeSnapshots are deleted.
 pub const GROUP_SNAPSHOT_FINALIZER: &str = "holdfast.dev/group-snapshot";
 
 /// Server-side-apply field manager of the operator.

@@ -1,4 +1,4 @@
-//! Limits of a volume's requests, as its spec has them.
+//! Request limits of a volume, as written in its spec.
 
 use std::ops::RangeInclusive;
 
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::quantity::ByteSize;
 use crate::{FieldError, InvalidQuantity};
 
-/// Requests that a volume may be limited to in a second.
+/// Valid limits for requests per second.
 pub const IOPS_LIMITS: RangeInclusive<u64> = 10..=10_000_000;
 
-/// Bytes that a volume may be limited to in a second. The least is the longest request.
+/// Valid limits for bytes per second. The minimum is the size of the longest request.
 pub const THROUGHPUT_LIMITS: RangeInclusive<u64> = 1 << 20..=1 << 40;
 
 const IOPS: &str = "spec.limits.iops";
@@ -20,16 +20,16 @@ const IOPS_FIX: &str = "write a whole number from 10 to 10000000, such as 3000";
 const THROUGHPUT_FIX: &str =
     "write bytes per second from 1Mi to 1Ti, a whole number with an optional suffix, such as 125Mi";
 
-/// Limits of a volume's requests. What is absent is not limited.
+/// Limits on a volume's requests. An absent field means no limit.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeLimits {
-    /// Most requests (reads, writes, discards) in a second: 10 to 10000000.
+    /// Maximum requests (reads, writes, discards) per second: 10 to 10000000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = kube::core::Rule::new("self >= 10 && self <= 10000000")
         .message("spec.limits.iops must lie between 10 and 10000000: write for example 3000, or remove it for no limit"))]
     pub iops: Option<i64>,
-    /// Most bytes that reads and writes move in a second: a whole number with an optional suffix (`125Mi`), from 1Mi to 1Ti.
+    /// Maximum bytes per second moved by reads and writes: a whole number with an optional suffix (`125Mi`), from 1Mi to 1Ti.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('1Ti')) <= 0")
@@ -38,7 +38,7 @@ pub struct VolumeLimits {
 }
 
 impl VolumeLimits {
-    /// Most requests in a second; none: no limit.
+    /// Returns the maximum requests per second; `None` means no limit.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.limits.iops`.
@@ -50,7 +50,7 @@ impl VolumeLimits {
         }
     }
 
-    /// Most bytes in a second; none: no limit.
+    /// Returns the maximum bytes per second; `None` means no limit.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.limits.throughput`.
@@ -64,7 +64,7 @@ impl VolumeLimits {
         Err(FieldError::new(THROUGHPUT, problem, THROUGHPUT_FIX))
     }
 
-    /// Reads `iops` as a parameter of a class has it: a text.
+    /// Parses `iops` from the text of a StorageClass parameter.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.limits.iops`.

@@ -1,22 +1,22 @@
-//! Memory, and bytes of the disk, that a memory volume may take, as its node promises them.
+//! Memory and disk space that a node reserves for a memory volume.
 //!
-//! The daemon that allocates them has the same sums (`node/daemon/src/node/memory/shape.rs`), by a test there.
+//! A test in the daemon compares its sums with these (`node/daemon/src/node/memory/shape.rs`).
 
-/// Bytes of a page.
+/// Page size in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// Bytes of the table's head.
+/// Bytes of the table's header.
 const HEAD_BYTES: u64 = 4096;
-/// Bytes of the table for each page.
+/// Bytes of the table per page.
 const WORD_BYTES: u64 = 8;
-/// Bytes of a slab.
+/// Memory slab size in bytes.
 const SLAB_BYTES: u64 = 64 << 10;
-/// Slabs that may be partly used: one for each length of slots.
+/// Maximum number of partly used slabs: one per slot length.
 const PARTIAL_SLABS: u64 = 64;
-/// Bytes of the buffers of a device's requests.
+/// Bytes of a device's request buffers.
 const BUFFER_BYTES: u64 = 8 << 20;
 
-/// The most memory that a memory volume may take, in bytes: the buffers of its requests, its table, and slabs
-/// up to its limit, or for any content where it has none.
+/// Returns the maximum memory of a memory volume in bytes: its request buffers, its table, and slabs up to its limit or,
+/// without a limit, for incompressible content.
 #[must_use]
 pub fn most_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
     let pages = size_bytes / PAGE_BYTES;
@@ -25,8 +25,8 @@ pub fn most_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
     BUFFER_BYTES + HEAD_BYTES + pages * WORD_BYTES + slabs * SLAB_BYTES
 }
 
-/// The most bytes of the state disk that pages without memory may take, for a volume that may have `spill_bytes`
-/// of it: at most all of its pages. 0 for a volume that may have none.
+/// Returns the maximum disk space for a volume's spilled pages in bytes: `spill_bytes`, but at most all of its pages; 0
+/// without `spill_bytes`.
 #[must_use]
 pub fn most_spill_bytes(size_bytes: u64, spill_bytes: Option<u64>) -> u64 {
     spill_bytes.map_or(0, |spill| spill.next_multiple_of(PAGE_BYTES).min(size_bytes))

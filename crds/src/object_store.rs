@@ -1,4 +1,4 @@
-//! `ObjectStore`: a bucket, how to reach it, and whether it is fit for volumes.
+//! `ObjectStore`: a bucket, its access settings, and its suitability for volumes.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use crate::FieldError;
 use crate::quantity::duration_within;
 
-/// Bounds of `spec.sweep.interval`.
+/// Lower bound of `spec.sweep.interval`.
 const MIN_SWEEP_INTERVAL: Duration = Duration::from_mins(10);
-/// Bounds of `spec.sweep.grace`: an upload must never be older.
+/// Lower bound of `spec.sweep.grace`: every upload must finish within the grace.
 const MIN_SWEEP_GRACE: Duration = Duration::from_hours(1);
-/// Upper bound of both, and of `spec.keepDeleted`: a year.
+/// Upper bound of both, and of `spec.keepDeleted`: one year.
 const MAX_SWEEP_SPAN: Duration = Duration::from_hours(8760);
 
-/// A bucket on Amazon S3 or a server that speaks its protocol.
+/// A bucket on Amazon S3 or on a server that speaks the S3 protocol.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "storage.holdfast.dev",
@@ -50,7 +50,7 @@ pub struct ObjectStoreSpec {
     #[x_kube(validation = kube::core::Rule::new("self.matches('^https?://[^/ ]+/?$')")
         .message("spec.endpoint must be a URL without a path: write for example `https://s3.example.com:9000`"))]
     pub endpoint: Option<String>,
-    /// Region the requests are signed for.
+    /// Region for request signing.
     #[serde(default = "default_region")]
     #[schemars(length(min = 1, max = 64))]
     pub region: String,
@@ -73,22 +73,22 @@ pub struct ObjectStoreSpec {
             .message("spec.prefix is immutable: create another ObjectStore"),
     )]
     pub prefix: String,
-    /// Put the bucket into the path of the URL instead of its host name. Most servers other than Amazon S3 want this.
+    /// Puts the bucket into the URL's path instead of its host name. Most servers other than Amazon S3 require this.
     #[serde(default)]
     pub path_style: bool,
-    /// Certificates (PEM) to trust for `endpoint`, inline. Absent: the system's.
+    /// CA certificates (PEM) trusted for `endpoint`, inline. Absent: the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 131072))]
     pub ca_bundle: Option<String>,
-    /// Certificates (PEM) to trust for `endpoint`, from a Secret.
+    /// CA certificates (PEM) trusted for `endpoint`, from a Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle_ref: Option<SecretKeyRef>,
     /// Source of the credentials.
     pub credentials: Credentials,
-    /// Deletion of the objects in the bucket that no volume and no snapshot needs any more.
+    /// Deletion of objects in the bucket that no volume or snapshot needs any more.
     #[serde(default)]
     pub sweep: Sweep,
-    /// Time for which the objects of a deleted Volume are kept, so that it can be taken back with `spec.source.existing`; the sweep after it removes them. `0s`: they are removed at once.
+    /// Retention time for the objects of a deleted Volume. Until it ends, `spec.source.existing` can adopt the volume again; the next sweep then deletes the objects. `0s`: deletes them immediately.
     #[serde(default = "default_day")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -101,7 +101,7 @@ pub struct ObjectStoreSpec {
 }
 
 impl ObjectStoreSpec {
-    /// The time for which the objects of a deleted Volume are kept.
+    /// Returns the retention time for the objects of a deleted Volume.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.keepDeleted`.
@@ -114,11 +114,11 @@ fn default_region() -> String {
     "us-east-1".to_owned()
 }
 
-/// Schedule of the sweeps, which delete the objects that no volume and no snapshot needs any more.
+/// Schedule of the sweeps, which delete objects that no volume or snapshot needs any more.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sweep {
-    /// Time from the end of a sweep to the next one: `24h` or `1h30m`.
+    /// Time from the end of one sweep to the start of the next: `24h` or `1h30m`.
     #[serde(default = "default_day")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -128,7 +128,7 @@ pub struct Sweep {
             .message("spec.sweep.interval must lie between 10m and 8760h: write for example `24h`, or set spec.sweep.suspend"),
     )]
     pub interval: String,
-    /// Age below which no object is deleted, by the server's clock.
+    /// Minimum age of an object before a sweep deletes it, by the server's clock.
     #[serde(default = "default_day")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -138,13 +138,13 @@ pub struct Sweep {
             .message("spec.sweep.grace must lie between 1h and 8760h: write for example `24h`"),
     )]
     pub grace: String,
-    /// Begins no sweep. One that runs ends by itself.
+    /// Starts no further sweep. A running sweep completes.
     #[serde(default)]
     pub suspend: bool,
-    /// Only counts what a sweep would delete, in `status.sweep`. The trash is not emptied either.
+    /// Only reports in `status.sweep` what a sweep would delete. Does not empty the trash.
     #[serde(default)]
     pub dry_run: bool,
-    /// Most objects that one sweep deletes. Absent: no limit.
+    /// Maximum number of objects that one sweep deletes. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>", range(min = 1))]
     pub max_objects: Option<u64>,
@@ -167,7 +167,7 @@ impl Default for Sweep {
 }
 
 impl Sweep {
-    /// The time between two sweeps.
+    /// Returns the time between two sweeps.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.sweep.interval`.
@@ -175,7 +175,7 @@ impl Sweep {
         duration_within("spec.sweep.interval", &self.interval, MIN_SWEEP_INTERVAL..=MAX_SWEEP_SPAN, "24h")
     }
 
-    /// The age below which no object is deleted.
+    /// Returns the minimum age of an object before a sweep deletes it.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.sweep.grace`.
@@ -190,15 +190,15 @@ impl Sweep {
 pub enum Credentials {
     /// From a Secret with the keys `accessKeyId`, `secretAccessKey` and, optionally, `sessionToken`.
     SecretRef(SecretRef),
-    /// As the AWS SDK finds them: environment variables of the process (`AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`), EKS Pod Identity, or the role of the machine.
+    /// From the AWS SDK's default chain: environment variables of the process (`AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`), EKS Pod Identity, or the instance role.
     Environment(EnvironmentCredentials),
-    /// From a web identity token mounted into the pod (IRSA: `AWS_ROLE_ARN`, `AWS_WEB_IDENTITY_TOKEN_FILE`, for which the
-    /// chart's `storeCredentials.serviceAccountAnnotations` ask).
+    /// From a web identity token mounted into the pod (IRSA: `AWS_ROLE_ARN`, `AWS_WEB_IDENTITY_TOKEN_FILE`; set the chart's
+    /// `storeCredentials.serviceAccountAnnotations` to get them).
     WebIdentity(WebIdentity),
 }
 
-/// A Secret.
+/// Reference to a Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct SecretRef {
     /// Name of the Secret.
@@ -209,7 +209,7 @@ pub struct SecretRef {
     pub namespace: String,
 }
 
-/// One key of a Secret.
+/// Reference to one key of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct SecretKeyRef {
     /// Name of the Secret.
@@ -227,7 +227,7 @@ pub struct SecretKeyRef {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct EnvironmentCredentials {}
 
-/// No parameters: the pod's service account says which role.
+/// No parameters: the pod's service account determines the role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct WebIdentity {}
 
@@ -235,19 +235,19 @@ pub struct WebIdentity {}
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStoreStatus {
-    /// Generation of the spec this status refers to.
+    /// Generation of the spec that this status refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Time of the last probe of the bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_probe_time: Option<Time>,
-    /// Changes when a Secret that the spec names changes: their uids and resource versions. Node daemons read them again then.
+    /// Changes when a Secret named in the spec changes: the Secrets' uids and resource versions. Node daemons then read the Secrets again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_version: Option<String>,
-    /// Result of the last sweep that came to its end.
+    /// Result of the last completed sweep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sweep: Option<SweepStatus>,
-    /// `Ready`: the bucket answers, can be listed, and creates a key once only.
+    /// `Ready`: the bucket answers, can be listed, and rejects a second create of the same key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -257,31 +257,31 @@ pub struct ObjectStoreStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SweepStatus {
-    /// Time at which it ended.
+    /// Time at which the sweep ended.
     pub time: Time,
-    /// Volumes found, removed ones too.
+    /// Number of volumes found, including deleted ones.
     #[schemars(with = "i64")]
     pub volumes: u64,
-    /// Bytes of the objects that stay.
+    /// Bytes of the retained objects.
     #[schemars(with = "i64")]
     pub kept_bytes: u64,
-    /// Bytes of the objects that nothing needs, those that were deleted too.
+    /// Bytes of the garbage, including the objects that were deleted.
     #[schemars(with = "i64")]
     pub garbage_bytes: u64,
-    /// Objects that were deleted.
+    /// Number of deleted objects.
     #[schemars(with = "i64")]
     pub deleted_objects: u64,
-    /// Their bytes.
+    /// Bytes of the deleted objects.
     #[schemars(with = "i64")]
     pub deleted_bytes: u64,
-    /// Time at which the oldest of the garbage that is left was stored. Absent: none is left.
+    /// Time at which the oldest remaining garbage was stored. Absent: no garbage remains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest_garbage: Option<Time>,
-    /// Deleted volumes in the trash: their objects are kept, and among those that stay.
+    /// Number of deleted volumes in the trash. Their objects count as retained.
     #[serde(default)]
     #[schemars(with = "i64")]
     pub trashed_volumes: u64,
-    /// The first ten volumes that could not be read. All that they may read was kept.
+    /// The first ten volumes that could not be read. All objects that they may reference were retained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub skipped: Vec<SkippedVolume>,
@@ -291,9 +291,9 @@ pub struct SweepStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SkippedVolume {
-    /// Its identity in the object store.
+    /// The volume's identity in the object store.
     pub volume_id: String,
-    /// The error, shortened.
+    /// The error, truncated.
     pub reason: String,
 }
 

@@ -1,10 +1,10 @@
-//! PersistentVolumes, as far as they say whose data a Volume holds.
+//! PersistentVolumes, as evidence of the claim that owns a Volume's data.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 
-/// The claim that a PersistentVolume is bound to, as the annotation [`CLAIM`](crate::CLAIM) names it. `None` while
-/// it is not bound or is being deleted: one that was released still names the claim that is gone, and one that is
-/// only reserved a claim without a uid.
+/// Returns the claim bound to a PersistentVolume, in the format of the annotation [`CLAIM`](crate::CLAIM). Returns `None`
+/// while the PersistentVolume is unbound or being deleted: a released one still names its deleted claim, and a reserved one
+/// names a claim without a uid.
 pub fn bound_claim(volume: &PersistentVolume) -> Option<String> {
     let is_bound = volume.status.as_ref()?.phase.as_deref() == Some("Bound");
     let claim = volume.spec.as_ref()?.claim_ref.as_ref()?;

@@ -1,9 +1,9 @@
-//! Sizes and durations as people write them: in custom resources, in the daemon's configuration and on its
+//! Sizes and durations as users write them: in custom resources, in the daemon's configuration and on its
 //! command line.
 //!
 //! A size is a whole number of bytes with an optional suffix of a Kubernetes quantity. Quantities also allow
-//! fractions, exponents and milli-units; a size is never one of those, and the CEL rules refuse them too. A
-//! duration is one or several whole numbers, each with its unit.
+//! fractions, exponents and milli-units; sizes do not, and the CEL rules reject them too. A duration is one
+//! or more whole numbers, each with its unit.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -21,7 +21,7 @@ pub const MAX_SIZE_BYTES: u64 = 64 << 40;
 /// Bytes in a sector; a volume's size is a multiple of it.
 const SECTOR_BYTES: u64 = 4096;
 
-/// Suffixes of sizes, and their bytes.
+/// Size suffixes and their values in bytes.
 const SIZE_UNITS: [(&str, u64); 11] = [
     ("", 1),
     ("k", 1_000),
@@ -36,18 +36,18 @@ const SIZE_UNITS: [(&str, u64); 11] = [
     ("Pi", 1 << 50),
 ];
 
-/// Units of durations, and their milliseconds.
+/// Duration units and their values in milliseconds.
 const TIME_UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
 /// A number of bytes: `67108864`, `64Mi` or `512k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
-/// A duration with its unit or units: `500ms`, `30s`, `1m30s`.
+/// A duration with one or more units: `500ms`, `30s`, `1m30s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimeSpan(pub Duration);
 
-/// A text that is no size, or no duration.
+/// The text is not a valid size or duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; {fix}")]
 pub struct InvalidQuantity {
@@ -75,12 +75,12 @@ impl InvalidQuantity {
     }
 }
 
-/// Splits after the digits that `text` begins with.
+/// Splits `text` after its leading digits.
 fn split_number(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
 }
 
-/// The product of a number and its unit; absent where either is not one, or the product is too large.
+/// Returns the product of a number and its unit, or `None` if either is invalid or the product overflows.
 fn in_units(number: &str, unit: &str, units: &[(&str, u64)]) -> Option<u64> {
     let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
     number.parse::<u64>().ok()?.checked_mul(*factor)
@@ -96,7 +96,7 @@ impl FromStr for ByteSize {
 }
 
 impl fmt::Display for ByteSize {
-    /// In the largest binary unit that keeps the number whole.
+    /// Formats the size in the largest binary unit that keeps the number whole.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")]
             .into_iter()
@@ -109,7 +109,7 @@ impl fmt::Display for ByteSize {
 }
 
 impl ByteSize {
-    /// In the largest binary unit that it reaches, rounded to a tenth: for people, not for calculations.
+    /// Formats the size in the largest binary unit it reaches, rounded to a tenth: for display, not for calculation.
     #[must_use]
     pub fn rounded(self) -> String {
         let unit = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
@@ -162,7 +162,7 @@ impl TimeSpan {
     }
 }
 
-/// In the largest units that tell it exactly, such as `1m30s`.
+/// Formats the duration exactly, in the largest units possible, such as `1m30s`.
 impl fmt::Display for TimeSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut left = self.0.as_millis();
@@ -205,7 +205,7 @@ impl<'de> Deserialize<'de> for TimeSpan {
     }
 }
 
-/// Reads the size of a volume into bytes.
+/// Parses the size of a volume into bytes.
 pub(crate) fn volume_size_bytes(field: &'static str, text: &str) -> Result<u64, FieldError> {
     let ByteSize(bytes) = text.parse().map_err(|error: InvalidQuantity| error.of(field))?;
     let problem = if bytes == 0 {
@@ -220,7 +220,7 @@ pub(crate) fn volume_size_bytes(field: &'static str, text: &str) -> Result<u64, 
     Err(FieldError::new(field, problem, "write a multiple of 4096 bytes up to 64Ti, such as 10Gi"))
 }
 
-/// Reads a duration that must lie within `bounds`, as `example` does.
+/// Parses a duration that must lie within `bounds`; the error suggests `example`.
 pub(crate) fn duration_within(
     field: &'static str,
     text: &str,
@@ -335,7 +335,7 @@ mod tests {
         }
     }
 
-    /// A volume's size has the same syntax, and limits of its own.
+    /// A volume's size has the same syntax, with its own limits.
     #[test]
     fn bad_volume_sizes_name_field_and_fix() {
         for (text, bytes) in SIZES {

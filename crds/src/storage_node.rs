@@ -1,4 +1,4 @@
-//! `StorageNode`: what one node can do, written by its daemon.
+//! `StorageNode`: the capabilities and state of one node, written by its daemon.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Label of the Leases that node daemons renew while they live.
+/// Label of the Leases that running node daemons renew.
 pub const HEARTBEAT_LABEL: &str = "storage.holdfast.dev/heartbeat";
 
 /// Time without a renewal after which a node daemon counts as silent.
 pub const HEARTBEAT_LIMIT: Duration = Duration::from_secs(40);
 
-/// The name of the Lease that the daemon of a node renews.
+/// Returns the name of the Lease that the node's daemon renews.
 pub fn heartbeat_lease(node: &str) -> String {
     format!("node-{node}")
 }
@@ -53,110 +53,110 @@ pub struct StorageNodeStatus {
     /// Version of the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub daemon_version: Option<String>,
-    /// Directory that holds the volumes' sides.
+    /// Directory that holds the volumes' data files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_dir: Option<String>,
     /// Size of the filesystem under `stateDir`, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub capacity_bytes: Option<u64>,
-    /// Free bytes of that filesystem.
+    /// Free space of that filesystem, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub available_bytes: Option<u64>,
-    /// Memory of the node for memory volumes. Absent: the node makes none (`node.memoryVolumes` of the chart is 0).
+    /// Node memory for memory volumes. Absent: the node serves none (`node.memoryVolumes` of the chart is 0).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryUse>,
-    /// Number of volumes the node serves now.
+    /// Number of volumes that the node serves now.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>")]
     pub attached_volumes: Option<u32>,
-    /// Transport of the devices that the node makes: one of the names of `transports`. Absent: none can be used.
+    /// Transport of new devices on this node: one of the names in `transports`. Absent: no transport is available.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// Every transport the daemon knows, and why one cannot be used here.
+    /// Every transport the daemon knows, with the reason if it is unavailable on this node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub transports: Vec<TransportSupport>,
-    /// Data that replaced writers never uploaded, at most 64 of them; `holdfast-node fenced` on the node exports and deletes it.
+    /// Data that fenced writers never uploaded, at most 64 entries; `holdfast-node fenced` on the node exports and deletes it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub fenced: Vec<FencedData>,
-    /// Number of those that `fenced` leaves out; `holdfast-node fenced list` on the node names all. Absent: none.
+    /// Number of entries omitted from `fenced`; `holdfast-node fenced list` on the node lists all. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>")]
     pub fenced_unlisted: Option<u32>,
-    /// The last time one daemon passed its devices to another.
+    /// The most recent handoff of devices from one daemon to another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handoff: Option<Handoff>,
-    /// `Ready`: the daemon runs and at least one transport can be used. `SectorsAtomic`: the disk under `stateDir` promises
-    /// that a power cut leaves every 4096-byte sector of a volume as one write made it. `KernelTeardownFixed`: the kernel is
-    /// 7.1 or newer, without the known faults in the end of a ublk server. `Draining`: the Node is cordoned, or tainted by a
-    /// program that removes nodes. `DevicesKept`, on a node without ublk: a keeper holds what its devices need to outlive the
-    /// daemon.
+    /// `Ready`: the daemon runs and at least one transport is available. `SectorsAtomic`: the disk under `stateDir`
+    /// guarantees that a power cut tears no 4096-byte sector of a volume. `KernelTeardownFixed`: the kernel is 7.1 or
+    /// newer, without the known faults in the teardown of a ublk server. `Draining`: the Node is cordoned, or tainted by a
+    /// program that removes nodes. `DevicesKept`, on a node without ublk: a keeper holds the connections that let the
+    /// devices outlive the daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
 impl StorageNodeStatus {
-    /// True if the devices that the node makes are of ublk; `None` while it makes none.
+    /// Returns true if new devices on the node use ublk; `None` while it creates none.
     pub fn makes_ublk_devices(&self) -> Option<bool> {
         self.transport.as_deref().map(|name| name != TransportName::FuseLoop.as_str())
     }
 }
 
-/// Memory of a node for memory volumes.
+/// Node memory for memory volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryUse {
-    /// The most that all memory volumes of the node may take together, in bytes.
+    /// Maximum memory of all memory volumes on the node together, in bytes.
     #[schemars(with = "i64")]
     pub limit_bytes: u64,
-    /// The most that those that are attached may take, with their tables and buffers, in bytes.
+    /// Maximum memory of the attached memory volumes, including their tables and buffers, in bytes.
     #[schemars(with = "i64")]
     pub promised_bytes: u64,
-    /// The memory that they take now, with their tables and buffers, in bytes.
+    /// Memory in use by memory volumes, including their tables and buffers, in bytes.
     #[schemars(with = "i64")]
     pub used_bytes: u64,
-    /// Disk space of the node for their spilled pages, those that find no memory. Absent: it has none for them (`node.memorySpill` of the chart is
-    /// 0), or the daemon is of a release without it.
+    /// Disk space on the node for spilled pages of memory volumes. Absent: the node has none (`node.memorySpill` of the
+    /// chart is 0), or the daemon's release does not support spilling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<SpillUse>,
 }
 
-/// Disk space of a node for spilled pages of memory volumes.
+/// Disk space on a node for spilled pages of memory volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SpillUse {
-    /// The most that the spill files of all memory volumes of the node may take together, in bytes: `node.memorySpill` of the
-    /// chart, or less where the disk has less room.
+    /// Maximum size of the spill files of all memory volumes on the node together, in bytes: `node.memorySpill` of the
+    /// chart, or less if the disk has less free space.
     #[schemars(with = "i64")]
     pub limit_bytes: u64,
-    /// The most that those of the attached volumes may take, in bytes.
+    /// Maximum size of the spill files of the attached volumes, in bytes.
     #[schemars(with = "i64")]
     pub promised_bytes: u64,
-    /// Bytes of the pages that are in them now.
+    /// Bytes of the pages currently spilled.
     #[schemars(with = "i64")]
     pub used_bytes: u64,
 }
 
-/// Name of a way by which a device's requests reach the daemon.
+/// Name of a transport, which carries a device's requests to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportName {
-    /// ublk with the request's pages as registered buffers.
+    /// ublk, with the request's pages as registered buffers.
     UblkZeroCopy,
-    /// ublk with copies through its character device.
+    /// ublk, with copies through its character device.
     UblkUserCopy,
-    /// ublk with a buffer of each request, which the kernel copies: memory volumes.
+    /// ublk, with a buffer per request that the kernel copies to and from: memory volumes.
     UblkKernelCopy,
-    /// A loop device on a file of FUSE, where the kernel has no ublk.
+    /// A loop device on a FUSE file, for kernels without ublk.
     FuseLoop,
 }
 
 impl TransportName {
-    /// The word the API uses.
+    /// Returns the API's name of the transport.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::UblkZeroCopy => "ublk-zero-copy",
@@ -173,18 +173,18 @@ impl TransportName {
 pub struct TransportSupport {
     /// Name of the transport.
     pub name: TransportName,
-    /// True if it can be used.
+    /// True if the transport can be used.
     pub available: bool,
-    /// Reason for which it cannot be used, and the remedy.
+    /// Reason why the transport cannot be used, and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// Data that one replaced writer never uploaded.
+/// Data that one fenced writer never uploaded.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FencedData {
-    /// By which `holdfast-node fenced` knows it: a directory below `fenced` in `stateDir`.
+    /// Name used by `holdfast-node fenced`: a directory below `fenced` in `stateDir`.
     pub name: String,
     /// The volume's identity in the object store (`status.volumeId` of its Volume).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -193,25 +193,25 @@ pub struct FencedData {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
-    /// Bytes never uploaded.
+    /// Bytes that were never uploaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub bytes: Option<u64>,
-    /// Reason for which the rest is not known.
+    /// Reason why the other fields are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
 
-/// One daemon passing its devices to another.
+/// A handoff of devices from one daemon to another.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Handoff {
-    /// Time at which it ended.
+    /// Time at which the handoff ended.
     pub time: Time,
-    /// Number of devices passed.
+    /// Number of devices handed over.
     #[schemars(with = "i32")]
     pub devices: u32,
-    /// Longest time one device answered nothing, in milliseconds.
+    /// Longest time during which one device answered no requests, in milliseconds.
     #[schemars(with = "i64")]
     pub longest_stall_ms: u64,
 }

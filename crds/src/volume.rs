@@ -1,13 +1,13 @@
-//! `Volume`: one virtual disk, where it lives, and who serves it.
+//! `Volume`: one virtual disk, the location of its data, and the node that serves it.
 //!
 //! Writers of the fields:
 //! - the user (or CSI) writes `spec`; `spec.nodeName` requests that the node serves the volume;
-//! - the operator writes the finalizer and what the user left open of `spec.volumeID` and `spec.size`; `volumeId`,
-//!   `restoredFrom`, `assignedNode` (its grant: at most one node at a time), `phase`, `observedGeneration` and its own
-//!   conditions;
-//! - the daemon named by `assignedNode` writes `node`, the device fields and its own conditions, and clears them once its
-//!   final commit is done. Only then does the operator move the grant, or when the annotation [`FORCE_DETACH`] names that
-//!   node.
+//! - the operator writes the finalizer and, if the user left them empty, `spec.volumeID` and `spec.size`;
+//!   `volumeId`, `restoredFrom`, `assignedNode` (its grant: at most one node at a time), `phase`,
+//!   `observedGeneration` and its own conditions;
+//! - the daemon named by `assignedNode` writes `node`, the device fields and its own conditions, and clears
+//!   them after its final commit. Only then, or when the annotation [`FORCE_DETACH`] names that node, does
+//!   the operator move the grant.
 
 use std::time::Duration;
 
@@ -24,47 +24,47 @@ use crate::quantity::{duration_within, volume_size_bytes};
 const MIN_DIRTY_AGE: Duration = Duration::from_secs(1);
 const MAX_DIRTY_AGE: Duration = Duration::from_secs(3600);
 
-/// Annotation: the name of a node that is lost. The operator takes the volume from it without its final commit; what it
-/// had not uploaded is missing afterwards.
+/// Annotation: the name of a lost node. The operator takes the volume from the node without its final commit; the node's
+/// unuploaded writes are then missing.
 pub const FORCE_DETACH: &str = "holdfast.dev/force-detach";
 
-/// Annotation: the epoch of the attach during which the volume may be formatted although what it holds is unknown.
+/// Annotation: epoch of the attach that may format the volume although its content is unknown.
 pub const FORMAT_UNKNOWN_CONTENT: &str = "holdfast.dev/format-unknown-content";
 
-/// Annotation: the epoch of a node that was cut off, once a person has read what is missing because of it.
+/// Annotation: epoch of a force-detached node, once a user has reviewed the data loss.
 pub const ACKNOWLEDGE_LOSS: &str = "holdfast.dev/acknowledge-loss";
 
-/// Annotation: namespace and name of the PersistentVolumeClaim that the volume was made for.
+/// Annotation: namespace and name of the PersistentVolumeClaim that the volume was created for.
 pub const CLAIM: &str = "holdfast.dev/persistentvolumeclaim";
 /// Annotation: name of the StorageClass of that claim.
 pub const STORAGE_CLASS: &str = "holdfast.dev/storageclass";
-/// Annotation: the file system that its pods ask for; absent for a raw device.
+/// Annotation: file system requested by the volume's pods; absent for a raw device.
 pub const FS_TYPE: &str = "holdfast.dev/fstype";
 
-/// Annotation: nodes for which the scheduler may take its PersistentVolume, where that is not the default: `any`.
+/// Annotation: nodes on which pods may use the PersistentVolume, if not the default: `any`.
 pub const NODES: &str = "holdfast.dev/nodes";
 
-/// Label of objects that the CSI driver makes, and of those that adopt them; its value is `true`. Velero leaves them
-/// out of its backups: one that it made again would be another volume, or a new snapshot, under the name that handles
-/// have.
+/// Label of objects that the CSI driver creates, and of those that adopt them; its value is `true`. Velero excludes them
+/// from its backups: a restored one would be a different volume, or a new snapshot, under the name that existing handles
+/// refer to.
 pub const EXCLUDED_FROM_BACKUP: &str = "velero.io/exclude-from-backup";
 
-/// Label of a memory Volume of a claim: the node that it was made for. The CSI driver promises its memory to no other
+/// Label of a memory Volume of a claim: the node that it was created for. The CSI driver promises its memory to no other
 /// claim; a Volume that a user applies may take it.
 pub const MEMORY_NODE: &str = "holdfast.dev/memory-node";
 
-/// Label of a Volume that many nodes read and none attaches; its value is `true`. Each of them attaches a
-/// Volume of its own ([`READERS_OF`]).
+/// Label of a Volume that many nodes read and none attaches; its value is `true`. Each of them attaches its own Volume
+/// ([`READERS_OF`]).
 pub const READ_ONLY_MANY: &str = "holdfast.dev/read-only-many";
-/// Label: name of the Volume with [`READ_ONLY_MANY`] for whose readers the object was made. It is the Volume of
-/// one node, or the VolumeSnapshot that these begin with.
+/// Label: name of the Volume with [`READ_ONLY_MANY`] for whose readers the object was created. The object is one node's
+/// Volume, or the VolumeSnapshot that these Volumes start from.
 pub const READERS_OF: &str = "holdfast.dev/readers-of";
 
-/// Annotation: W3C trace context (`traceparent`) of the request that last changed the Volume. The work that
-/// follows from the change continues that trace.
+/// Annotation: W3C trace context (`traceparent`) of the request that last changed the Volume. Work caused by the change
+/// continues that trace.
 pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
 
-/// A virtual disk with its durable home in an object store.
+/// A virtual disk whose durable copy is in an object store.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "storage.holdfast.dev",
@@ -138,7 +138,7 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
 pub struct VolumeSpec {
     /// Logical size: a whole number of bytes with an optional suffix (`1Gi`), a multiple of 4096. It can only grow.
     /// Required, except with `source.existing`, `source.snapshot` and `source.volume`: then the operator writes the size
-    /// that the object store knows. With the last two it is at least that of the source.
+    /// from the object store. With the last two, the size must be at least that of the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(
@@ -152,14 +152,14 @@ pub struct VolumeSpec {
             .message("spec.size must be at most 64Ti: write a smaller size"),
     )]
     pub size: Option<String>,
-    /// Identity of the volume in the object store: lower-case letters, digits and '-'. Immutable. Where it is absent the
-    /// operator writes the uid of the object, so that a saved Volume finds its data when it is created again.
+    /// Identity of the volume in the object store: lower-case letters, digits and '-'. Immutable. If absent, the operator
+    /// writes the uid of the object, so that a saved Volume finds its data when it is created again.
     #[serde(default, rename = "volumeID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
         .message("spec.volumeID must have at most 63 lower-case letters, digits and '-', and begin and end with a letter or digit: remove other characters"))]
     pub volume_id: Option<String>,
-    /// Name of the ObjectStore that holds the volume. Required with backend `object`, and absent with `memory`; immutable.
+    /// Name of the ObjectStore that holds the volume. Required with backend `object`, forbidden with `memory`; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
@@ -176,10 +176,10 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == '' || self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')")
         .message("spec.nodeName must be the name of a node: lower-case letters, digits, '-' and '.'"))]
     pub node_name: Option<String>,
-    /// Point at which a FLUSH is complete. A change of an attached volume takes effect within seconds.
+    /// Point at which a FLUSH completes. A change to an attached volume takes effect within seconds.
     #[serde(default)]
     pub durability: Durability,
-    /// Largest age of data that is not uploaded yet, while the object store answers: `30s` or `1m30s`. A change of an attached volume takes effect within seconds.
+    /// Maximum age of data that is not uploaded yet, while the object store is reachable: `30s` or `1m30s`. A change to an attached volume takes effect within seconds.
     #[serde(default = "default_max_dirty_age")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -189,15 +189,15 @@ pub struct VolumeSpec {
             .message("spec.maxDirtyAge must lie between 1s and 1h: write for example `30s`"),
     )]
     pub max_dirty_age: String,
-    /// Limits of its requests; absent: none. A change of an attached volume takes effect within seconds.
+    /// Limits on the volume's requests; absent: none. A change to an attached volume takes effect within seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<VolumeLimits>,
-    /// Home of the data. Immutable.
+    /// Location of the data. Immutable.
     #[serde(default)]
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.backend is immutable: restore the old value, or create another Volume"))]
     pub backend: Backend,
-    /// Memory of a volume with backend `memory`; absent with `object`. While a node serves the volume its limits
+    /// Memory settings of a volume with backend `memory`; absent with `object`. While a node serves the volume, the limits
     /// can only rise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = kube::core::Rule::new("has(self.limit) == has(oldSelf.limit)")
@@ -205,13 +205,13 @@ pub struct VolumeSpec {
         validation = kube::core::Rule::new("has(self.spill) == has(oldSelf.spill)")
         .message("spec.memory.spill cannot be added or removed: restore the old value, or create another Volume"))]
     pub memory: Option<MemorySpec>,
-    /// Transport that the volume demands.
+    /// Transport that the volume requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<RequiredTransport>,
-    /// Fate of the volume's objects when the Volume is deleted. `Delete`: they are kept for `spec.keepDeleted` of the ObjectStore, then removed. `Retain`: they stay.
+    /// Treatment of the volume's objects when the Volume is deleted. `Delete`: they are kept for `spec.keepDeleted` of the ObjectStore, then deleted. `Retain`: they are kept.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
-    /// Treatment of a lost node that is to release the volume.
+    /// Treatment of a lost node that must release the volume.
     #[serde(default)]
     pub failover_policy: FailoverPolicy,
 }
@@ -221,19 +221,19 @@ fn default_max_dirty_age() -> String {
 }
 
 impl Volume {
-    /// Namespace and name of the PersistentVolumeClaim that the volume was made for. Users may write the annotation
-    /// [`CLAIM`].
+    /// Returns the namespace and name of the PersistentVolumeClaim that the volume was created for. Users may write the
+    /// annotation [`CLAIM`].
     pub fn claim(&self) -> Option<(&str, &str)> {
         self.metadata.annotations.as_ref()?.get(CLAIM)?.split_once('/')
     }
 }
 
 impl VolumeSpec {
-    /// The logical size in bytes.
+    /// Returns the logical size in bytes.
     ///
     /// # Errors
-    /// A [`FieldError`] naming `spec.size`. The API server refuses such values, so this happens only for objects that
-    /// never passed it.
+    /// A [`FieldError`] naming `spec.size`. The API server rejects such values, so this only happens for objects that
+    /// bypassed it.
     pub fn size_bytes(&self) -> Result<u64, FieldError> {
         match &self.size {
             Some(size) => volume_size_bytes("spec.size", size),
@@ -241,7 +241,7 @@ impl VolumeSpec {
         }
     }
 
-    /// The limit on the age of un-uploaded data.
+    /// Returns the maximum age of data that is not uploaded yet.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.maxDirtyAge`.
@@ -249,12 +249,12 @@ impl VolumeSpec {
         duration_within("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE..=MAX_DIRTY_AGE, "30s")
     }
 
-    /// True for a volume in compressed memory of its node.
+    /// Returns true for a volume in the compressed memory of its node.
     pub fn is_memory(&self) -> bool {
         self.backend == Backend::Memory
     }
 
-    /// The most memory that the content of a memory volume may take, in bytes; `None`: as much as any content needs.
+    /// Returns the maximum memory for the content of a memory volume, in bytes; `None`: as much as any content needs.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.memory.limit`.
@@ -263,7 +263,7 @@ impl VolumeSpec {
         limit.map(|limit| volume_size_bytes("spec.memory.limit", limit)).transpose()
     }
 
-    /// The most memory that a memory volume may take on its node, in bytes.
+    /// Returns the maximum memory that a memory volume may use on its node, in bytes.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.size` or `spec.memory.limit`.
@@ -271,7 +271,7 @@ impl VolumeSpec {
         Ok(most_memory_bytes(self.size_bytes()?, self.memory_limit_bytes()?))
     }
 
-    /// Maximum disk space for spilled pages of a memory volume, in bytes; `None`: none.
+    /// Returns the maximum disk space for spilled pages of a memory volume, in bytes; `None`: none.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.memory.spill`.
@@ -280,7 +280,7 @@ impl VolumeSpec {
         spill.map(|spill| volume_size_bytes("spec.memory.spill", spill)).transpose()
     }
 
-    /// The most bytes of its node's state disk that a memory volume may take.
+    /// Returns the maximum space that a memory volume may use on its node's state disk, in bytes.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.size` or `spec.memory.spill`.
@@ -288,12 +288,12 @@ impl VolumeSpec {
         Ok(most_spill_bytes(self.size_bytes()?, self.memory_spill_bytes()?))
     }
 
-    /// True if only a node that serves by ublk may attach the volume.
+    /// Returns true if only a node with ublk may attach the volume.
     pub fn needs_ublk(&self) -> bool {
         self.transport == Some(RequiredTransport::Ublk)
     }
 
-    /// The node that should serve the volume; `None` when the field is absent or empty.
+    /// Returns the node that should serve the volume; `None` if the field is absent or empty.
     pub fn desired_node(&self) -> Option<&str> {
         self.node_name.as_deref().filter(|name| !name.is_empty())
     }
@@ -303,14 +303,14 @@ impl VolumeSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum VolumeSource {
-    /// Nothing: every sector reads as zeros.
+    /// Empty: every sector reads as zeros.
     Empty(Empty),
-    /// The content of a VolumeSnapshot in the ObjectStore of `spec.objectStore`. Nothing is copied there: the volume shares
-    /// what it does not overwrite.
+    /// The content of a VolumeSnapshot in the ObjectStore of `spec.objectStore`. No data is copied: the volume shares all
+    /// data that it does not overwrite.
     Snapshot(SnapshotSource),
-    /// The content that another Volume of the same ObjectStore has when this one is created. Nothing is copied there.
+    /// The content of another Volume of the same ObjectStore when this one is created. No data is copied.
     Volume(CloneSource),
-    /// The volume that the object store holds under `spec.volumeID`: it is adopted with its size and data.
+    /// The volume that the object store already holds under `spec.volumeID`: it is adopted with its size and data.
     Existing(Empty),
 }
 
@@ -327,7 +327,7 @@ pub struct Empty {}
 /// A snapshot to start from.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct SnapshotSource {
-    /// Name of the VolumeSnapshot. The volume is created once that is Ready; `status.restoredFrom` says what it names.
+    /// Name of the VolumeSnapshot. The operator creates the volume once the snapshot is Ready; `status.restoredFrom` records the snapshot's identity.
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
         .message("spec.source.snapshot.name must be the name of a VolumeSnapshot: lower-case letters, digits and '-'"))]
@@ -337,15 +337,15 @@ pub struct SnapshotSource {
 /// A volume to start from.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct CloneSource {
-    /// Name of the Volume. Its content is that of a snapshot that the operator has taken, and deletes once this volume
-    /// exists; `status.restoredFrom` names it.
+    /// Name of the Volume. The operator takes a snapshot of it, and deletes the snapshot once this volume exists;
+    /// `status.restoredFrom` names the snapshot.
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
         .message("spec.source.volume.name must be the name of a Volume: lower-case letters, digits and '-'"))]
     pub name: String,
 }
 
-/// Point at which a FLUSH is complete.
+/// Point at which a FLUSH completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Durability {
@@ -356,78 +356,78 @@ pub enum Durability {
     Object,
 }
 
-/// Home of a volume's data.
+/// Location of a volume's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Backend {
     /// In an object store, with the node's disk as its cache.
     #[default]
     Object,
-    /// In compressed memory of the node that serves the volume. It is lost when that node detaches the volume or restarts.
+    /// In compressed memory of the node that serves the volume. The content is lost when that node detaches the volume or restarts.
     Memory,
 }
 
-/// Memory of a memory volume.
+/// Memory settings of a memory volume.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemorySpec {
-    /// The most memory that its content may take: a whole number of bytes with an optional suffix (`3Gi`), a multiple of 4096.
-    /// Absent: as much as any content needs, which is `spec.size` and 4 MiB. Pages that need more go to the node's disk as far
-    /// as `spill` allows; other writes fail with ENOSPC.
+    /// Maximum memory for the volume's content: a whole number of bytes with an optional suffix (`3Gi`), a multiple of
+    /// 4096. Absent: as much as any content needs, which is `spec.size` and 4 MiB. Pages beyond the limit go to the node's
+    /// disk as far as `spill` allows; other writes fail with ENOSPC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
         .message("spec.memory.limit must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `3Gi`"))]
     pub limit: Option<String>,
-    /// Maximum disk space of the node for spilled pages, those that find no memory: a whole number of bytes with an optional suffix
-    /// (`16Gi`), a multiple of 4096; more than `spec.size` is never taken. The node needs as much of `node.memorySpill` of the
-    /// chart. Absent: none.
+    /// Maximum disk space on the node for pages that exceed the memory limit: a whole number of bytes with an optional
+    /// suffix (`16Gi`), a multiple of 4096; at most `spec.size` is used. The node reserves this much of `node.memorySpill`
+    /// of the chart. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger() && quantity(self).asInteger() % 4096 == 0 && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('64Ti')) <= 0")
         .message("spec.memory.spill must be a multiple of 4096 bytes between 1Mi and 64Ti: write for example `16Gi`, or remove it"))]
     pub spill: Option<String>,
-    /// Codec of its pages. Immutable.
+    /// Compression codec of the volume's pages. Immutable.
     #[serde(default)]
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.memory.compression is immutable: restore the old value, or create another Volume"))]
     pub compression: MemoryCompression,
 }
 
-/// Codec of the pages of a memory volume.
+/// Compression codec of a memory volume's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum MemoryCompression {
-    /// The faster one.
+    /// Faster.
     #[default]
     Lz4,
-    /// It takes less memory, and two to six times the processor time.
+    /// Uses less memory and two to six times the CPU time.
     Zstd,
 }
 
-/// Transport that the volume demands: it is attached only on a node whose kernel has that. Absent: any. A change takes
-/// effect at the next attach.
+/// Transport that the volume requires: only a node whose kernel supports it attaches the volume. Absent: any. A change
+/// takes effect at the next attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum RequiredTransport {
-    /// ublk, with or without a copy; not a loop device on a file of FUSE.
+    /// ublk, with or without a copy; not a loop device on a FUSE file.
     Ublk,
 }
 
-/// Fate of a volume's objects when the Volume is deleted.
+/// Treatment of a volume's objects when the Volume is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum DeletionPolicy {
-    /// They are kept for `spec.keepDeleted` of the ObjectStore, then removed; a tombstone stays.
+    /// They are kept for `spec.keepDeleted` of the ObjectStore, then deleted; a tombstone remains.
     #[default]
     Delete,
-    /// They stay in the object store.
+    /// They are kept in the object store.
     Retain,
 }
 
-/// State of a volume, in one word.
+/// Summary of a volume's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum VolumePhase {
-    /// Not provisioned yet; the condition `Provisioned` says what is missing.
+    /// Not provisioned yet; the condition `Provisioned` gives the reason.
     Pending,
     /// Provisioned; no node serves it.
     Ready,
@@ -439,7 +439,7 @@ pub enum VolumePhase {
     Detaching,
     /// Being deleted.
     Deleting,
-    /// Cannot proceed without a user; the conditions say why.
+    /// Cannot proceed without user action; the conditions give the reason.
     Failed,
 }
 
@@ -447,100 +447,100 @@ pub enum VolumePhase {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
-    /// State of the volume. Operator.
+    /// State of the volume. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<VolumePhase>,
-    /// Generation of the spec that this status refers to. Operator.
+    /// Generation of the spec that this status refers to. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The volume's identity in the object store; never changes. Operator.
+    /// The volume's identity in the object store; never changes. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_id: Option<String>,
-    /// The snapshot whose content the volume begins with, as volume id, `@` and its place in that volume's log; recorded
-    /// before the volume is created, never changes. Operator.
+    /// Snapshot that the volume was created from, as volume id, `@` and its sequence number in that volume's log; recorded
+    /// before the volume is created, never changes. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restored_from: Option<String>,
-    /// The one node that may serve the volume now. Operator.
+    /// The one node that may serve the volume now. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assigned_node: Option<String>,
-    /// The node that serves the volume now. Daemon.
+    /// The node that serves the volume now. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Block device on that node. Daemon.
+    /// Block device on that node. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_path: Option<String>,
-    /// Transport of the device's requests to the daemon, for example `ublk-zero-copy`. Daemon.
+    /// Transport of the device's requests to the daemon, for example `ublk-zero-copy`. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// The writer's fencing number; it rises at every attach. Of a memory volume it is the time of the attach, in seconds
-    /// since 1970. Daemon.
+    /// The writer's fencing number; it rises at every attach. For a memory volume it is the time of the attach, in seconds
+    /// since 1970. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
-    /// Epoch of the last attach of a memory volume, written before it begins; what a node has of an earlier one is not
-    /// served. Daemon.
+    /// Epoch of the last attach of a memory volume, written before the attach begins; a node does not serve content of an
+    /// earlier epoch. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub last_epoch: Option<u64>,
-    /// Point at which a FLUSH is complete on the attached device. Daemon.
+    /// Point at which a FLUSH completes on the attached device. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
-    /// Age at which data of the attached device is uploaded, while the store answers. Daemon.
+    /// Maximum age of data on the attached device before upload, while the object store is reachable. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_dirty_age: Option<String>,
-    /// Limits in effect on the attached device. Daemon.
+    /// Limits in effect on the attached device. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<VolumeLimits>,
-    /// Last commit in the object store. Daemon.
+    /// Sequence number of the last commit in the object store. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub committed_seq: Option<u64>,
-    /// Bytes written but not committed yet. Daemon.
+    /// Bytes written but not yet committed. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub dirty_bytes: Option<u64>,
-    /// Age of the oldest byte not committed yet, in seconds. Daemon.
+    /// Age of the oldest byte not yet committed, in seconds. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub oldest_dirty_seconds: Option<u64>,
-    /// Every write that completed before then is in the object store; not renewed while nothing is dirty. Daemon.
+    /// Every write that completed before this time is in the object store; not updated while nothing is dirty. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durable_through: Option<Time>,
-    /// Last report of the node that was force-detached. Operator.
+    /// Last report of the node that was force-detached. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forced_detach: Option<ForcedDetach>,
-    /// Nodes that were cut off before that one, and whose losses no person has acknowledged. Operator.
-    /// At most 8, oldest first; `olderLosses` has those before them.
+    /// Nodes that were force-detached earlier and whose losses no user has acknowledged. Written by the operator. At most
+    /// 8, oldest first; `olderLosses` sums up those before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_losses: Vec<ForcedDetach>,
-    /// Sum of the losses before the earlier ones, which no person has acknowledged either. Operator.
+    /// Sum of the unacknowledged losses before `earlierLosses`. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub older_losses: Option<OlderLosses>,
-    /// Size of the attached device, in bytes. Daemon.
+    /// Size of the attached device, in bytes. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub attached_size_bytes: Option<u64>,
-    /// Operator: `Ready`, `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Daemon: `Attached`, `StoreReachable`,
-    /// `Writable`, `LocalDataReadable`, `LocalDiskHealthy`, `ContentLost`.
+    /// Written by the operator: `Ready`, `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Written by the daemon:
+    /// `Attached`, `StoreReachable`, `Writable`, `LocalDataReadable`, `LocalDiskHealthy`, `ContentLost`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
-/// Treatment of a lost node that is to release a volume. Both are safe: a node that was cut off is fenced.
+/// Treatment of a lost node that must release a volume. Both are safe: a force-detached node is fenced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum FailoverPolicy {
-    /// The operator cuts it off: what it had not uploaded is missing.
+    /// The operator force-detaches the node: its unuploaded writes are missing.
     #[default]
     Automatic,
-    /// Only a person does, by the annotation `holdfast.dev/force-detach`.
+    /// Only a user force-detaches the node, with the annotation `holdfast.dev/force-detach`.
     Manual,
 }
 
-/// Sign by which a node was lost.
+/// Sign that a node is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum DetachCause {
-    /// A person said so, by the annotation.
+    /// A user set the annotation.
     #[default]
     Annotation,
     /// The Node has the taint `node.kubernetes.io/out-of-service`.
@@ -551,59 +551,59 @@ pub enum DetachCause {
     NodeNotReady,
 }
 
-/// Losses of which a Volume's status keeps only the sum.
+/// Losses that a Volume's status keeps only as a sum.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OlderLosses {
     /// Number of losses.
     #[schemars(with = "i32")]
     pub count: u32,
-    /// Number of those whose node had not reported how much it had not uploaded.
+    /// Number of losses whose node had not reported its unuploaded bytes.
     #[serde(default)]
     #[schemars(with = "i32")]
     pub not_reported: u32,
-    /// Bytes that the others had reported as written and not committed, in all.
+    /// Total of the bytes that the other nodes had reported as written but not committed.
     #[schemars(with = "i64")]
     pub dirty_bytes: u64,
-    /// Time of the first one.
+    /// Time of the first loss.
     pub first_time: Time,
-    /// Time of the last one.
+    /// Time of the last loss.
     pub last_time: Time,
-    /// Earliest time from which on writes may be missing. Absent: one of them had not reported it.
+    /// Earliest time from which writes may be missing. Absent: at least one node had not reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durable_through: Option<Time>,
-    /// Fencing number of the last one, with which all of them are acknowledged. Absent: none had one.
+    /// Fencing number of the last loss, which acknowledges all of them. Absent: none had a fencing number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
 }
 
-/// A node that a volume was taken from by force, as it reported last.
+/// A node from which a volume was force-detached, with its last report.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ForcedDetach {
-    /// The node. It keeps what it had not uploaded.
+    /// Name of the node. The node keeps its unuploaded data.
     pub node: String,
-    /// Sign by which it was lost.
+    /// Sign that the node was lost.
     #[serde(default)]
     pub cause: DetachCause,
     /// Time at which the volume was granted to another node.
     pub time: Time,
-    /// Its fencing number.
+    /// The node's fencing number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
-    /// Point at which a FLUSH was complete on it.
+    /// Point at which a FLUSH completed on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
-    /// No commit of data followed that report: what it calls dirty is not in the object store. Absent: that is not known.
+    /// True if no data commit followed that report, so the bytes it lists as dirty are not in the object store. Absent: unknown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_last_commit_reported: bool,
-    /// Bytes it had written and not committed.
+    /// Bytes that the node had written but not committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub dirty_bytes: Option<u64>,
-    /// Every write that completed before then is in the object store.
+    /// Every write that completed before this time is in the object store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durable_through: Option<Time>,
 }

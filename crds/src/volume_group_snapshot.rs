@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::volume::DeletionPolicy;
 
-/// The contents of several volumes at one point in time: one VolumeSnapshot of each.
+/// The contents of several volumes at one point in time: one VolumeSnapshot each.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "storage.holdfast.dev",
@@ -36,8 +36,8 @@ pub struct VolumeGroupSnapshotSpec {
         validation = kube::core::Rule::new("self == oldSelf")
             .message("spec.volumes is immutable: create another VolumeGroupSnapshot"))]
     pub volumes: Vec<String>,
-    /// Fate of the snapshots in the object store when the VolumeGroupSnapshot is deleted: its VolumeSnapshots are
-    /// created with it.
+    /// Treatment of the snapshots in the object store when the VolumeGroupSnapshot is deleted: its VolumeSnapshots inherit
+    /// this policy at creation.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }
@@ -46,29 +46,29 @@ pub struct VolumeGroupSnapshotSpec {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeGroupSnapshotStatus {
-    /// Generation of the spec this status refers to.
+    /// Generation of the spec that this status refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Number of the attempt at one point: 1 is the first. It is recorded before the VolumeSnapshots of the attempt are
-    /// created, and their names end in it. Those of an attempt that failed are deleted.
+    /// Number of the current attempt, starting at 1. It is recorded before the attempt's VolumeSnapshots are created; their
+    /// names end in it. The VolumeSnapshots of a failed attempt are deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<i64>,
-    /// The VolumeSnapshots, in the order of `spec.volumes`, once all of them are taken at one point.
+    /// The VolumeSnapshots, in the order of `spec.volumes`, once all are taken at one point.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<GroupMember>,
     /// The point in time, by the operator's clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken_time: Option<Time>,
-    /// `Ready`: all snapshots are taken, at one point, and what they hold can be read.
+    /// `Ready`: all snapshots are taken at one point, and their contents can be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
-/// Reason of `Ready`: a VolumeSnapshot of a group that was complete is gone. It is not taken again.
+/// Reason of `Ready`: a VolumeSnapshot of a complete group was deleted. It is not taken again.
 pub const SNAPSHOT_DELETED: &str = "SnapshotDeleted";
 
-/// A snapshot of a group.
+/// One snapshot of a group.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupMember {

@@ -1,4 +1,4 @@
-//! The checked-in YAML is what the types generate, and its group stays out of the way of others.
+//! The checked-in YAML matches the types, and the group does not shadow standard kinds.
 
 use std::path::Path;
 
@@ -18,8 +18,8 @@ fn yaml_is_what_the_types_generate() {
     }
 }
 
-/// `kubectl get volumesnapshots` takes the group that comes first. In the group `holdfast.dev` our kind took
-/// the place of the standard one in a cluster that has both.
+/// `kubectl get volumesnapshots` takes the group that sorts first. In the group `holdfast.dev`, our kind
+/// would shadow the standard one in a cluster that has both.
 #[test]
 fn the_standard_snapshots_come_before_ours() {
     for definition in holdfast_crds::definitions() {

@@ -1,4 +1,4 @@
-//! Use of a volume, as the caller asks for it: mounted or as a raw block device, by one or several users.
+//! Requested use of a volume: mounted or as a raw block device, by one or several users.
 
 use holdfast_proto::csi::v1::VolumeCapability;
 use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
@@ -8,13 +8,13 @@ use tonic::Status;
 /// Use of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Capability {
-    /// Form in which the volume is used.
+    /// Form of access.
     pub(crate) access: VolumeAccess,
-    /// Its users.
+    /// Users of the volume.
     pub(crate) users: Users,
 }
 
-/// Form in which a volume is used.
+/// Form of access to a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VolumeAccess {
     /// As a raw block device.
@@ -35,11 +35,11 @@ pub(crate) enum Users {
     One,
     /// Any number of paths of one node (ReadWriteOnce).
     Many,
-    /// Any number of paths of any number of nodes, none of which writes (ReadOnlyMany).
+    /// Any number of paths of any number of nodes, all of them read-only (ReadOnlyMany).
     Readers,
 }
 
-/// A file system that the driver makes and mounts.
+/// A file system that the driver creates and mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileSystem {
     /// ext4, the default.
@@ -51,10 +51,10 @@ pub(crate) enum FileSystem {
 }
 
 impl FileSystem {
-    /// All of them.
+    /// All supported file systems.
     pub(crate) const ALL: [Self; 3] = [Self::Ext4, Self::Xfs, Self::Btrfs];
 
-    /// Its name, as mount(8) and blkid(8) write it.
+    /// Returns its name, as used by mount(8) and blkid(8).
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -63,8 +63,8 @@ impl FileSystem {
         }
     }
 
-    /// Least size of a device on which it is made, in bytes. Source: mkfs.xfs(8); mkfs.btrfs(8) makes none
-    /// below 109 MiB; a smaller ext4 has no journal.
+    /// Returns the minimum size of a device for the file system, in bytes. Source: mkfs.xfs(8); mkfs.btrfs(8)
+    /// needs at least 109 MiB; a smaller ext4 has no journal.
     pub(crate) const fn least_bytes(self) -> u64 {
         match self {
             Self::Ext4 => 8 << 20,
@@ -73,19 +73,19 @@ impl FileSystem {
         }
     }
 
-    /// The file system of that name.
+    /// Returns the file system of that name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }
 }
 
-/// A use that the driver does not offer. Display names the field and the fix.
+/// An unsupported capability. Display names the field and the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnsupportedCapability {
-    /// None was named.
+    /// No capability was given.
     #[error("volume_capability: is missing; say whether the volume is mounted or a block device")]
     Missing,
-    /// Neither form was named.
+    /// Neither access form was given.
     #[error("volume_capability.access_type: is missing; say `mount` or `block`")]
     NoAccessType,
     /// The mode is missing or unknown.
@@ -93,16 +93,16 @@ pub(crate) enum UnsupportedCapability {
         "volume_capability.access_mode: is missing or unknown; ask for ReadWriteOnce, ReadWriteOncePod or ReadOnlyMany"
     )]
     NoAccessMode,
-    /// The mode needs writers on several nodes at a time, or is none of Kubernetes.
+    /// The mode needs writers on several nodes at a time, or is not one that Kubernetes uses.
     #[error(
         "volume_capability.access_mode: {0} is not supported. One node writes a volume at a time. Write \
          accessModes ReadWriteOnce or ReadWriteOncePod, or ReadOnlyMany with a dataSource"
     )]
     AccessMode(&'static str),
-    /// The file system is not one of ours.
+    /// The driver does not support the file system.
     #[error("volume_capability.mount.fs_type: `{0}` is not supported; write ext4, xfs or btrfs")]
     FileSystem(String),
-    /// Group ownership by a mount option was asked for.
+    /// Group ownership by a mount option was requested.
     #[error(
         "volume_capability.mount.volume_mount_group: is not supported; the kubelet sets fsGroup by itself"
     )]
@@ -116,7 +116,7 @@ impl From<UnsupportedCapability> for Status {
 }
 
 impl Capability {
-    /// Least size of a volume that is used so, in bytes, and the file system that needs it.
+    /// Returns the minimum size of a volume for this use in bytes, and the file system that needs it.
     pub(crate) fn least_bytes(&self) -> Option<(u64, FileSystem)> {
         match self.access {
             VolumeAccess::Block => None,

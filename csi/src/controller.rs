@@ -1,13 +1,12 @@
 //! The CSI Controller service: PersistentVolumes as Volume objects, attachments as `spec.nodeName`.
 //!
-//! Owns: the answers; one file for each request. The plans in them are pure functions of what the API server
-//! says.
-//! Does not own: any state. A request reads the Volume, writes one field of its spec, and watches until
-//! the status matches. A process that is killed between any two of these leaves nothing but the desired
-//! state, and the same request again continues.
-//! Invariants: writes the spec of Volumes only, never a status, and only over the version it has read.
-//! On failure: a status whose message is the condition that the operator or the node wrote. `ABORTED` while
-//! something is still waited for.
+//! Owns: the responses; one file per request. Their plans are pure functions of the API server's objects.
+//! Does not own: any state. A request reads the Volume, writes one field of its spec, and watches until the
+//! status matches. A process killed between any two of these steps leaves only the desired state behind, and
+//! the same request resumes.
+//! Invariants: writes only the spec of Volumes, never a status, and only over the version it has read.
+//! On failure: a status with the message of the condition that the operator or the node wrote. `ABORTED`
+//! while the request still waits.
 
 mod capabilities;
 mod capacity;
@@ -67,7 +66,7 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// The service over the API server of `client`.
+    /// Creates the service over the API server of `client`.
     pub(crate) fn new(client: Client, requests: Requests) -> Self {
         let (snapshots, groups) = (Objects::new(client.clone()), Objects::new(client.clone()));
         Self { volumes: ClusterVolumes::new(client), snapshots, groups, requests }
@@ -250,7 +249,7 @@ impl controller_server::Controller for Controller {
 
 #[cfg(test)]
 mod tests {
-    /// Provisioner, resizer and snapshotter watch every one of these, and do nothing before they may.
+    /// Provisioner, resizer and snapshotter watch all of these, and do nothing without the permission.
     #[test]
     fn the_sidecars_may_read_what_they_watch() {
         let roles = include_str!("../../charts/holdfast/roles/csi-sidecars.yaml");

@@ -1,4 +1,4 @@
-//! Time until which a request is worth answering.
+//! Deadline after which a response is useless to the caller.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use tokio::time::Instant;
 use tonic::Request;
 use tonic::metadata::MetadataMap;
 
-/// Header in which gRPC sends the time limit of a request.
+/// Header with the timeout of a gRPC request.
 const HEADER: &str = "grpc-timeout";
-/// Time limit of a request without that header.
+/// Timeout of a request without that header.
 const DEFAULT: Duration = Duration::from_secs(60);
-/// The answer is sent this part of the time limit before its end, and at most this much before.
+/// The response is sent this fraction of the timeout before its end, and at most this much earlier.
 const MARGIN_DIVISOR: u32 = 10;
 const MAX_MARGIN: Duration = Duration::from_secs(1);
 
-/// The time until which a request is worked on: a little before its caller stops waiting, so that the caller
-/// hears what is still missing.
+/// Returns the time until which a request is processed: slightly before its caller stops waiting, so that the
+/// caller still gets the reason for the delay.
 pub(crate) fn of<T>(request: &Request<T>) -> Instant {
     let limit = header(request.metadata()).unwrap_or(DEFAULT);
     Instant::now() + limit.saturating_sub((limit / MARGIN_DIVISOR).min(MAX_MARGIN))
@@ -25,7 +25,7 @@ fn header(metadata: &MetadataMap) -> Option<Duration> {
     parse(metadata.get(HEADER)?.to_str().ok()?)
 }
 
-/// Reads a time limit as gRPC writes it: digits and a unit.
+/// Parses a timeout in gRPC's format: digits and a unit.
 fn parse(text: &str) -> Option<Duration> {
     let digits = text.get(..text.len().checked_sub(1)?)?;
     let count: u64 = digits.parse().ok()?;

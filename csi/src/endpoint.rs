@@ -1,7 +1,7 @@
-//! The socket the driver answers on.
+//! The socket that the driver serves.
 //!
-//! Owns: the socket file; it is removed at the end.
-//! Invariants: a socket that another process serves is never replaced; only a dead socket is removed.
+//! Owns: the socket file, which is removed at the end.
+//! Invariants: never replaces a socket that another process serves, only a dead one.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileTypeExt;
@@ -13,22 +13,22 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-/// Reasons for which the driver cannot listen.
+/// Reason why the driver cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    /// Another process answers on the socket.
+    /// Another process serves the socket.
     #[error("--endpoint: another process answers on {path}; stop it or choose another socket")]
     Taken {
         /// The socket.
         path: PathBuf,
     },
-    /// Something else than a socket has the name.
+    /// A file other than a socket has the name.
     #[error("--endpoint: {path} exists and is no socket; choose another name")]
     NotASocket {
         /// The file.
         path: PathBuf,
     },
-    /// The operating system refused.
+    /// The operating system rejected the request.
     #[error("--endpoint: cannot listen on {path}; does its directory exist?")]
     Refused {
         /// The socket.
@@ -58,7 +58,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Listens on `path`, in the place of a dead process's socket if there is one.
+/// Listens on `path`, replacing the socket of a dead process if necessary.
 ///
 /// # Errors
 /// [`ListenError`] names the option and the fix.
@@ -80,7 +80,7 @@ pub(crate) fn listen(path: &Path) -> Result<Socket, ListenError> {
 }
 
 impl Socket {
-    /// Answers the requests of these services until `stop` ends and the requests in progress are done.
+    /// Serves these services until `stop` ends and the requests in progress are done.
     ///
     /// # Errors
     /// The socket failed.

@@ -1,11 +1,11 @@
 //! The CSI GroupController service: snapshots of several volumes at one point, as VolumeGroupSnapshot
 //! objects.
 //!
-//! Owns: the answers; one file for each request.
-//! Does not own: any state, as the Controller service; the VolumeSnapshots of a group, which the operator
-//! makes.
-//! On failure: a status whose message is the condition that the operator wrote. `ABORTED` while something is
-//! still waited for.
+//! Owns: the responses; one file per request.
+//! Does not own: any state, like the Controller service; the VolumeSnapshots of a group, which the operator
+//! creates.
+//! On failure: a status with the message of the condition that the operator wrote. `ABORTED` while the
+//! request still waits.
 
 mod capabilities;
 mod create_group_snapshot;
@@ -35,7 +35,7 @@ pub(crate) struct GroupController {
 }
 
 impl GroupController {
-    /// The service over the API server of `client`.
+    /// Creates the service over the API server of `client`.
     pub(crate) fn new(client: Client, requests: Requests) -> Self {
         Self {
             volumes: Objects::new(client.clone()),

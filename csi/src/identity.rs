@@ -1,4 +1,4 @@
-//! The CSI Identity service: who the driver is, what it can do, whether it is well.
+//! The CSI Identity service: the driver's name, capabilities and health.
 
 mod get_plugin_capabilities;
 mod get_plugin_info;
@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::readiness::Readiness;
 
-/// The driver's name, as StorageClasses and CSINodes write it.
+/// The driver's name, as used in StorageClasses and CSINodes.
 pub(crate) const NAME: &str = "csi.holdfast.dev";
 
 /// The Identity service.
@@ -24,12 +24,12 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Of a driver that is ready when `readiness` says so.
+    /// Creates the service of a driver whose readiness is `readiness`.
     pub(crate) const fn new(readiness: Readiness) -> Self {
         Self { readiness, tells_changed_blocks: false }
     }
 
-    /// The same of the process that answers the SnapshotMetadata service, which is no other's.
+    /// Creates the service of the one process that serves SnapshotMetadata.
     pub(crate) const fn with_snapshot_metadata(readiness: Readiness) -> Self {
         Self { readiness, tells_changed_blocks: true }
     }

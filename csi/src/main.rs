@@ -1,5 +1,5 @@
-//! The Holdfast CSI driver on Unix sockets: the Controller and GroupController services, once for a cluster,
-//! the Node service, once on each node, and the SnapshotMetadata service, where backups use it.
+//! The Holdfast CSI driver on Unix sockets: the Controller and GroupController services, once per cluster;
+//! the Node service, once per node; and the SnapshotMetadata service, for clusters whose backups use it.
 
 mod capability;
 mod controller;
@@ -48,10 +48,10 @@ use crate::requests::Requests;
 use crate::settings::{Admin, ClusterSettings, Command, Listen, NodeSettings, Probe, Settings};
 use crate::snapshot_metadata::SnapshotMetadata;
 
-/// Longest wait at the end for programs that still work on a device. In a pod this process is the first of
-/// its PID namespace, and the kernel kills them with it.
+/// Longest wait at shutdown for programs that still work on a device. In a pod, this process is PID 1 of its
+/// PID namespace, and the kernel kills them with it.
 const PROGRAMS_END_WITHIN: Duration = Duration::from_secs(2);
-/// Time between two tries to find a node daemon that can serve volumes.
+/// Time between two attempts to find a node daemon that can serve volumes.
 const DAEMON_RETRY: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Asks a driver once. The answer goes to the terminal or the kubelet, whatever the filter of the log is.
+/// Queries a driver once. The answer goes to the terminal or the kubelet, regardless of the log filter.
 fn ask(socket: &Path, ready: bool) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome =
@@ -79,7 +79,7 @@ fn ask(socket: &Path, ready: bool) -> ExitCode {
     }
 }
 
-/// Runs a service of the driver to its end.
+/// Runs a service of the driver until it ends.
 fn serve<F: Future<Output = anyhow::Result<()>>>(service: impl FnOnce(LogLevel) -> F) -> ExitCode {
     let telemetry = match telemetry::start("holdfast-csi", &[]) {
         Ok(telemetry) => telemetry,
@@ -115,8 +115,8 @@ async fn serve_controller(settings: ClusterSettings, log_level: LogLevel) -> any
     }
 }
 
-/// Does not wait for the answers in progress at its end, which take minutes: a client continues where one
-/// broke off.
+/// Does not wait at shutdown for responses in progress, which take minutes: a client resumes where one broke
+/// off.
 async fn serve_snapshot_metadata(settings: ClusterSettings, log_level: LogLevel) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let (readiness, requests) = (Readiness::ready(), Requests::default());
@@ -132,7 +132,7 @@ async fn serve_snapshot_metadata(settings: ClusterSettings, log_level: LogLevel)
     }
 }
 
-/// Common parts of the services for the cluster.
+/// Common parts of the cluster services.
 struct ClusterService {
     client: Client,
     admin: AdminEndpoint,
@@ -155,7 +155,7 @@ impl ClusterService {
     }
 }
 
-/// The CSI socket answers before the registration socket is there: the kubelet asks at once.
+/// Serves the CSI socket before the registration socket exists: the kubelet connects at once.
 async fn serve_node(settings: NodeSettings, log_level: LogLevel) -> anyhow::Result<()> {
     let NodeSettings { listen, admin, registration, kubelet_endpoint, daemon_socket, directory, node_name } =
         settings;
@@ -182,7 +182,7 @@ async fn serve_node(settings: NodeSettings, log_level: LogLevel) -> anyhow::Resu
     outcome
 }
 
-/// Lets the kubelet find the driver once the node can serve volumes.
+/// Registers the driver with the kubelet once the node can serve volumes.
 async fn register(
     daemon: &Daemon,
     path: &Path,

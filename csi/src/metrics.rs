@@ -1,6 +1,6 @@
 //! The driver's metrics: one table, served as OpenMetrics text; and its admin endpoint.
 //!
-//! Does not own: what is counted (`requests.rs`), when the driver is ready (`readiness.rs`).
+//! Does not own: the counting (`requests.rs`), the driver's readiness (`readiness.rs`).
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Those of a driver that answers these requests.
+    /// Creates the metrics of a driver that answers these requests.
     pub(crate) fn new(readiness: Readiness, requests: &Requests) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(DroppedLines));
@@ -64,7 +64,7 @@ impl AdminEndpoint {
     /// Listens on an address.
     ///
     /// # Errors
-    /// The address is not free, or not one of this host.
+    /// The address is in use, or not one of this host.
     pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = admin::listen(address)
             .await
@@ -73,7 +73,7 @@ impl AdminEndpoint {
         Ok(Self(listener))
     }
 
-    /// Answers until it is dropped.
+    /// Serves requests until the future is dropped.
     pub(crate) async fn serve(self, metrics: Metrics, log_level: LogLevel) {
         admin::serve(self.0, metrics, log_level).await;
     }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::requests::RequestKind;
 
-    /// Every metric is in it with its kind, unit and meaning.
+    /// Checks that every metric is listed with its kind, unit and meaning.
     #[tokio::test]
     async fn the_list_of_metrics_is_complete() {
         let (readiness, requests) = (Readiness::ready(), Requests::default());
@@ -130,7 +130,7 @@ mod tests {
         assert!(metrics.metrics().expect("renders").contains("holdfast_csi_ready 1\n"));
     }
 
-    /// The ports that the chart opens are those that the driver listens on.
+    /// The chart opens the ports that the driver listens on.
     #[test]
     fn the_chart_opens_the_port_of_the_endpoint() {
         for chart in [

@@ -1,14 +1,14 @@
 //! The CSI Node service: from a block device of the node daemon to a path of a pod.
 //!
-//! Owns: the answers, one file for each request; the order of checks before anything is written to a device.
-//! Does not own: whether the node serves a volume: it asks the node daemon on its socket, and the API server
-//! nothing.
-//! Invariants: a device is formatted only if no known signature is on it and the daemon says that it holds no
-//! data, or after the user allowed it, or while a format of the same attach was interrupted. No system call
-//! touches a device that the daemon does not serve. One operation on a volume at a time, also where a program
+//! Owns: the responses, one file per request; the order of checks before anything is written to a device.
+//! Does not own: the decision whether the node serves a volume. It asks the node daemon on its socket, and
+//! never the API server.
+//! Invariants: a device is formatted only if it has no known signature and the daemon reports that it holds
+//! no data, or after the user allowed it, or if a format of the same attach was interrupted. No system call
+//! touches a device that the daemon does not serve. One operation on a volume at a time, even if a program
 //! outlives this process: its programs hold a lock file.
-//! On failure: `UNAVAILABLE` while the daemon does not serve the device; `ABORTED` while an operation that
-//! was begun still runs, which is never interrupted.
+//! On failure: `UNAVAILABLE` while the daemon does not serve the device; `ABORTED` while an earlier operation
+//! still runs, which is never interrupted.
 
 mod capabilities;
 mod content;
@@ -47,13 +47,13 @@ use self::operations::VolumeOperations;
 use self::tool::Tools;
 use crate::requests::{RequestKind, Requests, not_built};
 
-/// The Node service. Clones are the same service.
+/// The Node service. Clones share the service.
 #[derive(Clone)]
 pub(crate) struct NodeService(Arc<Inner>);
 
-/// Parts that the operations share.
+/// State shared by the operations.
 struct Inner {
-    /// Name of the node, as its StorageNode has it.
+    /// Name of the node, as in its StorageNode.
     name: String,
     daemon: Daemon,
     operations: VolumeOperations,
@@ -63,7 +63,7 @@ struct Inner {
 }
 
 impl NodeService {
-    /// The service of the node of that name. `directory` keeps what must outlive the process.
+    /// Creates the service of the node of that name. `directory` keeps state that must outlive the process.
     pub(crate) fn new(name: String, daemon: Daemon, directory: PathBuf, requests: Requests) -> Self {
         Self(Arc::new(Inner {
             name,
@@ -75,7 +75,7 @@ impl NodeService {
         }))
     }
 
-    /// Ends the operations in progress, and lets none begin.
+    /// Ends the operations in progress, and prevents new ones.
     pub(crate) async fn stop(&self) {
         self.0.operations.stop().await;
     }

@@ -1,6 +1,6 @@
-//! The probes of a pod: they ask the driver on its own socket.
+//! The probes of a pod, which query the driver on its own socket.
 //!
-//! On failure: standard error says why; the kubelet shows it in the events of the pod.
+//! On failure: standard error has the reason; the kubelet shows it in the events of the pod.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use tonic::transport::Endpoint;
 
 use crate::identity::probe::reason;
 
-/// Longest wait for the answer.
+/// Timeout for the response.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Asks the driver that listens on `socket` if it is alive, and `ready` too.
+/// Checks that the driver that listens on `socket` is alive, and with `ready` that it is ready.
 ///
 /// # Errors
 /// It does not answer, or is not ready although it must be.

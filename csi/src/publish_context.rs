@@ -1,4 +1,4 @@
-//! Words from the Controller service to the Node service: the publish context of a volume on its node.
+//! The publish context of a volume on a node, passed from the Controller service to the Node service.
 
 use std::collections::HashMap;
 
@@ -11,16 +11,16 @@ const TRACEPARENT: &str = "traceparent";
 /// A publication of a volume on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PublishContext {
-    /// The volume's identity in the object store, by which the node daemon knows it.
+    /// The volume's identity in the object store, which the node daemon uses.
     pub(crate) volume_id: String,
-    /// Least fencing number of the writer on that node.
+    /// Minimum fencing number of the writer on that node.
     pub(crate) epoch: u64,
     /// The trace of the publication (`holdfast_service::trace`).
     pub(crate) trace: Option<String>,
 }
 
 impl PublishContext {
-    /// Makes the current span, in which nothing was done yet, a part of the publication's trace.
+    /// Makes the current span, in which no work was done yet, part of the publication's trace.
     pub(crate) fn continue_trace(&self) {
         if let Some(trace) = &self.trace {
             holdfast_service::trace::continue_in(&tracing::Span::current(), trace);
@@ -28,7 +28,7 @@ impl PublishContext {
     }
 }
 
-/// The context as CSI passes it on.
+/// Converts the context to CSI's format.
 pub(crate) fn write(context: &PublishContext) -> HashMap<String, String> {
     let PublishContext { volume_id, epoch, trace } = context;
     let trace = trace.iter().map(|trace| (TRACEPARENT.to_owned(), trace.clone()));
@@ -38,7 +38,7 @@ pub(crate) fn write(context: &PublishContext) -> HashMap<String, String> {
         .collect()
 }
 
-/// The context that CSI passed on.
+/// Parses the context from CSI's format.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: the volume was not published by this driver.

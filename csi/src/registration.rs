@@ -1,8 +1,8 @@
 //! Registration of the driver with the kubelet (`pluginregistration`, version 1).
 //!
-//! Owns: the answers on the registration socket. The kubelet finds the socket by its place, asks it where the
-//! driver's own is, and says whether it took the driver.
-//! On failure: a driver that the kubelet refused ends, and registers again when it is started again.
+//! Owns: the responses on the registration socket. The kubelet finds the socket by its path, asks it for the
+//! path of the driver's own socket, and reports whether it accepted the driver.
+//! On failure: a rejected driver exits, and registers again after its restart.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::readiness::Readiness;
 
 /// Kind of plugin. Source: kubelet, `pkg/apis/pluginregistration/v1/constants.go`.
 const KIND: &str = "CSIPlugin";
-/// Versions of CSI, as the kubelet writes them.
+/// Versions of CSI, in the kubelet's notation.
 const VERSIONS: [&str; 1] = ["1.0.0"];
 
-/// The registration of one driver. Clones are the same.
+/// The registration of one driver. Clones share the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     endpoint: String,
@@ -29,12 +29,12 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Of the driver that the kubelet reaches at `endpoint`; `readiness` hears what the kubelet says.
+    /// Creates the registration of the driver at `endpoint`; `readiness` gets the kubelet's verdict.
     pub(crate) fn new(endpoint: String, readiness: Readiness) -> Self {
         Self { endpoint, readiness, refused: Arc::new(watch::Sender::new(None)) }
     }
 
-    /// Ends once the kubelet has refused the driver, with its reason.
+    /// Waits until the kubelet has rejected the driver, and returns its reason.
     pub(crate) async fn refused(&self) -> String {
         let mut refused = self.refused.subscribe();
         let found = refused.wait_for(Option::is_some).await.expect("this value holds the sender");
@@ -86,8 +86,8 @@ mod tests {
         node: NodeSettings,
     }
 
-    /// The kubelet's gRPC library sends the path of the socket as the authority, with slashes in percent
-    /// notation; h2 ends a request whose authority is not valid with PROTOCOL_ERROR.
+    /// The kubelet's gRPC library sends the path of the socket as the authority, with percent-encoded
+    /// slashes; h2 ends a request with an invalid authority with PROTOCOL_ERROR.
     #[test]
     fn the_authority_that_the_kubelet_sends_is_valid() {
         let sent = |name: &str| format!("/var/lib/kubelet/plugins_registry/{name}").replace('/', "%2F");

@@ -1,5 +1,5 @@
-//! Requests of the sidecars and the kubelet: their log lines and figures, and the answer to one that the
-//! driver does not offer.
+//! Requests of the sidecars and the kubelet: their log lines and metrics, and the response to unsupported
+//! ones.
 
 use std::time::Instant;
 
@@ -57,7 +57,7 @@ pub(crate) struct RequestLabels {
     request: RequestKind,
 }
 
-/// The figures of all requests; clones share them.
+/// The metrics of all requests; clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Requests {
     counts: Family<OutcomeLabels, Counter>,
@@ -71,23 +71,23 @@ impl Default for Requests {
     }
 }
 
-/// From 5 ms to 80 s: a sidecar waits for 60 s.
+/// Creates a histogram from 5 ms to 80 s: a sidecar waits for 60 s.
 fn histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.005, 2.0, 15))
 }
 
 impl Requests {
-    /// Requests by kind and outcome.
+    /// Returns the number of requests by kind and outcome.
     pub(crate) fn counts(&self) -> Family<OutcomeLabels, Counter> {
         self.counts.clone()
     }
 
-    /// Time that their answers took.
+    /// Returns the duration of requests.
     pub(crate) fn durations(&self) -> Family<RequestLabels, Histogram> {
         self.durations.clone()
     }
 
-    /// Logs, counts and times the answer to a request about a volume.
+    /// Logs, counts and times the response to a request about a volume.
     ///
     /// # Errors
     /// Those of the request.
@@ -122,7 +122,7 @@ impl Requests {
     }
 }
 
-/// The answer to a request whose capability the driver does not announce.
+/// Returns the error for a request whose capability the driver does not announce.
 pub(crate) fn not_built(request: &str) -> Status {
     Status::unimplemented(format!("{request} is not supported by this version of the driver"))
 }

@@ -19,12 +19,12 @@ pub(crate) struct Settings {
 pub(crate) enum Command {
     /// Answers for the cluster: creates, deletes, publishes and expands volumes
     Controller(ClusterSettings),
-    /// Answers for the cluster too: tells backups which blocks a snapshot holds, and which changed between
+    /// Answers for the cluster, too: lists for backups the blocks of a snapshot, or those changed between
     /// two. It reads the object stores, with their Secrets
     SnapshotMetadata(ClusterSettings),
-    /// Answers for one node: makes and mounts file systems, and registers with the kubelet
+    /// Answers for one node: creates and mounts file systems, and registers with the kubelet
     Node(NodeSettings),
-    /// Asks the process that listens on the endpoint if it is alive, or ready: the probes of its pod
+    /// Checks that the process that listens on the endpoint is alive or ready: the probes of its pod
     Probe(Probe),
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Admin {
     pub(crate) metrics_address: SocketAddr,
 }
 
-/// Settings of a service that answers for the cluster.
+/// Settings of a cluster service.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterSettings {
     #[command(flatten)]
@@ -74,8 +74,8 @@ pub(crate) struct NodeSettings {
     #[command(flatten)]
     pub(crate) admin: Admin,
 
-    /// Address of the socket on which the kubelet finds the driver. Its name must have an @ that something
-    /// follows: the kubelet sends its path as the authority of its requests, which is valid only then.
+    /// Address of the socket on which the kubelet finds the driver. Its name must have an @ that is not its
+    /// last character: the kubelet sends its path as the authority of its requests, which is valid only then.
     #[arg(
         long,
         env = "HOLDFAST_REGISTRATION",
@@ -95,16 +95,16 @@ pub(crate) struct NodeSettings {
     #[arg(long, env = "HOLDFAST_DAEMON_SOCKET", default_value = "/run/holdfast/node.sock")]
     pub(crate) daemon_socket: PathBuf,
 
-    /// Directory of what must outlive the process: locks, and formats in progress.
+    /// Directory for state that must outlive the process: locks, and formats in progress.
     #[arg(long, env = "HOLDFAST_DIRECTORY", default_value = "/csi")]
     pub(crate) directory: PathBuf,
 
-    /// Name of the node, which its StorageNode has.
+    /// Name of the node, as in its StorageNode.
     #[arg(long, env = "HOLDFAST_NODE_NAME")]
     pub(crate) node_name: String,
 }
 
-/// A Unix socket, written the way CSI sidecars write it.
+/// A Unix socket, in the notation of CSI sidecars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     /// Absolute path of the socket.

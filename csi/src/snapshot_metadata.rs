@@ -1,10 +1,10 @@
-//! The CSI SnapshotMetadata service: which blocks a snapshot holds, which changed between two of a volume.
+//! The CSI SnapshotMetadata service: the blocks of a snapshot, and the blocks changed between two.
 //!
-//! Owns: the answers, as streams of byte ranges.
-//! Does not own: any state, nor what changed, which `holdfast_log` finds from the indexes in the
-//! object store; data is not read.
-//! Invariants: what changed is never left out. What has not changed may be told where a merge moved it.
-//! On failure: the stream ends with a status. The client asks again from the byte behind the last range.
+//! Owns: the responses, as streams of byte ranges.
+//! Does not own: any state; finding changes, which `holdfast_log` does from the indexes in the object store.
+//! Data is not read.
+//! Invariants: changed ranges are never omitted. Unchanged ranges may be included if a merge moved them.
+//! On failure: the stream ends with a status. The client resumes at the byte after the last range.
 
 mod ranges;
 mod source;
@@ -28,9 +28,9 @@ use crate::requests::{RequestKind, Requests};
 use ranges::{Asked, Ranges};
 use source::Source;
 
-/// Messages made ahead of the client.
+/// Messages prepared ahead of the client.
 const AHEAD: usize = 4;
-/// Chunks of 128 MiB whose indexes are read at a time.
+/// Number of chunks of 128 MiB whose indexes are read in parallel.
 const CHUNKS_AT_ONCE: usize = 8;
 
 /// The SnapshotMetadata service.
@@ -41,22 +41,22 @@ pub(crate) struct SnapshotMetadata {
     requests: Requests,
 }
 
-/// One message of an answer.
+/// One message of a response.
 struct Message {
     capacity: i64,
     ranges: Vec<BlockMetadata>,
 }
 
-/// The client does not wait for the rest.
+/// Error after the client has disconnected.
 const GONE: &str = "the client ended the request";
 
 impl SnapshotMetadata {
-    /// The service over the API server of `client`, and the object stores that it names.
+    /// Creates the service over the API server of `client` and the object stores that it names.
     pub(crate) fn new(client: Client, requests: Requests) -> Self {
         Self { snapshots: Objects::new(client.clone()), client, requests }
     }
 
-    /// Answers a request in a task of its own, which ends with the client.
+    /// Answers a request in its own task, which ends with the client.
     fn answer<T: Send + 'static>(
         &self,
         kind: RequestKind,
@@ -83,7 +83,7 @@ impl SnapshotMetadata {
                 () = sender.closed() => Err(Status::cancelled(GONE)),
             };
             if let Err(status) = answered {
-                // Of no use where the client is gone.
+                // Unneeded if the client has disconnected.
                 let _sent = sender.send(Err(status)).await;
             }
         });
@@ -91,7 +91,7 @@ impl SnapshotMetadata {
     }
 }
 
-/// Sends the ranges of `source` from the byte that was asked for on, in at least one message.
+/// Sends the ranges of `source` from the requested byte on, in at least one message.
 async fn tell<F: Future<Output = Result<(), Status>>>(
     source: Source,
     asked: Asked,

@@ -5,25 +5,25 @@ use std::collections::HashMap;
 use holdfast_proto::csi::v1::{Topology, TopologyRequirement};
 use tonic::Status;
 
-/// The segment that a node has while its daemon serves volumes.
+/// The segment of a node whose daemon serves volumes.
 const KEY: &str = "topology.holdfast.dev/served";
 const VALUE: &str = "true";
 
-/// A second segment of a node, while its devices are of ublk. It is a key of its own, and not another value
-/// of one: the kubelet refuses a driver that reports another value than the label of its Node.
+/// A second segment of a node whose devices use ublk. It has its own key instead of another value of the
+/// first: the kubelet rejects a driver that reports a value other than its Node's label.
 pub(crate) const UBLK_KEY: &str = "topology.holdfast.dev/ublk";
 
-/// The topology of every node that serves volumes, and of every volume but those for any node.
+/// Returns the topology of nodes that serve volumes, and of volumes unless they are for any node.
 pub(crate) fn served() -> Topology {
     Topology { segments: HashMap::from([(KEY.to_owned(), VALUE.to_owned())]) }
 }
 
-/// The topology of a volume that may be on many nodes: those with ublk, if it needs that.
+/// Returns the topology of a volume for many nodes: those with ublk, if it needs that.
 pub(crate) fn of_volume(needs_ublk: bool) -> Topology {
     with_ublk(served(), needs_ublk)
 }
 
-/// The topology of a node, of which `has_ublk` says whether its devices are of ublk.
+/// Returns the topology of a node; `has_ublk` is true if its devices use ublk.
 pub(crate) fn of_node(node: &str, has_ublk: bool) -> Topology {
     with_ublk(on(node), has_ublk)
 }
@@ -35,18 +35,18 @@ fn with_ublk(mut topology: Topology, has_ublk: bool) -> Topology {
     topology
 }
 
-/// True for nodes whose devices are of ublk.
+/// Returns true for nodes whose devices use ublk.
 pub(crate) fn has_ublk(topology: &Topology) -> bool {
     topology.segments.get(UBLK_KEY).is_some_and(|value| value == VALUE)
 }
 
-/// The segment that distinguishes nodes: memory volumes are on one node.
+/// The segment that distinguishes nodes, because a memory volume is on one node.
 const NODE_KEY: &str = "topology.holdfast.dev/node";
 /// Longest value of a label.
 const MAX_LABEL_BYTES: usize = 63;
 
-/// The topology of one node that serves volumes. A name that no label can have is left out: no memory volume
-/// is made there by a claim.
+/// Returns the topology of one node that serves volumes. A name that is not a valid label value is left out:
+/// claims for memory volumes cannot use that node.
 pub(crate) fn on(node: &str) -> Topology {
     let mut topology = served();
     if node.len() <= MAX_LABEL_BYTES {
@@ -55,11 +55,11 @@ pub(crate) fn on(node: &str) -> Topology {
     topology
 }
 
-/// The label by which an autoscaler distinguishes a node that it simulates from the one that it copies. It
-/// copies all others, `NODE_KEY` too.
+/// The label in which an autoscaler's simulated node differs from the node it is copied from. It copies all
+/// others, including `NODE_KEY`.
 pub(crate) const HOST_NAME_KEY: &str = "kubernetes.io/hostname";
 
-/// The topology of a volume that is on one node, whose Node has this label of its host.
+/// Returns the topology of a volume on one node, whose Node has this host name label.
 pub(crate) fn of_volume_on(node: &str, host_name: Option<&str>) -> Topology {
     let mut topology = on(node);
     if let Some(name) = host_name {
@@ -68,15 +68,15 @@ pub(crate) fn of_volume_on(node: &str, host_name: Option<&str>) -> Topology {
     topology
 }
 
-/// The node of a topology, if it is that of one.
+/// Returns the node of a topology, if it names one.
 pub(crate) fn node(topology: &Topology) -> Option<&str> {
     topology.segments.get(NODE_KEY).map(String::as_str)
 }
 
-/// The node that a requirement prefers: the one that the scheduler chose for the first pod.
+/// Returns the preferred node of a requirement: the one that the scheduler chose for the first pod.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: it names none.
+/// `INVALID_ARGUMENT`: it names no node.
 pub(crate) fn first_node(requirement: Option<&TopologyRequirement>) -> Result<String, Status> {
     let named = requirement.into_iter().flat_map(|one| one.preferred.iter().chain(&one.requisite));
     named.filter_map(node).map(str::to_owned).next().ok_or_else(|| {
@@ -88,10 +88,10 @@ pub(crate) fn first_node(requirement: Option<&TopologyRequirement>) -> Result<St
     })
 }
 
-/// Checks that a volume may be where every volume is, or every one that needs ublk.
+/// Checks that the required nodes can use the volume, with ublk if it needs that.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED`: the nodes that the volume must be usable on do not serve volumes, or not by ublk.
+/// `RESOURCE_EXHAUSTED`: the required nodes do not serve volumes, or lack ublk.
 pub(crate) fn check(requirement: Option<&TopologyRequirement>, needs_ublk: bool) -> Result<(), Status> {
     let Some(TopologyRequirement { requisite, preferred: _ }) = requirement else { return Ok(()) };
     let serves = |topology: &Topology| topology.segments.get(KEY).is_some_and(|value| value == VALUE);

@@ -1,4 +1,4 @@
-//! The driver as a process: the probes of its pod, and its admin endpoint.
+//! The driver as a process: its pod's probes, and its admin endpoint.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_holdfast-csi");
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Asks until there is an answer.
+/// Retries until `ask` returns a result.
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -53,7 +53,7 @@ impl Driver {
         driver
     }
 
-    /// The Node service of a node whose daemon does not run.
+    /// Starts the Node service of a node whose daemon does not run.
     fn node(dir: &Path) -> Self {
         let registration = format!("--registration=unix://{}", dir.join("a@reg.sock").display());
         let daemon = format!("--daemon-socket={}", dir.join("no-daemon.sock").display());
@@ -61,7 +61,7 @@ impl Driver {
         Self::start(dir, &["node".to_owned(), "--node-name=a".to_owned(), registration, daemon, directory])
     }
 
-    /// The status and the text of an answer.
+    /// Returns the status and the text of a response.
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).expect("connects");
         let length = body.len();
@@ -83,7 +83,7 @@ impl Drop for Driver {
     }
 }
 
-/// A probe, with a log that is off: the answer is no log line.
+/// Runs a probe with logging turned off: its output must not be a log line.
 fn probe(dir: &Path, options: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
     command
@@ -94,7 +94,7 @@ fn probe(dir: &Path, options: &[&str]) -> Output {
     command.output().expect("runs")
 }
 
-/// The kubelet shows what a probe says; with a quiet log it had nothing to show.
+/// Regression: the kubelet shows the output of a probe; with a quiet log it was empty.
 #[test]
 fn a_probe_says_why_the_driver_is_not_ready() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -120,7 +120,7 @@ fn a_probe_says_why_the_driver_is_not_ready() {
     assert_eq!(driver.ask("GET", "/readyz", ""), (503, reason.to_owned()));
 }
 
-/// The daemon and the operator had one, the driver none.
+/// Regression: the daemon and the operator had an admin endpoint, but the driver did not.
 #[test]
 fn each_service_has_an_admin_endpoint() {
     let directory = tempfile::tempdir().expect("a directory");

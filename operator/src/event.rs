@@ -1,4 +1,4 @@
-//! Kubernetes events: one for every condition that turned.
+//! Kubernetes events: one for every condition transition.
 
 use holdfast_cluster::event::{event, turned};
 use holdfast_crds::{
@@ -8,14 +8,14 @@ use kube::runtime::events::{Event, EventType};
 
 use crate::snapshot::plan::TAKING;
 
-/// The events for the conditions that changed between two lists of conditions. Waiting is not an event, nor
-/// is a device that has its size at first, nor a grant that nothing delayed.
+/// Returns the events for the conditions that changed between two lists. Waiting, the initial size of a
+/// device, and a grant without delay produce no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     notable(before, after).map(as_event).collect()
 }
 
-/// Those of them that concern the data of a claim, and not its volume alone: what may be missing of it
-/// because a node was cut off, and the node that continues.
+/// Returns only the events about a claim's data: data that may be missing because a node was force-detached,
+/// and the node that continues.
 pub(crate) fn changes_of_data(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     let is_cut_off = find_condition(after, DATA_LOST).is_some();
     notable(before, after)
@@ -37,7 +37,7 @@ fn as_event(condition: &Condition) -> Event {
     event(condition, if is_fault(condition) { EventType::Warning } else { EventType::Normal })
 }
 
-/// True of a grant that waited neither for another node nor for this one to join.
+/// Returns true for a grant that waited neither for another node nor for this node to join.
 fn is_prompt_grant(before: &[Condition], new: &Condition) -> bool {
     let waited = |old: &Condition| ["WaitingForDetach", NODE_UNKNOWN].contains(&old.reason.as_str());
     new.type_ == ASSIGNED && new.reason == GRANTED && !find_condition(before, ASSIGNED).is_some_and(waited)
@@ -49,7 +49,7 @@ fn is_fault(condition: &Condition) -> bool {
         || condition.status != "True" && [PROVISIONED, READY].contains(&condition.type_.as_str())
 }
 
-/// Reasons of conditions that are the ordinary course of things.
+/// Condition reasons of normal operation.
 const REASONS_WITHOUT_EVENT: [&str; 8] = [
     "Provisioning",
     "NotRequested",
@@ -87,7 +87,7 @@ mod tests {
         assert!(changes(&[], &one(PROVISIONED, ConditionStatus::False, "Provisioning")).is_empty());
     }
 
-    /// A claim's life wrote five events, three of them of its ordinary course.
+    /// Regression: a claim's lifetime produced five events, three of them from normal operation.
     #[test]
     fn the_ordinary_course_is_no_event() {
         let grown = one(RESIZED, ConditionStatus::True, "Grown");

@@ -1,10 +1,10 @@
-//! Silence of node daemons: which of them renewed no Lease for longer than [`HEARTBEAT_LIMIT`].
+//! Silence of node daemons: those that have not renewed their Lease for longer than [`HEARTBEAT_LIMIT`].
 //!
 //! Owns: the time of each daemon's last renewal, and `Ready=Unknown` of the StorageNodes of silent ones.
-//! Does not own: what follows for their volumes (`volume/failover.rs`).
-//! Invariants: silence is measured by this process's own clock, from the change of a Lease that it saw last
-//! to its last look that succeeded: neither another machine's clock nor an API server that does not answer
-//! makes a node silent.
+//! Does not own: the consequences for their volumes (`volume/failover.rs`).
+//! Invariants: silence is measured by this process's own clock, from the last observed change of a Lease to
+//! the last successful look. Neither another machine's clock nor an unresponsive API server makes a node
+//! silent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,19 +29,19 @@ use crate::metrics::Metrics;
 /// Time between two looks at the Leases.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Last renewals of all node daemons. Clones are the same.
+/// Last renewals of all node daemons. Clones share the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Heartbeats(Arc<Mutex<Seen>>);
 
-/// Time after which a node without a Lease is forgotten that nothing asks about: Nodes come and go.
+/// Time after which a node without a Lease and without queries is forgotten: Nodes come and go.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
 
 #[derive(Debug)]
 struct Seen {
-    /// Version of each Lease by its name. One that is deleted with its Node stays: the daemon renewed it then
-    /// for the last time.
+    /// Version of each Lease by its name. A Lease that was deleted with its Node stays: its deletion counts
+    /// as the daemon's last renewal.
     leases: HashMap<String, (Option<String>, Renewed)>,
-    /// A daemon without a Lease counts as renewed when it was first asked about: it may have just started.
+    /// A daemon without a Lease counts as renewed at the first query for it: it may have just started.
     awaited: HashMap<String, Renewed>,
     last_look: Instant,
 }
@@ -50,19 +50,19 @@ struct Seen {
 #[derive(Clone, Copy, Debug)]
 struct Renewed {
     at: Instant,
-    /// Time at which the Lease was there, or was asked about.
+    /// Time at which the Lease last existed, or was last queried.
     used: Instant,
 }
 
 impl Heartbeats {
-    /// No daemon is silent before it was listened to.
+    /// Starts with no silent daemon: none is silent before the first look.
     pub(crate) fn new() -> Self {
         let now = Instant::now();
         let (leases, awaited) = (HashMap::new(), HashMap::new());
         Self(Arc::new(Mutex::new(Seen { leases, awaited, last_look: now })))
     }
 
-    /// Returns true if the daemon of that node renewed no Lease for longer than it should.
+    /// Returns true if the node's daemon has renewed no Lease for longer than the limit.
     pub(crate) fn is_silent(&self, node: &str) -> bool {
         let (mut seen, lease) = (self.0.lock(), heartbeat_lease(node));
         let last_look = seen.last_look;
@@ -75,7 +75,7 @@ impl Heartbeats {
         last_look.duration_since(renewed.at) > HEARTBEAT_LIMIT
     }
 
-    /// Notes the Leases that there are, each with its version.
+    /// Records the existing Leases, each with its version.
     fn look(&self, leases: impl IntoIterator<Item = (String, Option<String>)>, now: Instant) {
         let mut seen = self.0.lock();
         for (name, version) in leases {
@@ -94,7 +94,7 @@ impl Heartbeats {
     }
 }
 
-/// Looks at the Leases in `namespace` until it is dropped.
+/// Looks at the Leases in `namespace` until the future is dropped.
 pub(crate) async fn run(client: Client, namespace: String, heartbeats: Heartbeats, metrics: Arc<Metrics>) {
     loop {
         if let Err(error) = look(&client, &namespace, &heartbeats, &metrics).await {
@@ -130,7 +130,7 @@ async fn look(
     Ok(())
 }
 
-/// The condition of a node whose daemon is silent, unless it says so already.
+/// Returns the condition of a node whose daemon is silent, unless the condition is already set.
 fn unknown(conditions: &[Condition], now: &Time) -> Option<Condition> {
     let silent = ConditionStatus::Unknown.as_str();
     if find_condition(conditions, READY).is_some_and(|ready| ready.status == silent) {
@@ -145,7 +145,7 @@ fn unknown(conditions: &[Condition], now: &Time) -> Option<Condition> {
     Some(builder.build(READY, ConditionStatus::Unknown, "DaemonSilent", message))
 }
 
-/// The daemon takes the condition over again when it is back.
+/// Once it runs again, the daemon takes over the condition.
 async fn report(api: &Api<StorageNode>, name: &str, ready: &Condition) -> Result<(), ApiError> {
     let patch = json!({
         "apiVersion": StorageNode::api_version(&()),
@@ -168,8 +168,8 @@ mod tests {
         (heartbeat_lease(node), Some(version.to_string()))
     }
 
-    /// A node that joined between two looks counted as silent since the operator's start: its volume was
-    /// deleted below its device.
+    /// Regression: a node that joined between two looks counted as silent since the operator's start; its
+    /// volume was deleted below its device.
     #[tokio::test(start_paused = true)]
     async fn a_daemon_that_has_just_started_is_not_silent() {
         let heartbeats = Heartbeats::new();
@@ -193,14 +193,14 @@ mod tests {
             assert!(!heartbeats.is_silent("c"), "it is awaited from now on");
         }
         assert!(!heartbeats.is_silent("a") && !heartbeats.is_silent("b") && !heartbeats.is_silent("c"));
-        // A time without answers of the API server is no silence of the nodes.
+        // A period without answers from the API server does not make nodes silent.
         heartbeats.look([lease("a", 4), lease("b", 7)], after(50));
         assert!(!heartbeats.is_silent("a"), "it renewed");
         assert!(heartbeats.is_silent("b"), "it did not");
         assert!(heartbeats.is_silent("c"), "it has no Lease");
     }
 
-    /// A Lease goes with its Node: the daemon of a deleted Node counted as awaited for another 40 seconds.
+    /// Regression: after its Node and Lease were deleted, a daemon counted as awaited for 40 seconds.
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_is_deleted_was_renewed_when_it_was_last_seen_to_be() {
         let (heartbeats, begun) = (Heartbeats::new(), Instant::now());
@@ -213,7 +213,7 @@ mod tests {
         assert!(!heartbeats.is_silent("a"), "a Node of that name is there again");
     }
 
-    /// An autoscaler gives each node another name, and the operator kept all of them.
+    /// Regression: an autoscaler gives each node a new name, and the operator remembered all of them.
     #[tokio::test(start_paused = true)]
     async fn nodes_that_are_gone_are_forgotten_unless_asked_about() {
         let (heartbeats, begun) = (Heartbeats::new(), Instant::now());
@@ -224,7 +224,7 @@ mod tests {
         for _ in 0..30 {
             now += FORGOTTEN_AFTER / 20;
             heartbeats.look([lease("there", 1)], now);
-            // A volume is still claimed there.
+            // A volume is still assigned to that node.
             assert!(heartbeats.is_silent("n7"), "the last renewal stays known");
         }
         let seen = heartbeats.0.lock();

@@ -1,6 +1,6 @@
-//! Versions of the objects that this operator wrote last: for a moment its watch still shows older ones.
+//! Versions of the objects this operator wrote last, which its watch caches may not show yet.
 //!
-//! A plan that is made from such an old version repeats what was done, and its own write then fails.
+//! A plan made from an outdated version repeats earlier steps, and its own write then fails.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,16 +9,15 @@ use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Time after which a write that was not seen is forgotten: of an object that is gone the watch shows no
-/// newer version.
+/// Time after which an unobserved write is forgotten: for a deleted object, the watch shows no newer version.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// The resource version of each object that was written and not seen since, and when that was, by its uid.
+/// Resource version and time of each write that was not observed yet, by the object's uid.
 #[derive(Debug, Default)]
 pub(crate) struct LastWrites(Mutex<HashMap<String, (u64, Instant)>>);
 
 impl LastWrites {
-    /// Notes what the API server answered to a write.
+    /// Records the API server's answer to a write.
     pub(crate) fn note(&self, object: &impl Resource) {
         let (Some(uid), Some(version)) = (object.uid(), version(object)) else { return };
         let now = Instant::now();
@@ -27,11 +26,11 @@ impl LastWrites {
         written.insert(uid, (version, now));
     }
 
-    /// Returns true if `object` is older than what was written last: the watch will show the newer one.
+    /// Returns true if `object` is older than the last write: the watch will show the newer version.
     pub(crate) fn is_old(&self, object: &impl Resource) -> bool {
         let (Some(uid), Some(seen)) = (object.uid(), version(object)) else { return false };
         let mut written = self.0.lock();
-        // A database that was set back may show older ones without end.
+        // A restored etcd may show older versions without end.
         let counts = |at: &Instant| Instant::now().duration_since(*at) < FORGOTTEN_AFTER;
         let is_old = written.get(&uid).is_some_and(|(written, at)| seen < *written && counts(at));
         if !is_old {
@@ -41,8 +40,7 @@ impl LastWrites {
     }
 }
 
-/// An API server over etcd numbers the versions of one kind of objects in their order; of another server
-/// nothing is known.
+/// An API server over etcd orders the versions of one kind of objects; other servers guarantee nothing.
 fn version(object: &impl Resource) -> Option<u64> {
     object.resource_version()?.parse().ok()
 }
@@ -62,7 +60,7 @@ mod tests {
         volume
     }
 
-    /// A volume was created with two PUTs: the second plan did not see what the first had written.
+    /// Regression: a volume was created with two PUTs, because the second plan did not see the first write.
     #[test]
     fn an_object_is_old_until_the_last_write_of_it_is_seen() {
         let writes = LastWrites::default();
@@ -75,8 +73,8 @@ mod tests {
         assert!(!writes.is_old(&volume("8")), "nothing is known");
     }
 
-    /// Found by reading: of a database that was set back the watch shows older versions without end, and
-    /// nothing else had to be written.
+    /// Found by review: after a restore of etcd, the watch shows older versions without end, and nothing else
+    /// had to be written.
     #[tokio::test(start_paused = true)]
     async fn an_old_write_is_forgotten_without_another_write() {
         let writes = LastWrites::default();
@@ -86,7 +84,8 @@ mod tests {
         assert!(!writes.is_old(&volume("10")));
     }
 
-    /// Found by reading: the plan of a deletion was made once more from the object before its finalizer went.
+    /// Found by review: the plan of a deletion was made again from the object before its finalizer was
+    /// removed.
     #[tokio::test(start_paused = true)]
     async fn an_object_that_is_gone_is_old_until_it_is_forgotten() {
         let writes = LastWrites::default();

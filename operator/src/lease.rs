@@ -8,10 +8,10 @@
 //! Owns: the Lease object.
 //! Invariants: the holder stops before another may begin, because it stops after [`RENEW_DEADLINE`] while
 //! others wait for the longer [`LEASE_DURATION`]. Silence is measured by the watcher's own clock from the
-//! moment it saw the last change, never by comparing clocks of two machines. Every write carries the resource
+//! last change it saw, never by comparing the clocks of two machines. Every write carries the resource
 //! version it is based on.
-//! On failure: an API server that does not answer is asked again; a leader stops when the deadline passes. A
-//! candidate that does not even look at the lease is not alive ([`Pulse`]).
+//! On failure: requests that the API server does not answer are retried; a leader stops when the deadline
+//! passes. A candidate that no longer looks at the lease is not alive ([`Pulse`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,10 +33,10 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two looks at the lease.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// Longest time between two looks of a candidate that is alive: each ends by the limits of its requests.
+/// Longest time between two looks of a live candidate; request timeouts bound each look.
 const LOOKS_WITHIN: Duration = Duration::from_secs(30);
 
-/// Time of the candidate's last look at the lease, whatever it saw. Clones are the same.
+/// Time of the candidate's last look at the lease, regardless of its result. Clones share the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Pulse(Arc<Mutex<Instant>>);
 
@@ -45,7 +45,7 @@ impl Pulse {
         *self.0.lock() = Instant::now();
     }
 
-    /// Returns true if the candidate looks at the lease as often as it should.
+    /// Returns true if the candidate has looked at the lease recently enough.
     pub(crate) fn is_alive(&self) -> bool {
         self.0.lock().elapsed() <= LOOKS_WITHIN
     }
@@ -57,7 +57,7 @@ impl Default for Pulse {
     }
 }
 
-/// The leader lost its lease. It must stop changing anything at once.
+/// The leader lost its lease. It must stop all changes at once.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseLost {
     /// Another holder took it.
@@ -77,24 +77,24 @@ pub(crate) struct Election {
     pulse: Pulse,
 }
 
-/// The version that the candidate saw last, and the time of its change.
+/// The version that the candidate saw last, and the time at which it first saw it.
 #[derive(Debug, Default)]
 struct Seen {
     version: Option<String>,
     at: Option<Instant>,
 }
 
-/// Actions on a lease.
+/// Action on a lease.
 #[derive(Debug, PartialEq, Eq)]
 enum Move {
-    /// Acquire or renew it: it is ours already, or free.
+    /// Acquires or renews the lease: this candidate holds it, or it is free.
     Acquire,
-    /// Its holder is alive.
+    /// Waits: its holder is alive.
     Wait,
 }
 
 impl Election {
-    /// A candidate called `identity` for the Lease `namespace/name`.
+    /// Creates a candidate called `identity` for the Lease `namespace/name`.
     pub(crate) fn new(client: Client, (namespace, name): (&str, &str), identity: &str, pulse: Pulse) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
@@ -105,7 +105,7 @@ impl Election {
         }
     }
 
-    /// Waits until this candidate leads. Calls `answered` each time the API server answers for the Lease.
+    /// Waits until this candidate leads. Calls `answered` after each answer of the API server for the Lease.
     pub(crate) async fn lead(&mut self, answered: impl Fn()) {
         loop {
             let attempt = self.attempt().await;
@@ -155,7 +155,7 @@ impl Election {
         }
     }
 
-    /// Tries to acquire or renew the lease once; `None` if this candidate holds it now, else the holder.
+    /// Tries to acquire or renew the lease once; returns the holder if it is another candidate.
     async fn attempt(&mut self) -> Result<Option<String>, ApiError> {
         let outcome = self.look().await;
         self.pulse.beat();
@@ -194,7 +194,7 @@ impl Election {
         }
     }
 
-    /// The lease with this candidate as its holder.
+    /// Returns the lease with this candidate as its holder.
     fn acquired(&self, previous: &LeaseSpec) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
         let ours = previous.holder_identity.as_deref() == Some(self.identity.as_str());
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(decide(&held_by("b"), "a", 16 * second), Move::Acquire);
     }
 
-    /// A follower on a connection that swallowed its requests waited permanently, and was called healthy.
+    /// Regression: a follower whose connection dropped its requests waited permanently, but seemed healthy.
     #[tokio::test(start_paused = true)]
     async fn an_unanswered_request_ends_and_its_candidate_is_not_alive() {
         let silent = tower::service_fn(|_request: hyper::Request<Body>| async {

@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// A command of a person: what it says goes to the terminal.
+/// Runs a user's command; its output goes to the terminal.
 fn carry_out(Command::Restore { object_store, deleted, without_claims }: Command) -> ExitCode {
     let asked = restore::WantedDocuments { deleted, with_claims: !without_claims };
     let outcome = tokio::runtime::Runtime::new()

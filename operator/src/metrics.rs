@@ -23,7 +23,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::requeue::Requeue;
 use crate::volume::identity::id_of;
 
-/// ObjectKind of the object that was reconciled.
+/// Kind of the reconciled object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(crate) enum ObjectKind {
     Volume,
@@ -98,7 +98,7 @@ struct PhaseLabels {
 enum Readiness {
     Ready,
     NotReady,
-    /// Of a StorageNode whose daemon renews no Lease.
+    /// A StorageNode whose daemon renews no Lease.
     Silent,
 }
 
@@ -107,7 +107,7 @@ struct ReadinessLabels {
     readiness: Readiness,
 }
 
-/// Names of a volume of which data is missing, or may be: those of the daemon's `holdfast_volume_info`.
+/// Labels of a volume whose data is or may be missing, like the daemon's `holdfast_volume_info`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LossLabels {
     volume: String,
@@ -131,7 +131,7 @@ impl LossLabels {
     }
 }
 
-/// The ObjectStore that a figure of sweeps is of.
+/// The ObjectStore that a sweep figure refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StoreLabels {
     object_store: String,
@@ -143,7 +143,7 @@ impl StoreLabels {
     }
 }
 
-/// Figures of the sweeps of each ObjectStore.
+/// Sweep figures of each ObjectStore.
 #[derive(Default)]
 struct SweepMetrics {
     deleted_objects: Family<StoreLabels, Counter>,
@@ -213,12 +213,12 @@ pub(crate) struct Metrics {
     sweeps: SweepMetrics,
     seen_volumes: OnceLock<Store<Volume>>,
     seen_object_stores: OnceLock<Store<ObjectStore>>,
-    /// Held while families are filled again: a scrape shows all lines of each, or those of before.
+    /// Held while families are refilled: a scrape shows either all new lines of a family or all old ones.
     filling: Mutex<()>,
 }
 
 impl Metrics {
-    /// All metrics at zero.
+    /// Creates all metrics with value zero.
     pub(crate) fn new() -> Self {
         let mut all = Registry::default();
         all.register_collector(Box::new(DroppedLines));
@@ -274,22 +274,22 @@ impl Metrics {
         }
     }
 
-    /// Notes whether this instance leads.
+    /// Records whether this instance leads.
     pub(crate) fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }
 
-    /// Counts Volumes from this store from now on.
+    /// Counts Volumes from this watch cache from now on.
     pub(crate) fn watch_volumes(&self, volumes: Store<Volume>) {
         let _first = self.seen_volumes.set(volumes);
     }
 
-    /// Counts ObjectStores from this store from now on.
+    /// Counts ObjectStores from this watch cache from now on.
     pub(crate) fn watch_object_stores(&self, object_stores: Store<ObjectStore>) {
         let _first = self.seen_object_stores.set(object_stores);
     }
 
-    /// Counts these StorageNodes, which are all there are.
+    /// Replaces the counts with those of `nodes`, the complete list of StorageNodes.
     pub(crate) fn show_storage_nodes(&self, nodes: &[StorageNode]) {
         let readiness = |node: &StorageNode| {
             let ready = node.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
@@ -305,21 +305,21 @@ impl Metrics {
         }
     }
 
-    /// Counts a sweep that came to its end.
+    /// Counts a completed sweep.
     pub(crate) fn count_sweep(&self, object_store: &str, swept: &SweepReport) {
         let labels = StoreLabels::of(object_store);
         self.sweeps.deleted_objects.get_or_create(&labels).inc_by(swept.deleted.objects);
         self.sweeps.deleted_bytes.get_or_create(&labels).inc_by(swept.deleted.bytes);
-        // An alert needs the zero.
+        // The alert needs an initial zero.
         self.sweeps.failures.get_or_create(&labels).inc_by(0);
     }
 
-    /// Counts a sweep that failed.
+    /// Counts a failed sweep.
     pub(crate) fn count_failed_sweep(&self, object_store: &str) {
         self.sweeps.failures.get_or_create(&StoreLabels::of(object_store)).inc();
     }
 
-    /// Shows what the ObjectStores say of their last sweeps, and nothing of others.
+    /// Shows the last sweeps that the ObjectStores report, and removes the figures of other stores.
     pub(crate) fn show_sweeps(&self, object_stores: &[ObjectStore], now: Timestamp) {
         let SweepMetrics { garbage_bytes, oldest_seconds, last_success, trashed_volumes, .. } = &self.sweeps;
         let families = [garbage_bytes, oldest_seconds, last_success, trashed_volumes];
@@ -345,7 +345,7 @@ impl Metrics {
         Timer { metrics: self, kind, started: Instant::now() }
     }
 
-    /// The metrics as Prometheus text.
+    /// Renders the metrics as Prometheus text.
     pub(crate) fn render(&self) -> Result<String, std::fmt::Error> {
         let _filling = self.filling.lock();
         if let Some(volumes) = self.seen_volumes.get() {
@@ -378,7 +378,7 @@ impl Metrics {
     }
 }
 
-/// One reconciliation being measured.
+/// A reconciliation being measured.
 #[must_use]
 pub(crate) struct Timer<'a> {
     metrics: &'a Metrics,
@@ -387,7 +387,7 @@ pub(crate) struct Timer<'a> {
 }
 
 impl Timer<'_> {
-    /// Counts the reconciliation; `retry` is `None` when it is done.
+    /// Counts the reconciliation; `retry` is `None` if it succeeded.
     pub(crate) fn finish(self, retry: Option<Requeue>) {
         let outcome = match retry {
             None => ReconcileOutcome::Done,
@@ -409,7 +409,7 @@ mod tests {
 
     use super::*;
 
-    /// An ObjectStore whose last sweep left 30 bytes, the oldest of them of the second 5000.
+    /// An ObjectStore whose last sweep left 30 bytes; the oldest were stored at second 5000.
     fn swept_store() -> ObjectStore {
         let store = serde_json::json!({
             "apiVersion": "storage.holdfast.dev/v1alpha1",
@@ -448,7 +448,7 @@ mod tests {
         known
     }
 
-    /// The loss of data showed in the Volume and its events alone.
+    /// Regression: the loss of data was visible only in the Volume and its events.
     #[test]
     fn a_volume_that_lost_data_is_named_with_its_claim() {
         let metrics = Metrics::new();
@@ -503,7 +503,7 @@ mod tests {
         assert!(!metrics.render().expect("renders").contains(r#"object_store="store""#));
     }
 
-    /// A scrape cleared the lines that another one had just filled.
+    /// Regression: a scrape cleared the lines that another scrape had just filled.
     #[test]
     fn scrapes_at_one_moment_show_all_lines() {
         let metrics = Metrics::new();
@@ -520,7 +520,7 @@ mod tests {
         });
     }
 
-    /// Every metric is in it with its kind, unit and meaning.
+    /// Checks that every metric is listed with its kind, unit and meaning.
     #[test]
     fn the_list_of_metrics_is_complete() {
         let metrics = Metrics::new();

@@ -1,6 +1,6 @@
 //! Health of every `ObjectStore`, and connections to those that are fit for volumes.
 //!
-//! Owns: the status of ObjectStores; the reading of their Secrets.
+//! Owns: the status of ObjectStores; reading their Secrets.
 //! Does not own: requests to the store (`holdfast-s3`).
 //! On failure: the condition `Ready` is False with a message that names the field and the fix.
 
@@ -14,8 +14,8 @@ use holdfast_crds::ObjectStore;
 use holdfast_log::trash::Terms;
 use kube::ResourceExt;
 
-/// Terms of an ObjectStore for deleted volumes. A time that cannot be read, which the API server refuses, is
-/// the default.
+/// Returns an ObjectStore's terms for deleted volumes. A time that cannot be parsed is replaced by the
+/// default; the API server rejects such values.
 pub(crate) fn trash_terms(store: &ObjectStore) -> Terms {
     let keep = store.spec.keep_deleted().unwrap_or(Duration::from_hours(24));
     Terms { keep, owner: store.uid().unwrap_or_default() }

@@ -1,5 +1,5 @@
-//! The operator as its admin endpoint shows it: metrics, whether it takes part in the election, and whether
-//! it still looks at the lease.
+//! State shown by the operator's admin endpoint: metrics, participation in the election, and liveness of the
+//! lease loop.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ pub(crate) struct Readiness {
 }
 
 impl Readiness {
-    /// An operator that has not read the Lease yet.
+    /// Creates the state of an operator that has not read the Lease yet.
     pub(crate) fn new(metrics: Arc<Metrics>, pulse: Pulse) -> Self {
         Self { metrics, is_candidate: Arc::default(), pulse }
     }
 
-    /// The API server answered for the Lease: this instance leads, or does so when the leader ends.
+    /// Records that the API server answered for the Lease: this instance leads, or stands by.
     pub(crate) fn joins_election(&self) {
         self.is_candidate.store(true, Ordering::Relaxed);
     }

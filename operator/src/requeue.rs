@@ -1,4 +1,4 @@
-//! Retries after a failure: by its kind, rarer after each failure in a row, with jitter.
+//! Retries after a failure, depending on its kind, with backoff and jitter.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use holdfast_types::{Backoff, Jitter};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Reconciliations of one kind of objects at a time: a leader that begins looks at all of them.
+/// Maximum parallel reconciliations of one kind of objects: a new leader reconciles all of them.
 pub(crate) const MAX_AT_A_TIME: u16 = 16;
 
-/// Time between two reconciliations of an object when nothing about it changes.
+/// Time between two reconciliations of an unchanged object.
 pub(crate) const RESYNC: Duration = Duration::from_secs(600);
 
-/// The longest wait, in seconds: what a person corrected is seen within half a minute, with the jitter.
+/// Longest wait in seconds, so that a user's fix is seen within half a minute, including jitter.
 const LONGEST_SECONDS: u64 = 25;
 
 /// Expected duration of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Requeue {
-    /// Another writer was faster: reconcile again at once.
+    /// Another writer was faster: reconciles again at once.
     Soon,
-    /// Something is unavailable or busy and will recover by itself.
+    /// A dependency is unavailable or busy and will recover by itself.
     Later,
-    /// A person must act; look less often at first.
+    /// A user must act: the first retry comes later.
     Rarely,
 }
 
 impl Requeue {
-    /// The retry that fits an error of an object store.
+    /// Returns the retry policy for an error of an object store.
     pub(crate) const fn of(kind: ErrorKind) -> Self {
         match kind {
             ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => Self::Soon,
@@ -42,7 +42,7 @@ impl Requeue {
         }
     }
 
-    /// Time to wait after `failures` in a row. `random` is a number from 0 up to 1.
+    /// Returns the delay after `failures` consecutive failures. `random` is in 0..1.
     fn delay(self, failures: u32, random: f64) -> Duration {
         let (first, last) = match self {
             Self::Soon => (1, 1),
@@ -54,15 +54,15 @@ impl Requeue {
     }
 }
 
-/// Time after which a failure counts no more: the object is gone, or another one has its name.
+/// Time after which a failure no longer counts: the object was deleted, or its name was reused.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// Failures in a row of each object, by its name, and when the last one was.
+/// Consecutive failures of each object, by name, with the time of the last one.
 #[derive(Debug, Default)]
 pub(crate) struct FailureCounts(Mutex<HashMap<String, (u32, Instant)>>);
 
 impl FailureCounts {
-    /// Counts a failure, and returns the time to wait. `random` is a number from 0 up to 1.
+    /// Counts a failure, and returns the delay. `random` is in 0..1.
     pub(crate) fn delay(&self, name: &str, retry: Requeue, random: f64) -> Duration {
         let (mut counts, now) = (self.0.lock(), Instant::now());
         counts.retain(|_, (_, at)| now.duration_since(*at) < FORGOTTEN_AFTER);
@@ -71,7 +71,7 @@ impl FailureCounts {
         retry.delay(*failures, random)
     }
 
-    /// The object was reconciled.
+    /// Resets the count after a successful reconciliation.
     pub(crate) fn end(&self, name: &str) {
         self.0.lock().remove(name);
     }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(delay("a"), 2);
     }
 
-    /// The operator kept a count of each object that was deleted before it was ever reconciled.
+    /// Regression: the operator kept a count for each object that was deleted before it was ever reconciled.
     #[tokio::test(start_paused = true)]
     async fn failures_of_objects_that_are_gone_are_forgotten() {
         let failures = FailureCounts::default();

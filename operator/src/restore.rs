@@ -1,10 +1,10 @@
-//! `holdfast-operator restore`: the objects that bring the volumes of a bucket into this cluster, as YAML.
+//! `holdfast-operator restore`: prints the objects that bring a bucket's volumes into this cluster, as YAML.
 //!
 //! Owns: finding the volumes and snapshots of a bucket, and the documents for those that the cluster does not
 //! have.
-//! Does not own: the adoption, which the operator does when the documents are applied.
-//! Costs: for each volume a LIST, a GET of its first record, and the reading of its log; for each snapshot a
-//! GET, and a LIST for those of a volume. Nothing is written.
+//! Does not own: the adoption, which the operator performs when the documents are applied.
+//! Costs: for each volume a LIST, a GET of its first record, and reading its log; for each snapshot a GET,
+//! plus one LIST per volume. Writes nothing.
 //! On failure: a volume that cannot be read is named in a comment and, unless the cluster has it, in the
 //! error; the others are printed.
 
@@ -33,44 +33,44 @@ use snapshots::{FoundSnapshot, Here, OfVolume};
 mod documents;
 mod snapshots;
 
-/// API group of the snapshots of users.
+/// API group of the users' snapshots.
 const USER_KINDS: &str = "snapshot.storage.k8s.io";
-/// Volumes that are read at a time, and origins of the snapshots of one of them.
+/// Number of volumes read in parallel, and of snapshot origins per volume.
 const VOLUMES_AT_A_TIME: usize = 16;
 const ORIGINS_AT_A_TIME: usize = 8;
 
-/// A volume of the bucket that was not deleted.
+/// A volume in the bucket that was not deleted.
 #[derive(Debug, Clone)]
 pub(crate) struct Survivor {
     /// Its identity.
     id: VolumeId,
-    /// The object and claim that it was made for.
+    /// The object and claim that the volume was created for.
     labels: Labels,
     /// Logical size.
     size_bytes: u64,
-    /// The writer that attached it last.
+    /// The writer of the last attach.
     last: Option<LastWriter>,
     /// Its snapshots, oldest first.
     snapshots: Vec<FoundSnapshot>,
 }
 
-/// The documents that are asked for.
+/// Selection of the documents to print.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WantedDocuments {
-    /// Those of the volumes in the trash, and no others.
+    /// Only volumes in the trash.
     pub(crate) deleted: bool,
-    /// Also PersistentVolumes and claims, and the VolumeSnapshots of users. A backup program that restores
-    /// them would find its claims bound to other content.
+    /// Also PersistentVolumes, claims, and users' VolumeSnapshots. A backup program that restores claims
+    /// itself would find them bound to other content.
     pub(crate) with_claims: bool,
 }
 
-/// The objects that the cluster has.
+/// The objects that exist in the cluster.
 struct KnownObjects<'a> {
     volumes: &'a [Volume],
     snapshots: Here<'a>,
 }
 
-/// Volumes of the bucket whose log cannot be read.
+/// Volumes in the bucket whose log cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{} of the bucket cannot be read: {}. They have no documents; those of all others were printed. \
@@ -86,8 +86,8 @@ struct UnreadableVolumes {
 /// Prints the documents for the volumes of the ObjectStore called `name`.
 ///
 /// # Errors
-/// The cluster, the ObjectStore or the bucket cannot be read; nothing is printed. Or volumes cannot be read:
-/// the documents of all others are printed.
+/// The cluster, the ObjectStore or the bucket cannot be read, and nothing is printed. Or some volumes cannot
+/// be read, and the documents of all others are printed.
 pub(crate) async fn run(name: &str, asked: WantedDocuments) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let volumes: Api<Volume> = Api::all(client.clone());
@@ -102,8 +102,8 @@ pub(crate) async fn run(name: &str, asked: WantedDocuments) -> anyhow::Result<()
     print(name, store.as_ref(), &known, asked, &mut std::io::stdout().lock()).await
 }
 
-/// Writes the documents for the volumes of `store`, called `name`, but those that the cluster has: those in
-/// the trash, or all others.
+/// Writes the documents for the volumes of `store`, called `name`, that the cluster does not have: either
+/// those in the trash, or all others.
 async fn print(
     name: &str,
     store: &dyn ObjectStore,
@@ -116,7 +116,7 @@ async fn print(
     let in_trash: BTreeSet<VolumeId> = trash.stays.into_iter().map(|there| there.stay.volume).collect();
     let KnownObjects { volumes, snapshots } = known;
     let here: BTreeMap<String, &Volume> = volumes.iter().map(|one| (id_of(one), one)).collect();
-    // A Volume of the id in another ObjectStore is another copy: its snapshots are not those of this bucket.
+    // A Volume with the id in another ObjectStore is another copy: its snapshots are not in this bucket.
     let is_elsewhere = |id: &VolumeId| {
         let store = here.get(id.as_str()).and_then(|volume| volume.spec.object_store.as_deref());
         store.is_some_and(|store| store != name)
@@ -164,7 +164,7 @@ async fn print(
     if unreadable.is_empty() { Ok(()) } else { Err(UnreadableVolumes { ids: unreadable }.into()) }
 }
 
-/// Reads a volume; nothing if it was deleted.
+/// Reads a volume; returns `None` if it was deleted.
 async fn survivor(store: &dyn ObjectStore, id: &VolumeId) -> Result<Option<Survivor>, LogFailure> {
     let manifest = holdfast_log::read_manifest_to_end(store, id).await?;
     let FoundInStore::Volume { size_bytes, last } = FoundInStore::of(&manifest) else {
@@ -179,7 +179,7 @@ async fn survivor(store: &dyn ObjectStore, id: &VolumeId) -> Result<Option<Survi
     while let Some((origin, taken)) = origins.next().await {
         let origin = match origin {
             Ok(origin) => origin.unwrap_or_default(),
-            // The snapshot is whole; only its names are lost.
+            // The snapshot is intact; only its names are lost.
             Err(LogFailure::Damaged { .. }) => Labels::default(),
             Err(failure) => return Err(failure),
         };
@@ -209,7 +209,7 @@ mod tests {
 
     const ALL: WantedDocuments = WantedDocuments { deleted: false, with_claims: true };
 
-    /// A store with these volumes.
+    /// Creates a store with these volumes.
     async fn bucket(ids: &[&str]) -> MemoryStore {
         let store = MemoryStore::new();
         for id in ids {
@@ -246,7 +246,7 @@ mod tests {
         assert!(!trash.contains("volumeID: there"), "{trash}");
     }
 
-    /// Only the Volumes and claims came back: a claim that began with a snapshot could not be made again.
+    /// Regression: only Volumes and claims were restored; a claim from a snapshot could not be recreated.
     #[tokio::test]
     async fn snapshots_come_back_with_their_names() {
         let store = bucket(&["there"]).await;
@@ -274,7 +274,7 @@ mod tests {
             assert!(all.contains(&expected) && all.contains(&format!("snapshotID: there@{seq}\n")), "{all}");
         }
         assert_eq!(all.matches("snapshotID: ").count(), 2, "{all}");
-        // A Volume that the cluster has gets those of its snapshots that it does not have.
+        // A Volume in the cluster gets documents for its missing snapshots.
         let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main", "volumeID": "there" });
         let here = [Volume::new("data", serde_json::from_value(spec).expect("a spec"))];
         let known = KnownObjects { volumes: &here, snapshots: Here { snapshots: &[], has_user_kinds: true } };
@@ -293,7 +293,7 @@ mod tests {
         (outcome, String::from_utf8(out).expect("text"))
     }
 
-    /// One damaged volume of a cluster ended each `restore` with exit code 1.
+    /// Regression: one damaged volume of a cluster made every `restore` exit with code 1.
     #[tokio::test]
     async fn a_volume_that_is_here_and_cannot_be_read_fails_nothing() {
         let store = bucket(&["other", "there"]).await;
@@ -308,7 +308,7 @@ mod tests {
         assert!(text.contains("volumeID: other"), "{text}");
     }
 
-    /// Of a bucket that was copied, the snapshots were printed as those of the Volume in the first one.
+    /// Regression: a copied bucket's snapshots were printed as those of the Volume in the original bucket.
     #[tokio::test]
     async fn a_volume_in_another_object_store_gets_no_snapshots_of_this_one() {
         let store = bucket(&["there"]).await;
@@ -322,8 +322,8 @@ mod tests {
         assert!(outcome.is_ok() && text.is_empty(), "{text}");
     }
 
-    /// A PersistentVolume that names a claim is bound to the claim of that name, whatever content that asks
-    /// for: the claim of a backup program would have the last content in place of that of the backup.
+    /// A PersistentVolume that names a claim binds to any claim of that name, regardless of the content it
+    /// asks for: a backup program's claim would get the latest content instead of the backup's.
     #[tokio::test]
     async fn without_claims_only_our_own_objects_are_printed() {
         let store = MemoryStore::new();
@@ -363,7 +363,7 @@ mod tests {
         assert!(ours.contains("name: snapshot-1\n"), "the handle has another name: {ours}");
     }
 
-    /// They were read one after the other.
+    /// Regression: the volumes were read sequentially.
     #[tokio::test(start_paused = true)]
     async fn volumes_are_read_several_at_a_time() {
         let names: Vec<String> = (0..32).map(|number| format!("v-{number}")).collect();
@@ -375,7 +375,7 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(16), "{:?}", began.elapsed());
     }
 
-    /// A script applied what was printed and took the volumes for all that there were.
+    /// Regression: a script applied the output, and treated the printed volumes as the complete list.
     #[tokio::test]
     async fn restore_fails_when_a_volume_cannot_be_read() {
         let store = bucket(&["good", "rotten"]).await;

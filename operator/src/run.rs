@@ -1,7 +1,7 @@
-//! Puts the parts together: metrics, election, controllers, and an orderly end.
+//! Assembles the operator: metrics, election, controllers, and an orderly shutdown.
 //!
-//! Order of the end: controllers finish what they do, then the lease is released, so that no two instances
-//! ever work at the same time. A sweep is ended, not waited for. A lost lease ends the process without
+//! Shutdown order: controllers complete their reconciliations, then the lease is released, so that no two
+//! instances ever work at the same time. A running sweep is cancelled. A lost lease ends the process without
 //! waiting.
 
 use std::sync::Arc;
@@ -109,7 +109,7 @@ async fn lead(
     });
     let cluster =
         ApiServer { client: client.clone(), connections: connections.clone(), recorder: recorder.clone() };
-    // On a task of its own, for a sweep looks at much at a time. Dropped with the controllers.
+    // On its own task, because a sweep processes much data. Dropped with the controllers.
     let mut sweeps = JoinSet::new();
     sweeps.spawn(sweep::run::run(cluster, metrics.clone()));
     let volumes = Arc::new(volume::controller::VolumeDependencies {
@@ -166,6 +166,6 @@ async fn lead(
 }
 
 async fn stop_requested(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender is gone: the same as a request to stop.
+    // An error means that the sender was dropped, which is a request to stop, too.
     let _requested = stopped.wait_for(|stopped| *stopped).await;
 }

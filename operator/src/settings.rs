@@ -24,25 +24,25 @@ pub(crate) struct Settings {
     pub(crate) command: Option<Command>,
 }
 
-/// Work of the program instead of running the control plane.
+/// Command to run instead of the control plane.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Prints the objects that bring the volumes of a bucket into this cluster, as YAML for `kubectl apply`.
+    /// Prints the objects that bring a bucket's volumes into this cluster, as YAML for `kubectl apply`.
     /// Writes nothing. Fails if the log of a volume cannot be read; all others are printed.
     Restore {
         /// Name of the ObjectStore that describes the bucket.
         object_store: String,
-        /// The volumes in the trash, and no others.
+        /// Prints only the volumes in the trash.
         #[arg(long)]
         deleted: bool,
-        /// Volumes and snapshots of Holdfast alone, for a backup program that restores the claims.
+        /// Prints only Holdfast's volumes and snapshots, for a backup program that restores the claims.
         #[arg(long)]
         without_claims: bool,
     },
 }
 
 impl Settings {
-    /// Name of this instance: as configured, else made up from the process id and a random number.
+    /// Returns the instance's name: as configured, otherwise the process id and a random number.
     pub(crate) fn identity(&self) -> String {
         self.identity
             .clone()

@@ -1,12 +1,12 @@
-//! Sweeps of the buckets of ObjectStores, and of their trash: one at a time, each ObjectStore on its schedule
-//! (`spec.sweep`).
+//! Sweeps of ObjectStores' buckets and trash: one at a time, each ObjectStore on its schedule (`spec.sweep`).
 //!
-//! Owns: the times of sweeps; what they remember of a bucket for the next one; `status.sweep`, the events and
-//! metrics of sweeps. Does not own: what is deleted (`holdfast_log::sweep`).
-//! Runs on: a task of its own while this instance leads. It ends with the leadership or the process, also in
+//! Owns: the schedule of sweeps; their memory of a bucket for the next sweep; `status.sweep`, the events and
+//! metrics of sweeps. Does not own: the choice of objects to delete (`holdfast_log::sweep`).
+//! Runs on: its own task while this instance leads. The task ends with the leadership or the process, even in
 //! the middle of a sweep.
-//! Invariants: nothing is swept that is not Ready, deleted or suspended. Each result is written once.
-//! On failure: an event; the sweep is tried again, more rarely after each failure in a row.
+//! Invariants: only stores that are Ready, not being deleted and not suspended are swept. Each result is
+//! written once.
+//! On failure: an event; the sweep is retried with backoff.
 
 pub(crate) mod cluster;
 pub(crate) mod failure;

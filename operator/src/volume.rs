@@ -1,17 +1,17 @@
-//! The life of a `Volume`: provision, grant, move, delete.
+//! Lifecycle of a `Volume`: provision, grant, move, delete.
 //!
-//! Owns: `spec.volumeID` and `spec.size` where the user left them open, `status.volumeId`,
+//! Owns: `spec.volumeID` and `spec.size` if the user left them empty, `status.volumeId`,
 //! `status.restoredFrom`, `status.assignedNode`, `status.phase`, `status.observedGeneration`,
 //! `status.forcedDetach`, the conditions `Provisioned`, `Assigned`, `Resized` and `UnuploadedDataLost`, and
 //! the finalizer.
-//! Does not own: the device and everything the daemon reports; the requests that create and remove a volume's
+//! Does not own: the device and all daemon-reported fields; the requests that create and remove a volume's
 //! log (`holdfast-log`).
-//! Invariants: at most one node is granted the volume, and the grant moves only after `status.node` is empty
-//! or names a node that was cut off (by the user, or lost by its signs); nothing is provisioned before the
-//! finalizer, the volume's identity and the snapshot that it begins with are recorded; objects that another
-//! Volume or cluster created are adopted only where the user says so, and never removed before that; the
-//! finalizer goes only after the objects.
-//! On failure: the step is repeated; every step may be repeated.
+//! Invariants: at most one node has the grant. The grant moves only once `status.node` is empty or names a
+//! node that was force-detached (by the user, or by signs of its loss). Nothing is provisioned before the
+//! finalizer, the volume's identity and its source snapshot are recorded. Objects that another Volume or
+//! cluster created are adopted only on the user's request, and never removed before that. The finalizer is
+//! removed only after the objects.
+//! On failure: the step is retried; every step is idempotent.
 
 pub(crate) mod adoption;
 pub(crate) mod apply;

@@ -1,7 +1,7 @@
-//! gRPC interfaces: of the node daemon, of CSI, which the kubelet and the CSI sidecars speak, and of the
-//! registration of plugins with the kubelet.
+//! gRPC interfaces: the node daemon's, CSI (used by the kubelet and the CSI sidecars), and the kubelet's
+//! plugin registration.
 //!
-//! Owns: the `.proto` files, and how Rust is generated from them (`build.rs`, which needs no protobuf
+//! Owns: the `.proto` files, and the generation of Rust from them (`build.rs`, which needs no protobuf
 //! compiler). The generated files are in cargo's target directory, and in the documentation of this crate.
 
 /// The Container Storage Interface.

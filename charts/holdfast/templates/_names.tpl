@@ -6,7 +6,7 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | quote }}
 {{- end -}}
 
-{{/* Labels of an object of the monitoring, those of the values first. Call with (list $ .labels). */}}
+{{/* Labels of a monitoring object, starting with those of the values. Call with (list $ .labels). */}}
 {{- define "holdfast.monitoringLabels" -}}
 {{ merge (deepCopy (index . 1 | default dict)) (include "holdfast.labels" (list (index . 0) "monitoring") | fromYaml) | toYaml }}
 {{- end -}}
@@ -29,7 +29,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ concat (list .Release.Namespace) .Values.secretNamespaces | uniq | toJson }}
 {{- end -}}
 
-{{/* The StorageClass that `helm test` uses: the first with an ObjectStore that deletes its volumes; empty without one. Call with $. */}}
+{{/* The StorageClass for `helm test`: the first one with an ObjectStore that deletes its volumes; empty if none exists. Call with $. */}}
 {{- define "holdfast.testClass" -}}
 {{- $class := "" -}}
 {{- range .Values.storageClasses -}}
@@ -40,7 +40,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ $class }}
 {{- end -}}
 
-{{/* `true` if a StorageClass is one of memory volumes, else empty. Call with $. */}}
+{{/* `true` if a StorageClass is for memory volumes, otherwise empty. Call with $. */}}
 {{- define "holdfast.hasMemoryClass" -}}
 {{- $found := "" -}}
 {{- range .Values.storageClasses -}}
@@ -51,7 +51,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ $found }}
 {{- end -}}
 
-{{/* A quantity of memory in bytes, as Kubernetes writes them (`2Gi`, `1.5Gi`). Call with (list "name of the value" quantity). */}}
+{{/* A Kubernetes quantity of memory, in bytes (`2Gi`, `1.5Gi`). Call with (list "name of the value" quantity). */}}
 {{- define "holdfast.bytes" -}}
 {{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "P" 1000000000000000 "Pi" 1125899906842624 -}}
 {{- $text := index . 1 -}}
@@ -68,7 +68,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end -}}
 
-{{/* Resources of the node daemon: memory volumes are charged to it, in addition to its own need. Call with $. */}}
+{{/* Resources of the node daemon: its own need, and the memory volumes that are charged to it. Call with $. */}}
 {{- define "holdfast.nodeResources" -}}
 {{- $resources := deepCopy (.Values.node.resources | default dict) -}}
 {{- if and .Values.node.memoryVolumes ($resources.limits).memory -}}

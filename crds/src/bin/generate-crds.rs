@@ -1,4 +1,4 @@
-//! Writes the definitions from the types of the crate, here and in the chart.
+//! Writes the CRD YAML generated from this crate's types to `crds/` and to the chart.
 
 use std::path::Path;
 

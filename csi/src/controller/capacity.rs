@@ -1,4 +1,4 @@
-//! Size of a volume, from the range that a caller allows.
+//! Size of a volume, chosen from the range that a caller allows.
 
 use holdfast_crds::MAX_SIZE_BYTES;
 use holdfast_proto::csi::v1::CapacityRange;
@@ -6,19 +6,19 @@ use tonic::Status;
 
 use crate::capability::FileSystem;
 
-/// Sizes are multiples of a sector, in bytes.
+/// Volume sizes are multiples of a sector, in bytes.
 const SECTOR_BYTES: u64 = 4096;
-/// Size of a volume for a caller that names none.
+/// Size of a volume if the caller gives none.
 const DEFAULT_BYTES: u64 = 1 << 30;
 
-/// A range of sizes that a caller allows, in bytes. The size chosen lies within.
+/// A range of sizes that a caller allows, in bytes, and the size chosen from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Capacity {
-    /// The least size that suffices; 0 if any does.
+    /// The minimum size; 0 for any.
     required_bytes: u64,
-    /// The largest size allowed.
+    /// The maximum size.
     limit_bytes: Option<u64>,
-    /// The size to create: the least that suffices, rounded up to sectors.
+    /// The size to create: the minimum, rounded up to sectors.
     pub(super) bytes: u64,
 }
 
@@ -58,10 +58,10 @@ impl Capacity {
         }
     }
 
-    /// The size with room for a file system: rounded up to the least that it needs.
+    /// Returns the size, raised to the minimum that the file system needs.
     ///
     /// # Errors
-    /// `OUT_OF_RANGE`: the caller allows no such size.
+    /// `OUT_OF_RANGE`: the caller's limit is lower.
     pub(super) fn with_room(self, least_bytes: u64, file_system: FileSystem) -> Result<Self, Status> {
         let bytes = self.bytes.max(least_bytes);
         match self.limit_bytes {
@@ -74,10 +74,10 @@ impl Capacity {
         }
     }
 
-    /// The size for a volume that begins with so many bytes: theirs, unless the caller asks for more.
+    /// Returns the size for a source of `source_bytes`: that size, unless the caller requests more.
     ///
     /// # Errors
-    /// `OUT_OF_RANGE`: the caller wants a smaller one.
+    /// `OUT_OF_RANGE`: the caller requests a smaller one.
     pub(super) fn with_source(self, source_bytes: u64) -> Result<Self, Status> {
         if self.required_bytes > 0 && self.bytes < source_bytes {
             return Err(Status::out_of_range(format!(
@@ -96,13 +96,13 @@ impl Capacity {
         }
     }
 
-    /// Returns true if a volume of that size will do.
+    /// Returns true if a volume of that size is acceptable.
     pub(super) fn allows(&self, bytes: u64) -> bool {
         bytes >= self.required_bytes && self.limit_bytes.is_none_or(|limit| bytes <= limit)
     }
 }
 
-/// A size in bytes as a Volume's spec writes it, with the largest suffix that fits.
+/// Formats a size in bytes for a Volume's spec, with the largest suffix that fits.
 pub(super) fn quantity(bytes: u64) -> String {
     let suffix = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")]
         .into_iter()
@@ -110,7 +110,7 @@ pub(super) fn quantity(bytes: u64) -> String {
     suffix.map_or_else(|| bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))
 }
 
-/// A size as CSI writes it.
+/// Converts a size to CSI's type.
 pub(super) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(choose(i64::MAX, 0), Err(Code::OutOfRange));
     }
 
-    /// mkfs failed on such a volume, when its first pod started.
+    /// Regression: mkfs failed on such a volume when its first pod started.
     #[test]
     fn a_file_system_has_room() {
         let choose = |required_bytes, limit_bytes| {

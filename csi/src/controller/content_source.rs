@@ -34,7 +34,7 @@ pub(super) fn read(source: Option<VolumeContentSource>) -> Result<VolumeSource, 
     }
 }
 
-/// The same source as CSI writes it.
+/// Returns the source in CSI's format.
 pub(super) fn described(source: &VolumeSource) -> Option<VolumeContentSource> {
     let r#type = match source {
         VolumeSource::Snapshot(SnapshotSource { name }) => {
@@ -48,10 +48,10 @@ pub(super) fn described(source: &VolumeSource) -> Option<VolumeContentSource> {
     Some(VolumeContentSource { r#type: Some(r#type) })
 }
 
-/// Size of what a volume in `object_store` is to begin with, in bytes; none where it begins empty.
+/// Returns the size of the source of a volume in `object_store`, in bytes; `None` for an empty source.
 ///
 /// # Errors
-/// `NOT_FOUND`; `INVALID_ARGUMENT` where it is in another store; `ABORTED` while it is not known.
+/// `NOT_FOUND`; `INVALID_ARGUMENT` if it is in another store; `ABORTED` while its size is unknown.
 pub(super) async fn size(
     volumes: &ClusterVolumes,
     snapshots: &Objects<VolumeSnapshot>,

@@ -1,4 +1,4 @@
-//! `CreateSnapshot`: a VolumeSnapshot object, and the wait until it is taken.
+//! `CreateSnapshot`: creates a VolumeSnapshot object, and waits until the snapshot is taken.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,14 +18,14 @@ use super::snapshots::{condition, described};
 use super::volumes::ClusterVolumes;
 use crate::{deadline, topology};
 
-/// Keys that the snapshotter adds (`--extra-create-metadata`): the user's VolumeSnapshot, and its content.
+/// Keys added by the snapshotter (`--extra-create-metadata`): the user's VolumeSnapshot, and its content.
 const METADATA: [&str; 3] = [
     "csi.storage.k8s.io/volumesnapshot/namespace",
     "csi.storage.k8s.io/volumesnapshot/name",
     "csi.storage.k8s.io/volumesnapshotcontent/name",
 ];
 
-/// A snapshot as the request wants it.
+/// A requested snapshot.
 #[derive(Debug)]
 struct WantedSnapshot {
     name: ObjectName,
@@ -63,7 +63,7 @@ pub(super) async fn answer(
 /// Waits until a snapshot is taken.
 ///
 /// # Errors
-/// `ABORTED`: it is not yet, or was deleted. `FAILED_PRECONDITION`: it never will be.
+/// `ABORTED`: it was not taken yet, or was deleted. `FAILED_PRECONDITION`: it never will be.
 pub(super) async fn wait(
     snapshots: &Objects<VolumeSnapshot>,
     found: VolumeSnapshot,
@@ -101,7 +101,7 @@ impl TryFrom<CreateSnapshotRequest> for WantedSnapshot {
     }
 }
 
-/// The user's VolumeSnapshot, from the parameters of a VolumeSnapshotClass: it has none of its own.
+/// Returns the user's VolumeSnapshot from the parameters of a VolumeSnapshotClass, which has no others.
 fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
     let [namespace, name, _content] = METADATA.map(|key| parameters.remove(key));
     if let Some(key) = parameters.keys().min() {
@@ -113,8 +113,8 @@ fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, S
 }
 
 impl WantedSnapshot {
-    /// The object to create. Its fate is that of the VolumeSnapshotContent: it is deleted by
-    /// `DeleteSnapshot`.
+    /// Builds the object to create. Its lifetime is that of the VolumeSnapshotContent: `DeleteSnapshot`
+    /// deletes it.
     fn object(&self) -> VolumeSnapshot {
         let spec = VolumeSnapshotSpec {
             volume: self.volume.clone(),
@@ -132,7 +132,7 @@ impl WantedSnapshot {
         snapshot
     }
 
-    /// Checks that the snapshot of this name is the one that is wanted.
+    /// Checks that the existing snapshot of this name matches the request.
     fn accept(&self, found: &VolumeSnapshot) -> Result<(), Status> {
         let name = &self.name.object;
         if found.metadata.deletion_timestamp.is_some() {
@@ -155,7 +155,7 @@ impl WantedSnapshot {
     }
 }
 
-/// The snapshot once it is taken, or why it never will be; `None` while it is worked on.
+/// Returns the snapshot once it is taken, or the reason why it never will be; `None` while in progress.
 fn progress(now: Option<&VolumeSnapshot>, uid: Option<&str>) -> Option<Result<Snapshot, Status>> {
     let Some(snapshot) = now.filter(|snapshot| snapshot.metadata.uid.as_deref() == uid) else {
         return Some(Err(Status::aborted("the VolumeSnapshot was deleted meanwhile; it is created again")));

@@ -1,4 +1,4 @@
-//! `CreateVolume`: a Volume object, and the wait until it exists in its bucket.
+//! `CreateVolume`: creates a Volume object, and waits until the volume exists in its bucket.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,7 +22,7 @@ use super::{content_source, readers, volume_id};
 use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
 use crate::{deadline, topology};
 
-/// A volume as the request wants it.
+/// A requested volume.
 #[derive(Debug)]
 struct WantedVolume {
     name: ObjectName,
@@ -30,11 +30,11 @@ struct WantedVolume {
     parameters: Parameters,
     /// Its initial content.
     source: VolumeSource,
-    /// The file system that its users ask for; none for a raw device.
+    /// The requested file system; `None` for a raw device.
     file_system: Option<FileSystem>,
-    /// True if many nodes read it, and none writes.
+    /// True if many nodes read it and none writes.
     has_readers: bool,
-    /// The node whose memory is to hold it.
+    /// The node whose memory must hold it.
     memory_node: Option<String>,
 }
 
@@ -45,7 +45,7 @@ pub(super) async fn answer(
 ) -> Result<CreateVolumeResponse, Status> {
     let until = deadline::of(&request);
     let mut wanted = WantedVolume::try_from(request.into_inner())?;
-    // One that was created before outlives its source.
+    // An existing volume may outlive its source.
     if let DataHome::ObjectStore(store) = &wanted.parameters.home
         && wanted.source != VolumeSource::default()
         && volumes.get(&wanted.name.object).await?.is_none()
@@ -59,7 +59,7 @@ pub(super) async fn answer(
     };
     let found = match (&wanted.parameters.home, &wanted.memory_node) {
         (&DataHome::Memory(parameters), Some(node)) => {
-            // Of two at once the second counts the first.
+            // Serializes requests, so that the second counts the memory promised to the first.
             let _alone = volumes.promising().await;
             if volumes.get(&wanted.name.object).await?.is_none() {
                 let left = memory::left_room(volumes, node).await?;
@@ -149,10 +149,10 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
     }
 }
 
-/// Checks that a volume may be in memory.
+/// Checks that a volume can be in memory.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: it would begin with something, or many nodes would read it.
+/// `INVALID_ARGUMENT`: it has initial content, or many nodes would read it.
 fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
     if *source != VolumeSource::default() {
         return Err(Status::invalid_argument(
@@ -169,10 +169,10 @@ fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
     Ok(())
 }
 
-/// Checks that a node with this room can promise what the volume may take.
+/// Checks that a node with this room can promise the volume's maximum.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED`: the scheduler chooses another node.
+/// `RESOURCE_EXHAUSTED`: the scheduler then chooses another node.
 fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: NodeRoom) -> Result<(), Status> {
     let most = parameters.most(size_bytes);
     let spill_fix = "node.memorySpill of the chart, or free space on its disk where that has less";
@@ -197,10 +197,10 @@ fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: Nod
     Ok(())
 }
 
-/// Returns true if the users of a volume are readers of many nodes.
+/// Returns true if the users of a volume are readers on many nodes.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: others use it too, or it would begin empty.
+/// `INVALID_ARGUMENT`: it has other users, too, or no source.
 fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
     if !users.contains(&Users::Readers) {
         return Ok(false);
@@ -221,7 +221,7 @@ fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
 }
 
 impl WantedVolume {
-    /// The object to create.
+    /// Builds the object to create.
     fn volume(&self, storage_class: Option<String>) -> Result<Volume, Status> {
         let mut volume = Volume::new(&self.name.object, self.parameters.spec(self.capacity.bytes)?);
         volume.spec.volume_id = Some(volume_id::fresh());
@@ -247,7 +247,7 @@ impl WantedVolume {
         Ok(volume)
     }
 
-    /// Checks that the volume of this name is the one that is wanted.
+    /// Checks that the existing volume of this name matches the request.
     fn accept(&self, found: &Volume) -> Result<(), Status> {
         let name = &self.name.object;
         if found.metadata.deletion_timestamp.is_some() {
@@ -267,8 +267,8 @@ impl WantedVolume {
         )))
     }
 
-    /// Returns true if the volume was made for the same claim with other parameters, and nothing was created
-    /// in a bucket for it: the StorageClass has been corrected since.
+    /// Returns true if the volume was created for the same claim with other parameters, and nothing was
+    /// created in a bucket for it: the StorageClass has been corrected since.
     fn made_by_mistake(&self, found: &Volume) -> bool {
         let claim = self.parameters.claim.as_ref();
         let is_of_claim = claim.is_some() && found.annotations().get(CLAIM) == claim;
@@ -282,7 +282,7 @@ impl WantedVolume {
             && self.difference(found).is_some()
     }
 
-    /// The first way in which a volume is not the one that is wanted.
+    /// Describes the first difference between a volume and the request.
     fn difference(&self, found: &Volume) -> Option<String> {
         let Ok(bytes) = found.spec.size_bytes() else {
             return Some(format!("size `{}`", found.spec.size.as_deref().unwrap_or_default()));
@@ -296,7 +296,7 @@ impl WantedVolume {
         } else if readers::has_readers(found) != self.has_readers {
             Some("another access mode".to_owned())
         } else if found.metadata.generation.is_some_and(|generation| generation > 1) {
-            // The spec was changed since: the settings may be others for that.
+            // The spec was changed since, which may explain different settings.
             self.parameters.difference(&found.spec)
         } else {
             self.parameters.difference_of_new(&found.spec)
@@ -304,7 +304,7 @@ impl WantedVolume {
     }
 }
 
-/// The volume once it is provisioned, or why it never will be; `None` while the operator works on it.
+/// Returns the volume once it is provisioned, or the reason why it never will be; `None` while in progress.
 fn progress(volume: Option<&Volume>, uid: Option<&str>) -> Option<Result<Volume, Status>> {
     let Some(volume) = volume.filter(|volume| volume.metadata.uid.as_deref() == uid) else {
         return Some(Err(Status::aborted("the Volume was deleted meanwhile; it is created again")));
@@ -316,7 +316,7 @@ fn progress(volume: Option<&Volume>, uid: Option<&str>) -> Option<Result<Volume,
     refused(volume).map(Err)
 }
 
-/// The answer about a volume that the operator does not provision: `FAILED_PRECONDITION`.
+/// Returns the error for a volume that the operator will not provision: `FAILED_PRECONDITION`.
 pub(super) fn refused(volume: &Volume) -> Option<Status> {
     let status = volume.status.as_ref()?;
     let is_refused = status.phase == Some(VolumePhase::Failed) && !is_true(&status.conditions, PROVISIONED);
@@ -326,7 +326,7 @@ pub(super) fn refused(volume: &Volume) -> Option<Status> {
     })
 }
 
-/// The answer about a volume. Of a memory volume, `host_name` is that of its node.
+/// Returns the response for a volume. `host_name` is the host name of a memory volume's node.
 fn described(volume: &Volume, nodes: Nodes, host_name: Option<&str>) -> Result<CreateVolumeResponse, Status> {
     let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let volume_id = volume.status.as_ref().and_then(|status| status.volume_id.clone());

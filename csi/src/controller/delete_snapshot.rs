@@ -17,7 +17,7 @@ pub(super) async fn answer(
     let until = deadline::of(&request);
     let DeleteSnapshotRequest { snapshot_id: id, secrets: _ } = request.into_inner();
     let name = snapshot_id(&id)?;
-    // No snapshot can have another name, so there is none.
+    // No snapshot can have such a name, so it does not exist.
     if !is_object_name(name) {
         return Ok(DeleteSnapshotResponse {});
     }

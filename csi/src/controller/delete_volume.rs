@@ -1,5 +1,5 @@
-//! `DeleteVolume`: deletes the Volume object, and waits until the operator has put its volume into the trash,
-//! or removed its objects. Of a volume that many nodes read, what was made for the readers goes before.
+//! `DeleteVolume`: deletes the Volume object, and waits until the operator has trashed its volume or removed
+//! its objects. For a volume that many nodes read, the readers' objects are deleted first.
 
 use holdfast_crds::{Volume, VolumeSnapshot};
 use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
@@ -21,7 +21,7 @@ pub(super) async fn answer(
     let until = deadline::of(&request);
     let DeleteVolumeRequest { volume_id: id, secrets: _ } = request.into_inner();
     let name = volume_id(&id)?;
-    // No volume can have another name, so there is none.
+    // No volume can have such a name, so it does not exist.
     if !is_object_name(name) {
         return Ok(DeleteVolumeResponse {});
     }
@@ -33,12 +33,12 @@ pub(super) async fn answer(
         if has_readers {
             deletable(&found)?;
             readers::of(volumes, name, "").await?.iter().try_for_each(deletable)?;
-            // Another try would have to look at the readers again.
+            // Another attempt would have to check the readers again.
             tries_until = Instant::now();
         }
         volume = volumes.delete(found, tries_until, deletable).await?;
     }
-    // Only now: no reader begins while the volume is being deleted.
+    // Only now: no new reader starts while the volume is being deleted.
     if has_readers {
         readers::end_all(volumes, snapshots, name, until).await?;
     }

@@ -1,5 +1,5 @@
-//! `ControllerExpandVolume`: a larger `spec.size`, and where a node serves the volume the wait for its
-//! device.
+//! `ControllerExpandVolume`: raises `spec.size` and, if a node serves the volume, waits for its device to
+//! grow.
 
 use holdfast_crds::{ATTACHED, RESIZED, Volume, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerExpandVolumeRequest, ControllerExpandVolumeResponse};
@@ -17,17 +17,17 @@ use super::volumes::{ClusterVolumes, missing};
 use crate::capability::{Capability, VolumeAccess};
 use crate::deadline;
 
-/// Reason of [`ATTACHED`] where all is well.
+/// Reason of [`ATTACHED`] for a healthy volume.
 const SERVED: &str = "Attached";
-/// Reason of it where the device cannot grow while it is served.
+/// Reason of [`ATTACHED`] if the device cannot grow while it is served.
 const REFUSED: &str = "Refused";
 
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
-    /// Write this size, in bytes: more than before, or what is left of a growth that was refused.
+    /// Writes this size, in bytes: larger than before, or the rest of a rejected growth.
     Grow(u64),
-    /// The volume has this size already, in bytes.
+    /// The volume already has this size, in bytes.
     Done(u64),
 }
 
@@ -51,7 +51,7 @@ pub(super) async fn answer(
         return Err(missing(name));
     }
     let volume = volumes.existing(name).await?;
-    // Of two memory volumes at once the second counts the first.
+    // Serializes requests, so that the second counts the memory promised to the first.
     let alone = if volume.spec.is_memory() { Some(volumes.promising().await) } else { None };
     let spec = match plan(&volume, &capacity)? {
         Plan::Done(_) => None,
@@ -81,14 +81,14 @@ pub(super) async fn answer(
     }
 }
 
-/// Done once no node serves the volume, or with a device of this size; `None` while the device is to grow.
+/// Done once no node serves the volume, or its device has this size; `None` while the device has yet to grow.
 ///
 /// # Errors
 /// `FAILED_PRECONDITION`: the device cannot grow while it is served.
 fn progress(name: &str, now: Option<&Volume>, bytes: u64) -> Option<Result<(), Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     let serving = serving_node(volume);
-    // What a node that was cut off had reported says nothing of the next device.
+    // The report of a force-detached node does not apply to the next device.
     let device = serving.and(volume.status.as_ref()).and_then(|status| status.attached_size_bytes);
     if device.map_or(serving.is_none(), |device| device >= bytes) {
         return Some(Ok(()));
@@ -99,7 +99,7 @@ fn progress(name: &str, now: Option<&Volume>, bytes: u64) -> Option<Result<(), S
     is_refused.then(|| Err(Status::failed_precondition(format!("volume_id: {}", attached.message))))
 }
 
-/// Text of what the growth of a device waits for.
+/// Describes the pending growth of a device.
 fn waits_for(volume: &Volume) -> String {
     let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let attached = find_condition(conditions, ATTACHED).filter(|attached| attached.reason != SERVED);
@@ -112,7 +112,7 @@ fn waits_for(volume: &Volume) -> String {
 /// Plans an expansion.
 ///
 /// # Errors
-/// `OUT_OF_RANGE`: the volume is too large already. `INVALID_ARGUMENT`: it is not written.
+/// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: it is only read.
 fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
     if readers::has_readers(volume) {
         return Err(Status::invalid_argument(
@@ -130,8 +130,8 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
     Ok(if wanted == present { Plan::Done(present) } else { Plan::Grow(wanted) })
 }
 
-/// The least size that a volume may have. A memory volume that its node did not let grow may be asked for
-/// less again, down to the size of its device; one that no node serves has no content.
+/// Returns the minimum size of a volume. If a memory volume's node rejected a growth, the size may shrink
+/// again, down to that of the device; an unserved one has no content.
 fn least_bytes(volume: &Volume, present: u64) -> u64 {
     if !volume.spec.is_memory() {
         return present;
@@ -140,7 +140,7 @@ fn least_bytes(volume: &Volume, present: u64) -> u64 {
         return 0;
     }
     let device = volume.status.as_ref().and_then(|status| status.attached_size_bytes);
-    // While it recovers, the node does not report the size of its device.
+    // While the device recovers, the node does not report its size.
     device.map_or(present, |device| device.min(present))
 }
 
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(smaller.code(), Code::OutOfRange);
     }
 
-    /// Found by reading: a claim whose expansion its node refused could not be made smaller again.
+    /// Found by review: a claim whose expansion was rejected by its node could not be made smaller again.
     #[test]
     fn a_memory_volume_that_did_not_grow_takes_a_smaller_size() {
         let mut memory = volume(Some("a"), Some("a"));
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it recovers");
     }
 
-    /// It was refused while the volume was attached.
+    /// Regression: it was rejected while the volume was attached.
     #[test]
     fn an_expansion_waits_for_the_device_of_a_volume_that_is_served() {
         let has = |volume: &Volume| progress("v", Some(volume), 2 * GIB).map(|ended| ended.is_ok());

@@ -1,4 +1,4 @@
-//! `GetCapacity`: the largest volume that a node can take.
+//! `GetCapacity`: the largest volume that a node can hold.
 
 use std::collections::HashMap;
 
@@ -12,14 +12,14 @@ use super::parameters::{BACKEND, DataHome, Parameters, Settings, TRANSPORT};
 use super::volumes::ClusterVolumes;
 use crate::topology;
 
-/// Begin of the parameters that the sidecars read.
+/// Prefix of parameters for the sidecars.
 const SIDECAR_PREFIX: &str = "csi.storage.k8s.io/";
 
 pub(super) async fn answer(
     volumes: &ClusterVolumes,
     request: GetCapacityRequest,
 ) -> Result<GetCapacityResponse, Status> {
-    // The provisioner asks for each class; its pods are counted with what all file systems need.
+    // The provisioner asks per class; its pods are counted with the requirements of all file systems.
     let GetCapacityRequest { volume_capabilities: _, parameters, accessible_topology } = request;
     let memory = match class(parameters)? {
         AskedClass::Memory(memory) => memory,
@@ -28,7 +28,7 @@ pub(super) async fn answer(
         }
     };
     let Some(node) = accessible_topology.as_ref().and_then(topology::node) else {
-        // No volume is made for more than one node.
+        // No memory volume spans several nodes.
         return Ok(capacity(0, 0));
     };
     let largest = memory.largest_bytes(left_room(volumes, node).await?);
@@ -38,18 +38,18 @@ pub(super) async fn answer(
 /// The class of volumes that a request asks about.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum AskedClass {
-    /// Of memory volumes.
+    /// Memory volumes.
     Memory(MemoryParameters),
-    /// Of an object store, which has no limit.
+    /// Volumes in an object store, which has no limit.
     ObjectStore {
-        /// True if only nodes with ublk take its volumes.
+        /// True if the class needs nodes with ublk.
         needs_ublk: bool,
     },
 }
 
-/// One that says neither is of an object store, as is a request without a class: any will do.
+/// A class without either key, or no class, means an object store: any will do.
 fn class(mut parameters: HashMap<String, String>) -> Result<AskedClass, Status> {
-    // Those of the provisioner itself: here it does not take them out.
+    // The provisioner does not remove its own parameters from this request.
     parameters.retain(|key, _value| !key.starts_with(SIDECAR_PREFIX));
     if ![BACKEND, TRANSPORT].iter().any(|key| parameters.contains_key(*key)) {
         return Ok(AskedClass::ObjectStore { needs_ublk: false });
@@ -61,7 +61,7 @@ fn class(mut parameters: HashMap<String, String>) -> Result<AskedClass, Status> 
     })
 }
 
-/// No limit, but on nodes that lack ublk where the class needs it.
+/// Returns unlimited capacity, or 0 on nodes without ublk if the class needs it.
 fn of_object_store(needs_ublk: bool, nodes: Option<&Topology>) -> GetCapacityResponse {
     if needs_ublk && nodes.is_some_and(|nodes| !topology::has_ublk(nodes)) {
         capacity(0, 0)
@@ -82,7 +82,7 @@ fn capacity(available_capacity: i64, largest_bytes: u64) -> GetCapacityResponse 
 mod tests {
     use super::*;
 
-    /// With a class of memory volumes in the cluster the scheduler asks for the capacity of every class.
+    /// With a class of memory volumes in the cluster, the scheduler asks for the capacity of every class.
     #[test]
     fn classes_of_an_object_store_have_no_limit() {
         let of = |parameters: &[(&str, &str)]| {
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(unlimited.maximum_volume_size, Some(signed(MAX_SIZE_BYTES)));
     }
 
-    /// The scheduler chose a node again and again on which no such volume is made.
+    /// Regression: the scheduler repeatedly chose a node that cannot hold such a volume.
     #[test]
     fn a_class_for_ublk_has_no_capacity_without_it() {
         let [with, without] = [true, false].map(|has_ublk| topology::of_node("a", has_ublk));

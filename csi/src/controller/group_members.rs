@@ -1,7 +1,7 @@
-//! VolumeSnapshots of groups, among others: which of them the driver tells.
+//! Filter for VolumeSnapshots of groups: only those of a complete group are listed.
 //!
-//! A group is taken in attempts. The snapshots of one that fails are ready one by one, and are deleted: only
-//! those that the group names are at one point.
+//! A group is taken in attempts. The snapshots of a failed attempt become ready individually, and are
+//! deleted: only the snapshots named by the group were taken at one point.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,8 +13,7 @@ use tonic::Status;
 use super::objects::Objects;
 use super::snapshots::described;
 
-/// The answers about the snapshots that are taken. Those of groups cost one request more, however many they
-/// are.
+/// Returns the responses for the taken snapshots. Groups cost one additional request in total.
 ///
 /// # Errors
 /// Those of the request.
@@ -32,7 +31,7 @@ pub(super) async fn told(
     Ok(found.iter().filter(|found| is_taken_with_its_group(found, &groups)).filter_map(described).collect())
 }
 
-/// The snapshots of a group, once they are taken at one point.
+/// Returns the snapshots of a group, once they are taken at one point.
 pub(crate) fn members(group: &VolumeGroupSnapshot) -> &[GroupMember] {
     group.status.as_ref().map_or(&[], |status| &status.snapshots)
 }
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
     use crate::group_controller::tests::group;
 
-    /// Each is ready by itself as soon as its node has taken it.
+    /// Each becomes ready as soon as its node has taken it.
     #[test]
     fn a_snapshot_of_an_unfinished_group_is_not_told() {
         let mut member = snapshot(true, "Taken");

@@ -1,41 +1,41 @@
-//! Limits as parameters of a class: a value, or the word for no limit.
+//! Limits as class parameters: a value, or the word for no limit.
 
 use holdfast_crds::{FieldError, VolumeLimits};
 use k8s_openapi::serde::Serialize;
 use serde_json::Value;
 
-/// Key of the most requests in a second.
+/// Key of the maximum requests per second.
 pub(super) const MAX_IOPS: &str = "maxIops";
-/// Key of the most bytes in a second.
+/// Key of the maximum bytes per second.
 pub(super) const MAX_THROUGHPUT: &str = "maxThroughput";
 
-/// Word for no limit: it removes one that another class has set.
+/// Word for no limit: it removes the limit of another class.
 const NONE: &str = "none";
 
-/// A limit that a class asks for.
+/// A limit requested by a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Limit<T> {
     /// No limit.
     None,
-    /// This one.
+    /// This limit.
     Of(T),
 }
 
 impl Limit<i64> {
-    /// Reads a number of requests in a second.
+    /// Parses a number of requests per second.
     ///
     /// # Errors
-    /// A [`FieldError`] if it is none, or out of range.
+    /// A [`FieldError`] if it is invalid or out of range.
     pub(super) fn iops(text: &str) -> Result<Self, FieldError> {
         if text == NONE { Ok(Self::None) } else { VolumeLimits::parse_iops(text).map(Self::Of) }
     }
 }
 
 impl Limit<String> {
-    /// Reads a number of bytes in a second.
+    /// Parses a number of bytes per second.
     ///
     /// # Errors
-    /// A [`FieldError`] if it is none, or out of range.
+    /// A [`FieldError`] if it is invalid or out of range.
     pub(super) fn throughput(text: String) -> Result<Self, FieldError> {
         if text == NONE {
             return Ok(Self::None);
@@ -46,7 +46,7 @@ impl Limit<String> {
 }
 
 impl<T: PartialEq + Serialize> Limit<T> {
-    /// True for this limit of a spec.
+    /// Returns true if the spec has this limit.
     pub(super) fn is(&self, found: Option<&T>) -> bool {
         match self {
             Self::None => found.is_none(),
@@ -54,7 +54,7 @@ impl<T: PartialEq + Serialize> Limit<T> {
         }
     }
 
-    /// Value of a field of a spec; null removes it.
+    /// Returns the value for the spec's field; null removes it.
     pub(super) fn field(&self) -> Value {
         match self {
             Self::None => Value::Null,

@@ -1,4 +1,4 @@
-//! `ListSnapshots` and `GetSnapshot`: the VolumeSnapshots that are taken.
+//! `ListSnapshots` and `GetSnapshot`: the VolumeSnapshots that were taken.
 
 use holdfast_crds::{VolumeGroupSnapshot, VolumeSnapshot};
 use holdfast_proto::csi::v1::list_snapshots_response::Entry;
@@ -13,7 +13,7 @@ use super::objects::{ApiFailure, Objects};
 use super::readers::not_for_readers;
 use super::snapshots::{missing, snapshot_id};
 
-/// Objects of one request to the API server.
+/// Objects per request to the API server.
 const PAGE: u32 = 500;
 
 pub(super) async fn answer(
@@ -35,7 +35,7 @@ pub(super) async fn answer(
         let (page, next) = page(snapshots, limit, &starting_token).await?;
         return listed(groups, page, next).await;
     }
-    // The API server cannot select by the volume: these are all of them, in one answer.
+    // The API server cannot select by volume: this returns all of a volume's snapshots in one response.
     let (mut of_volume, mut token) = (Vec::new(), String::new());
     loop {
         let (page, next) = page(snapshots, PAGE, &token).await?;
@@ -47,7 +47,7 @@ pub(super) async fn answer(
     }
 }
 
-/// The snapshot of an id.
+/// Returns the snapshot with an id.
 pub(super) async fn one(
     snapshots: &Objects<VolumeSnapshot>,
     groups: &Objects<VolumeGroupSnapshot>,
@@ -76,7 +76,7 @@ async fn page(
     }
 }
 
-/// Only what is taken can be restored.
+/// Returns only taken snapshots: others cannot be restored.
 async fn listed(
     groups: &Objects<VolumeGroupSnapshot>,
     found: Vec<VolumeSnapshot>,

@@ -1,5 +1,4 @@
-//! `ListVolumes`: all ClusterVolumes, with the nodes that serve each. A reader counts for the volume that it
-//! reads.
+//! `ListVolumes`: all volumes, with the nodes that serve each. A reader counts for the volume that it reads.
 
 use holdfast_crds::{NODES, READERS_OF, Volume};
 use holdfast_proto::csi::v1::list_volumes_response::{Entry, VolumeStatus};
@@ -55,7 +54,7 @@ fn entry(volume: &Volume, readers: &[Volume]) -> Entry {
     }
 }
 
-/// Nodes on which the volume can be used, as its creation answered.
+/// Returns the nodes on which the volume can be used, as in the response to its creation.
 fn topologies(volume: &Volume) -> Vec<v1::Topology> {
     if let Some(node) = memory::node_of(volume) {
         return vec![topology::on(node)];

@@ -1,9 +1,9 @@
-//! Memory of nodes for memory volumes, and disk for their spill files: what the node of a volume can still
-//! promise.
+//! Node memory for memory volumes, and disk space for their spill files: the room that a volume's node can
+//! still promise.
 //!
-//! A node promises the most that a volume may take (`most_memory_bytes`, `most_spill_bytes`). The daemon
+//! A node promises the maximum that a volume may use (`most_memory_bytes`, `most_spill_bytes`). The daemon
 //! enforces the same limits at each attach; here they keep the scheduler from choosing a node that would
-//! refuse.
+//! reject the volume.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -20,42 +20,41 @@ use super::volumes::ClusterVolumes;
 
 /// A memory limit is a multiple of this many bytes: a slab of the pool.
 const LIMIT_STEP_BYTES: u64 = 64 << 10;
-/// Least memory limit of a volume, and least spill.
+/// Minimum memory limit of a volume, and minimum spill.
 const LEAST_LIMIT_BYTES: u64 = 1 << 20;
-/// Sizes of volumes are multiples of it.
+/// Volume sizes are a multiple of it.
 const SECTOR_BYTES: u64 = 4096;
 
-/// Percent of the size that content may take: of memory that of any content is a little more than 100, of the
-/// disk it is 100.
+/// Valid percentages of the size for a content limit. Incompressible content needs slightly more than 100 %
+/// of the size in memory, and exactly 100 % on disk.
 pub(super) const PERCENT: RangeInclusive<u8> = 1..=100;
 
-/// Parameters of a StorageClass of memory volumes.
+/// StorageClass parameters of memory volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryParameters {
-    /// The most memory that the content may take, in percent of the size; absent: as much as any content
-    /// needs.
+    /// Maximum memory for the content, in percent of the size; absent: as much as any content needs.
     pub(super) max_percent: Option<u8>,
     /// Maximum disk space for spilled pages, in percent of the size; absent: none.
     pub(super) spill_percent: Option<u8>,
-    /// Codec of the pages.
+    /// Compression codec of the pages.
     pub(super) compression: MemoryCompression,
 }
 
 impl MemoryParameters {
-    /// Memory limit of a volume of this size, in bytes.
+    /// Returns the memory limit of a volume of this size, in bytes.
     fn limit_bytes(self, size_bytes: u64) -> Option<u64> {
         let share = u64::from(self.max_percent?) * (size_bytes / 100 + 1);
         Some(share.next_multiple_of(LIMIT_STEP_BYTES).max(LEAST_LIMIT_BYTES))
     }
 
-    /// Maximum disk space for spilled pages of a volume of this size, in bytes.
+    /// Returns the maximum disk space for spilled pages of a volume of this size, in bytes.
     fn spill_bytes(self, size_bytes: u64) -> Option<u64> {
         let percent = u64::from(self.spill_percent?);
         let share = percent * (size_bytes / 100) + (percent * (size_bytes % 100)).div_ceil(100);
         Some(share.next_multiple_of(SECTOR_BYTES).max(LEAST_LIMIT_BYTES))
     }
 
-    /// `spec.memory` of a volume of this size.
+    /// Returns `spec.memory` for a volume of this size.
     pub(super) fn spec(self, size_bytes: u64) -> MemorySpec {
         MemorySpec {
             limit: self.limit_bytes(size_bytes).map(quantity),
@@ -64,8 +63,8 @@ impl MemoryParameters {
         }
     }
 
-    /// The parameters of which a volume of this size got its limits. A limit that is no share of its size is
-    /// not of a class: it is none of theirs.
+    /// Returns the parameters that produced the limits of a volume of this size. A limit that is not a share
+    /// of the size does not come from a class, and is left out.
     fn of(memory: &MemorySpec, size_bytes: u64) -> Self {
         let compression = memory.compression;
         let share = |is_it: &dyn Fn(MemorySpec) -> bool, of: fn(u8) -> Self| {
@@ -82,7 +81,7 @@ impl MemoryParameters {
         Self { max_percent, spill_percent, compression }
     }
 
-    /// The most that a volume of this size may take of its node.
+    /// Returns the maximum that a volume of this size may use on its node.
     pub(super) fn most(self, size_bytes: u64) -> NodeRoom {
         NodeRoom {
             memory_bytes: most_memory_bytes(size_bytes, self.limit_bytes(size_bytes)),
@@ -90,7 +89,7 @@ impl MemoryParameters {
         }
     }
 
-    /// The largest volume that a node with this room may take, in bytes; 0 if it may take none.
+    /// Returns the largest volume that fits a node with this room, in bytes; 0 if none does.
     pub(super) fn largest_bytes(self, room: NodeRoom) -> u64 {
         let (mut fits, mut too_large) = (0, MAX_SIZE_BYTES / SECTOR_BYTES + 1);
         while too_large - fits > 1 {
@@ -101,32 +100,32 @@ impl MemoryParameters {
     }
 }
 
-/// Memory, and disk for spill files.
+/// Room on a node: memory, and disk space for spill files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeRoom {
     /// Bytes of memory.
     pub(super) memory_bytes: u64,
-    /// Bytes of the disk.
+    /// Bytes of disk space.
     pub(super) spill_bytes: u64,
 }
 
 impl NodeRoom {
-    /// The most that a volume may take.
+    /// Returns the maximum that a volume may use.
     ///
     /// # Errors
-    /// A field of the spec cannot be read.
+    /// A field of the spec cannot be parsed.
     fn of(spec: &VolumeSpec) -> Result<Self, FieldError> {
         Ok(Self { memory_bytes: spec.most_memory_bytes()?, spill_bytes: spec.most_spill_bytes()? })
     }
 
-    /// True if there is as much of both.
+    /// Returns true if this room includes `wanted`.
     fn has(self, wanted: Self) -> bool {
         wanted.memory_bytes <= self.memory_bytes && wanted.spill_bytes <= self.spill_bytes
     }
 }
 
-/// The room that a node can still promise. None of a node that makes no memory volumes; no disk of one that
-/// has none for them.
+/// Returns the room that a node can still promise. It is empty for a node without memory volumes; without
+/// disk space for a node that has none for them.
 ///
 /// # Errors
 /// Those of the requests.
@@ -140,9 +139,9 @@ pub(super) async fn left_room(volumes: &ClusterVolumes, node: &str) -> Result<No
     Ok(left(&memory, of_node.values(), node))
 }
 
-/// The same, of a node that reported `memory`.
+/// Returns the remaining room of a node that reported `memory`.
 fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clone, node: &str) -> NodeRoom {
-    // One that is yet to grow is not in the report as it is to be.
+    // The report does not yet contain the pending growth of a volume.
     let is_attached = |volume: &Volume| {
         let size_bytes = volume.spec.size_bytes().unwrap_or_default();
         volume.status.as_ref().is_some_and(|status| {
@@ -166,11 +165,11 @@ fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clon
     }
 }
 
-/// `spec.memory` of a memory volume that grows to this size: limits that are a share of its size grow with
-/// it, others stay.
+/// Returns `spec.memory` of a memory volume that grows to this size: limits that are a share of its size grow
+/// with it, others do not change.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED`: its node cannot promise as much. Those of the requests.
+/// `RESOURCE_EXHAUSTED`: the node cannot promise that much. Those of the requests.
 pub(super) async fn grown(
     volumes: &ClusterVolumes,
     volume: &Volume,
@@ -209,9 +208,9 @@ pub(super) async fn grown(
     Ok(spec.memory)
 }
 
-/// Bytes that a node with this limit can still promise, which reported that it promised so many. `most`: what
-/// each volume may take, and true if it is attached. One that is there, served or not, is in the report; of
-/// one that was attached or detached since the report the larger sum counts.
+/// Returns the bytes that a node with this limit can still promise after reporting `promised_bytes`. `most`:
+/// each volume's maximum, and true if it is attached. The report includes attached volumes, served or not; if
+/// one was attached or detached since, the larger sum counts.
 fn unpromised(limit_bytes: u64, promised_bytes: u64, most: impl Iterator<Item = (u64, bool)>) -> u64 {
     let (mut all, mut absent) = (0_u64, 0_u64);
     for (most, is_attached) in most {
@@ -221,15 +220,15 @@ fn unpromised(limit_bytes: u64, promised_bytes: u64, most: impl Iterator<Item = 
     limit_bytes.saturating_sub(all.max(promised_bytes.saturating_add(absent)))
 }
 
-/// The node that a volume was made for.
+/// Returns the node that a volume was created for.
 pub(super) fn node_of(volume: &Volume) -> Option<&str> {
     volume.labels().get(MEMORY_NODE).map(String::as_str)
 }
 
-/// Refuses what a memory volume does not have.
+/// Rejects a feature that memory volumes lack.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: it is one.
+/// `INVALID_ARGUMENT`: the volume is a memory volume.
 pub(super) fn refuse(volume: &Volume, field: &str, what: &str, fix: &str) -> Result<(), Status> {
     if !volume.spec.is_memory() {
         return Ok(());
@@ -252,7 +251,7 @@ mod tests {
         MemoryParameters { max_percent: Some(50), ..MemoryParameters::default() }
     }
 
-    /// Half of the size in memory, and three quarters on the disk.
+    /// Half of the size in memory, and three quarters on disk.
     fn spilling() -> MemoryParameters {
         MemoryParameters { spill_percent: Some(75), ..half() }
     }
@@ -261,13 +260,13 @@ mod tests {
         NodeRoom { memory_bytes, spill_bytes }
     }
 
-    /// A memory volume of 1 GiB that is made for node `a`, and attached there.
+    /// A memory volume of 1 GiB that was created for node `a`, and is attached there if `is_attached`.
     fn volume(is_attached: bool) -> Volume {
         let mut volume = Volume::new(
             "v",
             serde_json::from_value(json!({ "size": "1Gi", "backend": "memory" })).expect("a spec"),
         );
-        // A volume that recovers has no device to use; its memory is taken all the same.
+        // A recovering volume has no usable device, but its memory is in use.
         let status = json!({ "node": "a", "epoch": 1_800_000_000 });
         volume.status = is_attached.then(|| serde_json::from_value(status).expect("a status"));
         volume
@@ -285,7 +284,7 @@ mod tests {
         assert_eq!(MemoryParameters::default().spec(GIB), MemorySpec::default());
     }
 
-    /// A volume has its limits and not the class that they came from.
+    /// A volume records its limits, not the class that they came from.
     #[test]
     fn limits_keep_their_share_of_a_size_that_grows() {
         let grows = |memory: &MemorySpec| MemoryParameters::of(memory, GIB).spec(3 * GIB);
@@ -296,7 +295,7 @@ mod tests {
             let parameters = MemoryParameters { spill_percent: Some(percent), ..MemoryParameters::default() };
             assert_eq!(grows(&parameters.spec(GIB)), parameters.spec(3 * GIB), "{percent}");
         }
-        // A person wrote it.
+        // A user wrote it.
         let memory = MemorySpec { limit: Some("300Mi".to_owned()), ..spilling().spec(GIB) };
         let grown = grows(&memory);
         assert_eq!((grown.limit, grown.spill.as_deref()), (None, Some("2304Mi")));
@@ -316,7 +315,7 @@ mod tests {
         assert!(half().largest_bytes(room(GIB, 0)) > GIB, "half of it is memory");
     }
 
-    /// The scheduler chose a node by its memory that had no disk for the spill file.
+    /// Regression: the scheduler chose a node by its memory that had no disk space for the spill file.
     #[test]
     fn the_largest_volume_fits_the_disk_too() {
         let largest = |memory, disk| spilling().largest_bytes(room(memory, disk));
@@ -325,7 +324,7 @@ mod tests {
         assert_eq!(largest(100 * GIB, 0), 0);
     }
 
-    /// The scheduler chose a node whose memory was promised to volumes that were not attached yet.
+    /// Regression: the scheduler chose a node whose memory was promised to volumes not attached yet.
     #[test]
     fn memory_is_left_that_no_volume_may_take() {
         let most = volume(true).spec.most_memory_bytes().expect("a size");
@@ -342,7 +341,7 @@ mod tests {
         assert_eq!(left(0, &[volume(true)]), most, "it is not in the report yet");
         assert_eq!(left(most, &[]), most, "a person attached it");
         assert_eq!(left(most, &[volume(false)]), 2 * most);
-        // Found by reading: of a volume that was yet to grow, the node had promised less than its spec says.
+        // Found by review: for a volume with a pending growth, the node's promise was lower than its spec.
         let mut grows = volume(true);
         grows.status.as_mut().expect("a status").attached_size_bytes = Some(GIB / 2);
         assert_eq!(left(most, &[grows]), 2 * most);

@@ -1,5 +1,5 @@
-//! `ControllerModifyVolume`: other settings in the spec, and where a node serves the volume the wait until
-//! they are in effect.
+//! `ControllerModifyVolume`: changes settings in the spec and, if a node serves the volume, waits until they
+//! are in effect.
 
 use holdfast_crds::{
     ATTACHED, Durability, Volume, VolumeLimits, VolumeSpec, VolumeStatus, find_condition, is_true,
@@ -16,7 +16,7 @@ use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
 use crate::deadline;
 
-/// Reason of [`ATTACHED`] where all is well; another one says why settings are not in effect.
+/// Reason of [`ATTACHED`] for a healthy volume; another one tells why settings are not in effect.
 const SERVED: &str = "Attached";
 
 pub(super) async fn answer(
@@ -45,8 +45,8 @@ pub(super) async fn answer(
     }
 }
 
-/// Done once no node serves the volume, or with the settings of its spec that were asked for; `None` while a
-/// node has others.
+/// Done once no node serves the volume, or the requested settings of its spec are in effect; `None` while the
+/// node uses others.
 fn progress(name: &str, now: Option<&Volume>, asked: &Settings) -> Option<Result<(), Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     let in_effect = serving_node(volume).and(volume.status.as_ref());
@@ -55,7 +55,7 @@ fn progress(name: &str, now: Option<&Volume>, asked: &Settings) -> Option<Result
 
 fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &Settings) -> bool {
     let spec = &volume.spec;
-    // A report on an earlier spec may show what this one has replaced since.
+    // A report on an earlier spec may match by chance.
     let reported =
         find_condition(&status.conditions, ATTACHED).and_then(|attached| attached.observed_generation);
     let is_current = reported == volume.metadata.generation;
@@ -64,19 +64,19 @@ fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &Settings) -> bo
     let has_durability = is_current && status.durability == Some(spec.durability);
     let has_age = is_current && age.is_some() && age == spec.max_dirty_age().ok();
     let has_limits = is_current && limits(status.limits.as_ref()) == limits(spec.limits.as_ref());
-    // The operator alone acts by the failover policy.
+    // Only the operator uses the failover policy.
     (asked.durability.is_none() || has_durability)
         && (asked.max_dirty_age.is_none() || has_age)
         && (!asked.has_limits() || has_limits)
 }
 
-/// Requests and bytes in a second; `None` for a value that the API server refuses.
+/// Parses requests and bytes per second; `None` for a value that the API server rejects.
 fn limits(of: Option<&VolumeLimits>) -> Option<(Option<u64>, Option<u64>)> {
     let Some(limits) = of else { return Some((None, None)) };
     Some((limits.most_iops().ok()?, limits.most_bytes_per_second().ok()?))
 }
 
-/// Text of what the settings wait for.
+/// Describes the settings that are not in effect yet.
 fn waits_for(volume: &Volume) -> String {
     let status = volume.status.as_ref();
     let conditions = status.map_or(&[][..], |status| &status.conditions);
@@ -132,7 +132,7 @@ mod tests {
             (Durability::Local, Some("1m30s"), Some(true)),
             (Durability::Object, Some("1m30s"), None),
             (Durability::Local, Some("30s"), None),
-            // An older daemon reports none, and takes settings at an attach only.
+            // An older daemon reports none, and applies settings only at an attach.
             (Durability::Local, None, None),
         ] {
             assert_eq!(ended(&served(durability, age)), expected, "{durability:?} {age:?}");

@@ -1,33 +1,33 @@
-//! Names: of a volume or snapshot as the caller asks for it, and of its object, which is its id.
+//! Names: the requested name of a volume or snapshot, and the name of its object, which is its id.
 
 use tonic::Status;
 
-/// Annotation of an object whose name could not be that of the request: the name of the request.
+/// Annotation with the requested name, if it is not valid as an object name.
 pub(crate) const CSI_NAME: &str = "holdfast.dev/csi-name";
 /// Longest name of a Volume or VolumeSnapshot.
 const MAX_BYTES: usize = 63;
-/// Hex digits of the hash in a name that is made up.
+/// Hex digits of the hash in a generated name.
 const HASH_DIGITS: usize = 40;
 
-/// Name of an object, and the name of the request if it differs.
+/// Name of an object, and the requested name if it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectName {
     /// Name of the object.
     pub(crate) object: String,
-    /// The request's name, where it is no name of an object.
+    /// The requested name, if it is not a valid object name.
     pub(crate) csi: Option<String>,
 }
 
 impl ObjectName {
-    /// The name of the object for a request's name: the same name always has the same object.
+    /// Returns the object name for a requested name: the mapping is stable.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT`: there is no name.
+    /// `INVALID_ARGUMENT`: the name is empty.
     pub(super) fn of(name: &str) -> Result<Self, Status> {
         Self::within(name, MAX_BYTES)
     }
 
-    /// The same of an object whose name is shorter: it has at most so many bytes.
+    /// Returns an object name of at most `max_bytes` bytes for a requested name.
     ///
     /// # Errors
     /// Those of [`Self::of`].
@@ -43,15 +43,15 @@ impl ObjectName {
     }
 }
 
-/// Checks the id of a volume that a request is about.
+/// Checks the id of a volume in a request.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: there is none.
+/// `INVALID_ARGUMENT`: it is missing.
 pub(super) fn volume_id(id: &str) -> Result<&str, Status> {
     if id.is_empty() { Err(Status::invalid_argument("volume_id: is empty; name a volume")) } else { Ok(id) }
 }
 
-/// Returns true if a Volume can have that name: no other id is that of a volume.
+/// Returns true if a Volume can have that name: other ids are not volume ids.
 pub(crate) fn is_object_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let bytes = name.as_bytes();

@@ -1,13 +1,13 @@
 //! Objects of one kind in the API server.
 //!
-//! Owns: the requests, each with a limit on its time; the wait for an object to become as it should.
+//! Owns: the requests, each with a timeout; waiting for a state of an object.
 //! Invariants: a change of an object carries the version that it was planned from, so that it never
-//! overwrites another change. Where only the status changed meanwhile it is tried again; another change of
-//! the spec, or a deletion, may be an answer to a later call, and ends this one. A field that the API server
-//! does not know is an error: it would drop the field, and the driver would make another volume than the
-//! wanted one. A wait is one watch of one object from a version that was seen: no list, no polling.
+//! overwrites another change. If only the status changed in the meantime, the change is retried; another
+//! change of the spec, or a deletion, may be the result of a later call, and ends this one. An unknown field
+//! is an error: the API server would drop it, and the driver would create a volume other than the requested
+//! one. A wait is one watch of one object from an observed version: no list, no polling.
 //!
-//! On failure: an [`ApiFailure`]. A wait outlives failed requests, until its deadline.
+//! On failure: an [`ApiFailure`]. A wait survives failed requests, until its deadline.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -29,27 +29,27 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::codegen::http::uri::InvalidUri;
 use tonic::{Code, Status};
 
-/// Longest time for one request; a watch is no such request.
+/// Timeout of one request; not for watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time of one watch, in seconds: then the object is read again. It bounds what a connection that
-/// died without a word costs.
+/// Longest duration of one watch, in seconds, after which the object is read again. It bounds the delay
+/// caused by a silently broken connection.
 const WATCH_SECONDS: u32 = 30;
-/// Time that a watch may be silent beyond that.
+/// Additional time for which a watch may be silent.
 const WATCH_GRACE: Duration = Duration::from_secs(5);
-/// Pause before a failed request of a wait is tried again.
+/// Pause before retrying a failed request of a wait.
 const RETRY: Duration = Duration::from_millis(500);
-/// Begin of what the API server says of a field that it does not know.
+/// Prefix of the API server's message about an unknown field.
 const STRICT: &str = "strict decoding error";
-/// Name by which the API server notes who wrote a field.
+/// Name under which the API server records the driver's fields.
 const FIELD_MANAGER: &str = "holdfast-csi";
 
 /// Failure of one request to the API server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiFailure {
-    /// The object changed or is gone since it was read.
+    /// The object changed or was deleted since it was read.
     #[error("the object changed meanwhile; it is tried again")]
     Stale,
-    /// The API server refused a value.
+    /// The API server rejected a value.
     #[error("{0}")]
     Invalid(String),
     /// The API server does not know a field.
@@ -61,7 +61,7 @@ pub(crate) enum ApiFailure {
     /// The driver lacks a permission.
     #[error("the driver may not do this; install the roles of the chart: {0}")]
     Forbidden(String),
-    /// The API server refused otherwise, or could not be reached.
+    /// The API server rejected the request for another reason, or was unreachable.
     #[error("the API server did not take a request")]
     Refused(#[source] Box<kube::Error>),
     /// The API server did not answer.
@@ -73,7 +73,7 @@ impl ApiFailure {
     fn of(error: kube::Error) -> Self {
         if let kube::Error::Api(status) = &error {
             match status.code {
-                // A create, and a patch, whose message has the whole object first.
+                // A create, and a patch, whose message starts with the whole object.
                 400 | 422 if let Some(at) = status.message.find(STRICT) => {
                     return Self::UnknownField(status.message[at..].to_owned());
                 }
@@ -100,7 +100,7 @@ impl From<ApiFailure> for Status {
     }
 }
 
-/// Waits for the answer to one request.
+/// Waits for the response to one request.
 pub(super) async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiFailure> {
     match timeout(REQUEST_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(ApiFailure::of),
@@ -108,14 +108,14 @@ pub(super) async fn call<T>(request: impl Future<Output = Result<T, kube::Error>
     }
 }
 
-/// The deadline of a wait passed.
+/// The deadline of a wait has passed.
 #[derive(Debug)]
 pub(crate) struct TimedOut<K> {
-    /// The object as it was seen last; none if there was none.
+    /// The last observed object; `None` if it did not exist.
     pub(crate) last: Option<K>,
 }
 
-/// The objects of a kind.
+/// The objects of one kind.
 #[derive(Clone)]
 pub(crate) struct Objects<K>(Api<K>);
 
@@ -127,12 +127,12 @@ where
         Self(Api::all(client))
     }
 
-    /// The object of that name, if there is one.
+    /// Returns the object of that name, if it exists.
     pub(crate) async fn get(&self, name: &str) -> Result<Option<K>, ApiFailure> {
         call(self.0.get_opt(name)).await
     }
 
-    /// Creates an object, or returns the one that has its name already.
+    /// Creates an object, or returns the existing one of that name.
     pub(crate) async fn create(&self, object: &K) -> Result<K, ApiFailure> {
         match call(self.create_strictly(object)).await {
             Err(ApiFailure::Stale) => self.get(&object.name_any()).await?.ok_or(ApiFailure::Stale),
@@ -140,8 +140,8 @@ where
         }
     }
 
-    /// Creates an object, which backups of objects leave out. [`PostParams`] has no place for the check of
-    /// fields.
+    /// Creates an object that is excluded from backups, with strict field validation, which [`PostParams`]
+    /// does not support.
     async fn create_strictly(&self, object: &K) -> Result<K, kube::Error> {
         let mut object = object.clone();
         object.labels_mut().insert(EXCLUDED_FROM_BACKUP.to_owned(), "true".to_owned());
@@ -154,11 +154,11 @@ where
         self.0.clone().into_client().request(request).await
     }
 
-    /// Deletes an object as it was read, once `check` permits it; again where its status changed meanwhile.
-    /// Returns it as it was then; none if it was gone.
+    /// Deletes an object as it was read, once `check` permits it; retries if its status changed in the
+    /// meantime. Returns the deleted version; `None` if it did not exist.
     ///
     /// # Errors
-    /// Those of `check`; `ABORTED`: its spec changed, or its status until the deadline.
+    /// Those of `check`; `ABORTED`: its spec changed, or its status kept changing until the deadline.
     pub(crate) async fn delete(
         &self,
         mut object: K,
@@ -186,8 +186,8 @@ where
         }
     }
 
-    /// Reads an object that changed before it was written, `tries` times by now: two changes in a row are
-    /// nothing unusual, more are waited out.
+    /// Reads again an object that changed before it was written, after `tries` attempts. Two changes in a row
+    /// are normal; after more, waits first.
     async fn again(&self, name: &str, tries: u32) -> Result<Option<K>, ApiFailure> {
         if tries > 2 {
             sleep(RETRY).await;
@@ -195,10 +195,10 @@ where
         self.get(name).await
     }
 
-    /// Deletes an object, and waits until it is gone. `condition` says what it waits for.
+    /// Deletes an object, and waits until it is gone. `condition` describes the reason for a delay.
     ///
     /// # Errors
-    /// `ABORTED`: it is not gone yet, or changed until the deadline.
+    /// `ABORTED`: it still exists, or kept changing until the deadline.
     pub(crate) async fn remove(
         &self,
         mut object: K,
@@ -219,12 +219,12 @@ where
         })
     }
 
-    /// Changes the fields of the spec that `plan` returns for the object, and writes annotations; again
-    /// where its status changed meanwhile. Returns it as it is then. Where there is nothing to change it
-    /// stays as it is.
+    /// Writes the spec fields that `plan` returns for the object, and annotations; retries if its status
+    /// changed in the meantime. Returns the resulting object, which is unchanged if nothing had to be
+    /// written.
     ///
     /// # Errors
-    /// Those of `plan`; `ABORTED`: it is gone, its spec changed, or its status until the deadline.
+    /// Those of `plan`; `ABORTED`: it was deleted, its spec changed, or its status until the deadline.
     pub(super) async fn change(
         &self,
         mut object: K,
@@ -235,7 +235,7 @@ where
         let mut written: BTreeMap<&str, Option<&str>> =
             annotations.iter().map(|(key, value)| (*key, Some(value.as_str()))).collect();
         let trace = trace::current();
-        // Absent where no traces are exported: what follows is no part of an older trace.
+        // Absent if no traces are exported: later work must not join an older trace.
         written.insert(TRACEPARENT, trace.as_deref());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let params = params.validation_strict();
@@ -256,12 +256,12 @@ where
         }
     }
 
-    /// The objects with these labels.
+    /// Returns the objects with these labels.
     pub(crate) async fn list(&self, labels: &str) -> Result<Vec<K>, ApiFailure> {
         Ok(call(self.0.list(&ListParams::default().labels(labels))).await?.items)
     }
 
-    /// One page of the objects with these labels.
+    /// Returns one page of the objects with these labels.
     pub(super) async fn page(
         &self,
         labels: &str,
@@ -278,8 +278,8 @@ where
         call(self.0.list(&params)).await
     }
 
-    /// Watches one object, from the version `seen`, until `verdict` says something of it (of `None` once it
-    /// is gone).
+    /// Watches one object, from the version `seen`, until `verdict` returns a result (called with `None` once
+    /// the object is gone).
     ///
     /// # Errors
     /// The deadline passed.
@@ -356,8 +356,8 @@ where
     }
 }
 
-/// The object as it is now, if nothing but its status changed since: the API server counts changes of the
-/// spec, and a deletion, in the generation.
+/// Returns the current object if only its status changed since: the API server counts changes of the spec,
+/// and a deletion, in the generation.
 fn with_same_spec<K: Resource>(now: K, before: &K) -> Result<K, ApiFailure> {
     let of = |object: &K| (object.meta().uid.clone(), object.meta().generation);
     if of(&now) == of(before) { Ok(now) } else { Err(ApiFailure::Stale) }
@@ -374,8 +374,8 @@ mod tests {
 
     use super::*;
 
-    /// A server with one Volume. Another party writes to its status before each of the first requests that
-    /// name a version, and to its spec with the one of this number.
+    /// A server with one Volume. Another party writes its status before each of the first requests that name
+    /// a version, and its spec before the one with this number.
     fn server(other_writes: u32, of_spec: u32) -> (Objects<Volume>, Arc<Mutex<Vec<u32>>>) {
         let versions = Arc::new(Mutex::new(Vec::new()));
         let (seen, version) = (Arc::clone(&versions), Arc::new(Mutex::new(1)));
@@ -418,8 +418,7 @@ mod tests {
         Instant::now() + Duration::from_secs(20)
     }
 
-    /// A snapshot that a backup program made again stood for a later content under the handle of the former
-    /// one.
+    /// Regression: a snapshot recreated by a backup program had later content under the former one's handle.
     #[tokio::test]
     async fn backups_leave_out_what_is_created() {
         let answers = tower::service_fn(|request: hyper::Request<Body>| async move {
@@ -436,7 +435,7 @@ mod tests {
         assert_eq!(labels, [("other", "stays"), ("velero.io/exclude-from-backup", "true")]);
     }
 
-    /// Each status that the operator or a node wrote between made the caller wait for its next try.
+    /// Regression: after each intermediate status write by the operator or a node, the caller had to retry.
     #[tokio::test]
     async fn what_another_party_changed_meanwhile_is_planned_again() {
         let (volumes, versions) = server(2, 9);
@@ -453,7 +452,7 @@ mod tests {
         assert_eq!((stays.resource_version().as_deref(), versions.lock().len()), (Some("1"), 3));
     }
 
-    /// A delete that was refused for a status of the operator was an error of the claim.
+    /// Regression: a delete that was rejected because of the operator's status write failed the claim.
     #[tokio::test]
     async fn a_delete_is_checked_again_on_what_is_there() {
         let (volumes, versions) = server(2, 9);
@@ -472,7 +471,7 @@ mod tests {
         assert_eq!((refused.code(), versions.lock().as_slice()), (Code::FailedPrecondition, &[1, 2][..]));
     }
 
-    /// Found by reading: an unpublication that was late took the node of the next publication away.
+    /// Found by review: a delayed unpublication removed the node of the next publication.
     #[tokio::test]
     async fn another_change_of_the_spec_ends_a_change() {
         let (volumes, versions) = server(2, 2);

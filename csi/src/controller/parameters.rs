@@ -14,23 +14,23 @@ use super::capacity::quantity;
 use super::limit_parameters::{Limit, MAX_IOPS, MAX_THROUGHPUT};
 use super::memory::{MemoryParameters, PERCENT};
 
-/// The key that only a StorageClass may have, and must.
+/// Key that only a StorageClass may have, and must have.
 const OBJECT_STORE: &str = "objectStore";
-/// Another one that only a StorageClass may have.
+/// Key that only a StorageClass may have.
 const NODES: &str = "nodes";
-/// And one more.
+/// Key that only a StorageClass may have.
 pub(super) const TRANSPORT: &str = "transport";
 /// Value of [`NODES`] for volumes without a node affinity.
 pub(super) const ANY_NODE: &str = "any";
-/// The home of the data. A StorageClass without it is one of object stores.
+/// Key of the data's location. A StorageClass without it uses an object store.
 pub(super) const BACKEND: &str = "backend";
 /// Keys of a StorageClass of memory volumes.
 const COMPRESSION: &str = "compression";
 const MAX_MEMORY_PERCENT: &str = "maxMemoryPercent";
 const SPILL_PERCENT: &str = "spillPercent";
-/// Keys that both may have.
+/// Keys valid in both.
 const KEYS: [&str; 5] = ["durability", "maxDirtyAge", "failoverPolicy", MAX_IOPS, MAX_THROUGHPUT];
-/// Keys that the provisioner adds (`--extra-create-metadata`).
+/// Keys added by the provisioner (`--extra-create-metadata`).
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
@@ -38,19 +38,19 @@ const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
 /// Parameters of one volume.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Parameters {
-    /// Home of the data.
+    /// Location of the data.
     pub(super) home: DataHome,
-    /// Those that may change later.
+    /// Parameters that may change later.
     settings: Settings,
-    /// Nodes for which the scheduler may take the PersistentVolume.
+    /// Nodes on which pods may use the PersistentVolume.
     pub(super) nodes: Nodes,
-    /// Transport that the volume demands of its node.
+    /// Transport that the volume requires of its node.
     transport: Option<RequiredTransport>,
     /// Namespace and name of the PersistentVolumeClaim.
     pub(super) claim: Option<String>,
 }
 
-/// Home of a volume's data.
+/// Location of a volume's data.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum DataHome {
     /// The ObjectStore of this name.
@@ -59,28 +59,28 @@ pub(super) enum DataHome {
     Memory(MemoryParameters),
 }
 
-/// Nodes for which the scheduler may take a PersistentVolume.
+/// Nodes on which pods may use a PersistentVolume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Nodes {
-    /// Those that have served volumes: the PersistentVolume has a node affinity.
+    /// Nodes that have served volumes: the PersistentVolume has a node affinity.
     #[default]
     Served,
-    /// All: also those that an autoscaler has yet to make, of which nothing is known.
+    /// All nodes, even those that an autoscaler has yet to create and whose labels are unknown.
     Any,
 }
 
-/// Parameters that may change during a volume's life; what is absent is not wanted in any way.
+/// Parameters that may change during a volume's life; an absent one is not requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Settings {
-    /// Point at which a FLUSH is complete.
+    /// Point at which a FLUSH completes.
     pub(super) durability: Option<Durability>,
-    /// Largest age of data that is not uploaded yet.
+    /// Maximum age of data that is not uploaded yet.
     pub(super) max_dirty_age: Option<String>,
     /// Treatment of a lost node.
     pub(super) failover_policy: Option<FailoverPolicy>,
-    /// Most requests in a second.
+    /// Maximum requests per second.
     pub(super) max_iops: Option<Limit<i64>>,
-    /// Most bytes in a second.
+    /// Maximum bytes per second.
     pub(super) max_throughput: Option<Limit<String>>,
 }
 
@@ -103,7 +103,7 @@ impl Settings {
         Self::take(FIELD, &KEYS, given)
     }
 
-    /// Takes all that `given` has; `known` are its valid keys.
+    /// Takes all of the `given` parameters; `known` are the valid keys.
     fn take(field: &'static str, known: &[&str], mut given: HashMap<String, String>) -> Result<Self, Status> {
         let durability = word(field, "durability", "`local` or `object`", &mut given)?;
         let failover_policy = word(field, "failoverPolicy", "`Automatic` or `Manual`", &mut given)?;
@@ -131,7 +131,7 @@ impl Settings {
         }
     }
 
-    /// These, and those of `other` where it has any.
+    /// Merges the settings; those of `other` take precedence.
     fn overridden_by(self, other: Self) -> Self {
         Self {
             durability: other.durability.or(self.durability),
@@ -142,7 +142,7 @@ impl Settings {
         }
     }
 
-    /// As fields of a spec.
+    /// Returns the settings as spec fields.
     fn fields(&self) -> Map<String, Value> {
         let Self { durability, max_dirty_age, failover_policy, max_iops, max_throughput } = self;
         let limits = [
@@ -160,7 +160,7 @@ impl Settings {
         fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 
-    /// The fields to write into a spec that differs; none if it has these already.
+    /// Returns the fields to write if the spec differs; `None` if it does not.
     pub(super) fn change_of(&self, found: &VolumeSpec) -> Option<Value> {
         let differs = self.durability.is_some_and(|wanted| wanted != found.durability)
             || self.max_dirty_age.as_ref().is_some_and(|wanted| *wanted != found.max_dirty_age)
@@ -169,12 +169,12 @@ impl Settings {
         differs.then(|| Value::Object(self.fields()))
     }
 
-    /// True if limits are to be changed in any way.
+    /// Returns true if any limit is given.
     pub(super) fn has_limits(&self) -> bool {
         self.max_iops.is_some() || self.max_throughput.is_some()
     }
 
-    /// True if the limits of a spec are not those that are given here.
+    /// Returns true if the spec's limits differ from the given ones.
     fn differs_in_limits(&self, found: Option<&VolumeLimits>) -> bool {
         let iops = found.and_then(|limits| limits.iops);
         let throughput = found.and_then(|limits| limits.throughput.clone());
@@ -183,7 +183,7 @@ impl Settings {
     }
 }
 
-/// One word of a fixed list.
+/// Parses a word from a fixed list.
 fn word<T: DeserializeOwned>(
     field: &str,
     key: &str,
@@ -197,7 +197,7 @@ fn word<T: DeserializeOwned>(
 }
 
 /// # Errors
-/// `INTERNAL`: the kind has changed under this function.
+/// `INTERNAL`: the kind does not match this function.
 fn spec(fields: Map<String, Value>) -> Result<VolumeSpec, Status> {
     serde_json::from_value(Value::Object(fields))
         .map_err(|error| Status::internal(format!("a Volume's spec: {error}")))
@@ -237,16 +237,16 @@ impl Parameters {
         Ok(Self { home: DataHome::ObjectStore(object_store), settings, nodes, transport, claim })
     }
 
-    /// True if only nodes with ublk may have the volume.
+    /// Returns true if the volume needs a node with ublk.
     pub(super) fn needs_ublk(&self) -> bool {
         self.transport == Some(RequiredTransport::Ublk)
     }
 
-    /// The spec of a volume of so many bytes with these parameters; fields without one have the kind's
+    /// Returns the spec of a volume of this size with these parameters; other fields have the kind's
     /// defaults.
     ///
     /// # Errors
-    /// `INTERNAL`: the kind has changed under this function.
+    /// `INTERNAL`: the kind does not match this function.
     pub(super) fn spec(&self, size_bytes: u64) -> Result<VolumeSpec, Status> {
         let mut fields = self.settings.fields();
         fields.insert("size".to_owned(), Value::String(quantity(size_bytes)));
@@ -265,8 +265,8 @@ impl Parameters {
         spec(fields)
     }
 
-    /// The first way in which a volume differs from these parameters that no change of its settings explains;
-    /// none if there is none.
+    /// Describes the first difference between a volume and these parameters that a change of its settings
+    /// cannot explain; `None` without one.
     pub(super) fn difference(&self, spec: &VolumeSpec) -> Option<String> {
         let found = spec.object_store.as_deref().unwrap_or_default();
         match &self.home {
@@ -284,7 +284,7 @@ impl Parameters {
         }
     }
 
-    /// The first way in which a volume differs whose spec was never changed.
+    /// Describes the first difference of a volume whose spec was never changed.
     pub(super) fn difference_of_new(&self, spec: &VolumeSpec) -> Option<String> {
         if let Some(difference) = self.difference(spec) {
             return Some(difference);
@@ -311,7 +311,7 @@ impl Parameters {
     }
 }
 
-/// Reads the parameters of memory volumes.
+/// Parses the parameters of memory volumes.
 fn memory(
     field: &str,
     mut given: HashMap<String, String>,
@@ -332,7 +332,7 @@ fn memory(
     Ok(MemoryParameters { max_percent, spill_percent, compression: compression.unwrap_or_default() })
 }
 
-/// A share of the size; none where the key is absent.
+/// Parses a percentage of the size; `None` without the key.
 fn percent(field: &str, key: &str, given: &mut HashMap<String, String>) -> Result<Option<u8>, Status> {
     let Some(text) = given.remove(key) else { return Ok(None) };
     let percent = text.parse().ok().filter(|percent| PERCENT.contains(percent));
@@ -426,7 +426,7 @@ mod tests {
         }
     }
 
-    /// `backend: memory` was an unknown parameter.
+    /// Regression: `backend: memory` was rejected as an unknown parameter.
     #[test]
     fn a_class_of_memory_volumes_has_its_own_parameters() {
         let backend = ("backend", "memory");

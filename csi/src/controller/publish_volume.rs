@@ -1,5 +1,5 @@
-//! `ControllerPublishVolume`: requests the node in `spec.nodeName`, and waits until it serves the volume. Of
-//! a volume that many nodes read, the node serves a reader of its own (`readers.rs`).
+//! `ControllerPublishVolume`: requests the node in `spec.nodeName`, and waits until it serves the volume. For
+//! a volume that many nodes read, each node serves its own reader (`readers.rs`).
 
 use std::collections::HashMap;
 
@@ -27,17 +27,17 @@ use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 use crate::topology;
 
-/// Reason of [`ATTACHED`]: the node serves as many volumes as it can.
+/// Reason of [`ATTACHED`]: the node serves its maximum number of volumes.
 const NODE_FULL: &str = "NodeFull";
-/// Conditions that say why a volume is not attached, the nearest first.
+/// Conditions that tell why a volume is not attached, most specific first.
 const OBSTACLES: [&str; 3] = [ATTACHED, ASSIGNED, PROVISIONED];
 
 /// The next step of a publication.
 #[derive(Debug)]
 enum Plan {
-    /// Ask for the node in the spec.
+    /// Writes the node to the spec.
     Request,
-    /// It was asked for: wait.
+    /// The spec has the node: waits.
     Wait,
 }
 
@@ -81,14 +81,14 @@ pub(super) async fn answer(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
         )));
     };
-    // A publication there was begun, or made. What a node still has of an earlier one is none.
+    // Only before a publication there has started. Leftovers of an earlier one do not count.
     if served.as_ref().and_then(|served| served.spec.desired_node()) != Some(&node_id) {
         check_transport(&volume, &node)?;
     }
     let mut volume = match served {
         Some(served) => served,
         None => {
-            // Taken again where it was deleted by hand: the volume is what it was.
+            // Taken again if a user deleted it: the volume has not changed.
             readers::prepare(snapshots, &volume, until).await?;
             readers::create(volumes, &volume, &node_id, until).await?
         }
@@ -114,14 +114,14 @@ pub(super) async fn answer(
     }
 }
 
-/// True if the publication is a part of the trace of the last change: the volume's first use of that of its
-/// creation, a repeated request of that of the first. Each later use has a trace of its own.
+/// Returns true if the publication continues the trace of the last change: the first use continues that of
+/// the creation, a repeated request that of the first request. Each later use has its own trace.
 fn continues(volume: &Volume, node: &str) -> bool {
     // The generation counts changes of the spec.
     volume.metadata.generation == Some(1) || volume.spec.desired_node() == Some(node)
 }
 
-/// Checks that a volume is for these users.
+/// Checks that a volume accepts these users.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it was created for others.
@@ -140,11 +140,11 @@ pub(super) fn check_users(volume: &Volume, users: Users) -> Result<(), Status> {
     Err(Status::invalid_argument(message))
 }
 
-/// Refuses a node that lacks the transport that a volume demands. The label by which the scheduler chose it
-/// is that of an earlier start. Where the node makes no devices now, its daemon decides when it does.
+/// Rejects a node without the transport that the volume requires. The scheduler may have chosen it by a stale
+/// label. If the node currently creates no devices, its daemon decides later.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: it does.
+/// `FAILED_PRECONDITION`: the node lacks the transport.
 fn check_transport(volume: &Volume, node: &StorageNode) -> Result<(), Status> {
     let makes_ublk_devices = node.status.as_ref().and_then(StorageNodeStatus::makes_ublk_devices);
     if !volume.spec.needs_ublk() || makes_ublk_devices != Some(false) {
@@ -157,10 +157,10 @@ fn check_transport(volume: &Volume, node: &StorageNode) -> Result<(), Status> {
     )))
 }
 
-/// Refuses a volume that is being deleted.
+/// Rejects a volume that is being deleted.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: it is.
+/// `FAILED_PRECONDITION`: its deletion was requested.
 fn refuse_deleted(volume: &Volume) -> Result<(), Status> {
     if volume.metadata.deletion_timestamp.is_none() {
         return Ok(());
@@ -188,13 +188,13 @@ fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
     }
 }
 
-/// The context once the node serves the volume, or why it will not; `None` while it is being attached.
+/// Returns the context once served, or the reason why it will not be; `None` while attaching.
 fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashMap<String, String>, Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     if volume.metadata.deletion_timestamp.is_some() || volume.spec.desired_node() != Some(node) {
         return Some(Err(Status::aborted("the publication was withdrawn meanwhile; it is tried again")));
     }
-    // A reader is provisioned by its publication.
+    // A reader is only provisioned by its publication.
     if let Some(refused) = create_volume::refused(volume) {
         return Some(Err(refused));
     }
@@ -211,7 +211,7 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
     Some(Ok(publish_context::write(&PublishContext { volume_id, epoch, trace: trace::current() })))
 }
 
-/// True if the node has no room for the device. That of a volume that is served has none for its growth.
+/// Returns true if the node is full. A served volume reports this reason if it lacks room for growth.
 fn is_full(conditions: &[Condition]) -> bool {
     !is_true(conditions, ATTACHED)
         && find_condition(conditions, ATTACHED).is_some_and(|attached| attached.reason == NODE_FULL)
@@ -223,7 +223,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A volume with this node in its spec, served by that node.
+    /// Builds a volume with `desired` in its spec, served by `serving`.
     pub(in crate::controller) fn volume(desired: Option<&str>, serving: Option<&str>) -> Volume {
         let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": desired });
         let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
@@ -260,7 +260,7 @@ pub(super) mod tests {
         assert!(refused.message().contains("made for node a"), "{}", refused.message());
     }
 
-    /// The label of a node may be that of an earlier kernel.
+    /// The label of a node may come from an earlier kernel.
     #[test]
     fn a_volume_for_ublk_is_refused_on_a_node_without_it() {
         let node = |transport: Option<&str>| {
@@ -299,7 +299,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The second use of a volume was in the trace of its withdrawal.
+    /// Regression: the second use of a volume was in the trace of its withdrawal.
     #[test]
     fn a_later_use_has_a_trace_of_its_own() {
         let of = |generation, desired| {
@@ -325,7 +325,7 @@ pub(super) mod tests {
         assert_eq!(deleted.expect_err("gone").code(), Code::NotFound);
     }
 
-    /// The kubelet reads the node's limit again when it hears of it, and the scheduler chooses another node.
+    /// The kubelet then reads the node's limit again, and the scheduler chooses another node.
     #[test]
     fn a_full_node_is_resource_exhausted() {
         let mut full = volume(Some("a"), Some("a"));
@@ -340,13 +340,13 @@ pub(super) mod tests {
         );
         full.spec.node_name = Some("b".to_owned());
         assert!(progress("data", Some(&full), "b").is_none(), "another node may have room");
-        // Found by reading: a volume that could not grow was not published again.
+        // Found by review: a volume that could not grow was not published again.
         let mut served = volume(Some("a"), Some("a"));
         served.status.as_mut().expect("a status").conditions[0].reason = "NodeFull".to_owned();
         assert!(progress("data", Some(&served), "a").is_some_and(|answer| answer.is_ok()));
     }
 
-    /// Its last report stays until it is back: with the epoch that was taken from it.
+    /// The node's last report, with the revoked epoch, stays until the node is back.
     #[test]
     fn a_node_that_was_cut_off_is_not_published() {
         let wanted_again = |cut_off| {
@@ -367,7 +367,7 @@ pub(super) mod tests {
         assert_eq!(first_unmet(&volume, &OBSTACLES, "-"), "served (Attached=False, Attached)");
     }
 
-    /// A reader is made by its publication: unlike any other volume it may be refused by the operator then.
+    /// A reader is created by its publication: unlike other volumes, it may be rejected at that point.
     #[test]
     fn a_reader_that_never_will_be_provisioned_is_not_waited_for() {
         let mut failed = volume(Some("a"), None);

@@ -1,15 +1,15 @@
-//! Volumes that many nodes read (ReadOnlyMany): each node attaches a fork of its own, its *reader*.
+//! Volumes that many nodes read (ReadOnlyMany): each node attaches its own fork, its *reader*.
 //!
 //! ```text
 //! Volume V, never attached <- VolumeSnapshot of V <- reader on node a
 //!                                                 <- reader on node b
 //! ```
 //!
-//! Owns: the names and marks of these objects, and the end of a reader.
-//! Invariants: a reader belongs to one V and one node, and is named by both. While V is being deleted no
-//! reader begins. The VolumeSnapshot goes after the readers, and V after it, because a volume with snapshots
-//! is not removed: a deletion that was interrupted finds by V what is left.
-//! On failure: `ABORTED` while something is waited for; the same request continues.
+//! Owns: the names and labels of these objects, and the removal of a reader.
+//! Invariants: a reader belongs to one V and one node, and its name contains both. While V is being deleted,
+//! no reader is created. The VolumeSnapshot is deleted after the readers, and V after the VolumeSnapshot,
+//! because a volume with snapshots is not removed: an interrupted deletion finds its leftovers by V.
+//! On failure: `ABORTED` while the request waits; the same request resumes.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ use super::{create_snapshot, volume_id};
 
 /// Value of [`READ_ONLY_MANY`].
 const MARKED: &str = "true";
-/// Longest part of a Volume's name in the names of what belongs to it, in bytes.
+/// Longest part of a Volume's name in the names of its readers' objects, in bytes.
 const NAME_BYTES: usize = 40;
 /// Hex digits of the hash in these names.
 const HASH_DIGITS: usize = 16;
@@ -40,20 +40,20 @@ pub(super) fn has_readers(volume: &Volume) -> bool {
     volume.labels().contains_key(READ_ONLY_MANY)
 }
 
-/// Marks a volume as one that many nodes read.
+/// Labels a volume as one that many nodes read.
 pub(super) fn mark(volume: &mut Volume) {
     volume.labels_mut().insert(READ_ONLY_MANY.to_owned(), MARKED.to_owned());
 }
 
-/// The labels of objects that were made for no volume's readers, as the API server selects by them.
+/// Returns a label selector for objects that do not belong to readers.
 pub(super) fn not_for_readers() -> String {
     format!("!{READERS_OF}")
 }
 
-/// Takes the VolumeSnapshot that the readers of a volume begin with, unless it is there already.
+/// Takes the VolumeSnapshot that a volume's readers start from, unless it already exists.
 ///
 /// # Errors
-/// `ABORTED`: it is not taken yet. Those of the requests.
+/// `ABORTED`: it was not taken yet. Those of the requests.
 pub(super) async fn prepare(
     snapshots: &Objects<VolumeSnapshot>,
     volume: &Volume,
@@ -68,7 +68,7 @@ pub(super) async fn prepare(
     create_snapshot::wait(snapshots, found, until).await.map(drop)
 }
 
-/// The reader of a volume on a node, if there is one.
+/// Returns the reader of a volume on a node, if it exists.
 ///
 /// # Errors
 /// `ABORTED`: an earlier one is still being deleted. `FAILED_PRECONDITION`: its name is taken.
@@ -94,7 +94,7 @@ pub(super) async fn create(
 ) -> Result<Volume, Status> {
     let made = volumes.create(&reader(volume, node)).await?;
     check_owner(&made, "Volume", volume)?;
-    // A deletion that began meanwhile may have looked for readers before this one was there.
+    // A concurrent deletion may have listed the readers before this one existed.
     let name = volume.name_any();
     let now = volumes.get(&name).await?.filter(|now| now.metadata.uid == volume.metadata.uid);
     if now.is_some_and(|now| now.metadata.deletion_timestamp.is_none()) {
@@ -104,7 +104,7 @@ pub(super) async fn create(
     Err(Status::failed_precondition(format!("volume_id: Volume {name} is being deleted")))
 }
 
-/// The readers of the volume of that name on a node; on all nodes if none is named.
+/// Returns the readers of that volume on a node, or on all nodes if `node` is empty.
 ///
 /// # Errors
 /// Those of the requests.
@@ -116,10 +116,10 @@ pub(super) async fn of(volumes: &ClusterVolumes, name: &str, node: &str) -> Resu
     Ok(found.into_iter().filter(|found| is_made_for(found, name)).collect())
 }
 
-/// Takes readers from their nodes, and deletes them.
+/// Withdraws readers from their nodes, and deletes them.
 ///
 /// # Errors
-/// `ABORTED`: a node did not release one yet, or one is still being deleted.
+/// `ABORTED`: a node has not released one yet, or one is still being deleted.
 pub(super) async fn end(
     volumes: &ClusterVolumes,
     readers: Vec<Volume>,
@@ -144,10 +144,10 @@ async fn end_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Re
     }
 }
 
-/// Deletes what was made for the readers of a volume that is being deleted.
+/// Deletes the objects for the readers of a volume that is being deleted.
 ///
 /// # Errors
-/// Those of [`end`], and of a snapshot's deletion.
+/// Those of [`end`], and of the snapshot's deletion.
 pub(super) async fn end_all(
     volumes: &ClusterVolumes,
     snapshots: &Objects<VolumeSnapshot>,
@@ -161,8 +161,8 @@ pub(super) async fn end_all(
     }
 }
 
-/// The reader of a volume on a node. Nothing that it writes is kept: it goes when the node was lost, whatever
-/// the volume says of that.
+/// Builds the reader of a volume on a node. Its data is disposable: a lost node is force-detached
+/// automatically, regardless of the volume's policy.
 fn reader(volume: &Volume, node: &str) -> Volume {
     let name = volume.name_any();
     let spec = VolumeSpec {
@@ -180,7 +180,7 @@ fn reader(volume: &Volume, node: &str) -> Volume {
     reader
 }
 
-/// The VolumeSnapshot that the readers of a volume begin with.
+/// Builds the VolumeSnapshot that the readers of a volume start from.
 fn snapshot(volume: &Volume) -> VolumeSnapshot {
     let name = volume.name_any();
     let spec = VolumeSnapshotSpec {
@@ -199,12 +199,12 @@ fn belong(object: &mut impl ResourceExt, volume: &Volume) {
     object.owner_references_mut().extend(volume.owner_ref(&()));
 }
 
-/// Returns true if the object was made for the readers of the volume of that name, or of an earlier one.
+/// Returns true if the object was created for the readers of the volume of that name, or of an earlier one.
 pub(super) fn is_made_for(object: &impl ResourceExt, name: &str) -> bool {
     object.labels().get(READERS_OF).is_some_and(|of| of == name)
 }
 
-/// Checks that an object of the name of ours was made for this volume.
+/// Checks that an existing object of the expected name was created for this volume.
 ///
 /// # Errors
 /// `ABORTED`: it is still being deleted. `FAILED_PRECONDITION`: its name is taken.
@@ -233,7 +233,7 @@ fn reader_name(volume: &str, node: &str) -> String {
     name_for(volume, node)
 }
 
-/// Name of the object for the readers of a volume, on a node or on all (the empty name).
+/// Returns the name of a readers' object, for one node or for all (empty name).
 fn name_for(volume: &str, node: &str) -> String {
     let hash = blake3::hash(format!("{volume}/{node}").as_bytes()).to_hex();
     let begin = &volume[..volume.len().min(NAME_BYTES)];

@@ -1,19 +1,19 @@
-//! Reasons for which a volume is not as it should be, in the words of its conditions.
+//! Reasons for a volume's state, as text of its conditions.
 
 use holdfast_crds::{Condition, Volume, find_condition};
 
-/// The volume's condition of that type, unless it holds: its message and reason.
+/// Returns the message and reason of the volume's condition of that type, unless it is `True`.
 pub(super) fn unmet(volume: &Volume, type_: &str) -> Option<String> {
     conditions(volume).filter(|found| found.status != "True").find(|found| found.type_ == type_).map(text)
 }
 
-/// The first of these conditions that the volume has and that does not hold, in words; `otherwise` if none
-/// says anything.
+/// Describes the first of these conditions that exists and is not `True`; returns `otherwise` if there is
+/// none.
 pub(super) fn first_unmet(volume: &Volume, types: &[&str], otherwise: &str) -> String {
     types.iter().find_map(|type_| unmet(volume, type_)).unwrap_or_else(|| otherwise.to_owned())
 }
 
-/// The volume's condition of that type in words, whether or not it holds.
+/// Describes the volume's condition of that type, regardless of its status.
 pub(super) fn condition_text(volume: &Volume, type_: &str) -> Option<String> {
     find_condition(&volume.status.as_ref()?.conditions, type_).map(text)
 }

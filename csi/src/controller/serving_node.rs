@@ -2,11 +2,11 @@
 
 use holdfast_crds::Volume;
 
-/// The node that serves the volume; none if it was cut off, even if it still reports that it serves.
+/// Returns the serving node; `None` if it was force-detached, even if it still reports serving.
 pub(super) fn serving_node(volume: &Volume) -> Option<&str> {
     let status = volume.status.as_ref()?;
     let node = status.node.as_deref().filter(|node| !node.is_empty())?;
-    // A later epoch is a later attach of the same node, which was not cut off.
+    // A later epoch is a later attach of the same node, which was not force-detached.
     let is_cut_off = status.forced_detach.as_ref().is_some_and(|forced| {
         forced.node == node
             && forced.epoch.is_none_or(|cut_off| status.epoch.is_none_or(|now| now <= cut_off))
@@ -21,7 +21,7 @@ pub(super) mod tests {
     use super::super::publish_volume::tests::volume;
     use super::*;
 
-    /// A volume that no node should serve, which `a` served with epoch 3 and was cut off with `epoch`.
+    /// A volume without a desired node, which `a` served with epoch 3 until its force-detach with `epoch`.
     pub(in crate::controller) fn cut_off(epoch: Option<u64>) -> Volume {
         let mut cut_off = volume(None, Some("a"));
         let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z", "epoch": epoch });

@@ -1,4 +1,4 @@
-//! VolumeSnapshot objects, as CSI describes them. The id of a snapshot is the name of its object.
+//! VolumeSnapshot objects in CSI's format. The id of a snapshot is the name of its object.
 
 use std::time::SystemTime;
 
@@ -10,8 +10,8 @@ use tonic::Status;
 use super::capacity::signed;
 use crate::capability::FileSystem;
 
-/// The answer about a snapshot that is taken; `None` about any other. Of a snapshot of a group, see
-/// [`super::group_members`] too.
+/// Returns the response for a taken snapshot; `None` for any other. For snapshots of a group, see also
+/// [`super::group_members`].
 pub(crate) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
     let status = snapshot.status.as_ref()?;
     if !is_true(&status.conditions, READY) {
@@ -29,14 +29,14 @@ pub(crate) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
     })
 }
 
-/// The least size of a claim that begins with a snapshot of so many bytes. A claim that asked for less than
-/// its file system needs got that, and one like it may begin with its snapshot: 0, which says nothing.
+/// Returns the minimum size of a claim that starts from a snapshot of this size. A claim below its file
+/// system's minimum got a larger volume, and must be able to use its snapshot: then 0, which means unknown.
 fn restore_size(bytes: u64) -> i64 {
     let is_rounded_up = FileSystem::ALL.iter().any(|one| one.least_bytes() == bytes);
     if is_rounded_up { 0 } else { signed(bytes) }
 }
 
-/// The condition of a snapshot, in words.
+/// Describes the condition of a snapshot.
 pub(crate) fn condition(snapshot: &VolumeSnapshot) -> String {
     let said = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
     said.map_or_else(
@@ -45,10 +45,10 @@ pub(crate) fn condition(snapshot: &VolumeSnapshot) -> String {
     )
 }
 
-/// Checks the id of a snapshot that a request is about.
+/// Checks the id of a snapshot in a request.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: there is none.
+/// `INVALID_ARGUMENT`: it is missing.
 pub(super) fn snapshot_id(id: &str) -> Result<&str, Status> {
     if id.is_empty() {
         Err(Status::invalid_argument("snapshot_id: is empty; name a snapshot"))
@@ -57,7 +57,7 @@ pub(super) fn snapshot_id(id: &str) -> Result<&str, Status> {
     }
 }
 
-/// The answer about a snapshot that does not exist.
+/// Returns the error for a snapshot that does not exist.
 pub(crate) fn missing(field: &str, name: &str) -> Status {
     Status::not_found(format!("{field}: no VolumeSnapshot of storage.holdfast.dev is named `{name}`"))
 }

@@ -1,5 +1,5 @@
-//! `ControllerUnpublishVolume`: withdraws the request in `spec.nodeName`, and waits for the final commit. Of
-//! a volume that many nodes read, the reader of the node is withdrawn so, and deleted.
+//! `ControllerUnpublishVolume`: withdraws the request in `spec.nodeName`, and waits for the final commit. For
+//! a volume that many nodes read, the node's reader is withdrawn and deleted.
 
 use holdfast_proto::csi::v1::{ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse};
 use tonic::{Request, Status};
@@ -21,7 +21,7 @@ pub(super) async fn answer(
     }
     match volumes.get(name).await? {
         Some(volume) if !readers::has_readers(&volume) => volumes.release(volume, &node_id, until).await?,
-        // Readers may be left of one that is gone.
+        // Readers of a deleted volume may remain.
         Some(_) | None => readers::end(volumes, readers::of(volumes, name, &node_id).await?, until).await?,
     }
     Ok(ControllerUnpublishVolumeResponse {})

@@ -1,6 +1,6 @@
 //! Identity of a new volume in its object store.
 
-/// A random id (UUID version 4). A repeated request finds the Volume by its name, and the id in it.
+/// Returns a random id (UUID version 4). A repeated request finds the Volume by its name, and the id in it.
 pub(super) fn fresh() -> String {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("every Linux has getrandom(2)");

@@ -1,4 +1,4 @@
-//! Volume objects in the API server, and what belongs to them.
+//! Volume objects in the API server, and related objects.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl ClusterVolumes {
         Self { volumes, nodes, client, promises: Arc::default() }
     }
 
-    /// The volume of that name.
+    /// Returns the volume of that name.
     ///
     /// # Errors
     /// `NOT_FOUND`, or the failure of the request.
@@ -50,31 +50,31 @@ impl ClusterVolumes {
         self.get(name).await?.ok_or_else(|| missing(name))
     }
 
-    /// The node of that name, if it serves volumes, or did.
+    /// Returns the node of that name, if it serves or has served volumes.
     pub(super) async fn node(&self, name: &str) -> Result<Option<StorageNode>, ApiFailure> {
         self.nodes.get(name).await
     }
 
-    /// The volumes whose spec names this node.
+    /// Returns the volumes whose spec names this node.
     pub(super) async fn wanted_on(&self, node: &str) -> Result<Vec<Volume>, ApiFailure> {
         let volumes: Api<Volume> = Api::all(self.client.clone());
         let wanted = ListParams::default().fields(&format!("spec.nodeName={node}"));
         Ok(call(volumes.list(&wanted)).await?.items)
     }
 
-    /// The label of a Node's host; none where there is no such Node, or it lacks that label.
+    /// Returns the Node's host name label; `None` without such a Node or label.
     pub(super) async fn host_name(&self, node: &str) -> Result<Option<String>, ApiFailure> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = call(nodes.get_opt(node)).await?;
         Ok(node.and_then(|node| node.metadata.labels?.remove(HOST_NAME_KEY)))
     }
 
-    /// Waits until no other request promises memory of a node.
+    /// Waits until no other request is promising memory of a node.
     pub(super) async fn promising(&self) -> MutexGuard<'_, ()> {
         self.promises.lock().await
     }
 
-    /// Name of the StorageClass of a PersistentVolumeClaim; none if the claim is gone or names none.
+    /// Returns the name of a PersistentVolumeClaim's StorageClass; `None` if the claim is gone or names none.
     pub(super) async fn storage_class(
         &self,
         namespace: &str,
@@ -85,15 +85,15 @@ impl ClusterVolumes {
         Ok(claim.and_then(|claim| claim.spec?.storage_class_name))
     }
 
-    /// The claim that a Volume holds the data of now, where that is another one than its annotation says: its
-    /// PersistentVolume was retained and bound to another claim. One that has another name than the Volume is
-    /// followed by the operator alone. Costs a GET for the Volume of a claim.
+    /// Returns the current claim of a Volume's data, if it differs from the annotation: its PersistentVolume
+    /// was retained and bound to another claim. Only the operator follows PersistentVolumes whose name
+    /// differs from the Volume's. Costs a GET for the Volume of a claim.
     pub(super) async fn later_claim(&self, volume: &Volume) -> Option<String> {
         volume.annotations().get(CLAIM)?;
         let (name, bound) = (volume.name_any(), Api::<PersistentVolume>::all(self.client.clone()));
         match call(bound.get_opt(&name)).await {
             Ok(bound) => bound.and_then(|bound| other_claim(volume, &bound)),
-            // The volume is served all the same; the next request looks again.
+            // The volume is served anyway; the next request checks again.
             Err(failure) => {
                 tracing::warn!(volume = name, error = chain(&failure), "PersistentVolume not read");
                 None
@@ -101,15 +101,15 @@ impl ClusterVolumes {
         }
     }
 
-    /// Takes a volume from that node (any node if none is named), and waits until it is released.
+    /// Withdraws a volume from that node (any node if empty), and waits until it is released.
     ///
     /// # Errors
-    /// `ABORTED`: it is not released yet, or changed until the deadline.
+    /// `ABORTED`: it is not released yet, or kept changing until the deadline.
     pub(super) async fn release(&self, volume: Volume, node_id: &str, until: Instant) -> Result<(), Status> {
         let name = volume.name_any();
         let withdraw = |volume: &Volume| Ok(is_requested(volume, node_id).then(|| json!({ "nodeName": "" })));
         let volume = match self.change(volume, until, withdraw, &[]).await {
-            // It is gone.
+            // It was deleted.
             Err(_) if self.get(&name).await?.is_none() => return Ok(()),
             changed => changed?,
         };
@@ -125,7 +125,7 @@ impl ClusterVolumes {
     /// Waits until a volume that is being deleted is gone.
     ///
     /// # Errors
-    /// `ABORTED`: it is not gone yet.
+    /// `ABORTED`: it still exists.
     pub(super) async fn wait_until_gone(&self, volume: Volume, until: Instant) -> Result<(), Status> {
         let (name, uid) = (volume.name_any(), volume.metadata.uid.clone());
         let gone =
@@ -137,13 +137,13 @@ impl ClusterVolumes {
     }
 }
 
-/// Returns true if `spec.nodeName` requests that node; any node if none is named.
+/// Returns true if `spec.nodeName` requests that node (any node if empty).
 fn is_requested(volume: &Volume, node: &str) -> bool {
     volume.spec.desired_node().is_some_and(|desired| node.is_empty() || desired == node)
 }
 
-/// Returns true if that node (any node if none is named) neither serves the volume nor may begin to: its
-/// final commit is done, or the operator took the volume from it.
+/// Returns true if that node (any node if empty) neither serves the volume nor may start to: its final commit
+/// is done, or the operator took the volume from it.
 fn is_released(now: Option<&Volume>, node: &str) -> bool {
     let Some(volume) = now else { return true };
     let is_it = |name: &&str| !name.is_empty() && (node.is_empty() || *name == node);
@@ -155,14 +155,14 @@ fn is_gone(now: Option<&Volume>, uid: Option<&str>) -> bool {
     now.is_none_or(|volume| volume.metadata.uid.as_deref() != uid)
 }
 
-/// The claim that a PersistentVolume is bound to, as the annotation of a Volume names it, unless that says so
-/// already.
+/// Returns the claim bound to a PersistentVolume in the annotation's format, unless the Volume's annotation
+/// already names it.
 fn other_claim(volume: &Volume, bound: &PersistentVolume) -> Option<String> {
     let claim = bound_claim(bound)?;
     (volume.annotations().get(CLAIM) != Some(&claim)).then_some(claim)
 }
 
-/// The answer about a volume that does not exist.
+/// Returns the error for a volume that does not exist.
 pub(super) fn missing(name: &str) -> Status {
     Status::not_found(format!("volume_id: no Volume is named `{name}`"))
 }
@@ -173,7 +173,7 @@ mod tests {
     use super::super::serving_node::tests::cut_off;
     use super::*;
 
-    /// Seen on the product: events, alerts and the guard of deletions named the first claim for good.
+    /// Seen in production: events, alerts and the deletion guard named the first claim permanently.
     #[test]
     fn a_volume_is_of_the_claim_that_its_persistent_volume_is_bound_to() {
         let mut volume = Volume::new(

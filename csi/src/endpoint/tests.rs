@@ -1,4 +1,4 @@
-//! The driver on a real socket, asked by a real client.
+//! The driver on a real socket, queried by a real client.
 
 use holdfast_proto::csi::v1::identity_client::IdentityClient;
 use holdfast_proto::csi::v1::identity_server::IdentityServer;

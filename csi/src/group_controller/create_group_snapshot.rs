@@ -1,4 +1,4 @@
-//! `CreateVolumeGroupSnapshot`: a VolumeGroupSnapshot object, and the wait until its snapshots are taken.
+//! `CreateVolumeGroupSnapshot`: creates a VolumeGroupSnapshot object, and waits for its snapshots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,23 +18,23 @@ use crate::controller::object_name::{CSI_NAME, ObjectName, is_object_name};
 use crate::controller::objects::{ApiFailure, Objects, TimedOut};
 use crate::deadline;
 
-/// Longest name of a VolumeGroupSnapshot: those of its snapshots begin with it.
+/// Longest name of a VolumeGroupSnapshot: the names of its snapshots begin with it.
 const MAX_NAME_BYTES: usize = 52;
-/// Most volumes of a group.
+/// Maximum number of volumes in a group.
 const MAX_VOLUMES: usize = 32;
-/// Keys that the snapshotter adds (`--extra-create-metadata`): the user's VolumeGroupSnapshot, and its
+/// Keys added by the snapshotter (`--extra-create-metadata`): the user's VolumeGroupSnapshot, and its
 /// content.
 const METADATA: [&str; 3] = [
     "csi.storage.k8s.io/volumegroupsnapshot/namespace",
     "csi.storage.k8s.io/volumegroupsnapshot/name",
     "csi.storage.k8s.io/volumegroupsnapshotcontent/name",
 ];
-/// A parameter that Kubernetes' own tests of drivers write beside the field of that name, which alone counts.
+/// A parameter that Kubernetes' driver tests write; only the field of that name counts.
 const DELETION_POLICY: &str = "deletionPolicy";
 /// Annotation: namespace and name of the user's VolumeGroupSnapshot.
 const CLAIM_GROUP: &str = "holdfast.dev/csi-volumegroupsnapshot";
 
-/// A group as the request wants it.
+/// A requested group.
 #[derive(Debug)]
 struct WantedGroup {
     name: ObjectName,
@@ -44,12 +44,12 @@ struct WantedGroup {
     asked_by: Option<String>,
 }
 
-/// The end of a wait for a group.
+/// Result of a wait for a group.
 #[derive(Debug)]
 enum Ended {
-    /// All snapshots are taken, at one point.
+    /// All snapshots were taken at one point.
     Taken(Box<VolumeGroupSnapshot>),
-    /// They never will be, or one of them is gone.
+    /// They never will be taken, or one of them was deleted.
     Failed(Box<VolumeGroupSnapshot>),
     /// The object was deleted.
     Deleted,
@@ -80,7 +80,7 @@ pub(super) async fn answer(
     Ok(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(told) })
 }
 
-/// Checks that there are such volumes.
+/// Checks that these volumes exist.
 ///
 /// # Errors
 /// `NOT_FOUND`, naming the first that is missing.
@@ -98,8 +98,8 @@ async fn check_volumes(volumes: &Objects<Volume>, names: &[String]) -> Result<()
 /// Waits until a group is taken.
 ///
 /// # Errors
-/// `ABORTED`: it is not yet, or was deleted. `FAILED_PRECONDITION`: it never will be. Then it is deleted,
-/// unless its snapshots were taken once: the caller may know of them.
+/// `ABORTED`: it was not taken yet, or was deleted. `FAILED_PRECONDITION`: it never will be. It is then
+/// deleted, unless its snapshots were taken before: the caller may know them.
 async fn wait(
     groups: &Objects<VolumeGroupSnapshot>,
     found: VolumeGroupSnapshot,
@@ -164,7 +164,7 @@ impl TryFrom<CreateVolumeGroupSnapshotRequest> for WantedGroup {
     }
 }
 
-/// The user's VolumeGroupSnapshot, from the parameters of a VolumeGroupSnapshotClass: it has none of its own.
+/// Parses the user's VolumeGroupSnapshot from the parameters of a class, which has no others.
 fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
     let [namespace, name, _content] = METADATA.map(|key| parameters.remove(key));
     parameters.remove(DELETION_POLICY);
@@ -177,8 +177,8 @@ fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, S
 }
 
 impl WantedGroup {
-    /// The object to create. Its fate is that of the VolumeGroupSnapshotContent: it is deleted by
-    /// `DeleteVolumeGroupSnapshot`.
+    /// Builds the object to create. Its lifetime is that of the VolumeGroupSnapshotContent:
+    /// `DeleteVolumeGroupSnapshot` deletes it.
     fn object(&self) -> VolumeGroupSnapshot {
         let spec = VolumeGroupSnapshotSpec {
             volumes: self.volumes.clone(),
@@ -194,7 +194,7 @@ impl WantedGroup {
         group
     }
 
-    /// Checks that the group of this name is the one that is wanted. The order of its volumes says nothing.
+    /// Checks that the existing group of this name matches the request, in any order of volumes.
     fn accept(&self, found: &VolumeGroupSnapshot) -> Result<(), Status> {
         let name = &self.name.object;
         if found.metadata.deletion_timestamp.is_some() {
@@ -215,7 +215,7 @@ impl WantedGroup {
     }
 }
 
-/// The end of the wait, or `None` while the group is worked on.
+/// Returns the result of the wait, or `None` while in progress.
 fn progress(now: Option<&VolumeGroupSnapshot>, uid: Option<&str>) -> Option<Ended> {
     let Some(group) = now.filter(|group| group.metadata.uid.as_deref() == uid) else {
         return Some(Ended::Deleted);

@@ -1,5 +1,5 @@
-//! `DeleteVolumeGroupSnapshot`: deletes the VolumeGroupSnapshot object, and waits until it and its snapshots
-//! are forgotten.
+//! `DeleteVolumeGroupSnapshot`: deletes the VolumeGroupSnapshot object, and waits until its snapshots are
+//! forgotten.
 
 use futures::future::try_join_all;
 use holdfast_crds::{VolumeGroupSnapshot, VolumeSnapshot};
@@ -22,7 +22,7 @@ pub(super) async fn answer(
     let DeleteVolumeGroupSnapshotRequest { group_snapshot_id: id, snapshot_ids, secrets: _ } =
         request.into_inner();
     let name = group_id(&id)?;
-    // No group can have another name, so there is none.
+    // No group can have such a name, so it does not exist.
     if !is_object_name(name) {
         return Ok(DeleteVolumeGroupSnapshotResponse {});
     }
@@ -34,8 +34,7 @@ pub(super) async fn answer(
     Ok(DeleteVolumeGroupSnapshotResponse {})
 }
 
-/// Deletes what is left of a group that is gone, for example since its object was deleted with
-/// `--cascade=orphan`.
+/// Deletes a remaining snapshot of a deleted group, for example after a deletion with `--cascade=orphan`.
 async fn remove_member(
     snapshots: &Objects<VolumeSnapshot>,
     group: &str,

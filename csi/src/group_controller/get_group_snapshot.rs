@@ -1,4 +1,4 @@
-//! `GetVolumeGroupSnapshot`: a group that is taken.
+//! `GetVolumeGroupSnapshot`: a group that was taken.
 
 use holdfast_crds::{VolumeGroupSnapshot, VolumeSnapshot};
 use holdfast_proto::csi::v1::{GetVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotResponse};

@@ -1,4 +1,4 @@
-//! VolumeGroupSnapshot objects, as CSI describes them. The id of a group is the name of its object.
+//! VolumeGroupSnapshot objects in CSI's format. The id of a group is the name of its object.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -13,8 +13,8 @@ use crate::controller::group_members::members;
 use crate::controller::objects::{ApiFailure, Objects};
 use crate::controller::snapshots;
 
-/// The answer about a group that is taken; `None` about any other. It is ready to use while it is `Ready` and
-/// all of its snapshots are.
+/// Returns the response for a taken group; `None` for any other. It is ready to use while the group and all
+/// of its snapshots are `Ready`.
 ///
 /// # Errors
 /// Those of the requests, one for each snapshot.
@@ -37,17 +37,17 @@ pub(super) async fn described(
     }))
 }
 
-/// True if all snapshots of the group are taken at one point, and what they hold can be read.
+/// Returns true if all snapshots of the group were taken at one point, and their contents can be read.
 pub(super) fn is_ready(group: &VolumeGroupSnapshot) -> bool {
     group.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY))
 }
 
-/// True if the snapshot names the group as its own.
+/// Returns true if the snapshot names this group as its own.
 pub(super) fn is_of(snapshot: &VolumeSnapshot, group: &VolumeGroupSnapshot) -> bool {
     snapshot.spec.group.as_deref() == Some(group.name_any().as_str())
 }
 
-/// The condition of a group, in words.
+/// Describes the condition of a group.
 pub(super) fn condition(group: &VolumeGroupSnapshot) -> String {
     let said = group.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
     said.map_or_else(
@@ -56,10 +56,10 @@ pub(super) fn condition(group: &VolumeGroupSnapshot) -> String {
     )
 }
 
-/// Checks the id of a group that a request is about.
+/// Checks the id of a group in a request.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: there is none.
+/// `INVALID_ARGUMENT`: it is missing.
 pub(super) fn group_id(id: &str) -> Result<&str, Status> {
     if id.is_empty() {
         Err(Status::invalid_argument("group_snapshot_id: is empty; name a group snapshot"))
@@ -68,7 +68,7 @@ pub(super) fn group_id(id: &str) -> Result<&str, Status> {
     }
 }
 
-/// Checks that a request names the snapshots of a group. One that is not taken has none to compare with.
+/// Checks that a request names the snapshots of a group. A group that was not taken has none to compare with.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it names others.

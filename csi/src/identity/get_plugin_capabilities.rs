@@ -5,8 +5,8 @@ use holdfast_proto::csi::v1::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, PluginCapability,
 };
 
-/// Of the driver as a whole, from any of its processes, but for the SnapshotMetadata service, which only that
-/// process announces that answers it. A volume grows also while a node serves it.
+/// Returns the capabilities of the driver as a whole, the same in all of its processes, except that only the
+/// process serving SnapshotMetadata announces that service. A volume can grow while a node serves it.
 pub(super) fn answer(
     GetPluginCapabilitiesRequest {}: GetPluginCapabilitiesRequest,
     tells_changed_blocks: bool,
@@ -30,7 +30,7 @@ pub(super) fn answer(
 mod tests {
     use super::*;
 
-    /// It said offline: no claim in use was to be expanded.
+    /// Regression: with the offline capability, claims in use could not be expanded.
     #[test]
     fn claims_in_use_may_be_expanded() {
         let answer = answer(GetPluginCapabilitiesRequest {}, false);

@@ -4,10 +4,10 @@ use holdfast_proto::csi::v1::{ProbeRequest, ProbeResponse};
 use tonic::Response;
 use tonic::metadata::MetadataValue;
 
-/// Entry of the answer's metadata that says why the driver is not ready; CSI has no field for it.
+/// Metadata entry of the response with the reason why the driver is not ready; CSI has no field for it.
 const NOT_READY: &str = "holdfast-not-ready-bin";
 
-/// An answer alone says that the process is alive; `ready` says whether the cluster can use the driver.
+/// A response alone means that the process is alive; `ready` means that the cluster can use the driver.
 pub(super) fn answer(ProbeRequest {}: ProbeRequest, not_ready: Option<String>) -> Response<ProbeResponse> {
     let mut response = Response::new(ProbeResponse { ready: Some(not_ready.is_none()) });
     if let Some(reason) = not_ready {
@@ -16,7 +16,7 @@ pub(super) fn answer(ProbeRequest {}: ProbeRequest, not_ready: Option<String>) -
     response
 }
 
-/// The reason in an answer why the driver is not ready; none if it is.
+/// Returns the reason why the driver is not ready; `None` if it is ready.
 pub(crate) fn reason(response: &Response<ProbeResponse>) -> Option<String> {
     if response.get_ref().ready == Some(true) {
         return None;

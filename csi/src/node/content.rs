@@ -1,4 +1,4 @@
-//! Content of a device, and what to do with it before it is mounted.
+//! Content of a device, and its preparation before the mount.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -16,69 +16,69 @@ use crate::capability::FileSystem;
 const FOUND: i32 = 0;
 const NOTHING: i32 = 2;
 const AMBIGUOUS: i32 = 8;
-/// Places at which blkid looks for signatures: the start of a device (VMFS and the second headers of LUKS lie
-/// furthest from it), the mirror of the btrfs superblock, and the end (RAID, ZFS, GPT). Source:
+/// Regions in which blkid looks for signatures: the start of a device (VMFS and the second headers of LUKS
+/// are furthest from it), the mirror of the btrfs superblock, and the end (RAID, ZFS, GPT). Source:
 /// `libblkid/src/superblocks` of util-linux.
 const START_BYTES: u64 = 8 << 20;
 const MIRROR_START: u64 = 64 << 20;
 const MIRROR_BYTES: u64 = 64 << 10;
 const END_BYTES: u64 = 2 << 20;
-/// Bytes of one read.
+/// Bytes per read.
 const READ_BYTES: usize = 1 << 20;
-/// Least exit code of e2fsck that means that errors are left. Source: `man e2fsck`.
+/// Lowest exit code of e2fsck for uncorrected errors. Source: `man e2fsck`.
 const ERRORS_LEFT: i32 = 4;
 
-/// Signature on a device.
+/// Signature found on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceContent {
-    /// None that is known.
+    /// No known signature.
     Nothing,
-    /// A file system of ours.
+    /// A file system that the driver supports.
     FileSystem(FileSystem),
-    /// Something else, by its name.
+    /// Another signature, by its name.
     Other(String),
-    /// Several.
+    /// Several signatures.
     Several,
 }
 
-/// Facts that decide what is done with a device.
+/// Facts that determine the preparation of a device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceFacts {
-    /// The file system that is asked for.
+    /// The requested file system.
     pub(super) wanted: FileSystem,
     /// Signature on the device.
     pub(super) content: DeviceContent,
-    /// False if every byte is zero and no writer was ever replaced, as the node daemon says; none while it
-    /// does not know.
+    /// False if the node daemon reports that every byte is zero and no writer was ever replaced; `None` while
+    /// it does not know.
     pub(super) holds_data: Option<bool>,
-    /// A format of this attach was begun and not finished.
+    /// True if a format of this attach was started and not completed.
     pub(super) is_half_formatted: bool,
     /// The fencing number of this attach.
     pub(super) epoch: u64,
-    /// The user allows to format unknown content during this attach, and that was not done yet.
+    /// True while the user's permission to format unknown content in this attach is unused.
     pub(super) may_format: bool,
-    /// The file system is only read.
+    /// True if the file system is only read.
     pub(super) is_read_only: bool,
 }
 
 /// The preparation of a device before it is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Preparation {
-    /// Make the file system.
+    /// Creates the file system.
     Format {
-        /// Every byte is zero.
+        /// True if every byte is zero.
         is_zero: bool,
     },
-    /// Check the file system that is there.
+    /// Checks the existing file system.
     Check,
 }
 
-/// Decides what to do with a device. Data is never formatted on a guess: no signature alone is no proof that
-/// a device is empty.
+/// Decides how to prepare a device. Never formats on a guess: a missing signature alone does not prove that a
+/// device is empty.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: it holds something else, or something unknown. `UNAVAILABLE`: it is not known yet
-/// whether it holds anything.
+/// `FAILED_PRECONDITION`: it has other or unknown content. `UNAVAILABLE`: it is not known yet whether it has
+/// content.
 pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
     let DeviceFacts { wanted, content, holds_data, is_half_formatted, epoch, may_format, is_read_only } =
         facts;
@@ -120,8 +120,8 @@ fn refused(message: &str) -> Status {
     Status::failed_precondition(message)
 }
 
-/// Looks for signatures on a device. That there is none is believed only of a device that can be read: blkid
-/// says the same of one that it cannot read.
+/// Looks for signatures on a device. An empty result is accepted only for a readable device: blkid reports
+/// the same for one that it cannot read.
 ///
 /// # Errors
 /// `UNAVAILABLE`: it cannot be read. `INTERNAL`: blkid failed. Those of [`Tools::run`].
@@ -130,14 +130,14 @@ pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<D
     if content != DeviceContent::Nothing {
         return Ok(content);
     }
-    // The kernel keeps what was read while the device is open, so that blkid is given the same.
+    // While the device is open, the kernel caches the data, so that blkid gets the same.
     let open = read(device).await?;
     let content = probed(&tools.run(volume, probe(device)).await?);
     drop(open);
     content
 }
 
-/// Reads the places at which blkid looks, and returns the open device.
+/// Reads the regions in which blkid looks, and returns the open device.
 async fn read(device: &Path) -> Result<File, Status> {
     let path = device.to_owned();
     let reading = tokio::task::spawn_blocking(move || {
@@ -167,7 +167,7 @@ fn read_places(device: &File, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Places of a device of that many bytes.
+/// Returns the regions of a device of that many bytes.
 fn places(bytes: u64) -> [Range<u64>; 3] {
     [
         0..START_BYTES.min(bytes),
@@ -176,15 +176,15 @@ fn places(bytes: u64) -> [Range<u64>; 3] {
     ]
 }
 
-/// The command that looks for signatures.
+/// Returns the command that looks for signatures.
 fn probe(device: &Path) -> CommandLine {
     CommandLine::new(["blkid", "--probe", "--output", "export"]).and(device)
 }
 
-/// Reads the answer of [`probe`].
+/// Parses the output of [`probe`].
 ///
 /// # Errors
-/// `UNAVAILABLE`: it complains, and found nothing. `INTERNAL`: it failed otherwise.
+/// `UNAVAILABLE`: it reported an error without a result. `INTERNAL`: it failed otherwise.
 fn probed(ended: &EndedProgram) -> Result<DeviceContent, Status> {
     match ended.code {
         Some(FOUND) => {
@@ -213,7 +213,7 @@ fn probed(ended: &EndedProgram) -> Result<DeviceContent, Status> {
     }
 }
 
-/// The command that makes a file system. A discard would only say again what is so.
+/// Returns the command that creates a file system, without a discard, which would change nothing.
 pub(super) fn format(file_system: FileSystem, device: &Path, is_zero: bool) -> CommandLine {
     match file_system {
         FileSystem::Ext4 => {
@@ -225,8 +225,8 @@ pub(super) fn format(file_system: FileSystem, device: &Path, is_zero: bool) -> C
     }
 }
 
-/// The command that checks a file system before it is mounted; none where the mount itself replays what a
-/// crash left.
+/// Returns the command that checks a file system before the mount; `None` if the mount itself replays the
+/// journal after a crash.
 pub(super) fn check(file_system: FileSystem, device: &Path) -> Option<CommandLine> {
     match file_system {
         FileSystem::Ext4 => Some(CommandLine::new(["e2fsck", "-p"]).and(device)),
@@ -234,10 +234,10 @@ pub(super) fn check(file_system: FileSystem, device: &Path) -> Option<CommandLin
     }
 }
 
-/// Reads the answer of [`check`].
+/// Evaluates the result of [`check`].
 ///
 /// # Errors
-/// `INTERNAL` with its output: errors are left, which no program repairs without a person.
+/// `INTERNAL` with its output: uncorrected errors remain, which need manual repair.
 pub(super) fn checked(ended: &EndedProgram, device: &Path) -> Result<(), Status> {
     match ended.code {
         Some(code) if code < ERRORS_LEFT => Ok(()),
@@ -250,7 +250,7 @@ pub(super) fn checked(ended: &EndedProgram, device: &Path) -> Result<(), Status>
     }
 }
 
-/// The command that lets a file system fill its device.
+/// Returns the command that grows a file system to the size of its device.
 pub(super) fn grow(file_system: FileSystem, device: &Path, mounted: &Path) -> CommandLine {
     match file_system {
         FileSystem::Ext4 => CommandLine::new(["resize2fs"]).and(device),
@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Read errors are no empty device: blkid ends with the same exit code, and says nothing.
+    /// Read errors do not mean an empty device: blkid exits with the same code, and without output.
     #[tokio::test]
     async fn a_device_that_cannot_be_read_is_not_empty() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -330,7 +330,7 @@ mod tests {
             assert_eq!(status.code(), Code::Unavailable, "{unreadable:?}");
             assert!(status.message().ends_with("nothing was formatted"), "{}", status.message());
         }
-        // No page is mapped at the address zero: EIO.
+        // No page is mapped at address zero: EIO.
         let memory = File::open("/proc/self/mem").expect("opens");
         read_places(&memory, 4096).expect_err("an error of the device");
         read_places(&File::open(&zero).expect("opens"), 66 << 20).expect_err("its end is missing");
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(status.code(), Code::Unavailable);
     }
 
-    /// Found by reading: a signature without a type counted as none.
+    /// Found by review: a signature without a type counted as none.
     #[test]
     fn what_has_a_signature_is_not_empty() {
         let found = probed(&EndedProgram::for_tests(FOUND, "")).expect("a signature");
@@ -369,8 +369,8 @@ mod tests {
         assert!(plan(&known).is_err(), "a known file system is never replaced");
     }
 
-    /// Found by reading: a half-made file system beside the signature of an earlier one was refused before
-    /// the note of the format was asked for.
+    /// Found by review: a half-made file system next to the signature of an earlier one was rejected before
+    /// the record of the interrupted format was checked.
     #[test]
     fn a_format_that_was_interrupted_is_begun_again() {
         let several = probed(&EndedProgram::for_tests(AMBIGUOUS, "")).expect("signatures");

@@ -1,8 +1,7 @@
-//! The node daemon, asked on its local socket.
+//! Client of the node daemon on its local socket.
 //!
-//! Owns: the requests. Each has a connection of its own, so that a daemon that was restarted is found at
-//! once.
-//! On failure: `UNAVAILABLE`: while the daemon does not answer, the kernel holds the requests to its devices.
+//! Owns: the requests. Each uses its own connection, so that a restarted daemon is found at once.
+//! On failure: `UNAVAILABLE`. While the daemon does not answer, the kernel holds the requests to its devices.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +18,7 @@ use tonic::{Request, Status};
 use super::device_number::DeviceNumber;
 use crate::publish_context::PublishContext;
 
-/// Longest wait for an answer that the daemon has at once.
+/// Timeout for a response that the daemon has immediately.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The daemon of this node.
@@ -31,17 +30,17 @@ pub(crate) struct Daemon {
 /// A volume's device that serves requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServedDevice {
-    /// The device.
+    /// Path of the device.
     pub(super) path: PathBuf,
-    /// Its number.
+    /// Number of the device.
     pub(super) number: DeviceNumber,
-    /// Its size.
+    /// Size of the device.
     pub(super) bytes: u64,
     /// The writer's fencing number.
     pub(super) epoch: u64,
-    /// False if every byte reads as zero and no writer was ever replaced; none while unknown.
+    /// False if every byte reads as zero and no writer was ever replaced; `None` while unknown.
     pub(super) holds_data: Option<bool>,
-    /// The user allows to format it during this attach, whatever it holds.
+    /// True if the user permitted formatting it during this attach, regardless of its content.
     pub(super) may_format: bool,
 }
 
@@ -58,7 +57,7 @@ impl ServedDevice {
 }
 
 impl Daemon {
-    /// The daemon that listens on `socket`.
+    /// Creates a client of the daemon that listens on `socket`.
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket }
     }
@@ -66,7 +65,7 @@ impl Daemon {
     /// Waits until the daemon serves a published volume.
     ///
     /// # Errors
-    /// `UNAVAILABLE`: it does not within the time.
+    /// `UNAVAILABLE`: it does not serve the volume within the time.
     pub(super) async fn served(
         &self,
         context: &PublishContext,
@@ -89,7 +88,7 @@ impl Daemon {
         ServedDevice::of(served)
     }
 
-    /// The volumes of this node, and whether each serves requests.
+    /// Returns the volumes of this node, with their serving state.
     ///
     /// # Errors
     /// `UNAVAILABLE`: the daemon does not answer.
@@ -98,10 +97,10 @@ impl Daemon {
         Ok(self.within(asked).await?.volumes)
     }
 
-    /// Capabilities of a daemon that can serve volumes at all.
+    /// Returns the capabilities of a daemon that is able to serve volumes.
     ///
     /// # Errors
-    /// `UNAVAILABLE`: it does not answer, or the kernel lacks what it needs.
+    /// `UNAVAILABLE`: it does not answer, or the kernel lacks a required feature.
     pub(crate) async fn usable(&self) -> Result<CapabilitiesResponse, Status> {
         let capabilities = self.capabilities().await?;
         if transport_of(&capabilities).is_some() {
@@ -135,7 +134,7 @@ impl Daemon {
     }
 }
 
-/// Reasons for which a file system on a device must not be touched now.
+/// Checks that a file system on a device may be touched now.
 ///
 /// # Errors
 /// `UNAVAILABLE`: its daemon does not serve it, so that a system call on it might never return.
@@ -157,7 +156,7 @@ pub(super) fn check_touchable(volumes: &[Volume], number: DeviceNumber) -> Resul
     };
     let waiting = match volumes.iter().find(is_it) {
         Some(volume) => waits(volume).then_some(volume),
-        // A volume that is not recovered is listed without its device: this may be it.
+        // A volume that has not recovered is listed without its device: this may be the one.
         None => volumes.iter().find(|volume| waits(volume) && volume.device.is_none()),
     };
     waiting.map_or(Ok(()), |volume| {
@@ -169,7 +168,7 @@ pub(super) fn check_touchable(volumes: &[Volume], number: DeviceNumber) -> Resul
     })
 }
 
-/// The transport of devices that a daemon makes. One that does not name it takes the first that is available.
+/// Returns the transport of a daemon's new devices. If it does not report one, it uses the first available.
 pub(super) fn transport_of(capabilities: &CapabilitiesResponse) -> Option<Transport> {
     let named = capabilities.transport.map(|_| capabilities.transport());
     named.or_else(|| {
@@ -197,7 +196,7 @@ mod tests {
         Volume { volume_id: "v".to_owned(), state: state.into(), device, ..Volume::default() }
     }
 
-    /// Found by reading: on a node with a daemon of an earlier release the driver never registered.
+    /// Found by review: on a node with an older daemon, the driver never registered.
     #[test]
     fn the_transport_of_a_daemon_that_does_not_name_it_is_one_that_is_available() {
         let capability = |transport: Transport, available| TransportCapability {
@@ -214,7 +213,7 @@ mod tests {
         assert_eq!(transport_of(&CapabilitiesResponse::default()), None);
     }
 
-    /// Any block or character device will do as a device with a number.
+    /// Any block or character device serves as an example of a device number.
     #[test]
     fn a_device_whose_requests_wait_is_not_touched() {
         let zero = DeviceNumber::of(Path::new("/dev/zero")).expect("a device");

@@ -1,11 +1,11 @@
-//! The kernel's number of a device.
+//! The kernel's device number.
 
 use std::path::Path;
 
 use rustix::fs::{FileType, major, minor, stat};
 use tonic::Status;
 
-/// The kernel's number of a device.
+/// The kernel's device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceNumber {
     pub(super) major: u32,
@@ -13,10 +13,10 @@ pub(super) struct DeviceNumber {
 }
 
 impl DeviceNumber {
-    /// The number of the device with this node.
+    /// Returns the number of the device with this node.
     ///
     /// # Errors
-    /// `UNAVAILABLE`: it is no device, or gone.
+    /// `UNAVAILABLE`: it is not a device, or does not exist.
     pub(super) fn of(path: &Path) -> Result<Self, Status> {
         let gone = |why: &str| Status::unavailable(format!("{} is no device: {why}", path.display()));
         let found = stat(path).map_err(|errno| gone(&errno.to_string()))?;

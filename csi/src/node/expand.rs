@@ -1,4 +1,4 @@
-//! `NodeExpandVolume`: a file system grows to the size of its device.
+//! `NodeExpandVolume`: grows a file system to the size of its device.
 
 use std::path::Path;
 
@@ -61,7 +61,7 @@ pub(super) async fn answer(
     Ok(NodeExpandVolumeResponse { capacity_bytes: bytes })
 }
 
-/// The answer about a path without a volume.
+/// Returns the error for a path without a volume.
 pub(super) fn not_published(path: &Path) -> Status {
     Status::not_found(format!("volume_path: no volume is published at {}", path.display()))
 }

@@ -21,7 +21,7 @@ pub(super) async fn answer(
     })
 }
 
-/// True for a transport of which `transport: ublk` of a StorageClass is a promise.
+/// Returns true for a transport that satisfies `transport: ublk` of a StorageClass.
 const fn is_ublk(transport: Transport) -> bool {
     match transport {
         Transport::UblkZeroCopy | Transport::UblkUserCopy | Transport::UblkKernelCopy => true,

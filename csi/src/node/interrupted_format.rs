@@ -1,10 +1,10 @@
-//! Formats that were begun and perhaps not finished.
+//! Formats that were started and may not have completed.
 //!
-//! A half-made file system looks like data of a user. So before a format a file says which attach of which
-//! volume is being formatted, and it is removed after that. The next request of the same attach formats
-//! again. Another epoch means that another writer may have come between: then the file says nothing.
+//! A half-made file system looks like user data. So before a format, a file records the attach and volume
+//! being formatted; it is removed afterwards. The next request of the same attach formats again. With another
+//! epoch, another writer may have come in between, and the file is ignored.
 //!
-//! A user's permission to format unknown content is for one format: after it the file says that it was used.
+//! A user's permission to format unknown content covers one format: the file then records its use.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -14,33 +14,33 @@ use tonic::Status;
 
 use super::tool::file_name;
 
-/// The formats in progress, in files of a directory. Clones are the same.
+/// The formats in progress, in files of a directory. Clones share the directory.
 #[derive(Clone, Debug)]
 pub(super) struct InterruptedFormats(PathBuf);
 
 impl InterruptedFormats {
-    /// Those whose files are in that directory.
+    /// Opens the records in that directory.
     pub(super) fn new(directory: PathBuf) -> Self {
         Self(directory)
     }
 
-    /// Returns true if a format of this attach of the volume was begun and not finished.
+    /// Returns true if a format of this attach of the volume was started and not completed.
     pub(super) fn contains(&self, volume_id: &str, epoch: u64) -> bool {
         self.says(volume_id, &epoch.to_string())
     }
 
-    /// Notes durably that a format begins.
+    /// Records durably that a format starts.
     ///
     /// # Errors
-    /// `INTERNAL`: it cannot be noted; nothing may be formatted.
+    /// `INTERNAL`: the record cannot be written; nothing may be formatted.
     pub(super) fn begin(&self, volume_id: &str, epoch: u64) -> Result<(), Status> {
         self.write(volume_id, &epoch.to_string())
     }
 
-    /// Notes that no format is in progress.
+    /// Records that no format is in progress.
     ///
     /// # Errors
-    /// `INTERNAL`: it cannot be noted; the file system must not be used.
+    /// `INTERNAL`: the record cannot be written; the file system must not be used.
     pub(super) fn end(&self, volume_id: &str) -> Result<(), Status> {
         let file = self.file(volume_id);
         match fs::remove_file(&file) {
@@ -51,10 +51,10 @@ impl InterruptedFormats {
         }
     }
 
-    /// Notes that no format is in progress, and that the permission of this attach is used.
+    /// Records that no format is in progress, and that the permission of this attach was used.
     ///
     /// # Errors
-    /// `INTERNAL`: it cannot be noted; the file system must not be used.
+    /// `INTERNAL`: the record cannot be written; the file system must not be used.
     pub(super) fn use_up(&self, volume_id: &str, epoch: u64) -> Result<(), Status> {
         self.write(volume_id, &used(epoch))
     }
@@ -70,7 +70,7 @@ impl InterruptedFormats {
 
     fn write(&self, volume_id: &str, words: &str) -> Result<(), Status> {
         let file = self.file(volume_id);
-        // A full disk must not empty what was noted: a half-made file system would look like a user's.
+        // A full disk must not truncate the record: a half-made file system would look like user data.
         let new = file.with_extension("new");
         let written = fs::create_dir_all(&self.0).and_then(|()| {
             let mut writer = File::create(&new)?;
@@ -121,14 +121,14 @@ mod tests {
         assert!(!formats.is_used_up("v", 4) && !formats.is_used_up("w", 3));
     }
 
-    /// The note was emptied before it was written again: the next request found no note of a format that had
-    /// been interrupted.
+    /// Regression: the record was truncated before it was rewritten, so that the next request missed an
+    /// interrupted format.
     #[test]
     fn a_full_disk_leaves_the_note_that_was_there() {
         let directory = tempfile::tempdir().expect("a directory");
         let formats = InterruptedFormats::new(directory.path().join("formats"));
         formats.begin("v", 3).expect("noted");
-        // Writes to it end with ENOSPC.
+        // Writes to it fail with ENOSPC.
         let fill = |file: &Path| {
             drop(fs::remove_file(file));
             std::os::unix::fs::symlink("/dev/full", file).expect("linked");

@@ -1,4 +1,4 @@
-//! The mounts that this process sees, read from the kernel without touching any file system.
+//! The mounts visible to this process, read from the kernel without touching any file system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,46 +10,46 @@ use super::device_number::DeviceNumber;
 
 /// Source: `man proc_pid_mountinfo`.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
-/// Directory of the file system of device nodes.
+/// Directory of the file system for device nodes.
 const DEV: &str = "/dev";
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
-    /// Number of the file system's device; not of a device node for file systems such as Btrfs.
+    /// Device number of the file system; not that of a device node for file systems such as Btrfs.
     number: DeviceNumber,
-    /// Path within the file system that is mounted.
+    /// Path of the mount's root within the file system.
     pub(super) root: String,
-    /// Place of the mount.
+    /// Mount point.
     pub(super) point: PathBuf,
-    /// True if this mount is read-only, whatever the file system is.
+    /// True if this mount is read-only, regardless of the file system.
     pub(super) is_read_only: bool,
     /// Type of the file system.
     pub(super) fs_type: String,
-    /// The device, as it was given to mount(8).
+    /// The device, as passed to mount(8).
     pub(super) source: PathBuf,
 }
 
 impl Mount {
-    /// Returns true if it is the file system on that device.
+    /// Returns true if this mounts the file system on that device.
     pub(super) fn is_of(&self, device: &ServedDevice) -> bool {
         if self.number.major == 0 { self.source == device.path } else { self.number == device.number }
     }
 
-    /// Returns true if it is the node of that device, as raw block volumes are mounted.
+    /// Returns true if this mounts the node of that device, as for raw block volumes.
     pub(super) fn is_node_of(&self, device: &Path) -> bool {
         let name = device.strip_prefix(DEV).ok();
         self.fs_type == "devtmpfs"
             && name.is_some_and(|name| Path::new(&self.root) == Path::new("/").join(name))
     }
 
-    /// The device node that is mounted here, of a raw block volume.
+    /// Returns the device node mounted here for a raw block volume.
     pub(super) fn device_node(&self) -> Option<PathBuf> {
         let name = self.root.strip_prefix('/').filter(|name| !name.is_empty())?;
         (self.fs_type == "devtmpfs").then(|| Path::new(DEV).join(name))
     }
 
-    /// Number of the device below the file system; none if it has none.
+    /// Returns the device number below the file system; `None` if it has none.
     pub(super) fn device(&self) -> Option<DeviceNumber> {
         if self.number.major == 0 {
             return DeviceNumber::of(&self.source).ok();
@@ -58,7 +58,7 @@ impl Mount {
     }
 }
 
-/// All mounts, in the order in which they were made.
+/// Returns all mounts, in the order of their creation.
 ///
 /// # Errors
 /// `INTERNAL`: the kernel's list cannot be read.
@@ -68,12 +68,12 @@ pub(super) fn all() -> Result<Vec<Mount>, Status> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// The mount at `path`, the topmost if there are several.
+/// Returns the mount at `path`, the topmost if there are several.
 pub(super) fn at<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     mounts.iter().rev().find(|mount| mount.point == path)
 }
 
-/// Reads a line: `id parent major:minor root point options [optional ...] - type source super-options`.
+/// Parses a line: `id parent major:minor root point options [optional ...] - type source super-options`.
 fn parse(line: &str) -> Option<Mount> {
     let (head, tail) = line.split_once(" - ")?;
     let head: Vec<&str> = head.split(' ').collect();
@@ -89,7 +89,7 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// Spaces, tabs, newlines and backslashes are written as three octal digits.
+/// Decodes spaces, tabs, newlines and backslashes, which are written as three octal digits.
 fn unescape(text: &str) -> String {
     let known = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     known.into_iter().fold(text.to_owned(), |text, (escape, byte)| text.replace(escape, byte))
@@ -106,13 +106,13 @@ pub(super) mod tests {
         "39 35 0:5 /ublkb2 /pods/z/device rw,nosuid master:2 - devtmpfs udev rw,mode=755",
     ];
 
-    /// A device that is served, with the major number of the lines above.
+    /// A served device, with the major number of the lines above.
     pub(in crate::node) fn device(path: &str, minor: u32) -> ServedDevice {
         let number = DeviceNumber { major: 259, minor };
         ServedDevice { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None, may_format: false }
     }
 
-    /// The mounts in these lines.
+    /// Parses the mounts in these lines.
     pub(in crate::node) fn parsed(lines: &[&str]) -> Vec<Mount> {
         lines.iter().filter_map(|line| parse(line)).collect()
     }
@@ -122,7 +122,7 @@ pub(super) mod tests {
         let mounts = parsed(&LINES);
         let staged = at(&mounts, Path::new("/var/lib/a b/globalmount")).expect("a mount");
         assert!(staged.is_of(&device("/dev/ublkb0", 3)) && !staged.is_read_only);
-        // The number was given again to another volume's device.
+        // The number was reused for another volume's device.
         assert!(!staged.is_of(&device("/dev/ublkb0", 4)));
         assert!(at(&mounts, Path::new("/pods/x/mount")).expect("a mount").is_read_only);
         let btrfs = at(&mounts, Path::new("/pods/y/mount")).expect("a mount");

@@ -1,4 +1,4 @@
-//! Operations on volumes: one at a time for each, and none is interrupted.
+//! Operations on volumes: one at a time per volume, never interrupted.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-/// Volumes that are being worked on.
+/// Volumes with an operation in progress.
 type Busy = Arc<Mutex<HashSet<String>>>;
 
-/// The work on volumes.
+/// The operations on volumes.
 #[derive(Debug)]
 pub(super) struct VolumeOperations {
     busy: Busy,
     tasks: Tasks,
 }
 
-/// The right to work on one volume, until it is dropped.
+/// The exclusive right to work on one volume, until it is dropped.
 #[derive(Debug)]
 struct Turn {
     busy: Busy,
@@ -32,16 +32,16 @@ impl Drop for Turn {
 }
 
 impl VolumeOperations {
-    /// None yet.
+    /// Starts without operations.
     pub(super) fn new() -> Self {
         Self { busy: Busy::default(), tasks: Tasks::new() }
     }
 
-    /// Works on a volume until `until`. Work that takes longer continues and keeps the volume for itself: a
-    /// program that waits for a device cannot be interrupted, and another must not begin beside it.
+    /// Works on a volume until `until`. Longer work continues and keeps the volume locked: a program that
+    /// waits for a device cannot be interrupted, and no other may run concurrently.
     ///
     /// # Errors
-    /// `ABORTED`: an operation still runs, this or an earlier one. Else the error of the work.
+    /// `ABORTED`: this or an earlier operation still runs. Otherwise the error of the work.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         volume: &str,
@@ -66,7 +66,7 @@ impl VolumeOperations {
         }
     }
 
-    /// Ends all of it at points where it waits, and lets none begin. A program that runs is not waited for.
+    /// Cancels all operations at their await points and prevents new ones; does not wait for programs.
     pub(super) async fn stop(&self) {
         self.tasks.stop().await;
     }
@@ -111,7 +111,7 @@ mod tests {
         operations.run("a", soon(), async { Ok(()) }).await.expect("it has ended");
     }
 
-    /// It ran on until the runtime ended.
+    /// Regression: operations ran until the runtime ended.
     #[tokio::test]
     async fn operations_end_with_their_owner() {
         let (operations, held) = (VolumeOperations::new(), Arc::new(()));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tonic::Status;
 
-/// Checks a path at which something is to be mounted or unmounted.
+/// Checks a path for a mount or unmount.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it is missing or relative.
@@ -17,7 +17,7 @@ pub(super) fn absolute(field: &str, path: String) -> Result<PathBuf, Status> {
     Err(Status::invalid_argument(format!("{field}: `{path}` is relative; name an absolute path")))
 }
 
-/// Checks a path at which a volume is looked for: none is at a relative one.
+/// Checks a path at which a volume is looked up: a relative path never has one.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it is missing.
@@ -25,14 +25,14 @@ pub(super) fn named(field: &str, path: String) -> Result<PathBuf, Status> {
     if path.is_empty() {
         return Err(Status::invalid_argument(format!("{field}: is empty; name a path")));
     }
-    // The kernel's list of mounts has no trailing slash.
+    // The kernel's mount list has no trailing slashes.
     Ok(path.trim_end_matches('/').into())
 }
 
-/// Checks the id of a volume that a request is about.
+/// Checks the id of a volume in a request.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`: there is none.
+/// `INVALID_ARGUMENT`: it is missing.
 pub(super) fn volume(id: String) -> Result<String, Status> {
     if id.is_empty() { Err(Status::invalid_argument("volume_id: is empty; name a volume")) } else { Ok(id) }
 }

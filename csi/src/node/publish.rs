@@ -19,7 +19,7 @@ use crate::publish_context;
 struct PathToPublish {
     volume: String,
     device: ServedDevice,
-    /// Path at which the file system is staged; none of a raw device.
+    /// Path at which the file system is staged; `None` for a raw device.
     staged: Option<PathBuf>,
     target: PathBuf,
     users: Users,
@@ -29,11 +29,11 @@ struct PathToPublish {
 /// The next step of a publication.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
-    /// Mount it.
+    /// Mounts it.
     Bind,
-    /// It is mounted for writing, and must not be written.
+    /// It is mounted writable and must become read-only.
     MakeReadOnly,
-    /// It is as it should be.
+    /// It is mounted as requested.
     Done,
 }
 
@@ -95,17 +95,17 @@ impl Inner {
     }
 }
 
-/// The command that makes a raw device refuse writes, where its users only read: they would be lost with the
-/// device, without a word. The kernel keeps that with the disk; the next one of its number begins without.
+/// Returns the command that write-protects a read-only raw device: writes would be lost silently with the
+/// device. The kernel keeps the flag with the disk; the next disk with its number starts without it.
 fn write_protection(wanted: &PathToPublish) -> Option<CommandLine> {
     let is_for_readers = wanted.staged.is_none() && wanted.users == Users::Readers;
     is_for_readers.then(|| CommandLine::new(["blockdev", "--setro"]).and(&wanted.device.path))
 }
 
-/// Makes a mount read-only, or ends it: it must not stay for writing.
+/// Makes a mount read-only, or unmounts it: it must not stay writable.
 ///
 /// # Errors
-/// `ABORTED`: it stays for writing. `INTERNAL` with the output of `line`: it was ended.
+/// `ABORTED`: it stays writable. `INTERNAL` with the output of `line`: it was unmounted.
 async fn succeed_or_undo(
     tools: &Tools,
     volume: &str,
@@ -123,11 +123,11 @@ async fn succeed_or_undo(
     Err(failed)
 }
 
-/// Plans a publication from the mounts there are.
+/// Plans a publication from the existing mounts.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: the volume is not staged, or used by another path and may have one only.
-/// `ALREADY_EXISTS`: the path has something else.
+/// `FAILED_PRECONDITION`: the volume is not staged, or is limited to one path and already used by another.
+/// `ALREADY_EXISTS`: the path has another mount.
 fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<Plan, Status> {
     let PathToPublish { device, staged, target, .. } = wanted;
     let is_ours = |mount: &Mount| match staged {
@@ -152,7 +152,7 @@ fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<Plan, Status> {
             other.point.display()
         )));
     }
-    // The container runtime keeps a pod from writing to a raw device that it may only read.
+    // The container runtime prevents a pod from writing to a raw device that is read-only for it.
     let read_only = wanted.is_read_only && staged.is_some();
     match mounts::at(all, target) {
         None => Ok(Plan::Bind),
@@ -170,7 +170,7 @@ fn occupied(target: &Path, what: &str) -> Status {
     Status::already_exists(format!("target_path: {target} has {what} already. Unpublish it first"))
 }
 
-/// Makes the directory, or the file, that is mounted over.
+/// Creates the directory, or the file, to mount over.
 fn make_target(wanted: &PathToPublish) -> Result<(), Status> {
     let made = match (&wanted.staged, wanted.target.parent()) {
         (Some(_), _) => fs::create_dir_all(&wanted.target),

@@ -1,11 +1,11 @@
-//! `NodeStageVolume`: a file system on the volume's device, mounted once for all pods of the node.
+//! `NodeStageVolume`: mounts the file system on the volume's device, once for all pods of the node.
 //!
 //! ```text
 //! served? -> mounted already? -> signatures -> signatures again, format (noted before and after) -> mount -> grow
 //!                                           -> check                                             -> mount -> grow
 //! ```
 //!
-//! What is only read (ReadOnlyMany) is checked as well, which replays its journal: the device is a fork for
+//! A read-only volume (ReadOnlyMany) is checked as well, which replays its journal: the device is a fork for
 //! this node alone. It is neither formatted nor grown.
 
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 
-/// Time after which the figures of a volume include every write that had completed before.
+/// Time after which a volume's figures include every write that has completed before.
 const FIGURES_ARE_NEW: Duration = Duration::from_secs(1);
 
 /// A file system to mount.
@@ -59,7 +59,7 @@ pub(super) async fn answer(
     let context = publish_context::read(&publish_context)?;
     context.continue_trace();
     match access {
-        // A raw device has nothing to prepare: it is there, or it is not.
+        // A raw device needs no preparation: it exists, or it does not.
         VolumeAccess::Block => drop(node.0.daemon.served(&context, until).await?),
         VolumeAccess::Mount { file_system, options } => {
             let wanted = FileSystemToMount {
@@ -84,7 +84,7 @@ impl FileSystemToMount {
             || self.options.iter().flat_map(|options| options.split(',')).any(|option| option == "ro")
     }
 
-    /// Options of the mount. Two xfs of one UUID, a volume's and its clone's, are mounted only with `nouuid`.
+    /// Returns the mount options. An xfs and its clone share a UUID, which needs `nouuid`.
     fn mount_options(&self) -> Vec<&str> {
         let options = self.options.iter().map(String::as_str);
         let options = options.chain((self.file_system == FileSystem::Xfs).then_some("nouuid"));
@@ -100,7 +100,7 @@ impl Inner {
         if wanted.is_read_only() {
             return Ok(());
         }
-        // It may be that of a smaller volume, which this one began with.
+        // The file system may be smaller than the volume, which may have started from a smaller one.
         let line = content::grow(wanted.file_system, &device.path, &wanted.point);
         self.tools.succeed(&wanted.volume, line).await
     }
@@ -126,7 +126,7 @@ impl Inner {
         Ok(device)
     }
 
-    /// The facts about a device, and the device as the daemon named it last.
+    /// Returns the facts about a device, and the device as last reported by the daemon.
     async fn facts(
         &self,
         wanted: &FileSystemToMount,
@@ -135,8 +135,8 @@ impl Inner {
         let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
         let is_read_only = wanted.users == Users::Readers;
         if content == DeviceContent::Nothing && device.holds_data != Some(true) && !is_read_only {
-            // The figures of a volume are published four times a second, and just after an attach not at all:
-            // what was written last may not be in them yet.
+            // The figures of a volume are published four times a second, and not directly after an attach:
+            // the last writes may be missing.
             sleep(FIGURES_ARE_NEW).await;
             device = same(&device, self.daemon.served(&wanted.context, wanted.until).await?)?;
         }
@@ -173,11 +173,11 @@ impl Inner {
     }
 }
 
-/// The later answer of the daemon, if it is of the same attach: what was found on another device, or before
-/// another attach, says nothing of this one.
+/// Returns the later report of the daemon if it is of the same attach: findings on another device, or before
+/// another attach, do not apply to it.
 ///
 /// # Errors
-/// `ABORTED`: it is not.
+/// `ABORTED`: it is of another attach.
 fn same(earlier: &ServedDevice, now: ServedDevice) -> Result<ServedDevice, Status> {
     if (now.number, now.epoch) == (earlier.number, earlier.epoch) {
         return Ok(now);
@@ -188,10 +188,10 @@ fn same(earlier: &ServedDevice, now: ServedDevice) -> Result<ServedDevice, Statu
     )))
 }
 
-/// Checks that a device still holds what the decision to format it was made for.
+/// Checks that a device still has the content on which the decision to format it was based.
 ///
 /// # Errors
-/// `ABORTED`: it does not.
+/// `ABORTED`: the content changed.
 fn unchanged(expected: &DeviceContent, found: &DeviceContent) -> Result<(), Status> {
     if found == expected {
         return Ok(());
@@ -201,10 +201,10 @@ fn unchanged(expected: &DeviceContent, found: &DeviceContent) -> Result<(), Stat
     ))
 }
 
-/// Returns true if the device is mounted there already.
+/// Returns true if the device is already mounted there.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: something else is.
+/// `FAILED_PRECONDITION`: something else is mounted there.
 fn is_mounted(point: &Path, device: &ServedDevice) -> Result<bool, Status> {
     let mounts = mounts::all()?;
     match mounts::at(&mounts, point) {

@@ -9,8 +9,7 @@ use super::tool::{CommandLine, EndedProgram};
 use super::{NodeService, mounts, paths};
 use crate::deadline;
 
-/// Blocks of a file system, free ones, those free for users, their size; inodes, free ones. Source: `man
-/// stat`.
+/// Blocks of a file system, free ones, those free for users, block size; inodes, free ones. Source: stat(1).
 const FORMAT: &str = "%b %f %a %S %c %d";
 
 pub(super) async fn answer(
@@ -35,7 +34,7 @@ pub(super) async fn answer(
     if let Some(number) = mount.device() {
         check_touchable(&volumes, number)?;
     }
-    // Under a name of its own: an operation on the volume does not wait for figures, nor they for it.
+    // Uses its own name: an operation on the volume and the figures do not wait for each other.
     let inner = node.0.clone();
     let name = format!("{volume}/stats");
     let line = CommandLine::new(["stat", "--file-system", "--format", FORMAT]).and(&path);

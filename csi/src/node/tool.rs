@@ -1,10 +1,10 @@
 //! Programs that work on devices and mounts: mkfs, fsck, mount and the like.
 //!
-//! Owns: their start, their output and their lock. Each holds the lock file of its volume for as long as it
-//! lives, so that no other begins beside it, even if it outlives this process.
-//! Runs on: threads that may block. This process kills no program: one that waits for a device cannot be. In
-//! a pod the kernel kills them all at the end of this process, which is the first of its PID namespace: one
-//! that waits for a device ends once that answers. `interrupted_format.rs` knows a format that ended so.
+//! Owns: starting the programs, their output and their lock. Each program holds the lock file of its volume
+//! while it lives, so that no other starts concurrently, even if it outlives this process.
+//! Runs on: threads that may block. This process kills no program: one that waits for a device cannot be
+//! killed. In a pod, the kernel kills them all when this process, PID 1 of its namespace, exits; one that
+//! waits for a device ends once that answers. `interrupted_format.rs` detects such a format.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,10 +15,10 @@ use tonic::Status;
 
 /// Exit code of flock(1) if another program holds the lock.
 const HELD: i32 = 75;
-/// Bytes of a program's output that an answer shows.
+/// Bytes of a program's output shown in a response.
 const MAX_OUTPUT_BYTES: usize = 2000;
 
-/// Starts programs. Clones are the same.
+/// Starts programs. Clones share the directory.
 #[derive(Clone, Debug)]
 pub(super) struct Tools {
     locks: PathBuf,
@@ -27,7 +27,7 @@ pub(super) struct Tools {
 /// A program that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EndedProgram {
-    /// Its exit code; none if a signal ended it.
+    /// Its exit code; `None` if a signal ended it.
     pub(super) code: Option<i32>,
     /// Its standard output.
     pub(super) stdout: String,
@@ -36,13 +36,13 @@ pub(super) struct EndedProgram {
 }
 
 impl EndedProgram {
-    /// A program that ended with that exit code and those words.
+    /// A program that ended with this exit code and standard error.
     #[cfg(test)]
     pub(super) fn for_tests(code: i32, stderr: &str) -> Self {
         Self { code: Some(code), stdout: String::new(), stderr: stderr.to_owned() }
     }
 
-    /// All that it wrote, shortened.
+    /// Returns all of its output, truncated.
     pub(super) fn output(&self) -> String {
         let mut text = [self.stdout.trim(), self.stderr.trim()].join("\n").trim().to_owned();
         text.truncate(text.floor_char_boundary(MAX_OUTPUT_BYTES));
@@ -55,30 +55,30 @@ impl EndedProgram {
 pub(super) struct CommandLine(Vec<OsString>);
 
 impl CommandLine {
-    /// A program with arguments.
+    /// Creates a command line of a program with arguments.
     pub(super) fn new<A: Into<OsString>>(words: impl IntoIterator<Item = A>) -> Self {
         Self(words.into_iter().map(Into::into).collect())
     }
 
-    /// With a further argument.
+    /// Appends an argument.
     pub(super) fn and(mut self, word: impl Into<OsString>) -> Self {
         self.0.push(word.into());
         self
     }
 
-    /// The words, for messages.
+    /// Returns the words for messages.
     pub(super) fn text(&self) -> String {
         self.0.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 }
 
 impl Tools {
-    /// Programs whose locks are files of that directory.
+    /// Uses that directory for the lock files of programs.
     pub(super) fn new(locks: PathBuf) -> Self {
         Self { locks }
     }
 
-    /// Runs a program for a volume to its end.
+    /// Runs a program for a volume to completion.
     ///
     /// # Errors
     /// `ABORTED`: another program still works on the volume. `INTERNAL`: it cannot be started.
@@ -121,7 +121,7 @@ impl Tools {
     }
 }
 
-/// A volume's id as the name of a file.
+/// Encodes a volume's id as a file name.
 pub(super) fn file_name(volume: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if volume.len() <= 128 && volume.bytes().all(plain) {
@@ -149,7 +149,7 @@ mod tests {
             let tools = tools.clone();
             async move { tools.run("a", waits).await }
         });
-        // The writer's end opens once the program has the other open.
+        // Opening the write end blocks until the program has opened the read end.
         let opened = tokio::task::spawn_blocking(move || fs::File::options().write(true).open(fifo));
         let writer = opened.await.expect("opens").expect("opens");
         let second = tools.run("a", CommandLine::new(["true"])).await.expect_err("held");

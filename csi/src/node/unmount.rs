@@ -1,4 +1,4 @@
-//! The end of the mounts at a path.
+//! Unmounting of a path.
 
 use std::path::Path;
 
@@ -9,19 +9,19 @@ use super::daemon::check_touchable;
 use super::mounts;
 use super::tool::CommandLine;
 
-/// Mounts at one path that are ended in one request: more are none of ours.
+/// Maximum number of stacked mounts to unmount in one request: more were not made by the driver.
 const MOST: usize = 16;
 
 impl Inner {
-    /// Ends every mount at `path`. A file system whose device waits for its daemon is left as it is.
+    /// Unmounts every mount at `path`. A file system whose device waits for its daemon is left untouched.
     ///
     /// # Errors
-    /// `UNAVAILABLE`: such a device. `INTERNAL`: the mount is still used, or umount(8) failed otherwise.
+    /// `UNAVAILABLE`: such a device. `INTERNAL`: the mount is in use, or umount(8) failed otherwise.
     pub(super) async fn unmount(&self, volume: &str, path: &Path) -> Result<(), Status> {
         for _ in 0..MOST {
             let mounts = mounts::all()?;
             let Some(mount) = mounts::at(&mounts, path) else { return Ok(()) };
-            // A device node is no file system: its end waits for nothing.
+            // A device node is not a file system: unmounting it never blocks.
             if mount.device_node().is_none()
                 && let Some(number) = mount.device()
             {

@@ -1,4 +1,4 @@
-//! `NodeUnpublishVolume`: ends the mount at a path of a pod, and removes the path.
+//! `NodeUnpublishVolume`: unmounts a path of a pod, and removes the path.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -27,7 +27,7 @@ pub(super) async fn answer(
     Ok(NodeUnpublishVolumeResponse {})
 }
 
-/// Removes the empty directory, or the empty file, that was mounted over; never what is in it.
+/// Removes the empty directory, or the empty file, that was mounted over; never its content.
 fn remove(target: &Path) -> Result<(), Status> {
     let removed = match fs::symlink_metadata(target) {
         Ok(found) if found.is_dir() => fs::remove_dir(target),

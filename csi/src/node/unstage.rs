@@ -1,4 +1,4 @@
-//! `NodeUnstageVolume`: ends the mount that all pods of the node shared.
+//! `NodeUnstageVolume`: unmounts the mount shared by all pods of the node.
 
 use holdfast_proto::csi::v1::{NodeUnstageVolumeRequest, NodeUnstageVolumeResponse};
 use tonic::{Request, Status};

@@ -1,13 +1,13 @@
-//! Byte ranges as CSI wants them: ascending, apart, so many in a message.
+//! Byte ranges in CSI's format: ascending, disjoint, and limited per message.
 
 use holdfast_proto::csi::v1::BlockMetadata;
 use holdfast_types::{SECTOR_BYTES, Sector, SectorRange};
 use tonic::Status;
 
-/// Ranges of one message: some 50 KB.
+/// Maximum ranges per message: about 50 KB.
 const MOST: usize = 4096;
 
-/// Limits of a request.
+/// Limits given in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked {
     starting_offset: u64,
@@ -15,7 +15,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// From the fields of a request.
+    /// Parses the fields of a request.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`: one is negative.
@@ -30,10 +30,10 @@ impl Asked {
         Ok(Self { starting_offset, most })
     }
 
-    /// The sector of the first byte asked for, of a snapshot of so many.
+    /// Returns the sector of the first requested byte, in a snapshot of this many sectors.
     ///
     /// # Errors
-    /// `OUT_OF_RANGE`: it has no such byte, nor one before it.
+    /// `OUT_OF_RANGE`: the offset is beyond the end.
     pub(super) fn first_sector(self, sectors: u64) -> Result<Sector, Status> {
         let capacity = sectors * SECTOR_BYTES;
         if self.starting_offset > capacity {
@@ -45,29 +45,29 @@ impl Asked {
         Ok(Sector(self.starting_offset / SECTOR_BYTES))
     }
 
-    /// The most ranges of a message.
+    /// Returns the maximum number of ranges per message.
     pub(super) fn most(self) -> usize {
         if self.most == 0 { MOST } else { self.most.min(MOST) }
     }
 }
 
-/// Ranges on their way into messages.
+/// Ranges being grouped into messages.
 #[derive(Debug)]
 pub(super) struct Ranges {
     first: Sector,
     most: usize,
     ready: Vec<BlockMetadata>,
-    /// The last one, which may become longer.
+    /// The last range, which may still grow.
     last: Option<SectorRange>,
 }
 
 impl Ranges {
-    /// From a sector on, so many in a message.
+    /// Starts at a sector, with at most `most` ranges per message.
     pub(super) fn new(first: Sector, most: usize) -> Self {
         Self { first, most, ready: Vec::new(), last: None }
     }
 
-    /// Adds a range that lies behind all others, or touches the last. Returns a message once it is full.
+    /// Adds a range that lies after all others, or touches the last. Returns a message once it is full.
     pub(super) fn push(&mut self, range: SectorRange) -> Option<Vec<BlockMetadata>> {
         let first = self.first.0.max(range.start.0);
         let range = SectorRange::new(first, range.end().checked_sub(first).filter(|count| *count > 0)?);
@@ -84,7 +84,7 @@ impl Ranges {
         }
     }
 
-    /// The rest: a message, or an empty one if there was none before.
+    /// Returns the rest as a message, which may be empty only if it is the first.
     pub(super) fn end(mut self, is_first: bool) -> Option<Vec<BlockMetadata>> {
         self.ready.extend(self.last.map(bytes));
         (is_first || !self.ready.is_empty()).then_some(self.ready)
@@ -100,7 +100,7 @@ fn bytes(range: SectorRange) -> BlockMetadata {
 mod tests {
     use super::*;
 
-    /// The messages about these ranges, as sectors.
+    /// Returns the messages for these ranges, in sectors.
     fn messages(first: u64, most: usize, ranges: &[(u64, u64)]) -> Vec<Vec<(u64, u64)>> {
         let mut told = Ranges::new(Sector(first), most);
         let mut messages: Vec<_> =

@@ -1,6 +1,6 @@
-//! From the ids of snapshots to what differs between them in the object store.
+//! Resolves snapshot ids to the differences between the snapshots in the object store.
 //!
-//! A request has a connection of its own, so that it has the newest credentials.
+//! Each request opens its own connection, so that it uses the newest credentials.
 
 use holdfast_cluster::store_config::{self, StoreConfigError};
 use holdfast_crds::VolumeSnapshot;
@@ -15,13 +15,13 @@ use crate::controller::object_name::is_object_name;
 use crate::controller::objects::Objects;
 use crate::controller::snapshots::{condition, missing};
 
-/// Bytes of indexes that a request keeps, and the number expected.
+/// Bytes of indexes cached per request, and the expected number.
 const INDEX_BYTES: u64 = 64 << 20;
 const INDEXES: usize = 2000;
 /// Name of this program in messages about Secrets.
 const READER: &str = "the CSI driver's snapshot metadata service";
 
-/// Two snapshots, or one, and the store that holds them.
+/// One or two snapshots, and the store that holds them.
 pub(super) struct Source {
     pub(super) changes: Changes,
     objects: S3Store,
@@ -29,7 +29,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The sectors of a chunk that differ, as runs that ascend and do not touch.
+    /// Returns the sectors of a chunk that differ, as ascending, disjoint runs.
     pub(super) async fn in_chunk(&self, chunk: Chunk) -> Result<Vec<SectorRange>, Status> {
         self.changes.in_chunk(&self.objects, &self.indexes, chunk).await.map_err(|error| unreadable(&error))
     }
@@ -40,14 +40,14 @@ impl Source {
 struct StoredSnapshot {
     store: String,
     name: SnapshotName,
-    /// That of the VolumeSnapshot, for which it was taken.
+    /// The uid of the VolumeSnapshot that it was taken for.
     uid: SnapshotUid,
 }
 
-/// Opens what a snapshot holds, or what changed from another one of its volume to it.
+/// Opens the content of a snapshot, or its changes since another snapshot of the volume.
 ///
 /// # Errors
-/// A status that names the field and what is missing.
+/// A status that names the field and the missing object.
 pub(super) async fn open(
     client: &Client,
     snapshots: &Objects<VolumeSnapshot>,
@@ -88,7 +88,7 @@ pub(super) async fn open(
     Ok(Source { changes, objects, indexes: Indexes::new(INDEXES, INDEX_BYTES) })
 }
 
-/// The place of the snapshot with this id.
+/// Finds the snapshot with this id in its store.
 async fn find(snapshots: &Objects<VolumeSnapshot>, field: &str, id: &str) -> Result<StoredSnapshot, Status> {
     if id.is_empty() {
         return Err(Status::invalid_argument(format!("{field}: is empty; name a snapshot")));
@@ -110,7 +110,7 @@ fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<StoredSnapshot, Statu
     Ok(StoredSnapshot { store, name, uid: uid.ok_or_else(|| unlike("metadata.uid"))? })
 }
 
-/// Checks that `target` is a later snapshot of the volume of `base`, or the same.
+/// Checks that `target` is a later snapshot of the volume of `base`, or the same snapshot.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
@@ -144,7 +144,7 @@ fn of_config(error: &StoreConfigError) -> Status {
 }
 
 fn of_log(error: &LogFailure) -> Status {
-    // The first is not answered, the second changes faster than it is read.
+    // The store does not answer, or the log changes faster than it can be read.
     let may_change = matches!(error, LogFailure::Store { .. } | LogFailure::Contended(_));
     if may_change { Status::unavailable(chain(error)) } else { Status::data_loss(chain(error)) }
 }

@@ -66,32 +66,12 @@ struct ClockSkew {
     clock_skew_early_deletions: usize,
 }
 
-pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+pub(super) fn run_simulated(world: &World) -> Result<Vec<Figure>> {
     let AttachPeak { attach_1tib_peak_mib } = test_figure(world, ATTACH_TEST)?;
     let refused: RefusedWrites = test_figure(world, REFUSED_TEST)?;
     let clocks: ClockSkew = test_figure(world, CLOCKS_TEST)?;
     let pairs: ClusterPairs = test_figure(world, PAIRS_TEST)?;
-    let said = play(world, "store-dialects", store_dialects::play)?;
-    said.wrong.iter().chain(&said.lost).for_each(report::step);
-    let mut ends = Vec::new();
-    for kernel in [LTS_KERNEL, KERNEL] {
-        let rounds = |world: &World| kill_rounds::rounds(world, "user-copy", KILL_ROUNDS);
-        let outcome = play_on(world, kernel, "kill-rounds-user-copy", rounds)?;
-        outcome.errors.iter().for_each(report::step);
-        ends.push(outcome);
-    }
-    let host = play(world, "host-daemons", |world| host_daemons::rounds(world, ATTACHES, ENDS))?;
-    host.foreign.iter().chain(&host.hung).for_each(report::step);
-
-    let count = |name: &str, value: usize, against: &str, due: usize| Figure {
-        name: name.to_owned(),
-        value: value as f64,
-        unit: "count",
-        against: against.to_owned(),
-        bar: Some(Bar::Exactly(due as f64)),
-    };
-    let (lookers, found) = said.not_atomic;
-    let mut figures = vec![
+    Ok(vec![
         Figure {
             name: "attach_1tib_peak_mib".to_owned(),
             value: attach_1tib_peak_mib,
@@ -109,6 +89,16 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         },
         count("full_disk_stuck", refused.full_disk_stuck, "none", 0),
         count("clock_skew_early_deletions", clocks.clock_skew_early_deletions, "none", 0),
+        count("cluster_pairs_total", pairs.cluster_pairs_total, "what two clusters do at once", PAIRS),
+        count("cluster_pairs_lost", pairs.cluster_pairs_lost, "none", 0),
+    ])
+}
+
+pub(super) fn run_stores(world: &World) -> Result<Vec<Figure>> {
+    let said = play(world, "store-dialects", store_dialects::play)?;
+    said.wrong.iter().chain(&said.lost).for_each(report::step);
+    let (lookers, found) = said.not_atomic;
+    Ok(vec![
         count("dialects_total", said.dialects, "answers that stores give in their own way", said.dialects),
         count("dialects_passed", said.dialects.saturating_sub(said.wrong.len()), "all", said.dialects),
         count("dialect_objects_lost", said.lost.len(), "none", 0),
@@ -119,11 +109,17 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
             against: "all servers whose create-once is not atomic".to_owned(),
             bar: Some(Bar::Exactly(lookers as f64)),
         },
-        count("cluster_pairs_total", pairs.cluster_pairs_total, "what two clusters do at once", PAIRS),
-        count("cluster_pairs_lost", pairs.cluster_pairs_lost, "none", 0),
-        count("kernels_tested", ends.len(), "kernels on which the rounds below were run", ends.len()),
-    ];
-    for (kernel, outcome) in [LTS_KERNEL, KERNEL].into_iter().zip(&ends) {
+    ])
+}
+
+pub(super) fn run_kernels(world: &World) -> Result<Vec<Figure>> {
+    let kernels = [LTS_KERNEL, KERNEL];
+    let tested = count("kernels_tested", kernels.len(), "kernels of the rounds below", kernels.len());
+    let mut figures = vec![tested];
+    for kernel in kernels {
+        let rounds = |world: &World| kill_rounds::rounds(world, "user-copy", KILL_ROUNDS);
+        let outcome = play_on(world, kernel, "kill-rounds-user-copy", rounds)?;
+        outcome.errors.iter().for_each(report::step);
         let series = kernel.series().replace('.', "");
         let under = "ends of the daemon under three file systems and forced writes, user copy";
         figures.extend([
@@ -131,13 +127,29 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
             count(&format!("kernel{series}_errors"), outcome.errors.len(), "none", 0),
         ]);
     }
-    figures.extend([
+    Ok(figures)
+}
+
+pub(super) fn run_host(world: &World) -> Result<Vec<Figure>> {
+    let host = play(world, "host-daemons", |world| host_daemons::rounds(world, ATTACHES, ENDS))?;
+    host.foreign.iter().chain(&host.hung).for_each(report::step);
+    Ok(vec![
         count("udev_attach_rounds", host.attaches, "while udev, LVM, md, multipath and btrfs run", ATTACHES),
         count("udev_kills", host.ends, "ends of the daemon meanwhile", ENDS),
         count("udev_hung_tasks", host.hung.len(), "none", 0),
         count("udev_foreign_activations", host.foreign.len(), "none", 0),
-    ]);
-    Ok(figures)
+    ])
+}
+
+/// A count, and what it must be.
+fn count(name: &str, value: usize, against: &str, due: usize) -> Figure {
+    Figure {
+        name: name.to_owned(),
+        value: value as f64,
+        unit: "count",
+        against: against.to_owned(),
+        bar: Some(Bar::Exactly(due as f64)),
+    }
 }
 
 /// The figures that a test prints in one line of its own.

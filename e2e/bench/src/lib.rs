@@ -2,7 +2,8 @@
 //!
 //! A test machine whose clock counts instructions makes them (see [`Options::benchmark`]), so they are
 //! ratios of two things measured in one boot, or counts; never times of the host. The exceptions are
-//! `kubernetes` and `index-stores`: some bars of them are times that a user or a write waits.
+//! `kubernetes` and `index-stores`, of which some bars are times that a user or a write waits, and the
+//! recovery of `memory`, for which requests wait.
 //!
 //! [`Options::benchmark`]: holdfast_lab::vm::machine::Options::benchmark
 
@@ -22,6 +23,7 @@ mod devices;
 mod external_storage;
 mod field;
 pub mod fio;
+mod fuse_uring;
 mod index;
 mod kubernetes;
 pub mod kublk;
@@ -127,6 +129,13 @@ pub const ALL: &[Benchmark] = &[
         run: nvme_tcp::run,
     },
     Benchmark {
+        name: "fuse-uring",
+        about: "FUSE over io_uring whose ring a keeper has: ends of server and keeper, zero copy against copies",
+        expected: Duration::from_secs(900),
+        profile: Profile::Dev,
+        run: fuse_uring::run,
+    },
+    Benchmark {
         name: "index-policy",
         about: "index runs and records of a volume of 10 TiB, a commit of 1 TiB against one of 10 GiB, sweeps",
         expected: Duration::from_secs(60),
@@ -215,11 +224,32 @@ pub const ALL: &[Benchmark] = &[
 /// Benchmarks that run only when they are named.
 pub const BY_NAME: &[Benchmark] = &[
     Benchmark {
-        name: "field",
-        about: "kernels, a host with its daemons, dialects of stores: ends of the daemon, attaches and messages",
-        expected: Duration::from_secs(3600),
+        name: "field-simulated",
+        about: "memory of an attach of 1 TiB, file systems that take no write, clocks a day off, two clusters on one bucket",
+        expected: Duration::from_secs(300),
         profile: Profile::Dev,
-        run: field::run,
+        run: field::run_simulated,
+    },
+    Benchmark {
+        name: "field-stores",
+        about: "answers that stores give in their own way: messages, objects that are lost",
+        expected: Duration::from_secs(180),
+        profile: Profile::Dev,
+        run: field::run_stores,
+    },
+    Benchmark {
+        name: "field-kernels",
+        about: "60 ends of the daemon under file systems on each of two kernels, with user copy",
+        expected: Duration::from_secs(1500),
+        profile: Profile::Dev,
+        run: field::run_kernels,
+    },
+    Benchmark {
+        name: "field-host",
+        about: "200 attaches and 30 ends of the daemon on a host whose daemons look at all block devices",
+        expected: Duration::from_secs(1500),
+        profile: Profile::Dev,
+        run: field::run_host,
     },
     Benchmark {
         name: "soak",

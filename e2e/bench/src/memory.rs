@@ -3,13 +3,17 @@
 //! boot, same bytes, same requests.
 //!
 //! The machine has one processor, whose clock counts instructions: what several queues on several processors
-//! gain cannot be seen here.
+//! gain cannot be seen here. A recovery runs on the host, and its figure is a time of its processor: a large
+//! table is about caches, which the machine does not have.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use anyhow::{Context, Result};
+use holdfast_lab::command::output;
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
+use holdfast_lab::setup::Toolbox;
 use holdfast_lab::vm::Vm;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::world::World;
@@ -71,6 +75,8 @@ fn rows() -> Vec<MemoryRow> {
 type RowSpeeds = BTreeMap<&'static str, f64>;
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    // First: a machine would take part of the host.
+    let mut figures = vec![recovery(world.toolbox())?];
     world.share(&world.programs()?.join("examples/load"), "bin/load")?;
     let trueno = world.toolbox().trueno_ublk().and_then(|program| world.share(&program, "bin/trueno-ublk"));
     let s3 = world.s3()?;
@@ -84,7 +90,6 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         vm.exec(&make(corpus))?;
     }
     let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
-    let mut figures = Vec::new();
     for corpus in Corpus::ALL {
         figures.extend(compare(&node, corpus, trueno.is_ok())?);
     }
@@ -101,6 +106,23 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     node.terminate()?;
     node.vm().power_off()?;
     Ok(figures)
+}
+
+/// Time of this host's processor to open a table of 64 GiB: `node/serve/examples/recover.rs`.
+fn recovery(toolbox: &Toolbox) -> Result<Figure> {
+    const NAME: &str = "memory_recover_ms_64gib";
+    let program = toolbox.example("holdfast-serve", "recover")?;
+    report::step("recover a table of 64 GiB");
+    let output = output(&mut Command::new(program))?;
+    let (orders, milliseconds) =
+        output.trim().rsplit_once(NAME).with_context(|| format!("no {NAME} in {output}"))?;
+    Ok(Figure {
+        name: NAME.to_owned(),
+        value: milliseconds.trim().parse().with_context(|| format!("not a number: {milliseconds}"))?,
+        unit: "ms",
+        against: orders.lines().collect::<Vec<_>>().join(", "),
+        bar: Some(Bar::AtMost(200.0)),
+    })
 }
 
 /// All kinds of device with the bytes of a corpus.

@@ -1,6 +1,6 @@
-//! Limits of a volume under load: they hold within 5 %, change while programs run, outlive the daemon, and
-//! keep a busy volume from slowing a quiet one down. The machine's clock counts instructions and its disk is
-//! in memory, so that a busy host makes no rate lower.
+//! Limits of a volume under load: they hold within 5 %, change while programs run, survive restarts of the
+//! daemon, and keep a busy volume from slowing a quiet one down. The machine's clock counts instructions and
+//! its disk is in memory, so that a busy host does not lower the rates.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use serde_json::Value;
 use super::load::Load;
 
 const BUCKET: &str = "limits";
-/// Uploads held back: what is measured is the device.
+/// Delayed uploads: only the device is measured.
 const CONFIG: &str = "seal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
-/// Longest run of fio, in seconds of the machine's time: it is ended before.
+/// Maximum run time of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Bar of what a measured rate may differ from its limit.
+/// Maximum relative deviation of a measured rate from its limit.
 const ERROR: f64 = 0.05;
 /// Name of the busy neighbour's fio among the machine's programs.
 const NOISE: &str = "noise";
@@ -46,7 +46,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A volume whose first 64 MiB are written.
+/// Attaches a volume, and writes its first 64 MiB.
 fn attach(node: &Node, volume: &str, limits: &[&str]) -> Result<String> {
     node.cli(&["create", volume, "--size", "256Mi", "--store", "store"])?;
     let device = node.cli(&[&["attach", volume, "--store", "store"], limits].concat())?.trim().to_owned();
@@ -59,7 +59,7 @@ fn configure(node: &Node, limits: &[&str]) -> Result<()> {
     node.cli(&[&["configure", "busy"], limits].concat()).map(drop)
 }
 
-/// Each limit alone, for each kind of load that it is about.
+/// Tests each limit alone, for each type of load that it affects.
 fn rates(node: &Node, device: &str) -> Result<()> {
     report::step("rates at their limits");
     let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
@@ -90,7 +90,7 @@ fn rates(node: &Node, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The limits change, and the daemon is killed and replaced, while a program verifies what it wrote.
+/// The limits change, and the daemon is killed and replaced, while a program verifies its writes.
 fn under_load(node: &Node, device: &str) -> Result<()> {
     report::step("changes and restarts under load");
     configure(node, &["--max-throughput", "none", "--max-iops", "300"])?;
@@ -119,8 +119,8 @@ fn under_load(node: &Node, device: &str) -> Result<()> {
     load.stop()
 }
 
-/// The 99th percentile of reads of a quiet volume: alone, beside a neighbour without a limit, and beside one
-/// with.
+/// The 99th percentile of reads of a quiet volume: alone, next to a neighbor without a limit, and next to one
+/// with a limit.
 fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     report::step("a noisy neighbour");
     let p99 = |of: &str| -> Result<f64> {
@@ -152,15 +152,15 @@ fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     Ok(())
 }
 
-/// Part by which a measured rate differs from its limit.
+/// Returns the relative deviation of a measured rate from its limit.
 fn error(of: &str, measured: f64, limit: f64) -> f64 {
     let off = (measured / limit - 1.0).abs();
     report::step(format_args!("{of}: {measured:.1} a second, limit {limit:.0}, {:.2} % off", off * 100.0));
     off
 }
 
-/// Requests that the kernel completed on the device in a second, over so many of the machine's time. What
-/// came in the second and a half before is none of them: a change takes effect, and credit is used up.
+/// Returns the requests per second that the kernel completed on the device, over this much of the machine's
+/// time. A preceding second and a half does not count: a change takes effect, and credit is used up.
 fn in_seconds(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
     let name = device.trim_start_matches("/dev/");
     let script = format!(
@@ -173,7 +173,7 @@ fn in_seconds(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
     Ok((done_later - done) / (later - since))
 }
 
-/// The report of a job of eight seconds, after two in which credit is used up.
+/// Returns the report of a job of eight seconds, after two in which credit is used up.
 fn fio(vm: &Vm, device: &str, job: &str) -> Result<Value> {
     let script = format!(
         "exec fio --name=job --filename={device} --direct=1 --ioengine=io_uring --norandommap --size=64M \
@@ -187,7 +187,7 @@ fn fio(vm: &Vm, device: &str, job: &str) -> Result<Value> {
     Ok(job.clone())
 }
 
-/// A figure of reads and writes together.
+/// Returns a figure for reads and writes together.
 fn rate(report: &Value, name: &str) -> Result<f64> {
     let of = |side: &str| report[side][name].as_f64().with_context(|| format!("{side} has no {name}"));
     Ok(of("read")? + of("write")?)

@@ -1,21 +1,21 @@
 //! Attaches a volume: log, local files, attach record, in this order.
 //!
-//! 1. the log is read, and the local map; where the map knows more of the log than LIST showed, the log is
-//!    read to its end. A fork whose creator died is confirmed first, or ends;
+//! 1. the log is read, and the local map; if the map is ahead of LIST, the log is read to its end. An
+//!    unconfirmed fork is confirmed first, or removed;
 //! 2. local data that is not the volume's newest is preserved if any of it is dirty (invariant 6) or the log
-//!    was set back, else discarded (`SupersededPreserved`);
-//! 3. the local files are opened with all the room that serving needs. The header with this attach's nonce is
-//!    written and synced, so that data written under it is known as ours (`IntentStored`);
-//! 4. the attach record is created once. If another writer was faster, everything begins again
-//!    (`AttachLost`): the log as it is then decides if that writer may be replaced;
-//! 5. the log that was read was not truncated meanwhile, so that nothing had been in the record's place
-//!    before. Else everything begins again (`AttachSuperseded`), and the record stays where no reader looks;
-//! 6. the record is read back (`AttachWon`), as long after its create as that took. A store whose creates are
-//!    not atomic tells two writers that they created it. Another create that found the place free did so
-//!    before this one was stored. If it is stored in no more time than this one took altogether, it is there
-//!    by now: the writer whose record is not there begins again (`AttachLost`).
+//!    was reset by a restore of the bucket, otherwise discarded (`SupersededPreserved`);
+//! 3. the local files are opened with all the space that serving needs. The header with this attach's nonce
+//!    is written and synced, so that data written under it is recognized as this writer's (`IntentStored`);
+//! 4. the attach record is created once. If another writer was faster, everything restarts (`AttachLost`):
+//!    the new state of the log decides whether that writer may be replaced;
+//! 5. the log that was read must not have been truncated in the meantime: the record's position must be new.
+//!    Otherwise everything restarts (`AttachSuperseded`), and the record stays where no reader looks;
+//! 6. the record is read back (`AttachWon`), after a delay equal to the duration of its create. A store whose
+//!    creates are not atomic may confirm it to two writers. Any other create that found the key free did so
+//!    before this one was stored. If storing it takes no longer than this create took in total, it is stored
+//!    by now: the writer whose record is missing restarts (`AttachLost`).
 //!
-//! A reason to preserve local data, or to refuse the attach, is confirmed in the same way first.
+//! A reason to preserve local data, or to reject the attach, is first confirmed in the same way.
 //!
 //! The names are crash points.
 
@@ -42,25 +42,25 @@ use holdfast_types::{Epoch, VolumeId};
 
 use crate::{Environment, LocalState};
 
-/// Number of reads of a log that others extend.
+/// Maximum reads of a log that other writers extend.
 const TRIES: usize = 5;
-/// The longest wait before the record is read back: no create takes longer, with all its repeats.
+/// Maximum delay before the record is read back: no create takes longer, including all its retries.
 const MAX_SETTLING: Duration = Duration::from_secs(60);
 
 /// The volume's state after its attach record was created.
 pub struct Acquired<F> {
-    /// The log's end, the attach record included.
+    /// The manifest as of the attach record.
     pub manifest: Manifest,
-    /// The durable header, with the epoch that was acquired.
+    /// The durable header, with the acquired epoch.
     pub header: Header,
     /// The generation it was written as.
     pub header_generation: u64,
-    /// Pages of the durable map with this writer's data, which the files have been opened with.
+    /// Pages of the durable map with this writer's data, with which the files were opened.
     pub found: PageSummary,
-    /// The writer that was replaced, also by the attach that this one continues: what it had not uploaded is
+    /// The writer that was replaced, possibly by the attach that this one continues: its unuploaded data is
     /// not in the volume.
     pub displaced: Option<Displaced>,
-    /// Local data that was preserved, and why.
+    /// Local data that was preserved, and the reason.
     pub preserved: Option<Preserved>,
     /// The open files.
     pub files: F,
@@ -69,13 +69,13 @@ pub struct Acquired<F> {
 /// Local data that was preserved and is never uploaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preserved {
-    /// Of which epoch it is.
+    /// Epoch of its writer.
     pub epoch: Epoch,
-    /// The reason for which it is not the volume's newest.
+    /// Reason why it is not the volume's newest data.
     pub why: Foreign,
 }
 
-/// Reasons for which an attach failed. It lost no data, and may be retried.
+/// Reason why an attach failed. It lost no data, and may be retried.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError<L: Error + 'static> {
     /// The volume's state forbids it.
@@ -84,22 +84,22 @@ pub enum AttachError<L: Error + 'static> {
     /// The log could not be read or extended.
     #[error(transparent)]
     Log(#[from] LogFailure),
-    /// Other writers created the next record at every try.
+    /// Other writers created the next record at every attempt.
     #[error("volume {0} is being attached by others at the same time")]
     Contended(VolumeId),
-    /// The local files could not be used.
+    /// The local files failed.
     #[error(transparent)]
     Local(L),
 }
 
-/// True if local data that is not the volume's newest is to be preserved. A log that was set back lacks clean
-/// data, too.
+/// Returns true if local data that is not the volume's newest must be preserved. A log reset by a restore of
+/// the bucket lacks clean data, too.
 fn is_kept(map: &FoundMap, why: Foreign) -> bool {
     map.pages.holds_dirty() || (why == Foreign::LogSetBack && !map.pages.is_empty())
 }
 
-/// Reads the log and the local files, decides, and creates the attach record; begins again when another
-/// writer was faster.
+/// Reads the log and the local files, decides, and creates the attach record; restarts if another writer was
+/// faster.
 ///
 /// # Errors
 /// [`AttachError`].

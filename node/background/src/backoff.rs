@@ -1,4 +1,4 @@
-//! The waits of one job between its attempts.
+//! Delays between a job's attempts.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use holdfast_types::Jitter;
 
 use crate::Environment;
 
-/// Waits that double up to a limit, each by chance between half and all of its length. Volumes that began to
-/// wait at one moment, when the store became unreachable, thus do not all retry at the moment when it is
-/// back.
+/// Delays that double up to a limit, each randomly between half and all of its length. Volumes that started
+/// to wait at the same moment, when the store became unreachable, thus do not all retry at the moment when it
+/// is back.
 pub(crate) struct JobBackoff {
     waits: holdfast_types::Backoff,
     attempts: u32,
@@ -20,12 +20,12 @@ impl JobBackoff {
         Self { waits: holdfast_types::Backoff { first, last, jitter: Jitter::Half }, attempts: 0 }
     }
 
-    /// For requests that a volume's commit waits for.
+    /// Returns the delays for requests that a commit waits for.
     pub(crate) const fn of_commits() -> Self {
         Self::new(Duration::from_millis(200), Duration::from_secs(10))
     }
 
-    /// For requests that a client's read waits for.
+    /// Returns the delays for requests that a client's read waits for.
     pub(crate) const fn of_reads() -> Self {
         Self::new(Duration::from_millis(100), Duration::from_secs(5))
     }
@@ -49,7 +49,7 @@ mod tests {
 
     use super::*;
 
-    /// Chance that is always the same, and the waits there were.
+    /// A constant instead of randomness, with a record of the delays.
     struct Fixed(u8, Mutex<Vec<Duration>>);
 
     impl Environment for Fixed {

@@ -1,11 +1,10 @@
 //! Retries of a read from the object store.
 //!
-//! Does not own: the indexes (`node/log`), the fetching of frames (`fetches.rs`), the place where a block's
-//! bytes are kept.
-//! On failure: a request is retried while the store is unreachable, refuses, or sends an invalid response.
-//! Only two findings fail a read: the store says that the object does not exist, or the bytes are not those
-//! that were written. A finding is final when a second read some seconds later finds the same. A failed read
-//! makes a file system read-only, and bytes that a network changed, or a failover in progress, are
+//! Does not own: the indexes (`node/log`), fetching frames (`fetches.rs`), the storage of blocks.
+//! On failure: a request is retried while the store is unreachable, rejects it, or sends an invalid response.
+//! Only two findings fail a read: the store reports that the object does not exist, or the bytes are not
+//! those that were written. A finding is final when a second read some seconds later confirms it. A failed
+//! read makes a file system read-only, whereas bytes changed by a network, or a failover in progress, are
 //! transient.
 
 use std::error::Error;
@@ -20,23 +19,23 @@ use crate::Environment;
 use crate::backoff::JobBackoff;
 use crate::line_limit::{LineLimit, Rest};
 
-/// Time after a finding at which the object is read again, to confirm it.
+/// Delay after a finding before the object is read again to confirm it.
 const CONFIRM_AFTER: Duration = Duration::from_secs(3);
 
-/// Reasons for which a cold read failed.
+/// Reason why a cold read failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ColdError {
     /// An object could not be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// The fetched block could not be kept.
+    /// The fetched block could not be stored.
     #[error("the slab could not be written")]
     Slab(#[from] io::Error),
 }
 
 impl ColdError {
-    /// The store's answer that fails the read once it is confirmed; `None` for answers that a retry may
+    /// Returns the response that fails the read once it is confirmed; `None` for responses that a retry may
     /// change.
     fn finding(&self) -> Option<String> {
         match self {
@@ -54,7 +53,7 @@ pub struct ColdLines {
 }
 
 impl ColdLines {
-    /// Logs how many lines were held back.
+    /// Logs the number of suppressed lines.
     pub fn write(&self, rest: Rest) {
         if let Some(times) = self.waits.rest(rest) {
             tracing::warn!(times, "cold reads waited, since the last line about it");
@@ -65,8 +64,8 @@ impl ColdLines {
     }
 }
 
-/// Retries a read of all of `range`'s block until it succeeds or the same finding came twice. After the first
-/// finding it reads `range` alone, which may not need what is damaged. `read` gets the sectors to read.
+/// Retries a read of all of `range`'s block until it succeeds or a finding is confirmed. After the first
+/// finding it reads only `range`, which may not need the damaged part. `read` gets the sectors to read.
 ///
 /// # Errors
 /// [`ColdError`]: a confirmed finding.

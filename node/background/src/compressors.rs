@@ -1,11 +1,11 @@
-//! Compressors of a node: how many batches of blocks are read and compressed for uploads at once.
+//! Compressors of a node: the number of block batches read and compressed for uploads in parallel.
 //!
-//! Owns: the buffers and the state of each compressor. Does not own: the memory of what they make, which is
-//! its upload's (`upload_memory.rs`), and the threads.
-//! Invariants: as many batches as there are permits are packed at once, and those of small uploads; no more
-//! compressors than permits are kept. A compressor is free once its batch is packed, also while its upload
-//! waits for its store; so are the permits of batches whose sectors are searched for unreadable ones.
-//! On failure: the compressor of a batch that panicked is not used again.
+//! Owns: the buffers and the state of each compressor. Does not own: the memory of their output, which
+//! belongs to the upload (`upload_memory.rs`), and the threads.
+//! Invariants: permits bound the batches packed in parallel, except small uploads, and the idle compressors.
+//! A compressor is free once its batch is packed, even while its upload waits for its store. The permit of a
+//! batch is free while its sectors are searched for unreadable ones.
+//! On failure: the compressor of a panicked batch is not used again.
 
 use std::sync::Arc;
 use std::thread;
@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 #[repr(C, align(4096))]
 pub(crate) struct BlockBuffer(pub(crate) [u8; BLOCK_BYTES as usize]);
 
-/// A compressor, and a block to read into.
+/// A compressor, with a buffer for one block.
 pub(crate) struct Compressor {
     pub(crate) buffer: Box<BlockBuffer>,
     /// Empty between two batches.
@@ -32,30 +32,30 @@ impl Compressor {
     }
 }
 
-/// The right to pack a batch.
+/// Permit to pack a batch.
 pub(crate) type PackPermit = OwnedSemaphorePermit;
 
-/// The compressors that the uploads of a node share.
+/// The compressors shared by the uploads of a node.
 pub struct Compressors {
-    /// Most of them in use at once.
+    /// Maximum number in use at once.
     count: usize,
     permits: Arc<Semaphore>,
     spare: Mutex<Vec<Compressor>>,
 }
 
 impl Compressors {
-    /// So many at once, at least one.
+    /// Creates `count` permits, at least one.
     pub fn new(count: usize) -> Self {
         let count = count.max(1);
         Self { count, permits: Arc::new(Semaphore::new(count)), spare: Mutex::default() }
     }
 
-    /// Most of them in use at once.
+    /// Returns the maximum number in use at once.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Borrows a compressor once one is free.
+    /// Borrows a compressor, waiting until one is free.
     pub(crate) async fn borrow(self: &Arc<Self>) -> Borrowed {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
         self.borrowed(Some(permit.expect("the semaphore is never closed")))
@@ -66,7 +66,7 @@ impl Compressors {
         Some(self.borrowed(Some(Arc::clone(&self.permits).try_acquire_owned().ok()?)))
     }
 
-    /// Borrows a compressor for what waits for none: a small upload, and the search for unreadable sectors.
+    /// Borrows a compressor without waiting: for a small upload, and for the search for unreadable sectors.
     pub(crate) fn borrow_at_once(self: &Arc<Self>) -> Borrowed {
         self.borrowed(None)
     }
@@ -77,16 +77,16 @@ impl Compressors {
     }
 }
 
-/// A compressor in use, until this is dropped.
+/// A compressor in use, returned when this is dropped.
 pub(crate) struct Borrowed {
     compressors: Arc<Compressors>,
-    /// Gone once this is dropped.
+    /// `None` once this is dropped.
     compressor: Option<Compressor>,
     permit: Option<PackPermit>,
 }
 
 impl Borrowed {
-    /// The compressor, and the permit, which may be given back before the compressor.
+    /// Returns the compressor, and the permit, which may be released before the compressor.
     pub(crate) fn with_permit(&mut self) -> (&mut Compressor, &mut Option<PackPermit>) {
         (self.compressor.as_mut().expect("it is in use"), &mut self.permit)
     }
@@ -94,7 +94,7 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        // Half of a batch would be left in it.
+        // It would contain half of a batch.
         if thread::panicking() {
             return;
         }
@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// It went back with the frames of the batch that panicked.
+    /// Regression: it was returned with the frames of the panicked batch.
     #[test]
     fn a_compressor_that_panicked_is_not_used_again() {
         let compressors = Arc::new(Compressors::new(1));

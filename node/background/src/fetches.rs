@@ -1,19 +1,20 @@
-//! Fetches of blocks: what has arrived of each content, for all its readers and over all their tries.
+//! Block fetches: the received frames of each content, shared by all its readers and attempts.
 //!
 //! Owns: the bytes of blocks while they are fetched, the requests for frames. Does not own: the retries
-//! (`cold.rs`), the place where a whole block is kept (`slots.rs`).
-//! Invariants: a sector counts as arrived once its frame passed its checksum (3 in `docs/invariants.md`), and
-//! a block is handed out once all its frames have arrived.
-//! On failure: what has arrived stays until the last reader of the content has ended. The next try, of the
-//! same reader or another, requests what is missing. A reader that is dropped drops its requests alone.
+//! (`cold.rs`), the storage of a whole block (`slots.rs`).
+//! Invariants: a sector counts as received once its frame passed its checksum (3 in `docs/invariants.md`),
+//! and a block is returned once all its frames are received.
+//! On failure: received frames are kept until the last reader of the content has ended. The next attempt, of
+//! the same reader or another, requests only the missing ones. Dropping a reader drops only its own requests.
 //!
-//! *Requests.* Each frame of a block is a request of its own: a segment has one frame of a block at most, in
-//! its own index and where a merge relocates frames to it, so no two of them are neighbours in an object. The
-//! frames of several blocks often are: then another source than the store brings them (`joined_gets.rs`).
+//! *Requests.* Each frame of a block is a separate request: a segment has at most one frame of a block, both
+//! in its own index and after a merge has relocated frames to it, so no two of them are adjacent in an
+//! object. The frames of several blocks often are: then a source other than the store provides them
+//! (`joined_gets.rs`).
 //!
-//! *Memory.* A block for each content of which a frame has arrived, however many readers it has; frames are
-//! unpacked as they arrive, and their stored bytes dropped. An unreachable store, of which nothing arrives,
-//! takes none.
+//! *Memory.* One block buffer for each content with a received frame, regardless of its number of readers;
+//! frames are unpacked on receipt, and their stored bytes dropped. Fetches from an unreachable store use no
+//! buffers.
 
 use std::collections::HashMap;
 use std::ops::{DerefMut, Range};
@@ -31,13 +32,12 @@ use holdfast_log::{ObjectError, join_reads};
 
 use crate::ColdError;
 
-/// A source of frames as they are stored, whose bytes are not checked yet. A store answers with a request for
-/// each.
+/// A source of stored, unverified frames. A store sends one request for each.
 pub trait StoredFrames: Sync {
-    /// The stored bytes of `frame`, which is in `segment`, the object `key`.
+    /// Returns the stored bytes of `frame` in `segment`, the object `key`.
     ///
     /// # Errors
-    /// The reason for which they did not come.
+    /// Reason why the read failed.
     fn stored(
         &self,
         key: &str,
@@ -55,29 +55,29 @@ impl<S: ObjectStore + ?Sized> StoredFrames for S {
 /// The fetches in progress.
 type InProgress<B> = Arc<Mutex<HashMap<ContentKey, Weak<Fetch<B>>>>>;
 
-/// Fetches of blocks into buffers `B`, by the contents of the blocks.
+/// Block fetches into buffers `B`, by the contents of the blocks.
 pub struct Fetches<B> {
     zeroed: fn() -> B,
     in_progress: InProgress<B>,
 }
 
 impl<B: DerefMut<Target = [u8]>> Fetches<B> {
-    /// None in progress. `zeroed` makes a buffer of 128 KiB of zeros.
+    /// Starts without fetches. `zeroed` creates a buffer of 128 KiB of zeros.
     pub fn new(zeroed: fn() -> B) -> Self {
         Self { zeroed, in_progress: Arc::default() }
     }
 
-    /// Returns true if a reader fetches the content `key` now.
+    /// Returns true if a reader is fetching the content `key`.
     pub fn is_in_progress(&self, key: &ContentKey) -> bool {
         self.in_progress.lock().get(key).is_some_and(|fetch| fetch.strong_count() > 0)
     }
 
-    /// A reader of one block.
+    /// Returns a reader of one block.
     pub fn reader(&self) -> BlockReader<'_, B> {
         BlockReader { fetches: self, fetch: Mutex::default() }
     }
 
-    /// Joins the fetch of the content `key`, or begins one.
+    /// Joins the fetch of the content `key`, or starts one.
     fn join(&self, key: ContentKey) -> Arc<Fetch<B>> {
         let mut in_progress = self.in_progress.lock();
         if let Some(fetch) = in_progress.get(&key).and_then(Weak::upgrade) {
@@ -95,19 +95,19 @@ impl<B: DerefMut<Target = [u8]>> Fetches<B> {
     }
 }
 
-/// A reader of one block. While it lasts, what has arrived of the content that it fetched last stays.
+/// A reader of one block. While it exists, the received frames of its last content are kept.
 pub struct BlockReader<'a, B> {
     fetches: &'a Fetches<B>,
     fetch: Mutex<Option<Arc<Fetch<B>>>>,
 }
 
 impl<B: DerefMut<Target = [u8]>> BlockReader<'_, B> {
-    /// The 128 KiB that `plan` composes from `frames` of objects of `lineage`. The reader joins the fetch of
-    /// this content at once, and requests what is missing of it in its turn, once the future is polled.
+    /// Returns the 128 KiB that `plan` composes from `frames` of objects of `lineage`. The reader joins the
+    /// fetch of this content at once, and requests missing frames in its turn, once the future is polled.
     ///
     /// # Errors
-    /// [`ColdError`] once all requests have ended, when a frame is unavailable or is not what was written. If
-    /// there are several, one that a retry finds again comes first.
+    /// [`ColdError`], once all requests have ended, if a frame is unavailable or differs from what was
+    /// written. Of several errors, a final one takes precedence.
     pub fn block<F: StoredFrames + ?Sized>(
         &self,
         frames: &F,
@@ -120,11 +120,11 @@ impl<B: DerefMut<Target = [u8]>> BlockReader<'_, B> {
     }
 }
 
-/// The parts of a block that are there.
+/// The received parts of a block.
 enum Arrived<B> {
     /// The sectors `held` of `block`; no buffer while there are none.
     Sectors { block: Option<B>, held: Mask },
-    /// All of it.
+    /// The whole block.
     Block(Arc<B>),
 }
 
@@ -132,7 +132,7 @@ enum Arrived<B> {
 struct Fetch<B> {
     key: ContentKey,
     zeroed: fn() -> B,
-    /// Held by the reader that requests frames.
+    /// Locked by the reader that is requesting frames.
     turn: tokio::sync::Mutex<()>,
     arrived: Mutex<Arrived<B>>,
     in_progress: InProgress<B>,
@@ -151,7 +151,7 @@ impl<B: DerefMut<Target = [u8]>> Fetch<B> {
         Ok(self.finish())
     }
 
-    /// The pieces of which something is missing.
+    /// Returns the pieces with missing sectors.
     fn missing<'p>(&self, plan: &'p Composition) -> Vec<&'p Piece> {
         let held = match &*self.arrived.lock() {
             Arrived::Block(_) => Mask::FULL,
@@ -183,7 +183,7 @@ impl<B: DerefMut<Target = [u8]>> Fetch<B> {
         Ok(())
     }
 
-    /// The block, of which all frames have arrived.
+    /// Returns the block, all frames of which were received.
     fn finish(&self) -> Arc<B> {
         let mut arrived = self.arrived.lock();
         let block = match &mut *arrived {
@@ -198,14 +198,14 @@ impl<B: DerefMut<Target = [u8]>> Fetch<B> {
 impl<B> Drop for Fetch<B> {
     fn drop(&mut self) {
         let mut in_progress = self.in_progress.lock();
-        // Another reader may have begun the next fetch of this content since the last one left this.
+        // Another reader may have started the next fetch of this content in the meantime.
         if in_progress.get(&self.key).is_some_and(|fetch| fetch.strong_count() == 0) {
             in_progress.remove(&self.key);
         }
     }
 }
 
-/// The bytes of a frame in its segment.
+/// Returns the byte range of a frame in its segment.
 pub(crate) fn frame_range(frame: &Frame) -> Range<u64> {
     frame.offset..frame.offset + u64::from(frame.stored)
 }

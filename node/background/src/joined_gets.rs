@@ -1,11 +1,11 @@
-//! One request for the frames that lie next to each other in an object.
+//! One request for frames that are adjacent in an object.
 //!
-//! Owns: the choice of frames that share a request. Does not own: their checksums and their places in blocks
-//! (`fetches.rs`), which are those of frames that came alone. So a damaged frame fails its own block.
-//! On failure: each block of the request fails, with an error that says nothing about its frame. A reader
-//! then requests the frame alone.
+//! Owns: the choice of frames that share a request. Does not own: their checksums and positions in blocks
+//! (`fetches.rs`), as for single frames. A damaged frame thus fails only its own block.
+//! On failure: each block of the request fails, with an error that is no finding about its frame. A reader
+//! then requests the frame separately.
 //!
-//! Blocks that were written together are neighbours in a segment, in the order of their numbers.
+//! Blocks that were written together are adjacent in a segment, ordered by number.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use tokio::sync::Semaphore;
 
 use crate::fetches::{StoredFrames, frame_range};
 
-/// Bytes of one request at most.
+/// Maximum bytes per request.
 const MAX_GET_BYTES: u64 = 4 << 20;
-/// Bytes between two frames that are requested as well, and dropped: they cost less time than a request.
+/// Maximum gap between two frames in one request; reading it is faster than another request.
 const MAX_HOLE_BYTES: u64 = BLOCK_BYTES;
 
-/// A request, sent once the first of its frames is asked for.
+/// A request, sent once the first of its frames is read.
 struct JoinedGet<'a> {
     segment: SegmentId,
     range: Range<u64>,
     body: Mutex<JoinedBody<'a>>,
 }
 
-/// The answer to a request, until the last of its frames was taken from it.
+/// The response to a request, kept until the last of its frames was taken from it.
 struct JoinedBody<'a> {
     answer: Option<JoinedAnswer<'a>>,
     frames: usize,
@@ -48,9 +48,9 @@ impl JoinedGet<'_> {
         self.segment == segment && self.range.start <= range.start && range.end <= self.range.end
     }
 
-    /// The bytes `range` of the segment, once.
+    /// Returns the bytes `range` of the segment; once per frame.
     async fn take(&self, range: Range<u64>) -> Result<Bytes, Arc<StoreError>> {
-        // A damaged index may have frames that overlap: then more of them than were counted may be here.
+        // Overlapping frames in a damaged index may cause more calls than were counted.
         let answer = self.body.lock().answer.clone().ok_or(StoreError::BadAnswer { field: "range" })?;
         let body = answer.await?;
         let mut held = self.body.lock();
@@ -66,12 +66,12 @@ impl JoinedGet<'_> {
     }
 }
 
-/// The requests that bring the frames of several blocks.
+/// The requests for the frames of several blocks.
 pub struct JoinedGets<'a>(Vec<JoinedGet<'a>>);
 
 impl<'a> JoinedGets<'a> {
-    /// The requests to `objects` of `lineage` for all frames of `plans`. Where there is a limit, each takes
-    /// one of its permits for as long as it lasts, and adds its bytes to the counter when it is sent.
+    /// Creates the requests to `objects` of `lineage` for all frames of `plans`. With a limit, each holds one
+    /// of its permits while it runs, and adds its bytes to the counter when it is sent.
     pub fn new<'p>(
         objects: &'a dyn ObjectStore,
         lineage: &Lineage,
@@ -100,17 +100,17 @@ impl<'a> JoinedGets<'a> {
         Self(gets.collect())
     }
 
-    /// Their number.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True if nothing is requested.
+    /// Returns true without requests.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Bytes that are requested.
+    /// Returns the requested bytes.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|get| get.range.end - get.range.start).sum()
     }
@@ -125,7 +125,7 @@ impl StoredFrames for JoinedGets<'_> {
     }
 }
 
-/// The ranges that hold the frames of `plans`, and the number of these in each.
+/// Returns the ranges that contain the frames of `plans`, each with its number of frames.
 fn joined<'p>(plans: impl IntoIterator<Item = &'p Composition>) -> Vec<(SegmentId, Range<u64>, usize)> {
     let pieces = plans.into_iter().flat_map(|plan| &plan.pieces);
     let mut frames: Vec<_> = pieces.map(|piece| (piece.segment, frame_range(&piece.frame))).collect();

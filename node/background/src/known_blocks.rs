@@ -1,14 +1,14 @@
-//! Blocks of one volume that are known to be in the slab: what a read of them needs is found without a task.
+//! Blocks of one volume that are known to be in the slab: reads of them need no task.
 //!
-//! Owns: for each block the slot that was found last, the sectors that it has, and the list of runs by which
-//! it was found. Does not own: the slots. The slab gives a slot to another content at any time, and a block
-//! whose slot is gone is not known any more.
+//! Owns: for each block the slot found last, the sectors that it has, and the list of runs used to find it.
+//! Does not own: the slots. The slab reuses a slot for another content at any time, and a block whose slot is
+//! gone is no longer known.
 //! Runs on: the ring thread of the volume. Pure: no I/O, no lock.
 //!
-//! A commit prepends runs to the list. A block stays known unless one of these may hold its chunk; any other
-//! change of the list, as a merge makes it, has all blocks forgotten.
-//! Invariants: a slot is found only for sectors that the list of the caller composes as the slot has them (2
-//! in `docs/invariants.md`).
+//! A commit prepends runs to the list. A block stays known unless one of these may have its chunk; any other
+//! change of the list, such as a merge, makes all blocks unknown.
+//! Invariants: a slot is only returned for sectors that the caller's list composes exactly as stored in the
+//! slot (2 in `docs/invariants.md`).
 
 use std::collections::VecDeque;
 use std::mem;
@@ -22,17 +22,16 @@ use holdfast_types::{Block, Mask};
 
 use crate::slab_slot::{SlabSlot, WeakSlabSlot};
 
-/// Places for blocks at first, and at most: 2 GiB of blocks.
+/// Initial and maximum number of places for blocks: 2 GiB of blocks.
 const PLACES: usize = 64;
 const MAX_PLACES: usize = 1 << 14;
-/// Places that a block may have, adjacent ones.
+/// Number of adjacent places that a block may use.
 const WAYS: usize = 2;
-/// Changes of the list that are remembered. Blocks that were found before them are forgotten.
+/// Number of remembered changes of the list. Blocks found before them are forgotten.
 const CHANGES: usize = 32;
-/// Blocks whose first use the slab hears of at the next time; of the others it hears when their places are
-/// looked at.
+/// Maximum first uses reported to the slab per call; others are reported when their places are swept.
 const MAX_USED: usize = 256;
-/// Places that are looked at each time.
+/// Number of places swept per call.
 const SWEPT: usize = 64;
 
 /// A block in a slot of the slab.
@@ -40,7 +39,7 @@ const SWEPT: usize = 64;
 pub struct SlabBlock {
     /// The slot.
     pub slot: SlabSlot,
-    /// The sectors of the block that the slot has as the runs compose them; the others are zeros there.
+    /// The sectors of the block whose slot content matches the runs; the others are zeros there.
     pub sectors: Mask,
 }
 
@@ -49,42 +48,42 @@ struct KnownBlock {
     block: Block,
     sectors: Mask,
     slot: WeakSlabSlot,
-    /// Number of the list by which it was found, or of a later one that says the same of its chunk.
+    /// Number of the list used to find it, or of a later one with the same runs for its chunk.
     list: u64,
-    /// It was used since the slab heard of it last.
+    /// True if it was used since the last report to the slab.
     is_used: bool,
 }
 
-/// A list of runs that followed another one.
+/// A list of runs that replaced another one.
 #[derive(Debug)]
 struct ListChange {
     runs: Runs,
-    /// The first of its runs, which the other did not have.
+    /// The first of its runs that the other one did not have.
     added: usize,
 }
 
 /// Blocks of one volume that are known to be in the slab.
 #[derive(Debug, Default)]
 pub struct KnownBlocks {
-    /// None, or a power of two.
+    /// Empty, or with a power of two as its length.
     places: Vec<Option<KnownBlock>>,
-    /// Number of those that have a block.
+    /// Number of occupied places.
     taken: usize,
     /// The newest list.
     runs: Option<Runs>,
-    /// Its number.
+    /// Number of the newest list.
     list: u64,
-    /// The last lists, the newest one last.
+    /// The latest lists, newest last.
     changes: VecDeque<ListChange>,
-    /// Places of blocks that were used since the slab heard of any.
+    /// Places of blocks used since the last report to the slab.
     used: Vec<usize>,
-    /// The next place that is looked at.
+    /// The next place to sweep.
     next: usize,
 }
 
 impl KnownBlocks {
-    /// The slot that has the sectors `wanted` of `block` as `runs` compose them, if it is known. The caller's
-    /// lists are those of one volume, and none is older than one that it gave before.
+    /// Returns the slot that has the sectors `wanted` of `block` as `runs` compose them, if it is known. The
+    /// caller's lists must be those of one volume, and never go back to an older one.
     #[inline]
     pub fn find(&mut self, block: Block, wanted: Mask, runs: &Runs) -> Option<SlabSlot> {
         if self.places.is_empty() {
@@ -112,7 +111,7 @@ impl KnownBlocks {
         Some(slot)
     }
 
-    /// Returns true if a run that came since a block was found may hold its chunk.
+    /// Returns true if a run added since a block was found may have its chunk.
     fn is_changed(known: &KnownBlock, list: u64, changes: &VecDeque<ListChange>) -> bool {
         if known.list == list || !safeguard(ForgetChangedBlocks) {
             return false;
@@ -125,7 +124,7 @@ impl KnownBlocks {
             .any(|change| change.runs[..change.added].iter().any(|run| run.fence().may_hold(chunk)))
     }
 
-    /// Takes in a block that was found by `runs`. Without effect if the list has changed since.
+    /// Records a block that was found with `runs`. No effect if the list has changed since.
     pub fn found(&mut self, block: Block, found: &SlabBlock, runs: &Runs) {
         if self.runs.is_none() {
             self.runs = Some(runs.clone());
@@ -140,16 +139,15 @@ impl KnownBlocks {
         self.taken += usize::from(self.places[place].replace(known).is_none());
     }
 
-    /// The slot of a block is of no use.
+    /// Forgets a block whose slot is unusable.
     pub fn forget(&mut self, block: Block) {
         if let Some(place) = self.find_place(block) {
             self.clear(place);
         }
     }
 
-    /// Slots of blocks that were used since they were returned last: those of the first uses, and those of
-    /// some places, which are others each time. Blocks there whose slots are gone are forgotten, so that no
-    /// memory is kept for them.
+    /// Returns slots of blocks used since the last call: those of first uses, and those of a rotating subset
+    /// of places. Forgets blocks there whose slots are gone, so that they use no memory.
     pub fn take_used(&mut self) -> Vec<WeakSlabSlot> {
         let (mut places, mut slots) = (mem::take(&mut self.used), Vec::new());
         let end = (self.next + SWEPT).min(self.places.len());
@@ -165,7 +163,7 @@ impl KnownBlocks {
         slots
     }
 
-    /// Takes in that this is the volume's list now.
+    /// Records `runs` as the volume's current list.
     #[inline]
     fn follow(&mut self, runs: &Runs) {
         if !self.runs.as_ref().is_some_and(|newest| newest.is(runs)) {
@@ -189,9 +187,9 @@ impl KnownBlocks {
         self.runs = Some(runs.clone());
     }
 
-    /// The first place that a block may have. There are places. Blocks at the same distance from each other
-    /// have others, such as neighbours, and those of the groups of ext4. The factor is 2^64 by the golden
-    /// ratio.
+    /// Returns the first place that a block may use; requires existing places. Blocks at regular distances,
+    /// such as neighbours and ext4's block groups, get different ones. The factor is 2^64 divided by the
+    /// golden ratio.
     #[inline]
     fn first_place(&self, block: Block) -> usize {
         let mixed = block.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -212,8 +210,8 @@ impl KnownBlocks {
         self.taken -= usize::from(self.places[place].take().is_some());
     }
 
-    /// The place in which to put a block: its own, one that is free, or the one of another that was used the
-    /// least. There are more places than before where a quarter of them is taken.
+    /// Returns the place for a block: its own, a free one or, while less than a quarter of the table is
+    /// occupied, that of another block, preferably an unused one. Otherwise doubles the table first.
     fn place_for(&mut self, block: Block) -> usize {
         if self.places.is_empty() {
             self.places.resize_with(PLACES, || None);
@@ -241,7 +239,7 @@ impl KnownBlocks {
         let more = 2 * self.places.len();
         let known = mem::take(&mut self.places);
         self.places.resize_with(more, || None);
-        // Of what was used and is not named any more the slab hears when its place is looked at.
+        // Blocks dropped from `used` are reported when their places are swept.
         (self.taken, self.next) = (0, 0);
         self.used.clear();
         for known in known.into_iter().flatten().filter(|known| !known.slot.is_gone()) {

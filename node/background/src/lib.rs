@@ -1,12 +1,11 @@
 //! Background work of a volume, off its ring thread: uploads, log records, checkpoints, cold reads, attaches.
 //!
-//! Owns: the order of requests to the store and to local files, the choice of those that are retried, and the
-//! waits in between.
-//! Does not own: the sending of a request. The store, the local files, time and chance are traits, so that
-//! the node daemon and the simulation run the same code.
-//! Runs on: whatever polls its futures; it knows no runtime.
-//! On failure: work whose outcome the volume waits for is retried until it is done; an unreachable store
-//! delays it.
+//! Owns: the order of requests to the store and to local files, the choice of requests to retry, and the
+//! delays in between.
+//! Does not own: sending requests. The store, the local files, time and randomness are traits, so that the
+//! node daemon and the simulation run the same code.
+//! Runs on: any executor that polls its futures; it does not depend on a runtime.
+//! On failure: work that the volume waits for is retried until it succeeds; an unreachable store delays it.
 
 mod attach;
 mod backoff;

@@ -1,32 +1,32 @@
-//! A limit for log lines that single requests can cause.
+//! Rate limit for log lines that single requests can cause.
 //!
-//! Invariants: at most one line a second for each [`LineLimit`]; the next line says how many were held back.
+//! Invariants: at most one line per second per [`LineLimit`]; the next one counts the suppressed lines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Time between two log lines of a kind, in milliseconds.
+/// Minimum time between two log lines of a kind, in milliseconds.
 const LINE_EVERY_MS: u64 = 1000;
 
-/// Log lines that were held back, to be written without waiting for the next of their kind.
+/// Suppressed log lines to report without waiting for the next of their kind.
 #[derive(Debug, Clone, Copy)]
 pub enum Rest {
-    /// Those whose line is due at this time, in milliseconds of the caller's clock.
+    /// Those due at this time, in milliseconds of the caller's clock.
     Due(u64),
-    /// All: what they are about ends.
+    /// All of them, because their subject ends.
     All,
 }
 
-/// Log lines of one kind: the first at once, then one a second with the count of those between.
+/// Log lines of one kind: the first immediately, then one per second with the count of those suppressed.
 #[derive(Debug, Default)]
 pub struct LineLimit {
-    /// Time of the last one, in milliseconds of the caller's clock, plus one; 0 before the first.
+    /// Time of the last line, in milliseconds of the caller's clock, plus one; 0 before the first.
     last: AtomicU64,
     held_back: AtomicU64,
 }
 
 impl LineLimit {
-    /// Counts one; returns how many were held back before it, if it may be written. A clock that was set back
-    /// allows a line.
+    /// Counts a line; if it may be written, returns the number of lines suppressed before it. A clock that
+    /// was set back allows a line.
     pub fn one(&self, now_ms: u64) -> Option<u64> {
         if self.is_early(now_ms) {
             self.held_back.fetch_add(1, Ordering::Relaxed);
@@ -36,7 +36,7 @@ impl LineLimit {
         Some(self.held_back.swap(0, Ordering::Relaxed))
     }
 
-    /// Returns how many were held back, if any.
+    /// Returns the number of suppressed lines, if any.
     pub fn rest(&self, rest: Rest) -> Option<u64> {
         if self.held_back.load(Ordering::Relaxed) == 0 {
             return None;
@@ -60,7 +60,7 @@ impl LineLimit {
 mod tests {
     use super::*;
 
-    /// Each request to a bad sector wrote a line, from the thread that serves all devices.
+    /// Regression: each request to a bad sector wrote a line, from the thread that serves all devices.
     #[test]
     fn one_line_a_second_counts_the_others() {
         let lines = LineLimit::default();
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!((lines.one(9001), lines.rest(Rest::All), lines.rest(Rest::All)), (None, Some(1), None));
     }
 
-    /// A time of day that was corrected by an hour would hold back the lines of that hour.
+    /// A time of day set back by an hour would suppress the lines of that hour.
     #[test]
     fn a_clock_set_back_allows_a_line() {
         let lines = LineLimit::default();

@@ -1,4 +1,4 @@
-//! The manifest of a volume that was taken over while it was served.
+//! The manifest of a served volume that was taken over.
 
 use holdfast_format::manifest::Manifest;
 use holdfast_format::safeguard::{Safeguard::ProbeBeyondList, safeguard};
@@ -9,9 +9,9 @@ use holdfast_types::VolumeId;
 use crate::Environment;
 use crate::backoff::JobBackoff;
 
-/// Reads the log to its end, however long the store takes to answer. Reads of remote blocks, commits and a
-/// detach wait for it. A LIST alone is not enough: a writer that knows less than its predecessor committed
-/// takes its own records for another's, and releases its volume.
+/// Reads the log to its end, no matter how long the store takes to answer. Reads of remote blocks, commits
+/// and a detach wait for it. LIST alone is not enough: a writer that knows less than its predecessor
+/// committed would mistake its own records for another's, and release its volume.
 pub async fn load_manifest(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

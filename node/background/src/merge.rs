@@ -1,16 +1,16 @@
-//! A merge of index runs as background work: reads the inputs, stores the output.
+//! Merges index runs in the background: reads the inputs, stores the output.
 //!
-//! Owns: the reading of indexes and pages, the parts of the output, the retries. Does not own: the choice of
-//! a merge and what becomes of its output, which are the volume's.
-//! Memory: one part of output, [`READ_BYTES`] of pages, a segment of relocated frames as they are and as they
-//! are stored, and what waits for it, beside the heads of the inputs and the indexes of segments. A node
-//! makes two merges at once for each of its few stores (`merge_turns.rs`), so they need no share of the
-//! memory for uploads: commits never wait for them.
-//! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
-//! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
-//! does an output that the store refuses twice: the list stays as it is. A segment whose frames cannot be
-//! relocated, found so twice, stays. Only merges into the base relocate: those of levels are not to wait.
-//! What was relocated before an attempt failed is not stored again.
+//! Owns: reading indexes and pages, the parts of the output, the retries. Does not own: the choice of a merge
+//! and the use of its output, which belong to the volume.
+//! Memory: one part of output, [`READ_BYTES`] of pages, a segment of relocated frames in raw and stored form,
+//! and its pending input, plus the heads of the inputs and the indexes of segments. A node runs two merges in
+//! parallel for each of its few stores (`merge_turns.rs`), so they need no share of the upload memory:
+//! commits never wait for them.
+//! On failure: a merge restarts while the store does not answer. All heads are read before the first part is
+//! created. An input confirmed as damaged or missing ends the merge, and so does an output that the store
+//! rejects twice: the list does not change. A segment whose frames are confirmed as unreadable stays. Only
+//! merges into the base relocate frames, so that those of levels are not delayed. Data relocated before a
+//! failed attempt is not stored again.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -35,15 +35,15 @@ mod relocate;
 
 use relocate::Mover;
 
-/// Bytes of pages in memory, of all inputs together; of each input at least a page.
+/// Bytes of pages in memory, for all inputs together; at least one page per input.
 const READ_BYTES: u64 = 4 << 20;
 
 /// The part of a merge that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failed {
-    /// An input could not be read: its place in the plan.
+    /// An input could not be read: its index in the plan.
     Input(usize),
-    /// Frames of this segment could not be relocated; none: those that could be were not stored.
+    /// Frames of this segment could not be relocated; `None`: relocated frames could not be stored.
     Relocation(Option<SegmentId>),
     /// The output was not stored.
     Output,
@@ -57,7 +57,7 @@ struct Unmerged {
 }
 
 impl Unmerged {
-    /// The store's answer that ends the merge once it came twice.
+    /// Returns the response that ends the merge once it is confirmed.
     fn finding(&self) -> Option<String> {
         if let ObjectError::Store { source: StoreError::Refused { code, .. }, .. } = &self.error {
             return Some(code.clone());
@@ -66,12 +66,12 @@ impl Unmerged {
     }
 }
 
-/// Relocation of a merge, kept over its attempts: its inputs do not change.
+/// Relocation of a merge, kept across its attempts because its inputs do not change.
 #[derive(Debug, Default)]
 struct Relocation {
     /// The segments to relocate, and the group of each.
     groups: HashMap<SegmentId, u32>,
-    /// Segments that were made of their frames.
+    /// Segments created from their frames.
     stored: HashMap<Fingerprint, SegmentRef>,
 }
 
@@ -80,7 +80,7 @@ struct PageReader<'a, S> {
     sides: &'a S,
     objects: &'a dyn ObjectStore,
     plan: &'a MergePlan,
-    /// The heads of the merged inputs, by their place in the plan.
+    /// The heads of the merged inputs, by their index in the plan.
     inputs: &'a [Input],
 }
 
@@ -90,11 +90,11 @@ struct Output<'a, S, T> {
     mover: Mover<'a, S, T>,
     id: RunId,
     part_bytes: usize,
-    /// Gone while a step is made.
+    /// `None` while a step is in progress.
     merge: Option<Merge>,
-    /// Once all inputs were read.
+    /// Set once all inputs are read.
     closed: Option<(RunRef, RunHead)>,
-    /// The reason, if no part was made.
+    /// The reason why a part was not created.
     failed: Option<Unmerged>,
 }
 
@@ -146,7 +146,7 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
 }
 
 impl<S: Sides> PageReader<'_, S> {
-    /// The segments to relocate: reads all pages once.
+    /// Returns the segments to relocate; reads all pages once.
     async fn sparse(&self) -> Result<Vec<SegmentId>, Unmerged> {
         let mut survey = Merge::survey(self.inputs.iter().cloned());
         loop {
@@ -167,7 +167,7 @@ impl<S: Sides> PageReader<'_, S> {
         }
     }
 
-    /// Reads `page` of an input, and as many behind it as there is room for.
+    /// Reads `page` of an input, and as many pages after it as memory permits.
     async fn feed(&self, merge: &mut Merge, input: usize, page: usize) -> Result<(), ObjectError> {
         let (Input::Merged(head), Run::Merged(run)) = (&self.inputs[input], &self.plan.inputs[input]) else {
             unreachable!("only merged runs have pages");
@@ -198,10 +198,10 @@ impl<S: Sides> PageReader<'_, S> {
 }
 
 impl<S: Sides, T: Environment> Background<S, T> {
-    /// Does a merge.
+    /// Runs a merge.
     ///
     /// # Errors
-    /// The input that is damaged, or the oldest one where the store refuses the output.
+    /// The damaged input, or the oldest one if the store rejects the output.
     pub(crate) async fn merge(&self, plan: &MergePlan) -> Result<RunRef, PlacedId> {
         let mut backoff = JobBackoff::of_commits();
         let mut before: Option<(Failed, Option<String>)> = None;
@@ -222,7 +222,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
             before = now;
             let (volume, source): (_, &(dyn Error + 'static)) = (&self.volume, error);
             match failed {
-                // A merge does not wait for what it could do without.
+                // A merge does not wait for optional work.
                 Failed::Relocation(Some(segment)) if is_again => {
                     tracing::error!(%volume, %segment, error = source, "segment was not relocated; a scrub names what is damaged");
                     relocation.get_or_insert_default().groups.remove(segment);
@@ -246,7 +246,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
     }
 
-    /// One attempt. `relocation` is there once the segments to relocate are known.
+    /// Makes one attempt. `relocation` is set once the segments to relocate are known.
     async fn merge_once(
         &self,
         plan: &MergePlan,
@@ -266,7 +266,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
                 relocation.insert(Relocation { groups, stored: HashMap::new() })
             }
         };
-        // What an attempt stored may differ from what the next one would: each has a name of its own.
+        // The objects of two attempts may differ: each has its own name.
         let mut id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
         if !safeguard(AddOnlyOwn) {
             id.0.owner = plan.inputs.last().map_or(0, |run| run.id().owner);
@@ -311,8 +311,8 @@ impl<S: Sides, T: Environment> Background<S, T> {
     }
 }
 
-/// Length of the output's parts: `usual`, or so long that a store takes all of them. A run of zeros may be
-/// cut at each entry of another input, so the output has at most twice the bytes of the inputs.
+/// Returns the length of the output's parts: `usual`, or longer if there would be too many. A run of zeros
+/// may be split at each entry of another input, so the output has at most twice the bytes of the inputs.
 fn part_bytes(plan: &MergePlan, usual: usize) -> usize {
     let bytes = |run: &Run| match run {
         Run::Segment(segment) => u64::from(segment.index_bytes),

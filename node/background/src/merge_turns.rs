@@ -1,4 +1,4 @@
-//! Turns of the merges of a node.
+//! Scheduling of a node's merges.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use tokio::sync::Mutex;
 
 use crate::upload_memory::StoreKey;
 
-/// A turn of merges, which have it one after another.
+/// A queue of merges that run sequentially.
 type Turn = Arc<Mutex<()>>;
 
-/// Turns of a node's merges, first come, first served. One into a base may take hours, and those of levels do
-/// not wait for it; nor does the merge of a store for one whose requests to another store hang (25).
+/// Queues of a node's merges, first come, first served. A merge into the base may take hours: those of levels
+/// do not wait for it, nor do stores wait for another store's hanging requests (25).
 #[derive(Debug, Default)]
 pub struct MergeTurns {
     levels: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
@@ -35,8 +35,8 @@ impl MergeTurns {
 mod tests {
     use super::*;
 
-    /// The turn goes to the one that waits at the lowest number, and a number that is free is used again:
-    /// while others come, a volume may wait without end.
+    /// The turn goes to the waiter with the lowest number, and a free number is reused: while others arrive,
+    /// a volume may wait without end.
     #[tokio::test]
     async fn merges_into_the_base_take_turns() {
         use tokio::sync::oneshot;
@@ -67,7 +67,7 @@ mod tests {
                 let _waits = begin(2);
                 settle().await;
                 assert_eq!(*order.lock().await, [0], "one at a time");
-                // Each that ends is followed by another: there is always one that waits beside volume 2.
+                // Each one that ends is replaced: volume 2 is never the only waiter.
                 for name in 3..20 {
                     drop(std::mem::replace(&mut running, next));
                     settle().await;

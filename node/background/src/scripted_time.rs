@@ -1,4 +1,4 @@
-//! Time that passes at once, and lets a test change the world meanwhile. What is random differs each time.
+//! Time that passes instantly, and lets a test change state in the meantime. Random values are unique.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::Environment;
 
-/// Calls `meanwhile` with the number of each wait, from 1.
+/// Calls `meanwhile` with the number of each wait, starting at 1.
 pub(crate) struct ScriptedTime<F> {
     pub(crate) waits: Mutex<Vec<Duration>>,
     meanwhile: F,

@@ -2,13 +2,14 @@
 //!
 //! Owns: the numbers of the slots, the free slots, and the index from contents to slots. Does not own: the
 //! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
-//! Contents that were fetched ahead of a reader, and not read yet, take a quarter of the slots at most: the
-//! oldest of them makes room for the next, and none of those that were read.
-//! Contents of an earlier process have the slots that its table named (`holdfast_format::slab_table`). None
-//! is handed out before its bytes were compared with their proof, and what differs is forgotten.
-//! Runs on: whatever polls its futures.
-//! On failure: where the disk has no room for a slot that was never written, the index gives back one that
-//! was, and grows again once the disk has room. What no slot takes is handed back: nothing waits for a disk.
+//! Contents that were prefetched and not read yet use at most a quarter of the slots: the oldest of them
+//! makes room for the next, and none that were read. Contents of an earlier process are in the slots that its
+//! table named (`holdfast_format::slab_table`). None is returned before its bytes are verified with their
+//! proof; mismatches are forgotten.
+//! Runs on: any executor that polls its futures.
+//! On failure: if the disk has no space for a never-written slot, the index evicts a written one, and grows
+//! again once the disk has space. A content that fits no slot is returned to the caller: nothing waits for a
+//! disk.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;
@@ -28,73 +29,72 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, UnitWeighter};
 use tokio::sync::Semaphore;
 
-/// The keys are checksums, so no seed is needed; the same contents leave the index in the same order in every
-/// process.
+/// The keys are checksums, so no seed is needed; the eviction order is the same in every process.
 type Hasher = BuildHasherDefault<DefaultHasher>;
 
-/// Contents that were fetched ahead and not read yet have one slot in so many at most.
+/// Prefetched unread contents use at most one slot in this many.
 const UNREAD_SHARE: u64 = 4;
-/// Share of the index for contents that were used twice. The others enter the rest of it, where the oldest
-/// leaves first: a little more than what may be unread, so that nothing leaves before its reader comes.
+/// Share of the index for contents used twice. The others enter the rest, where the oldest leaves first:
+/// slightly more than the limit of unread ones, so that none leaves before its reader comes.
 const USED_TWICE_SHARE: f64 = 0.70;
 
-/// Of so many contents that need a slot while the disk is full, one tries whether it has room again.
+/// While the disk is full, one in this many contents that need a slot retries whether it has space again.
 const TRY_ROOM_EVERY: u64 = 64;
-/// Slots that are tried for a content that finds no room in one.
+/// Number of slots tried for a content that finds no space in one.
 const TRIES_WHILE_FULL: u32 = 4;
-/// Slots that are compared with their proofs at a time: 8 MiB of blocks.
+/// Maximum slots verified in parallel: 8 MiB of blocks.
 const COMPARES: usize = 64;
 
-/// A slot with a content; it keeps both while this is held.
+/// A slot with a content; holding this keeps both.
 #[derive(Clone, Debug)]
 pub struct Slot(Arc<OwnedSlot>);
 
 impl Slot {
-    /// Its place in the slab, counted in blocks.
+    /// Returns its position in the slab, in blocks.
     pub fn number(&self) -> u32 {
         self.0.number
     }
 
-    /// Records that the disk failed a write or a read of it: it is the last to be used again.
+    /// Records that the disk failed a write or a read of it: it becomes the last to be reused.
     pub fn set_failed(&self) {
         self.0.has_room.store(false, Ordering::Relaxed);
     }
 
-    /// The same, which keeps nothing.
+    /// Returns a weak reference.
     pub(crate) fn downgrade(&self) -> WeakSlot {
         WeakSlot(Arc::downgrade(&self.0))
     }
 }
 
-/// A slot that had a content.
+/// A weak reference to a slot with a content.
 #[derive(Clone, Debug)]
 pub(crate) struct WeakSlot(Weak<OwnedSlot>);
 
 impl WeakSlot {
-    /// The slot, if it has this content still.
+    /// Returns the slot if it still has this content.
     #[inline]
     pub(crate) fn upgrade(&self) -> Option<Slot> {
         self.0.upgrade().map(Slot)
     }
 
-    /// Returns true if it does not.
+    /// Returns true if it no longer has this content.
     pub(crate) fn is_gone(&self) -> bool {
         self.0.strong_count() == 0
     }
 }
 
-/// Contents that were fetched ahead of a reader, counted since the table was made.
+/// Prefetched contents, counted since the table was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AheadCounts {
-    /// All of them.
+    /// All prefetched contents.
     pub fetched: u64,
     /// Those that a reader took.
     pub used: u64,
-    /// Those that left their slot before any did.
+    /// Those evicted before any reader took them.
     pub unused: u64,
 }
 
-/// The same, as they are counted.
+/// Counters for [`AheadCounts`].
 #[derive(Debug, Default)]
 struct AheadCounters {
     fetched: AtomicU64,
@@ -102,18 +102,18 @@ struct AheadCounters {
     unused: AtomicU64,
 }
 
-/// Contents that an earlier process had fetched.
+/// Contents fetched by an earlier process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OldCounts {
-    /// Those that this process found in the index when it began.
+    /// Those in the index at this process's start.
     pub found: u64,
-    /// Those that were compared since, and found right.
+    /// Those verified since.
     pub used: u64,
     /// Those whose slots had other bytes, or could not be read.
     pub refused: u64,
 }
 
-/// The same, as they are counted.
+/// Counters for [`OldCounts`].
 #[derive(Debug, Default)]
 struct OldCounters {
     found: u64,
@@ -125,21 +125,21 @@ struct OldCounters {
 struct OwnedSlot {
     number: u32,
     key: ContentKey,
-    /// It was written: the file has its bytes.
+    /// True if it was written: the file has space for it.
     has_room: AtomicBool,
-    /// It was fetched ahead, and no reader took it yet.
+    /// True if it was prefetched, and no reader took it yet.
     is_unread: AtomicBool,
-    /// It was filled for a reader that is still to come: that one's read is no second use.
+    /// True if it was filled for a pending reader, whose read is no second use.
     is_awaited: AtomicBool,
-    /// That of an earlier process, which filled it.
+    /// The proof recorded by the earlier process that filled it.
     proof: [u8; 16],
-    /// This process filled it, or found its bytes right.
+    /// True if this process filled or verified it.
     is_proven: AtomicBool,
     free: Arc<FreeSlots>,
 }
 
 impl OwnedSlot {
-    /// A slot that is being filled, or with its proof one that was by an earlier process.
+    /// Creates a slot that is being filled or, with its proof, one filled by an earlier process.
     fn new(slot: FreeSlot, key: ContentKey, proof: Option<[u8; 16]>, free: Arc<FreeSlots>) -> Self {
         Self {
             number: slot.number,
@@ -153,13 +153,13 @@ impl OwnedSlot {
         }
     }
 
-    /// The entry to compare its bytes with before anything reads them.
+    /// Returns the entry to verify its bytes with before anything reads them.
     fn unproven(&self) -> Option<SlabEntry> {
         let Self { key, proof, .. } = *self;
         (!self.is_proven.load(Ordering::Acquire)).then_some(SlabEntry { key, proof })
     }
 
-    /// A reader takes it.
+    /// Records that a reader takes it.
     fn set_read(&self) {
         if self.is_unread.load(Ordering::Relaxed) && self.is_unread.swap(false, Ordering::Relaxed) {
             self.free.ahead.used.fetch_add(1, Ordering::Relaxed);
@@ -183,11 +183,11 @@ impl Drop for OwnedSlot {
 /// Numbers of the free slots.
 #[derive(Debug)]
 struct Numbers {
-    /// Of slots that were written, so that another content needs no room. The last is used first.
+    /// Slots that were written, so that another content needs no space. The last is used first.
     written: Vec<u32>,
-    /// Of slots that were not, or that the disk failed. The last is used first.
+    /// Slots that were never written, or that the disk failed. The last is used first.
     fresh: Vec<u32>,
-    /// The disk had no room for a fresh one: so many were taken since.
+    /// Number of slots taken since the disk had no space for a fresh one; `None` while it has space.
     taken_while_full: Option<u64>,
 }
 
@@ -195,7 +195,7 @@ impl Numbers {
     fn take(&mut self) -> Option<FreeSlot> {
         let written = |numbers: &mut Self| Some(FreeSlot { number: numbers.written.pop()?, has_room: true });
         let fresh = |numbers: &mut Self| Some(FreeSlot { number: numbers.fresh.pop()?, has_room: false });
-        // Now and then a fresh one, to find out whether the disk has room again.
+        // Occasionally a fresh one, to find out whether the disk has space again.
         let tries_room = self.taken_while_full.as_mut().is_some_and(|taken| {
             *taken += 1;
             taken.is_multiple_of(TRY_ROOM_EVERY)
@@ -214,7 +214,7 @@ struct FreeSlot {
 #[derive(Debug)]
 struct FreeSlots {
     numbers: Mutex<Numbers>,
-    /// A permit for each of them.
+    /// One permit per free slot.
     count: Semaphore,
     ahead: AheadCounters,
 }
@@ -228,7 +228,7 @@ impl FreeSlots {
         }
     }
 
-    /// Adds slots that were never written. The last is used first.
+    /// Adds never-written slots. The last is used first.
     fn add_fresh(&self, slots: impl Iterator<Item = u32>) {
         let mut numbers = self.numbers.lock();
         let before = numbers.fresh.len();
@@ -252,13 +252,13 @@ impl FreeSlots {
         self.numbers.lock().take().expect("there is a number for each permit")
     }
 
-    /// Takes one, if one is free.
+    /// Takes a free slot, if one exists.
     fn try_take(&self) -> Option<FreeSlot> {
         self.count.try_acquire().ok()?.forget();
         self.numbers.lock().take()
     }
 
-    /// Takes one that was written, if one is free.
+    /// Takes a free written slot, if one exists.
     fn take_written(&self) -> Option<FreeSlot> {
         let permit = self.count.try_acquire().ok()?;
         let number = self.numbers.lock().written.pop()?;
@@ -267,7 +267,7 @@ impl FreeSlots {
     }
 }
 
-/// A content that no slot took.
+/// A content that fits no slot.
 #[derive(Debug)]
 pub struct Unkept<B> {
     /// The content.
@@ -279,56 +279,56 @@ pub struct Unkept<B> {
 /// Reason why a content is in no slot.
 #[derive(Debug)]
 pub enum NoSlot<B, E> {
-    /// It could not be made.
+    /// It could not be created.
     Unmade(E),
-    /// The file did not take it.
+    /// The file did not accept it.
     Unkept(Unkept<B>),
 }
 
-/// The use for which a slot is filled.
+/// Purpose of filling a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum For {
     /// A reader that waits for it: its first use.
     Reader,
-    /// A reader that asks for it right after.
+    /// A reader that requests it right afterwards.
     LaterRead,
     /// A reader that may never come.
     ReadAhead,
-    /// A later time, by a caller that waits for no slot.
+    /// Later use, by a caller that waits for no slot.
     Spare,
 }
 
-/// The filesystem has no room for a write.
+/// Returns true if the filesystem has no space for a write.
 fn is_full(error: &io::Error) -> bool {
     [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind())
 }
 
-/// Index from contents to slots. It never holds all slots: each that is filled evicts one before the free
+/// Index from contents to slots. It never holds all slots: each filled one evicts another before the free
 /// slots run out.
 pub struct SlotTable {
     index: Cache<ContentKey, Slot, UnitWeighter, Hasher>,
-    /// Contents that the index holds at most while the disk has room.
+    /// Maximum contents in the index while the disk has space.
     capacity: u64,
-    /// Slots whose contents were fetched ahead, the oldest first. Some were read since.
+    /// Slots with prefetched contents, oldest first. Some were read since.
     ahead: Mutex<VecDeque<Weak<OwnedSlot>>>,
     old: OldCounters,
-    /// Held while a slot is compared with its proof, by the slot's number.
+    /// Locked while a slot is verified, by the slot's number.
     comparing: [tokio::sync::Mutex<()>; COMPARES],
     free: Arc<FreeSlots>,
 }
 
 impl SlotTable {
-    /// A table of `slots`, which are all free, with an index of at most `shards` parts for all but `spare` of
-    /// them: those are for blocks that are being filled, or read while they are evicted.
+    /// Creates a table of `slots` free slots, with an index of at most `shards` shards for all except `spare`
+    /// of them: those are for blocks being filled, or read during their eviction.
     ///
     /// # Panics
-    /// If the index could hold more than that.
+    /// If the index could hold more slots.
     pub fn new(slots: u32, spare: u32, shards: usize) -> Self {
         Self::with_old(slots, spare, shards, [])
     }
 
-    /// The same with the contents `old` that an earlier process wrote, each of which enters the index as it
-    /// comes. Where two slots name one content, or the index has no room for all, the others are free.
+    /// Like [`Self::new`], with the contents `old` that an earlier process wrote, each of which enters the
+    /// index in order. Duplicates, and contents beyond the index's capacity, leave their slots free.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -340,8 +340,8 @@ impl SlotTable {
     ) -> Self {
         let spare = if safeguard(SpareSlots) { spare } else { 0 };
         let most = (slots - spare) as usize;
-        // The cache has parts of at least 32, as many as a power of two says, and rounds the share of each
-        // up.
+        // The cache has a power of two as its number of shards, each with at least 32 entries, and rounds the
+        // share of each up.
         let mut shards = shards.next_power_of_two();
         while shards > 1 && most / shards < 32 {
             shards /= 2;
@@ -382,16 +382,15 @@ impl SlotTable {
         }
     }
 
-    /// Contents that an earlier process had fetched.
+    /// Returns the counts of contents that an earlier process had fetched.
     pub fn old(&self) -> OldCounts {
         let OldCounters { found, used, refused } = &self.old;
         let [used, refused] = [used, refused].map(|count| count.load(Ordering::Relaxed));
         OldCounts { found: *found, used, refused }
     }
 
-    /// Has a content that an earlier process wrote be compared with its proof before its first use, and
-    /// forgets it where the slot has other bytes, or the disk cannot read it. One caller compares a slot, and
-    /// the others wait for it.
+    /// Verifies a content that an earlier process wrote before its first use, and forgets it if the slot has
+    /// other bytes or is unreadable. One caller verifies a slot, and the others wait for it.
     pub async fn prove<P>(&self, key: &ContentKey, is_proven: impl FnOnce(Slot, SlabEntry) -> P)
     where
         P: Future<Output = io::Result<bool>>,
@@ -414,13 +413,13 @@ impl SlotTable {
         }
     }
 
-    /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a
-    /// free slot, and hands it back; where that finds no room, into others that were written.
-    /// Fetches of one content coalesce. What an earlier process wrote is handed out once `is_proven` has read
-    /// it, and found that it is what the entry says.
+    /// Returns the slot of this content. If it has none, `fetch` creates the content, and `write` puts it
+    /// into a free slot and returns it; without space, it is written to previously written slots. Concurrent
+    /// fetches of one content coalesce. A content of an earlier process is returned once `is_proven` has read
+    /// it and found that it matches the entry.
     ///
     /// # Errors
-    /// Those of `fetch`; [`Unkept`] with the last one of `write`. Nothing is kept of them.
+    /// Those of `fetch`; [`Unkept`] with the last error of `write`. The table does not keep such a content.
     pub async fn slot<B, E, P, W>(
         &self,
         key: &ContentKey,
@@ -432,12 +431,12 @@ impl SlotTable {
         P: Future<Output = io::Result<bool>>,
         W: Future<Output = (B, io::Result<()>)>,
     {
-        // From here on the index has no other of an earlier process: those come with the table alone.
+        // From here on, the index has no unverified content of this key: those only come with the table.
         self.prove(key, is_proven).await;
         let slot = self.find_or_fill(key, fetch, write, For::Reader).await?;
         slot.0.set_read();
         if slot.0.is_awaited.swap(false, Ordering::Relaxed) {
-            // The reader waited for what another filled for it, and the index took that for a second use.
+            // The reader waited for another caller's fill, which the index counted as a second use.
             let is_same = |held: &Slot| Arc::ptr_eq(&held.0, &slot.0);
             if self.index.remove_if(key, is_same).is_some() {
                 self.index.insert(*key, slot.clone());
@@ -446,7 +445,8 @@ impl SlotTable {
         Ok(slot)
     }
 
-    /// The same for a reader that asks for the content right after: its read is the first use.
+    /// Like [`Self::slot`], for a reader that requests the content right afterwards: its read is the first
+    /// use.
     ///
     /// # Errors
     /// As [`Self::slot`].
@@ -462,7 +462,7 @@ impl SlotTable {
         self.find_or_fill(key, fetch, write, For::LaterRead).await.map(drop)
     }
 
-    /// The same for a content that no reader asks for yet: it is unread until one does.
+    /// Like [`Self::slot`], for a content without a reader yet: it is unread until one comes.
     ///
     /// # Errors
     /// As [`Self::slot`].
@@ -482,10 +482,10 @@ impl SlotTable {
         Ok(())
     }
 
-    /// The same for a content that has no reader yet, and that is handed back where no slot is free.
+    /// Like [`Self::slot`], for a content without a reader yet; returns it if no slot is free.
     ///
     /// # Errors
-    /// As [`Self::slot`]; [`io::ErrorKind::WouldBlock`] where no slot is free.
+    /// As [`Self::slot`]; [`io::ErrorKind::WouldBlock`] if no slot is free.
     pub async fn fill_spare<B, E, W>(
         &self,
         key: &ContentKey,
@@ -498,7 +498,7 @@ impl SlotTable {
         self.find_or_fill(key, fetch, write, For::Spare).await.map(drop)
     }
 
-    /// Adds a slot to those that are unread; the oldest of them leaves its slot where they are too many.
+    /// Adds a slot to the unread ones; evicts the oldest if there are too many.
     fn bound_unread(&self, slot: Weak<OwnedSlot>) {
         let mut ahead = self.ahead.lock();
         ahead.push_back(slot);
@@ -511,12 +511,12 @@ impl SlotTable {
         }
     }
 
-    /// Contents that may be fetched ahead and not read yet.
+    /// Returns the maximum of prefetched unread contents.
     pub fn unread_most(&self) -> u64 {
         self.capacity / UNREAD_SHARE
     }
 
-    /// Contents that were fetched ahead.
+    /// Returns the counts of prefetched contents.
     pub fn ahead(&self) -> AheadCounts {
         let AheadCounters { fetched, used, unused } = &self.free.ahead;
         let [fetched, used, unused] = [fetched, used, unused].map(|count| count.load(Ordering::Relaxed));
@@ -553,14 +553,14 @@ impl SlotTable {
                     return Err(NoSlot::Unkept(Unkept { content, error: io::ErrorKind::WouldBlock.into() }));
                 };
                 let mut filled = self.fill(key, first, content, &write).await;
-                // One that an earlier process wrote may have no room: the file was cut off, or copied without
-                // its zeros.
+                // A slot written by an earlier process may have no space: the file was truncated, or copied
+                // as sparse.
                 for _ in 0..TRIES_WHILE_FULL {
                     let unkept = match filled {
                         Err(unkept) if is_full(&unkept.error) => unkept,
                         ended => return ended.map(published).map_err(NoSlot::Unkept),
                     };
-                    // Others are given back only where none that was written is free.
+                    // Others are only evicted if no written slot is free.
                     let written = self.free.take_written().or_else(|| {
                         self.shrink();
                         self.free.take_written()
@@ -573,8 +573,8 @@ impl SlotTable {
             .await
     }
 
-    /// The slot of this content, if it is in one, for a reader; what an earlier process wrote, as
-    /// [`Self::slot`] does.
+    /// Returns the slot of this content for a reader, if it has one; contents of an earlier process are
+    /// handled as in [`Self::slot`].
     pub async fn get<P>(&self, key: &ContentKey, is_proven: impl FnOnce(Slot, SlabEntry) -> P) -> Option<Slot>
     where
         P: Future<Output = io::Result<bool>>,
@@ -588,7 +588,7 @@ impl SlotTable {
         Some(slot)
     }
 
-    /// Takes in that this slot was read without being asked for here.
+    /// Records that this slot was read without a lookup here.
     pub fn used(&self, slot: &Slot) {
         let _used_again = self.index.get(&slot.0.key);
     }
@@ -598,7 +598,7 @@ impl SlotTable {
         self.index.contains_key(key)
     }
 
-    /// Writes `content` into a slot that was free.
+    /// Writes `content` to a slot that was free.
     async fn fill<B, W: Future<Output = (B, io::Result<()>)>>(
         &self,
         key: &ContentKey,
@@ -619,8 +619,8 @@ impl SlotTable {
         Ok(slot)
     }
 
-    /// The disk has no room: the index is to hold fewer contents than now, and gives back the slots of
-    /// others.
+    /// Lowers the index's capacity below its current number of contents, and evicts others: the disk has no
+    /// space.
     fn shrink(&self) {
         self.free.numbers.lock().taken_while_full.get_or_insert(0);
         let (held, shards) = (self.index.len() as u64, self.index.num_shards() as u64);
@@ -632,18 +632,18 @@ impl SlotTable {
         self.index.set_capacity(each.max(1) * shards);
     }
 
-    /// Forgets a slot that the disk cannot read: its content is fetched again, into another.
+    /// Forgets a slot that the disk cannot read: its content is fetched again, into another slot.
     pub fn forget(&self, slot: &Slot) {
         slot.set_failed();
         self.index.remove_if(&slot.0.key, |held| Arc::ptr_eq(&held.0, &slot.0));
     }
 
-    /// Contents that are in a slot.
+    /// Returns the number of contents in slots.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// True if no content is in a slot.
+    /// Returns true if no content is in a slot.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }

@@ -1,33 +1,33 @@
-//! Streams: sequential readers of one volume, recognized by what they read from the store.
+//! Streams: sequential readers of one volume, detected from their reads of the store.
 //!
-//! Owns: the choice of blocks to fetch ahead. Does not own: the fetching; it does not know which blocks are
-//! there already.
+//! Owns: the choice of blocks to prefetch. Does not own: the fetching; it does not know which blocks are
+//! already cached.
 //! Pure: no I/O, no clock.
 //!
-//! A *stream* is believed once [`REQUESTS`] requests followed each other without a gap, over [`BLOCKS`]
-//! borders of blocks. One request proves nothing, however long it is: the kernel reads around each page fault
-//! of a mapped file. The window of a believed stream begins with [`FIRST_WINDOW`] times its request, and
-//! doubles each time the reader has used a quarter of it. A reader that goes elsewhere is a new stream, and
-//! must be believed again; its old stream is forgotten once [`STREAMS`] others were read. After each failure
-//! twice as many requests must follow each other, until blocks were fetched ahead again.
+//! A *stream* is confirmed after [`REQUESTS`] contiguous requests that crossed [`BLOCKS`] block boundaries.
+//! One request proves nothing, however long it is: the kernel reads around each page fault of a mapped file.
+//! The window of a confirmed stream starts at [`FIRST_WINDOW`] times its request, and doubles each time the
+//! reader has used a quarter of it. A reader that jumps starts a new stream, which must be confirmed again;
+//! its old stream is forgotten once [`STREAMS`] others were read. Each failure doubles the number of required
+//! requests, until blocks are prefetched again.
 
 use std::ops::Range;
 
 use holdfast_engine::event::RequestId;
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SectorRange};
 
-/// Streams of a volume that are followed at a time.
+/// Maximum streams per volume.
 const STREAMS: usize = 4;
-/// Requests after which a stream is believed.
+/// Number of requests that confirm a stream.
 const REQUESTS: u32 = 3;
-/// Failures in a row that are counted.
+/// Maximum counted consecutive failures.
 const FAILURES: u32 = 8;
-/// Borders of blocks that it must cross as well.
+/// Block boundaries that it must also cross.
 const BLOCKS: u64 = 2;
-/// Sectors by which a request of a believed stream may miss its end, either way: readers with several
-/// requests in flight, and data in between that is local.
+/// Tolerance in sectors, in both directions, between a confirmed stream's end and its next request: for
+/// readers with several requests in flight, and for local data in between.
 const SLACK_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
-/// Blocks of the first window for each block of the request.
+/// Blocks of the first window per block of the request.
 const FIRST_WINDOW: u64 = 4;
 /// Blocks of the largest window: 16 MiB.
 pub const MAX_WINDOW: u64 = (16 << 20) / BLOCK_BYTES;
@@ -44,40 +44,40 @@ pub struct ColdPart {
 }
 
 impl ColdPart {
-    /// Its last block.
+    /// Returns its last block.
     pub fn last_block(self) -> u64 {
         SectorRange::new(self.range.end() - 1, 1).start.block().0
     }
 
-    /// First sector of the request.
+    /// Returns the first sector of the request.
     fn request_start(self) -> u64 {
         self.range.start.0.saturating_sub(u64::from(self.at_bytes) / SECTOR_BYTES)
     }
 }
 
-/// Requests, or parts of them, that followed each other and were answered without a task: blocks that they
-/// read were known to be in the slab.
+/// Contiguous requests, or parts of them, that were served without a task, because their blocks were known to
+/// be in the slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassedReads {
-    /// First sector of the first one.
+    /// First sector of the first request.
     pub start: u64,
     /// The sector after the last one.
     pub end: u64,
-    /// The requests that began among them.
+    /// Number of requests that began among them.
     pub requests: u32,
 }
 
-/// The last of these, by the places where readers are. That of the last read comes last.
+/// The latest passed reads of each reader position, most recent last.
 #[derive(Debug, Default)]
 pub struct PassedStreams(Vec<PassedReads>);
 
 impl PassedStreams {
-    /// Takes in a part of a request; `is_first`: the request begins with it.
+    /// Records a part of a request; `is_first`: it is the request's first part.
     #[inline]
     pub fn read(&mut self, range: SectorRange, is_first: bool) {
         let requests = u32::from(is_first);
         if let Some(at) = self.0.iter().rposition(|reads| reads.end == range.start.0) {
-            // The one that was read last comes last.
+            // The most recently read one is last.
             self.0[at..].rotate_left(1);
             let reads = self.0.last_mut().expect("it was found");
             reads.end = range.end();
@@ -90,7 +90,7 @@ impl PassedStreams {
         self.0.push(PassedReads { start: range.start.0, end: range.end(), requests });
     }
 
-    /// All of them, the oldest first.
+    /// Returns all of them, oldest first.
     pub fn take(&mut self) -> Vec<PassedReads> {
         std::mem::take(&mut self.0)
     }
@@ -98,9 +98,9 @@ impl PassedStreams {
 
 #[derive(Debug)]
 struct Stream {
-    /// The sector after the last one that was read.
+    /// The sector after the last one read.
     next: u64,
-    /// The block it began with.
+    /// The block where it began.
     first_block: u64,
     requests: u32,
     /// Blocks of its window; 0 before the first step.
@@ -121,8 +121,8 @@ impl Stream {
         (self.next.saturating_sub(slack)..=self.next + slack).contains(&start)
     }
 
-    /// The blocks that the window grows by now, at most `room`; the reader is at `part`. It is believed after
-    /// `requests`.
+    /// Returns the blocks to add to the window now, at most `room`; the reader is at `part`. The stream is
+    /// confirmed after `requests`.
     fn step(&mut self, part: ColdPart, requests: u32, most: u64, room: u64) -> Option<Range<u64>> {
         let here = part.last_block() + 1;
         let is_believed = self.requests >= requests && here > self.first_block + BLOCKS;
@@ -131,7 +131,7 @@ impl Stream {
             return None;
         }
         let ahead = self.end.saturating_sub(here);
-        // The window grows by a quarter or more, so that a request to the store brings many blocks.
+        // The window grows by at least a quarter, so that one request to the store brings many blocks.
         if self.window > 0 && ahead > self.window - self.window / 4 {
             return None;
         }
@@ -147,25 +147,24 @@ impl Stream {
 /// The streams of a volume.
 #[derive(Debug)]
 pub struct Streams {
-    /// The one that was read last comes first.
+    /// Most recently read first.
     streams: Vec<Stream>,
-    /// The part that came last.
+    /// The most recent part.
     last: Option<ColdPart>,
     /// Blocks of the largest window.
     most: u64,
-    /// Failures since blocks were last fetched ahead.
+    /// Failures since the last successful prefetch.
     failures: u32,
 }
 
 impl Streams {
-    /// None yet; their windows have at most `most` blocks, and [`MAX_WINDOW`].
+    /// Starts without streams; their windows have at most `most` blocks, and [`MAX_WINDOW`].
     pub fn new(most: u64) -> Self {
         Self { streams: Vec::new(), last: None, most: most.min(MAX_WINDOW), failures: 0 }
     }
 
-    /// Takes the next part that is read, in the order of arrival. Returns the blocks to fetch ahead of it, at
-    /// most `room`. They begin right after the part at the earliest, and end [`MAX_WINDOW`] after it at the
-    /// latest.
+    /// Records the next part, in the order of arrival. Returns the blocks to prefetch, at most `room`. They
+    /// start right after the part at the earliest, and end [`MAX_WINDOW`] after it at the latest.
     pub fn read(&mut self, part: ColdPart, room: u64) -> Option<Range<u64>> {
         let is_same_request = self.last.is_some_and(|last| {
             last.request == part.request
@@ -197,7 +196,7 @@ impl Streams {
         }
     }
 
-    /// Takes in what was read without being fetched, before the next part.
+    /// Records cached reads that precede the next part.
     pub fn passed(&mut self, reads: PassedReads) {
         let PassedReads { start, end, requests } = reads;
         match self.streams.iter().position(|stream| stream.continues(start)) {
@@ -219,14 +218,14 @@ impl Streams {
         self.streams.insert(0, stream);
     }
 
-    /// Forgets all streams: the store or the local disk failed what was to be fetched ahead.
+    /// Forgets all streams: the store or the local disk failed the prefetch.
     pub fn failed(&mut self) {
         self.streams.clear();
         self.last = None;
         self.failures = (self.failures + 1).min(FAILURES);
     }
 
-    /// Blocks were fetched ahead: failures before count no more.
+    /// Resets the failures after a successful prefetch.
     pub fn succeeded(&mut self) {
         self.failures = 0;
     }
@@ -335,7 +334,7 @@ mod tests {
         assert_eq!(jumped, [None, None, Some(10_003..10_007)]);
     }
 
-    /// Several requests in flight arrive in another order; what is local in between is not seen at all.
+    /// Several requests in flight arrive out of order; local data in between is invisible.
     #[test]
     fn a_believed_stream_survives_disorder_and_local_data() {
         let mut reader = Reader::new();
@@ -385,14 +384,14 @@ mod tests {
         assert_eq!(reads_of_a_step(&mut reader), 3);
     }
 
-    /// Blocks that were read before are known on the ring thread: the reads of them come to no stream.
+    /// Blocks that were read before are known on the ring thread: their reads reach no stream.
     #[test]
     fn a_reader_is_believed_by_what_was_passed() {
         let (mut streams, mut passed) = (Streams::new(MAX_WINDOW), PassedStreams::default());
         let mut believed = None;
         for sector in 0..BLOCK_SECTORS * 4 {
             let range = SectorRange::new(sector, 1);
-            // The first sector of each block alone is fetched.
+            // Only the first sector of each block is fetched.
             if sector % BLOCK_SECTORS > 0 {
                 passed.read(range, true);
                 continue;
@@ -406,7 +405,7 @@ mod tests {
         assert_eq!(believed, Some((2 * BLOCK_SECTORS, 3..7)), "as where each was fetched");
     }
 
-    /// Of a request over two blocks the first one was known: it is one request all the same.
+    /// The first of a request's two blocks was known: it still counts as one request.
     #[test]
     fn a_request_of_which_a_part_was_passed_continues_its_stream() {
         let (mut streams, sectors) = (Streams::new(MAX_WINDOW), BLOCK_SECTORS);
@@ -424,7 +423,7 @@ mod tests {
         assert_eq!(believed, Some((2, 4..8)));
     }
 
-    /// Found by reading: the reader that was there first was forgotten first, however much it read.
+    /// Found by review: the oldest reader was forgotten first, however much it read.
     #[test]
     fn random_reads_do_not_push_out_a_passed_reader() {
         let (mut streams, mut passed) = (Streams::new(MAX_WINDOW), PassedStreams::default());
@@ -443,7 +442,7 @@ mod tests {
         assert_eq!(believed, Some((2 * BLOCK_SECTORS, 3..7)));
     }
 
-    /// Found by reading: the first part of a random request was passed, and its second part counted as one of
+    /// Found by review: the first part of a random request was passed, and its second part counted as part of
     /// the last request, which had the same tag.
     #[test]
     fn a_part_of_another_request_with_the_same_tag_is_no_continuation() {
@@ -457,7 +456,7 @@ mod tests {
         assert_eq!(reader.streams.read(part, ROOM), None);
     }
 
-    /// Readers at more places than there are streams, and random ones, take no memory.
+    /// Readers at more positions than streams, and random ones, use no memory.
     #[test]
     fn few_passed_readers_are_remembered() {
         let mut passed = PassedStreams::default();

@@ -1,4 +1,4 @@
-//! Dirty sectors of a seal, read from the sides and compressed, some blocks at a time.
+//! Dirty sectors of a seal, read from the data files and compressed in batches of blocks.
 
 use std::io;
 use std::ops::Range;
@@ -16,13 +16,13 @@ use holdfast_types::{SECTOR_BYTES, SectorRange};
 use crate::compressors::{Borrowed, Compressor, PackPermit};
 use crate::upload_memory::Room;
 
-/// Alignment in memory of what a [`SideReader`] reads into, in bytes: enough for direct I/O on every disk.
+/// Memory alignment of a [`SideReader`]'s buffers, in bytes: sufficient for direct I/O on every disk.
 pub const BLOCK_ALIGNMENT: usize = 4096;
 
-/// Reads sectors of a side.
+/// Reads sectors of a data file.
 pub trait SideReader {
     /// Fills `buffer`, which is aligned to [`BLOCK_ALIGNMENT`] and as long as `range`, with the range's bytes
-    /// in `side`.
+    /// from `side`.
     ///
     /// # Errors
     /// The local disk's.
@@ -32,7 +32,7 @@ pub trait SideReader {
 /// Sectors of a seal that cannot be read.
 #[derive(Debug)]
 pub struct UnreadableSectors {
-    /// The sectors: at least one run. There may be more.
+    /// At least one run of unreadable sectors. More may exist.
     pub ranges: Vec<SectorRange>,
     /// The local disk's error for the last of them.
     pub error: io::Error,
@@ -42,23 +42,23 @@ pub struct UnreadableSectors {
 pub(crate) const MAX_UNREADABLE: u64 = 64;
 const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// Blocks of a seal, to be read and compressed in one go. The same sectors give the same frames each time:
-/// the sealed side is still.
+/// Blocks of a seal to read and compress together. The same sectors always give the same frames: the sealed
+/// side does not change.
 pub struct UploadBatch {
     dirty: Arc<[DirtyBlock]>,
     range: Range<usize>,
-    /// Until it is packed.
+    /// Present until it is packed.
     compressor: Option<Borrowed>,
-    /// Only unreadable sectors are looked for.
+    /// True to only look for unreadable sectors.
     is_search: bool,
     packed: PackedFrames,
     unreadable: Option<UnreadableSectors>,
-    /// The memory of its upload.
+    /// Memory of its upload.
     _room: Arc<Room>,
 }
 
 impl UploadBatch {
-    /// The blocks `range` of `dirty`.
+    /// Creates a batch of the blocks `range` of `dirty`.
     pub(crate) fn new(
         dirty: Arc<[DirtyBlock]>,
         range: Range<usize>,
@@ -70,7 +70,7 @@ impl UploadBatch {
         Self { dirty, range, compressor: Some(compressor), is_search, packed, unreadable, _room: room }
     }
 
-    /// Its blocks, at least one.
+    /// Returns its blocks, at least one.
     pub fn blocks(&self) -> &[DirtyBlock] {
         &self.dirty[self.range.clone()]
     }
@@ -85,14 +85,14 @@ impl UploadBatch {
         self.unreadable = Some(unreadable);
     }
 
-    /// Reads the sectors and compresses them. Reads files and computes: not for a thread that must not block.
+    /// Reads and compresses the sectors: file I/O and computation, not for a thread that must not block.
     ///
     /// # Panics
-    /// If it was packed before.
+    /// If it was already packed.
     pub fn pack(&mut self, sides: &impl SideReader) {
         let mut borrowed = self.compressor.take().expect("it was not packed before");
         let (Compressor { buffer, builder }, permit) = borrowed.with_permit();
-        // No frame of another batch can come into this one's segment.
+        // No frame of another batch may enter this one's segment.
         drop(builder.take_frames());
         builder.reserve(
             self.blocks().iter().map(|dirty| dirty.a.union(dirty.b).count() as usize * SECTOR).sum(),
@@ -121,7 +121,7 @@ impl UploadBatch {
         self.packed = builder.take_frames();
     }
 
-    /// The frames, or the sectors that cannot be read.
+    /// Returns the frames, or the unreadable sectors.
     pub(crate) fn finish(self) -> Result<PackedFrames, UnreadableSectors> {
         self.unreadable.map_or(Ok(self.packed), Err)
     }
@@ -140,7 +140,7 @@ fn read_block(
             let range = SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(length));
             let place = first as usize * SECTOR..(first + length) as usize * SECTOR;
             if sides.read(side, range, &mut buffer[place.clone()]).is_err() {
-                // Each sector may take the disk seconds, in which other batches are packed.
+                // Each sector may take the disk seconds, during which other batches are packed.
                 *permit = None;
                 read_each(sides, side, range, &mut buffer[place], unreadable);
             }
@@ -149,7 +149,7 @@ fn read_block(
 }
 
 impl UnreadableSectors {
-    /// Adds what was found after it. Returns true if the search ends here.
+    /// Adds later findings. Returns true if the search ends here.
     pub(crate) fn add(&mut self, later: Self) -> bool {
         self.error = later.error;
         self.ranges.extend(later.ranges);
@@ -166,7 +166,7 @@ fn count(ranges: &[SectorRange]) -> u64 {
     ranges.iter().map(|range| range.sectors).sum()
 }
 
-/// Reads one sector after the other, to know which of them cannot be read.
+/// Reads sectors individually to find the unreadable ones.
 fn read_each(
     sides: &impl SideReader,
     side: Side,

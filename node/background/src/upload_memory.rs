@@ -1,20 +1,21 @@
 //! Memory for the uploads of a node: the share of each, and their order.
 //!
-//! Owns: the bytes that uploads of all volumes may take together, and their division between stores.
-//! Does not own: the use of the memory. [`Ledger`] decides and knows neither time nor tasks; [`UploadMemory`]
-//! wakes the uploads that wait.
+//! Owns: the bytes that uploads of all volumes may use together, and their division between stores.
+//! Does not own: the use of the memory. [`Ledger`] decides, without time or tasks; [`UploadMemory`] wakes
+//! waiting uploads.
 //!
-//! An attempt to upload begins with the least that it can proceed with: one part. It takes more while it runs
-//! and gives back what each stored part took. Invariants:
-//! - Uploads hold at most the whole, unless a single one is larger; nothing between two attempts.
-//! - Of the half of the memory, each store that has volumes on the node may always have its share, so that
-//!   stores that do not answer leave room for the others. Beyond that a store may have all that is free.
-//! - Uploads that wait to begin come before those that want more: the store that holds least first.
-//! - A sixteenth is for small uploads alone, which pass the others: those that a FLUSH waits for are small.
-//!   They pass no upload that has the reservation below and needs a part of that sixteenth.
-//! - A store whose last attempt failed has one upload, with its least.
-//! - An upload that waits to be the first of a store that answers is overtaken only until the memory that the
-//!   others give back is enough for it.
+//! An upload attempt starts with the minimum for progress: one part. It takes more while it runs and releases
+//! the memory of each stored part. Invariants:
+//! - Uploads hold at most the whole memory, unless a single one is larger; they hold nothing between two
+//!   attempts.
+//! - Of half of the memory, each store with volumes on the node may always have its share, so that
+//!   unresponsive stores leave room for the others. Beyond that, a store may use all free memory.
+//! - Uploads waiting to start precede those that want more: the store that holds least comes first.
+//! - A sixteenth is reserved for small uploads, which pass the others: those that a FLUSH waits for are
+//!   small. They do not pass an upload that has the reservation below and needs part of that sixteenth.
+//! - A store whose last attempt failed has one upload, with its minimum.
+//! - An upload waiting to be the first of a responsive store is overtaken only until the memory that the
+//!   others release suffices for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,21 +23,21 @@ use std::sync::Arc;
 use futures::channel::oneshot;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Small uploads take at most one part in so many of the memory.
+/// Small uploads use at most one part in this many of the memory.
 const SMALL_PART: u64 = 256;
-/// One part in so many of the memory is theirs.
+/// One part in this many of the memory is reserved for them.
 const SMALL_LANE_PART: u64 = 16;
 
-/// Distinguishes the stores of a node.
+/// Identifies a store of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StoreKey(pub usize);
 
-/// Memory that an upload needs.
+/// Memory requirement of an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryNeed {
-    /// From its beginning to its end.
+    /// Held from start to end.
     pub(crate) base_bytes: u64,
-    /// For the part that is being made, at least.
+    /// Minimum for the part in progress.
     pub(crate) part_bytes: u64,
 }
 
@@ -51,7 +52,7 @@ impl MemoryNeed {
 struct LedgerEntry {
     store: StoreKey,
     need: MemoryNeed,
-    /// Bytes in use, beyond those from its beginning to its end.
+    /// Bytes in use, in addition to those held from start to end.
     used_bytes: u64,
     is_in_small_lane: bool,
 }
@@ -61,63 +62,63 @@ impl LedgerEntry {
         self.need.least_bytes().max(self.need.base_bytes + self.used_bytes)
     }
 
-    /// Bytes that it would hold more with so many more in use.
+    /// Returns the growth of its held bytes if `bytes` more are in use.
     fn growth(&self, bytes: u64) -> u64 {
         (self.need.base_bytes + self.used_bytes + bytes).saturating_sub(self.held_bytes())
     }
 }
 
-/// A store with volumes on the node, or uploads.
+/// A store with volumes on the node, or with uploads.
 #[derive(Debug, Default)]
 struct Account {
     volumes: usize,
     held_bytes: u64,
-    /// Those in the lane of small uploads.
+    /// Bytes of those in the lane of small uploads.
     small_bytes: u64,
     uploads: u64,
-    /// Those of them in the lane of small uploads.
+    /// Number of those in the lane of small uploads.
     small_uploads: u64,
     is_failing: bool,
-    /// The newest ticket when an upload last ended or the memory of a sent part was last given back.
+    /// The newest ticket when an upload last ended or the memory of a sent part was last released.
     gave_back: u64,
-    /// By the order of their coming.
+    /// In order of arrival.
     waiting: VecDeque<(u64, MemoryNeed)>,
 }
 
 impl Account {
-    /// The upload that begins next, where it is only memory that it waits for.
+    /// Returns the upload that starts next, if it only waits for memory.
     fn next(&self) -> Option<(u64, MemoryNeed)> {
         let (ticket, need) = self.waiting.front()?;
         (!self.is_failing || self.uploads == 0).then_some((*ticket, *need))
     }
 
-    /// Returns true if it has no upload outside the lane of small uploads: those pass the one that waits.
+    /// Returns true if it has no upload outside the lane of small uploads, which pass the waiting one.
     fn has_only_small(&self) -> bool {
         self.uploads == self.small_uploads
     }
 }
 
-/// An upload for which the free memory is not enough.
+/// An upload without enough free memory.
 #[derive(Debug, Clone, Copy)]
 struct Starved {
     ticket: u64,
-    /// It needs them to begin.
+    /// Bytes that it needs to start.
     least_bytes: u64,
-    /// Reserves the memory that comes back for it: it will be enough, even if stores fail or have given
-    /// nothing back since it came.
+    /// True to reserve released memory for it: it will suffice, even if stores fail or have released nothing
+    /// since it came.
     is_reserved: bool,
 }
 
-/// Memory that was granted.
+/// Result of granting memory.
 #[derive(Debug, Default)]
 struct Granted {
-    /// Uploads that begin.
+    /// Uploads that start.
     begun: Vec<(u64, StoreKey)>,
-    /// Uploads that got what they waited for.
+    /// Uploads that got the memory they waited for.
     grown: Vec<u64>,
 }
 
-/// Memory that each store's uploads hold, and the uploads that wait.
+/// Memory held by each store's uploads, and the waiting uploads.
 #[derive(Debug)]
 struct Ledger {
     bytes: u64,
@@ -127,7 +128,7 @@ struct Ledger {
     asked: u64,
     stores: BTreeMap<StoreKey, Account>,
     uploads: BTreeMap<u64, LedgerEntry>,
-    /// Uploads that wait for more, and the bytes.
+    /// Uploads that wait for more, with the bytes.
     growing: BTreeMap<u64, u64>,
 }
 
@@ -159,7 +160,7 @@ impl Ledger {
         self.tidy();
     }
 
-    /// Takes so many bytes more for an upload, if no other one waits for them.
+    /// Takes more bytes for an upload, if no other one waits for them.
     fn try_take(&mut self, ticket: u64, bytes: u64) -> bool {
         let growth = self.uploads[&ticket].growth(bytes);
         let may = growth == 0 || self.growing.is_empty() && self.may_grow(&self.uploads[&ticket], growth);
@@ -179,7 +180,7 @@ impl Ledger {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes);
     }
 
-    /// Gives back what an upload took; nothing, once it has ended. `is_sent`: the store has the bytes.
+    /// Releases an upload's bytes; a no-op once it has ended. `is_sent`: the store has the bytes.
     fn give_back(&mut self, ticket: u64, bytes: u64, is_sent: bool) {
         let Some(upload) = self.uploads.get_mut(&ticket) else { return };
         let before = upload.held_bytes();
@@ -195,7 +196,7 @@ impl Ledger {
         }
     }
 
-    /// Gives memory to those that wait for it.
+    /// Grants memory to waiting uploads.
     fn grant(&mut self) -> Granted {
         let mut granted = Granted::default();
         while let Some((store, ticket, is_in_small_lane)) = self.next_small().or_else(|| self.next()) {
@@ -227,7 +228,7 @@ impl Ledger {
         self.uploads.insert(ticket, LedgerEntry { store, need, used_bytes: 0, is_in_small_lane });
     }
 
-    /// Bytes that only small uploads get.
+    /// Returns the bytes reserved for small uploads.
     fn small_lane_bytes(&self) -> u64 {
         self.bytes / SMALL_LANE_PART
     }
@@ -236,7 +237,7 @@ impl Ledger {
         need.least_bytes() <= self.bytes / SMALL_PART
     }
 
-    /// A small upload that may pass those before it. A store that does not answer leaves room in the lane.
+    /// Returns a small upload that may pass those before it. An unresponsive store leaves room in the lane.
     fn next_small(&self) -> Option<(StoreKey, u64, bool)> {
         let needs_lane = |starved: &Starved| {
             starved.is_reserved && starved.least_bytes > self.bytes - self.small_lane_bytes()
@@ -274,9 +275,9 @@ impl Ledger {
         Some((store, ticket, false))
     }
 
-    /// The first of those that wait while their store has none but small uploads, because the others leave
-    /// too little free. A store that fails has none: its next attempt may take as long as the store is
-    /// unreachable.
+    /// Returns the first upload that waits although its store has only small uploads, because the others
+    /// leave too little free memory. A failing store has none: its next attempt may take as long as the store
+    /// is unreachable.
     fn starved(&self) -> Option<Starved> {
         let starves = |(store, account): (&StoreKey, &Account)| {
             let (ticket, need) = account.next()?;
@@ -293,15 +294,15 @@ impl Ledger {
         Some(Starved { ticket, least_bytes, is_reserved })
     }
 
-    /// Returns true if an upload to this store may begin with the memory that is free.
+    /// Returns true if an upload to this store may start with the free memory.
     fn fits(&self, store: StoreKey, account: &Account, need: MemoryNeed) -> bool {
         let least = need.least_bytes();
-        // The first of a store may have all that is free, and the first of all more than there is.
+        // The first of a store may use all free memory, and the first of all even more than the total.
         let is_first = account.has_only_small() && self.held_bytes + least <= self.bytes;
         is_first || self.held_bytes == 0 || self.leaves_shares(store, least)
     }
 
-    /// Returns true if the others still find their shares once `store` has so many bytes more.
+    /// Returns true if the others still find their shares after `store` gets `bytes` more.
     fn leaves_shares(&self, store: StoreKey, bytes: u64) -> bool {
         let others = || {
             let is_present = |account: &Account| account.volumes > 0 || account.uploads > 0;
@@ -313,10 +314,10 @@ impl Ledger {
         self.held_bytes + bytes + shares + small <= self.bytes
     }
 
-    /// Returns true if an upload may have so many bytes more.
+    /// Returns true if an upload may get `bytes` more.
     fn may_grow(&self, upload: &LedgerEntry, bytes: u64) -> bool {
         let account = &self.stores[&upload.store];
-        // An upload that waits to begin comes first, of another store where that holds less.
+        // An upload waiting to start comes first; one of another store only if that store holds less.
         let comes_before = |(store, other): (&StoreKey, &Account)| {
             other.next().is_some_and(|(_, need)| {
                 *store == upload.store || other.held_bytes + need.least_bytes() <= account.held_bytes
@@ -328,7 +329,7 @@ impl Ledger {
             && self.leaves_shares(upload.store, bytes)
     }
 
-    /// The next of the uploads that want more: of the store that holds least.
+    /// Returns the next upload that wants more: of the store that holds least.
     fn next_growing(&self) -> Option<u64> {
         let grows = |(ticket, bytes): (&u64, &u64)| {
             let upload = &self.uploads[ticket];
@@ -370,8 +371,7 @@ impl Ledger {
         self.tidy();
     }
 
-    /// Forgets stores of which nothing is known that matters: while an upload waits, that a store gives back
-    /// does.
+    /// Forgets stores without relevant state: while an upload waits, the releases of a store are relevant.
     fn tidy(&mut self) {
         let waits = self.stores.values().any(|account| !account.waiting.is_empty());
         let matters =
@@ -383,13 +383,13 @@ impl Ledger {
 #[derive(Debug)]
 struct UploadMemoryState {
     ledger: Ledger,
-    /// Uploads that wait to begin.
+    /// Uploads waiting to start.
     waiting: BTreeMap<u64, oneshot::Sender<Room>>,
-    /// Uploads that wait for more.
+    /// Uploads waiting for more.
     growing: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// The memory that the uploads of a node share. Clones are the same memory.
+/// The memory shared by the uploads of a node. Clones share it.
 #[derive(Debug, Clone)]
 pub struct UploadMemory {
     state: Arc<Mutex<UploadMemoryState>>,
@@ -398,14 +398,14 @@ pub struct UploadMemory {
 }
 
 impl UploadMemory {
-    /// `bytes` for all uploads, which are made in parts of `part_bytes`: of S3's at least 5 MiB.
+    /// Creates `bytes` for all uploads, which use parts of `part_bytes`: at least S3's minimum of 5 MiB.
     pub fn new(bytes: u64, part_bytes: usize) -> Self {
         let (waiting, growing) = (BTreeMap::new(), BTreeMap::new());
         let state = UploadMemoryState { ledger: Ledger::new(bytes), waiting, growing };
         Self { state: Arc::new(Mutex::new(state)), part_bytes, small_bytes: bytes / SMALL_PART }
     }
 
-    /// The length of all parts but the last, in bytes.
+    /// Returns the length of all parts except the last, in bytes.
     pub(crate) fn part_bytes(&self) -> usize {
         self.part_bytes
     }
@@ -415,23 +415,23 @@ impl UploadMemory {
         need.least_bytes() <= self.small_bytes
     }
 
-    /// Memory that uploads hold now, in bytes.
+    /// Returns the memory that uploads hold now, in bytes.
     pub fn held_bytes(&self) -> u64 {
         self.lock().ledger.held_bytes
     }
 
-    /// The most that uploads ever held at once, in bytes.
+    /// Returns the peak memory that uploads held, in bytes.
     pub fn peak_bytes(&self) -> u64 {
         self.lock().ledger.peak_bytes
     }
 
-    /// A volume of `store` is on the node until the result is dropped.
+    /// Registers a volume of `store` on the node until the result is dropped.
     pub(crate) fn attach(&self, store: StoreKey) -> StorePresence {
         self.lock().ledger.attach(store);
         StorePresence { memory: self.clone(), store }
     }
 
-    /// Waits until an upload to `store` may begin.
+    /// Waits until an upload to `store` may start.
     pub(crate) async fn room(&self, store: StoreKey, need: MemoryNeed) -> Room {
         let (sender, receiver) = oneshot::channel();
         let ticket = {
@@ -457,14 +457,14 @@ impl UploadMemory {
             .collect();
         for ticket in grown {
             if let Some(sender) = state.growing.remove(&ticket) {
-                // The other end takes its place back under the same lock, so it is there.
+                // The receiver returns its place under the same lock, so it still exists.
                 let _sent = sender.send(());
             }
         }
         drop(state);
         for (sender, room) in begun {
             if let Some(sender) = sender {
-                // Where the other end is gone, the room is given back at once.
+                // If the receiver is gone, the room is released at once.
                 let _sent = sender.send(room);
             }
         }
@@ -507,7 +507,7 @@ impl Drop for QueuePlace<'_> {
     }
 }
 
-/// The memory of an upload, until this is dropped.
+/// The memory of an upload, released when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Room {
     memory: UploadMemory,
@@ -517,25 +517,25 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Returns true if the attempt of its store before it failed, and the store has taken nothing since: then
-    /// one part is in memory at once.
+    /// Returns true if the store's previous attempt failed, and it has accepted nothing since: only one part
+    /// is then in memory.
     pub(crate) fn is_trial(&self) -> bool {
         self.is_trial && self.memory.lock().ledger.stores[&self.store].is_failing
     }
 
-    /// Records if the store takes what it is sent.
+    /// Records whether the store accepts uploads.
     pub(crate) fn set_failing(&self, is_failing: bool) {
         self.memory.lock().ledger.set_failing(self.store, is_failing);
         self.memory.grant();
     }
 
-    /// Takes so many bytes, if they are free.
+    /// Takes bytes, if they are free.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Held> {
         let taken = self.memory.lock().ledger.try_take(self.ticket, bytes);
         taken.then(|| self.held(bytes))
     }
 
-    /// Takes so many bytes, once they are free. One caller at a time.
+    /// Takes bytes, once they are free. One caller at a time.
     pub(crate) async fn take(&self, bytes: u64) -> Held {
         let (sender, receiver) = oneshot::channel();
         {
@@ -576,7 +576,7 @@ impl Drop for GrowPlace<'_> {
         }
         let mut state = self.room.memory.lock();
         state.growing.remove(&self.room.ticket);
-        // It may have been granted, and not been noticed.
+        // It may have been granted, but not noticed.
         if state.ledger.growing.remove(&self.room.ticket).is_none() {
             state.ledger.give_back(self.room.ticket, self.bytes, false);
         }
@@ -591,30 +591,30 @@ pub(crate) struct Held {
     memory: UploadMemory,
     ticket: u64,
     bytes: u64,
-    /// The bytes are in the store's hands.
+    /// True once the bytes are sent to the store.
     is_sent: bool,
 }
 
 impl Held {
-    /// The same for bytes that are sent: their end shows that the store answers.
+    /// Marks the bytes as sent: their release shows that the store answers.
     pub(crate) fn into_sent(mut self) -> Self {
         self.is_sent = true;
         self
     }
 
-    /// Gives back all but so many bytes.
+    /// Releases all but `bytes`.
     pub(crate) fn shrink_to(&mut self, bytes: u64) {
         drop(self.split(self.bytes - bytes));
     }
 
-    /// So many bytes of it.
+    /// Splits off `bytes`.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         assert!(bytes <= self.bytes, "{bytes} of {} bytes", self.bytes);
         self.bytes -= bytes;
         Self { memory: self.memory.clone(), ticket: self.ticket, bytes, is_sent: self.is_sent }
     }
 
-    /// Adds what the same upload took.
+    /// Adds other bytes of the same upload.
     pub(crate) fn add(&mut self, mut other: Self) {
         assert!(self.ticket == other.ticket, "of one upload");
         self.bytes += std::mem::take(&mut other.bytes);

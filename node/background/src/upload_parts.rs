@@ -1,10 +1,10 @@
-//! The parts of a segment: batches of blocks that are read and compressed at once, joined in their order.
+//! The parts of a segment: batches of blocks that are read and compressed in parallel, joined in order.
 //!
-//! Owns: the order of the batches, and the memory of what was made and not stored yet. Does not own: the
-//! reading (`upload.rs`), the threads (the [`Sides`] of a node), the sending.
-//! Invariants: the object's bytes do not depend on the sizes and the number of the batches; what a batch may
-//! make is reserved before it begins, so an upload never holds more than its [`Room`] took.
-//! On failure: once a sector cannot be read, the rest is only searched for more of them.
+//! Owns: the order of the batches, and the memory of output that is not stored yet. Does not own: reading
+//! (`upload.rs`), the threads (the [`Sides`] of a node), sending.
+//! Invariants: the object's bytes do not depend on the sizes and the number of the batches; a batch's maximum
+//! output is reserved before it starts, so an upload never holds more than its [`Room`] took.
+//! On failure: after an unreadable sector, the rest is only searched for more of them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,22 +24,22 @@ use crate::upload::UploadBatch;
 use crate::upload_memory::{Held, Room};
 use crate::{Sides, UnreadableSectors};
 
-/// Most parts of one upload that are sent at once: no store has more connections for uploads.
+/// Maximum parts of one upload sent in parallel: no store has more connections for uploads.
 const MAX_SENDING: usize = 16;
-/// A part has at least so many batches, unless each has one block.
+/// Minimum batches per part, unless each has one block.
 const BATCHES_OF_PART: usize = 8;
 
-/// Most bytes of sectors that one batch has, for parts of `part_bytes`: some milliseconds of compression.
+/// Returns the maximum sector bytes of a batch, for parts of `part_bytes`: some milliseconds of compression.
 pub(crate) fn batch_bytes(part_bytes: usize) -> u64 {
     BLOCK_BYTES.max((part_bytes / BATCHES_OF_PART) as u64)
 }
 
-/// Bytes of the sectors of a block.
+/// Returns the bytes of a block's dirty sectors.
 pub(crate) fn sector_bytes(dirty: &DirtyBlock) -> u64 {
     u64::from(dirty.a.union(dirty.b).count()) * SECTOR_BYTES
 }
 
-/// The outcome of a batch, and the memory that is reserved for it.
+/// The outcome of a batch, and its reserved memory.
 struct Packed {
     frames: Result<PackedFrames, UnreadableSectors>,
     held: Held,
@@ -51,11 +51,11 @@ type Packing<'a> = Pin<Box<dyn Future<Output = Packed> + Send + 'a>>;
 struct Closed {
     segment: SegmentRef,
     index: FrameIndex,
-    /// Bytes that were not taken yet.
+    /// Bytes not taken yet.
     rest: Bytes,
 }
 
-/// Bytes of a part, and their memory.
+/// Bytes of a part, with their memory.
 struct GrantedPart {
     bytes: Vec<u8>,
     _held: Option<Held>,
@@ -67,38 +67,38 @@ impl AsRef<[u8]> for GrantedPart {
     }
 }
 
-/// Settings of a segment's making.
+/// Settings for creating a segment.
 #[derive(Clone)]
 pub(crate) struct Making {
     pub(crate) id: SegmentId,
     pub(crate) part_bytes: usize,
-    /// Most bytes of frames that are in no part.
+    /// Maximum bytes of frames that are in no part.
     pub(crate) unsent_bytes: usize,
     pub(crate) compressors: Arc<Compressors>,
-    /// It does not wait for a compressor.
+    /// True if it does not wait for a compressor.
     pub(crate) is_small: bool,
 }
 
-/// The parts of a segment, made of the contents of the sides. The same sectors give the same bytes each time.
+/// The parts of a segment, created from the data files. The same sectors always give the same bytes.
 pub(crate) struct SegmentParts<'a, S> {
     sides: &'a S,
     room: Arc<Room>,
     making: Making,
     dirty: Arc<[DirtyBlock]>,
-    /// Number of blocks whose batch was begun.
+    /// Number of blocks whose batch has started.
     begun: usize,
     packing: FuturesOrdered<Packing<'a>>,
     builder: SegmentBuilder,
-    /// The memory of the bytes in `builder`.
+    /// Memory of the bytes in `builder`.
     held: Option<Held>,
-    /// Once all were packed.
+    /// Set once all batches are packed.
     closed: Option<Closed>,
     made: usize,
     unreadable: Option<UnreadableSectors>,
 }
 
 impl<'a, S: Sides> SegmentParts<'a, S> {
-    /// The segment of the sectors of `dirty`, in memory that `room` takes.
+    /// Creates the segment of the sectors of `dirty`, using memory of `room`.
     pub(crate) fn new(sides: &'a S, room: Arc<Room>, dirty: Arc<[DirtyBlock]>, making: Making) -> Self {
         let mut builder = SegmentBuilder::default();
         builder.reserve(making.unsent_bytes);
@@ -117,7 +117,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         }
     }
 
-    /// The reference and the index, once the last part was made.
+    /// Returns the reference and the index, once the last part is created.
     ///
     /// # Errors
     /// The sectors that the local disk cannot read.
@@ -128,7 +128,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         }
     }
 
-    /// The number of blocks of the next batch and the bytes of their sectors; `None` if all were begun.
+    /// Returns the next batch's number of blocks and sector bytes; `None` if all have started.
     fn next_batch(&self) -> Option<(usize, u64)> {
         let most = batch_bytes(self.making.part_bytes);
         let left = &self.dirty[self.begun..];
@@ -144,8 +144,8 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         Some((blocks, bytes))
     }
 
-    /// Begins a batch. It is packed also while the store does not ask for the next part, so that a store
-    /// which does not answer keeps no compressor.
+    /// Starts a batch. It is packed even while the store does not request the next part, so that an
+    /// unresponsive store holds no compressor.
     fn begin(&mut self, blocks: usize, mut held: Held, compressor: Borrowed) {
         let range = self.begun..self.begun + blocks;
         self.begun = range.end;
@@ -158,13 +158,13 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
             held.shrink_to(frames.as_ref().map_or(0, |frames| frames.stored_bytes() as u64));
             Packed { frames, held }
         });
-        // What is polled once is in progress.
+        // Polling once starts the work.
         let packed = (&mut packing).now_or_never();
         self.packing.push_back(packed.map_or(packing, |packed| Box::pin(std::future::ready(packed))));
     }
 
-    /// Begins batches, as many as there are compressors and memory for; one, where none is in progress. The
-    /// search for unreadable sectors takes one batch at a time and no permit of a compressor.
+    /// Starts as many batches as compressors and memory permit; at least one if none is in progress. The
+    /// search for unreadable sectors runs one batch at a time without a compressor's permit.
     async fn begin_batches(&mut self) {
         let Making { compressors, is_small, .. } = self.making.clone();
         let is_search = self.unreadable.is_some();
@@ -189,10 +189,10 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         }
     }
 
-    /// Adds the frames of the next batch in order. False if all were added.
+    /// Adds the frames of the next batch in order. Returns false if all were added.
     ///
     /// # Errors
-    /// [`PartFailed`]: enough sectors that cannot be read were found.
+    /// [`PartFailed`]: enough unreadable sectors were found.
     async fn add_batch(&mut self) -> Result<bool, PartFailed> {
         self.begin_batches().await;
         let Some(Packed { frames, held }) = self.packing.next().await else { return Ok(false) };
@@ -233,7 +233,7 @@ impl<S: Sides> Parts for SegmentParts<'_, S> {
     async fn next(&mut self) -> Result<Part, PartFailed> {
         self.made += 1;
         if self.made > self.max_at_once() {
-            // A store asks for so many only after it took one.
+            // A store requests that many only after it accepted one.
             self.room.set_failing(false);
         }
         let length = self.making.part_bytes;

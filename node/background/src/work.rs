@@ -1,4 +1,4 @@
-//! The work of a running volume: requests of its planner, until they are done.
+//! The work of a running volume: requests of its planner, processed until done.
 
 use std::error::Error;
 use std::io;
@@ -30,59 +30,59 @@ use crate::upload_parts::{Making, SegmentParts, batch_bytes, sector_bytes};
 use crate::{Compressors, Environment, MergeTurns, Sides, UnreadableSectors, UploadMemory};
 use holdfast_log::Indexes;
 
-/// Time for which the failure of a local write is held back: the volume retries at once.
+/// Delay of a failed local write's report: the volume retries at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
-/// The same of a checkpoint.
+/// The same for a checkpoint.
 const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
-/// Time after which a place in the log that held no log record is read again.
+/// Delay before a log position with an invalid record is read again.
 const CONFIRM_AFTER: Duration = Duration::from_secs(5);
 /// Largest log record read back, in bytes.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
 
-/// A piece of work; each is answered by one event.
+/// A piece of work; each is answered with one event.
 #[derive(Debug)]
 pub enum Work {
-    /// Make a segment of these sectors and store it.
+    /// Creates a segment of these sectors and stores it.
     Upload {
-        /// The place that the segment is named for.
+        /// The log position that the segment is named for.
         place: Place,
-        /// The sectors.
+        /// The dirty blocks to upload.
         blocks: Vec<DirtyBlock>,
     },
-    /// Make one run of these.
+    /// Merges runs into one.
     Merge(Box<MergePlan>),
-    /// Keep this record through a crash.
+    /// Makes this record crash-safe.
     StorePending(Pending),
-    /// Store the root of the snapshot that the record at `seq` is about to register.
+    /// Stores the root of the snapshot that the record at `seq` will register.
     StoreRoot {
-        /// The record's place.
+        /// Position of the record.
         seq: Seq,
-        /// The root's bytes.
+        /// Bytes of the root.
         bytes: Vec<u8>,
     },
-    /// Create `log/<seq>` once.
+    /// Creates `log/<seq>` once.
     CreateRecord {
-        /// The record's place.
+        /// Position of the record.
         seq: Seq,
-        /// Its bytes.
+        /// Bytes of the record.
         bytes: Vec<u8>,
     },
-    /// Read `log/<seq>`.
+    /// Reads `log/<seq>`.
     ReadRecord {
-        /// The record's place.
+        /// Position of the record.
         seq: Seq,
     },
-    /// Store the checkpoint of `seq`; a [`Tidy`] follows.
+    /// Stores the checkpoint of `seq`; a [`Tidy`] follows.
     WriteCheckpoint {
-        /// Its seq.
+        /// Seq of the checkpoint.
         seq: Seq,
-        /// Its bytes.
+        /// Bytes of the checkpoint.
         bytes: Vec<u8>,
     },
 }
 
 impl Work {
-    /// The span that the lines of the work are written in.
+    /// Returns the span for the log lines of the work.
     fn span(&self, volume: &VolumeId) -> Span {
         match self {
             Self::Upload { blocks, .. } => tracing::info_span!("upload", %volume, blocks = blocks.len()),
@@ -113,30 +113,30 @@ pub struct Background<S, T> {
     pub objects: Arc<dyn ObjectStore>,
     /// Its local files.
     pub sides: S,
-    /// Time and chance.
+    /// Time and randomness.
     pub time: T,
-    /// The store's name among those of the node.
+    /// The store's key among those of the node.
     pub store: StoreKey,
     pub(crate) pools: Pools,
     tidying: Mutex<()>,
-    /// Its store has a share of the memory for uploads.
+    /// Gives its store a share of the upload memory.
     _attached: StorePresence,
 }
 
-/// Resources that the background work of all volumes of a node shares.
+/// Resources shared by the background work of all volumes of a node.
 #[derive(Clone)]
 pub struct Pools {
-    /// Segment indexes in memory.
+    /// Cache of segment indexes.
     pub indexes: Arc<Indexes>,
     /// Memory for uploads.
     pub upload_memory: UploadMemory,
     /// Compressors of uploads.
     pub compressors: Arc<Compressors>,
-    /// Turns of merges.
+    /// Queues of merges.
     pub merging: Arc<MergeTurns>,
 }
 
-/// The error of a local write, as the volume reports it.
+/// Returns the error of a local write, as the volume reports it.
 fn errno(error: &io::Error) -> Errno {
     let kind = error.kind();
     if [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&kind) {
@@ -149,8 +149,8 @@ fn errno(error: &io::Error) -> Errno {
 }
 
 impl<S: Sides, T: Environment> Background<S, T> {
-    /// The work of `volume`, whose files are `sides` and whose objects are in `objects`: the store that other
-    /// volumes of the node know by the same key.
+    /// Creates the work of `volume`, with the local files `sides` and the object store `objects`, which the
+    /// node's other volumes know by the same key.
     pub fn new(
         volume: VolumeId,
         (store, objects): (StoreKey, Arc<dyn ObjectStore>),
@@ -162,8 +162,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         Self { volume, objects, sides, time, store, pools, tidying: Mutex::new(()), _attached: attached }
     }
 
-    /// Does a piece of work. The event is the volume's answer, to be handed over before what follows is
-    /// begun.
+    /// Does a piece of work. The event must be passed to the volume before the returned work starts.
     pub async fn perform(&self, work: Work) -> (Event, Option<Tidy>) {
         let span = work.span(&self.volume);
         self.answer(work).instrument(span).await
@@ -196,7 +195,8 @@ impl<S: Sides, T: Environment> Background<S, T> {
         (event, None)
     }
 
-    /// Deletes what a checkpoint replaces, unless the deletions after the one before are still in progress.
+    /// Deletes the objects that a checkpoint replaces, unless the deletions after the previous one are still
+    /// in progress.
     #[tracing::instrument(skip_all, fields(volume = %self.volume, seq = tidy.seq.0))]
     pub async fn tidy(&self, tidy: Tidy) {
         let Some(_alone) = self.tidying.try_lock() else { return };
@@ -213,8 +213,8 @@ impl<S: Sides, T: Environment> Background<S, T> {
         tracing::warn!(volume = %self.volume, error, "{what}");
     }
 
-    /// Uploads a segment. Each attempt makes it again from the sides, so that nothing is held while the next
-    /// one waits.
+    /// Uploads a segment. Each attempt creates it again from the data files, so that nothing is held between
+    /// attempts.
     async fn upload(&self, place: Place, dirty: Vec<DirtyBlock>) -> Event {
         let (need, part_bytes) = self.need(&dirty);
         let is_small = self.pools.upload_memory.is_small(need);
@@ -263,17 +263,17 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
     }
 
-    /// The memory that the upload of `dirty` needs, and the length of its parts.
+    /// Returns the memory that the upload of `dirty` needs, and the length of its parts.
     fn need(&self, dirty: &[DirtyBlock]) -> (MemoryNeed, usize) {
         let sectors: u64 = dirty.iter().map(sector_bytes).sum();
         let base_bytes = dirty.len() as u64 * FRAME_MEMORY_BYTES;
-        // No segment of them is longer: a frame takes less of its index than of memory.
+        // No segment of these blocks is longer: a frame's index entry is smaller than its memory.
         let length = part_length(base_bytes + sectors, self.pools.upload_memory.part_bytes());
         let part_bytes = sectors.min(length as u64 + batch_bytes(length));
         (MemoryNeed { base_bytes, part_bytes }, length)
     }
 
-    /// Stores a checkpoint. True if it is stored.
+    /// Stores a checkpoint. Returns true if it is stored.
     async fn write_checkpoint(&self, seq: Seq, bytes: Bytes) -> bool {
         let Err(error) = holdfast_log::write_checkpoint(&*self.objects, &self.volume, seq, bytes).await
         else {
@@ -291,7 +291,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         Err(errno(&error))
     }
 
-    /// Stores a snapshot's root, which is the same each time that it is made.
+    /// Stores a snapshot's root, whose content is reproducible.
     async fn store_root(&self, seq: Seq, bytes: Vec<u8>) -> RootPlace {
         let root = Bytes::from(bytes);
         let mut backoff = JobBackoff::of_commits();
@@ -331,17 +331,17 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
     }
 
-    /// Reads the record at `seq` of the log; `None` if the place is free.
+    /// Reads the record at `seq` of the log; `None` if the position is free.
     ///
-    /// A running writer calls this to detect that another writer fenced it, so each wrong answer has its
-    /// price:
-    /// - *free*, believed wrongly: the writer does not detect its fencing until its next create, which the
-    ///   store answers with 412. No data is lost; the store's own word (`NoSuchKey`) is enough;
-    /// - *another's record*, believed wrongly: the writer fences itself and fails all I/O. A record decodes,
-    ///   and its checksum holds: no proxy makes one;
-    /// - *something that does not decode*: a place that is taken, and the writer is fenced. Believed only
-    ///   when the same bytes are read again some seconds later and begin as a structure of ours; a proxy's
-    ///   page never does.
+    /// A running writer calls this to detect that another writer fenced it. The consequences of a wrong
+    /// result:
+    /// - *free*: the writer does not detect its fencing until its next create, which the store answers with
+    ///   412. No data is lost, so the store's own response (`NoSuchKey`) suffices;
+    /// - *another writer's record*: the writer fences itself and fails all I/O. A record must decode and
+    ///   match its checksum, which no proxy produces;
+    /// - *undecodable bytes*: the position is taken, and the writer is fenced. Only trusted if the same bytes
+    ///   are read again some seconds later and start like a Holdfast structure, which a proxy's page never
+    ///   does.
     async fn read_record(&self, seq: Seq) -> Option<Vec<u8>> {
         let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
         let mut backoff = JobBackoff::of_commits();

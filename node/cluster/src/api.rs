@@ -1,42 +1,42 @@
-//! One request to the API server, with a limit on its time.
+//! A request to the API server with a timeout.
 
 use std::time::Duration;
 
 use kube::core::Status;
 use tokio::time::timeout;
 
-/// Longest time for one request; a watch is no such request.
+/// Timeout of one request; not for watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// End of the message with which the API server refuses to apply a field that the kind does not have. Source:
+/// Suffix of the API server's error when an applied field does not exist in the kind. Source:
 /// sigs.k8s.io/structured-merge-diff, `typed/helpers.go` and `typed/validate.go`.
 const UNKNOWN_FIELD: &str = "field not declared in schema";
 
-/// The API server did not do what it was asked.
+/// A request to the API server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// It refused, or could not be reached.
+    /// The API server rejected the request, or was unreachable.
     #[error("the API server refused a request")]
     Refused(#[source] Box<kube::Error>),
-    /// It did not answer.
+    /// The API server did not answer.
     #[error("the API server did not answer within {REQUEST_TIMEOUT:?}")]
     TimedOut,
 }
 
 impl ApiError {
-    /// True if the object changed or is gone since it was read.
+    /// Returns true if the object changed or was deleted since it was read.
     pub fn is_stale(&self) -> bool {
         matches!(self.code(), Some(404 | 409))
     }
 
-    /// True if the program lacks the permission.
+    /// Returns true if the program lacks the permission.
     pub fn is_forbidden(&self) -> bool {
         self.code() == Some(403)
     }
 
-    /// True if the definition of the kind in the cluster lacks a field that was applied: it is older than the
+    /// Returns true if the cluster's definition of the kind lacks an applied field: it is older than the
     /// program.
     pub fn is_unknown_field(&self) -> bool {
-        // The code of this answer is 500 or 400, with the release of Kubernetes.
+        // The status code is 500 or 400, depending on the Kubernetes release.
         self.status().is_some_and(|status| status.message.contains(UNKNOWN_FIELD))
     }
 
@@ -58,7 +58,7 @@ impl ApiError {
     }
 }
 
-/// Waits for the answer to one request.
+/// Waits for the response to one request.
 ///
 /// # Errors
 /// [`ApiError`]; a request that changes something may have taken effect.

@@ -1,6 +1,6 @@
-//! Kubernetes events of conditions that turned.
+//! Kubernetes events for condition transitions.
 //!
-//! On failure: an event that cannot be written is only logged; it never stops the work it is about.
+//! On failure: an event that cannot be written is only logged; it never stops the work that it reports.
 
 use holdfast_crds::{Condition, find_condition};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -9,21 +9,21 @@ use kube::runtime::events::{self, Event, EventType, Reporter};
 
 use crate::api::call;
 
-/// Longest note the API takes, in bytes.
+/// Longest note that the API accepts, in bytes.
 const MAX_NOTE_BYTES: usize = 1000;
 
-/// Writes events in the name of one program.
+/// Writes events on behalf of one program.
 #[derive(Clone)]
 pub struct Recorder(events::Recorder);
 
 impl Recorder {
-    /// A recorder for the instance of `program` that is called `instance`.
+    /// Creates a recorder for the instance of `program` called `instance`.
     pub fn new(client: Client, program: &str, instance: &str) -> Self {
         let reporter = Reporter { controller: program.to_owned(), instance: Some(instance.to_owned()) };
         Self(events::Recorder::new(client, reporter))
     }
 
-    /// Writes events about one object, in order; of a long note the beginning.
+    /// Writes events about one object in order; truncates long notes.
     pub async fn publish(&self, events: impl IntoIterator<Item = Event>, about: &ObjectReference) {
         for mut event in events {
             event.note = event.note.map(truncate);
@@ -38,7 +38,7 @@ impl Recorder {
     }
 }
 
-/// The conditions of `after` that are not in `before`, or with another status or reason.
+/// Returns the conditions of `after` that are new, or whose status or reason changed.
 pub fn turned<'a>(before: &'a [Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
     after.iter().filter(|new| {
         find_condition(before, &new.type_)
@@ -46,7 +46,7 @@ pub fn turned<'a>(before: &'a [Condition], after: &'a [Condition]) -> impl Itera
     })
 }
 
-/// The event for a condition as it stands now.
+/// Returns the event for the current state of a condition.
 pub fn event(condition: &Condition, type_: EventType) -> Event {
     Event {
         type_,

@@ -1,9 +1,8 @@
-//! The API server as operator, node daemon and CSI driver use it.
+//! API server access for operator, node daemon and CSI driver.
 //!
-//! Owns: a request with a limit on its time; the way from an ObjectStore and its Secrets to the configuration
-//! of an S3 client; events and the one who writes them.
-//! Does not own: when these are read, the conditions that name a failure, which of them have an event, how
-//! soon a failure is tried again.
+//! Owns: requests with a timeout; the conversion of an ObjectStore and its Secrets to the configuration of an
+//! S3 client; events and their recorder.
+//! Does not own: when these are read, the conditions for failures, the choice of events, the retry schedule.
 
 pub mod api;
 pub mod event;

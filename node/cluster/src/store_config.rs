@@ -1,7 +1,7 @@
-//! From an ObjectStore and its Secrets to the configuration of an S3 client.
+//! Converts an ObjectStore and its Secrets to the configuration of an S3 client.
 //!
-//! Invariants: nothing is sent to the store.
-//! On failure: a [`StoreConfigError`] that names the field and the fix.
+//! Invariants: sends no request to the store.
+//! On failure: a [`StoreConfigError`] with the field and the fix.
 
 use holdfast_crds::{
     Condition, Credentials, ObjectStore, ObjectStoreSpec, READY, SecretKeyRef, SecretRef, find_condition,
@@ -12,23 +12,23 @@ use kube::{Api, Client};
 
 use crate::api::{ApiError, call};
 
-/// Environment variable that names the web identity token's file (set by the platform's admission webhook).
+/// Environment variable with the path of the web identity token (set by the platform's admission webhook).
 const TOKEN_FILE: &str = "AWS_WEB_IDENTITY_TOKEN_FILE";
-/// Environment variable that names the role to assume.
+/// Environment variable with the role to assume.
 const ROLE_ARN: &str = "AWS_ROLE_ARN";
 
 /// The configuration of an ObjectStore's client, and the versions it was read from.
 #[derive(Debug)]
 pub struct StoreConfig {
-    /// Values that can work: `S3Config::check` passed.
+    /// Validated values: `S3Config::check` passed.
     pub config: S3Config,
-    /// Differs when the ObjectStore's spec or one of its Secrets differs.
+    /// Changes with the ObjectStore's spec and its Secrets.
     pub version: StoreVersion,
-    /// Result of the last probe; absent while this spec was not probed.
+    /// Result of the last probe; absent if this spec was not probed yet.
     pub ready: Option<Condition>,
 }
 
-/// The versions of an ObjectStore and of the Secrets that it refers to.
+/// The versions of an ObjectStore and of its Secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreVersion {
     uid: Option<String>,
@@ -38,16 +38,16 @@ pub struct StoreVersion {
 }
 
 impl StoreVersion {
-    /// The versions of the Secrets in one word; nothing if the ObjectStore refers to none.
+    /// Returns the versions of the Secrets as one string; `None` if the ObjectStore refers to none.
     pub fn of_secrets(&self) -> Option<String> {
         (!self.secrets.is_empty()).then(|| self.secrets.join("/"))
     }
 }
 
-/// Reasons for which an ObjectStore gives no configuration.
+/// Reason why an ObjectStore has no usable configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreConfigError {
-    /// No such ObjectStore.
+    /// The ObjectStore does not exist.
     #[error("no ObjectStore is named `{0}`; create it")]
     Missing(String),
     /// The API server did not answer.
@@ -58,10 +58,10 @@ pub enum StoreConfigError {
     NoSecret {
         /// The field that refers to the Secret.
         field: &'static str,
-        /// Its namespace and name.
+        /// Namespace and name of the Secret.
         secret: String,
     },
-    /// A referenced Secret may not be read.
+    /// The program may not read a referenced Secret.
     #[error("{field}: {reader} may not read Secret {secret}; allow it with a Role in that namespace")]
     SecretForbidden {
         /// The field that refers to the Secret.
@@ -76,12 +76,12 @@ pub enum StoreConfigError {
     NoSecretKey {
         /// The field that refers to the Secret.
         field: &'static str,
-        /// Its namespace and name.
+        /// Namespace and name of the Secret.
         secret: String,
-        /// The key.
+        /// The missing key.
         key: String,
     },
-    /// Web identity is asked for, but the pod has none.
+    /// Web identity is requested, but the pod has none.
     #[error(
         "spec.credentials.webIdentity: {variable} is not set in the pod of {reader}; bind its service account to a role, or use secretRef"
     )]
@@ -91,16 +91,16 @@ pub enum StoreConfigError {
         /// The program.
         reader: &'static str,
     },
-    /// Both ways to give certificates are used.
+    /// Both certificate fields are set.
     #[error("spec.caBundleRef: spec.caBundle is set too; remove one of them")]
     TwoCaBundles,
-    /// A value can never work.
+    /// A value is never valid.
     #[error("spec.{0}")]
     Invalid(#[from] InvalidConfig),
 }
 
-/// Reads the ObjectStore called `name` and the Secrets it refers to. `reader` is the program's name in
-/// messages, such as "the operator".
+/// Reads the ObjectStore called `name` and its Secrets. `reader` is the program's name in messages, such as
+/// "the operator".
 ///
 /// # Errors
 /// [`StoreConfigError`].
@@ -121,7 +121,7 @@ pub async fn read(
     Ok(StoreConfig { config, version, ready: ready.cloned() })
 }
 
-/// Reads Secrets and notes the version of each.
+/// Reads Secrets and records the version of each.
 struct Secrets<'a> {
     client: &'a Client,
     reader: &'static str,
@@ -197,7 +197,7 @@ impl Secrets<'_> {
     }
 }
 
-/// A Secret and the field that refers to it.
+/// The values of a Secret, and the field that refers to it.
 struct Values {
     field: &'static str,
     reference: String,

@@ -1,7 +1,7 @@
-//! Creating objects once: the records of a log, and all else whose place is taken by the first create.
+//! Creates objects once: log records, and all other objects whose key belongs to the first creator.
 //!
-//! On failure: a create of a record that did not answer clearly is read back; its outcome is never guessed.
-//! Any other object is the same each time that it is made, or is read afterwards: its create is repeated.
+//! On failure: a record whose create had an unclear outcome is read back; the outcome is never guessed. Any
+//! other object has reproducible content, or is read afterwards: its create is retried.
 
 use bytes::Bytes;
 use holdfast_format::record::Record;
@@ -12,20 +12,20 @@ use holdfast_types::{Seq, VolumeId};
 use crate::error::{LogFailure, store};
 use crate::limit::MAX_METADATA_BYTES;
 
-/// Outcomes of [`create_once`].
+/// Outcome of [`create_once`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum CreatedOnce {
     /// This call stored it.
     Now,
-    /// An object was there: of an earlier call whose answer was lost, or of another writer.
+    /// An object existed: from an earlier call whose response was lost, or from another writer.
     Before,
 }
 
 /// Creates an object once: one PUT. `what` completes "failed to ..." in the error.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the object is not there, or that is unknown; try again.
+/// [`LogFailure::Store`]: the object was not created, or that is unknown; try again.
 pub(crate) async fn create_once(
     objects: &dyn ObjectStore,
     what: &'static str,
@@ -40,20 +40,20 @@ pub(crate) async fn create_once(
     }
 }
 
-/// Outcomes of a create-once, after every doubt was resolved.
+/// Outcome of a create-once, with all ambiguity resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum CreateOutcome {
     /// The record is in the log.
     Created,
-    /// Another record is in its place.
+    /// Another record is in its position.
     Lost,
 }
 
 /// Creates `log/<seq>` once.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the record is not there, or that is unknown; the same record may be retried.
+/// [`LogFailure::Store`]: the record was not created, or that is unknown; the same record may be retried.
 pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result<CreateOutcome, LogFailure> {
     let volume = &record.volume;
     let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
@@ -72,11 +72,11 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
     }
 }
 
-/// Returns true if the record that was created is the one in its place: one GET.
+/// Returns true if the created record is the one stored at its position: one GET.
 ///
-/// A store that looks whether a key is free and stores the object some time later tells several writers
-/// that they created it, and has the object of the last of them. So before a writer does what cannot be
-/// undone it reads its record back. That finds every other create which was stored before this call.
+/// A store that checks the key first and stores the object later confirms several creates of one key, and
+/// keeps the last object. A writer therefore reads its record back before irreversible work. That detects
+/// every other create that was stored before this call.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: that is unknown.
@@ -89,11 +89,10 @@ pub async fn is_in_place(objects: &dyn ObjectStore, record: &Record) -> Result<b
     }
 }
 
-/// Stores a checkpoint. That it is stored does not depend on what may be deleted for it
-/// ([`crate::tidy`]).
+/// Stores a checkpoint, independently of the deletions it permits ([`crate::tidy`]).
 ///
 /// # Errors
-/// [`LogFailure::Store`]: try again at the next occasion.
+/// [`LogFailure::Store`]: try again with the next checkpoint.
 pub async fn write_checkpoint(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -101,7 +100,7 @@ pub async fn write_checkpoint(
     bytes: Bytes,
 ) -> Result<(), LogFailure> {
     let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
-    // A checkpoint of this seq is the same, whichever writer made it.
+    // Checkpoints of one seq are identical, regardless of the writer.
     create_once(objects, "write a checkpoint", volume, &key, bytes)
         .await
         .map(|(CreatedOnce::Now | CreatedOnce::Before)| ())

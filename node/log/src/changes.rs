@@ -1,7 +1,7 @@
-//! Sectors that a snapshot holds, and those that changed from one snapshot of a volume to a later one.
+//! Sectors held by a snapshot, and sectors changed between two snapshots of a volume.
 //!
-//! Only indexes are read, no data, and of them only those of chunks whose runs differ. Sectors whose bytes
-//! are the same are told by the hashes of their frames.
+//! Reads only indexes, no data, and only for chunks whose runs differ. Unchanged sectors are detected by the
+//! hashes of their frames.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_BLOCKS, Chunk, Mask, PlacedId, 
 
 use crate::indexes::{Indexes, ObjectError};
 
-/// Sectors of the target that a backup needs which has the base; without a base all that hold something.
+/// Sectors of the target that a backup of the base lacks; without a base, all sectors with content.
 #[derive(Debug)]
 pub struct Changes {
     base: Option<Manifest>,
@@ -21,26 +21,26 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// All that the snapshot with this root holds.
+    /// Covers the whole content of the snapshot with this root.
     pub fn all_of(target: Manifest) -> Self {
         Self { base: None, target }
     }
 
-    /// The difference between two snapshots of one volume, given by their roots.
+    /// Covers the difference between two snapshots of one volume, given by their roots.
     ///
     /// # Panics
-    /// If they are of different volumes: the same name stands for different objects there.
+    /// If they belong to different volumes: the same name would refer to different objects.
     pub fn between(base: Manifest, target: Manifest) -> Self {
         assert_eq!(base.volume(), target.volume(), "both are of one volume");
         Self { base: Some(base), target }
     }
 
-    /// Sectors of the target.
+    /// Returns the number of sectors of the target.
     pub fn sectors(&self) -> u64 {
         self.target.sectors()
     }
 
-    /// The chunks in which something may differ, from that of sector `first` on.
+    /// Returns the chunks that may differ, starting with the one of sector `first`.
     pub fn chunks(&self, first: Sector) -> impl Iterator<Item = Chunk> {
         let end = Sector(self.sectors().saturating_sub(1)).chunk().0;
         (first.chunk().0..=end).map(Chunk).filter(|chunk| self.may_differ(*chunk))
@@ -56,11 +56,11 @@ impl Changes {
         }
     }
 
-    /// The sectors of `chunk` that differ, as runs that ascend and do not touch. Sectors that a merge moved
-    /// between the snapshots may be among them although their bytes are the same.
+    /// Returns the sectors of `chunk` that differ, as ascending, disjoint runs. Sectors that a merge moved
+    /// between the snapshots may be included although their bytes are the same.
     ///
     /// # Errors
-    /// [`ObjectError`], when a part of an index is unavailable or damaged.
+    /// [`ObjectError`] if a part of an index is unavailable or damaged.
     pub async fn in_chunk(
         &self,
         objects: &dyn ObjectStore,
@@ -93,7 +93,7 @@ fn blocks_of(chunk: Chunk) -> Range<u64> {
     first..first + CHUNK_BLOCKS
 }
 
-/// The runs that may have entries for `chunk`, newest first.
+/// Returns the runs that may have entries for `chunk`, newest first.
 fn runs_of(root: &Manifest, chunk: Chunk) -> impl Iterator<Item = PlacedId> {
     root.runs().iter().filter(move |run| run.fence().may_hold(chunk)).map(Run::id)
 }

@@ -1,4 +1,4 @@
-//! Creating volumes.
+//! Creation of volumes.
 
 use holdfast_format::fork::Fork;
 use holdfast_format::manifest::apply::LogError;
@@ -13,44 +13,44 @@ use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::is_forgotten;
 use crate::trash::take_back;
 
-/// The creation of a volume.
+/// Parameters of a new volume.
 #[derive(Debug, Clone)]
 pub struct Creation {
     /// Logical size.
     pub sectors: u64,
-    /// The object and claim that it is made for.
+    /// The object and claim that it is created for.
     pub labels: Labels,
-    /// The snapshot that it begins with; none: it begins empty.
+    /// The snapshot that it starts from; `None`: it starts empty.
     pub source: Option<SnapshotName>,
-    /// The uid that the snapshot has; none: any. A name alone may be of another one, once the bucket was set
-    /// back.
+    /// The expected uid of the snapshot; `None`: any. After a restore of the bucket, a name may refer to a
+    /// different snapshot.
     pub source_uid: Option<SnapshotUid>,
-    /// Its identity.
+    /// Identity of the volume.
     pub nonce: Nonce,
-    /// Time of the request, milliseconds since 1970.
+    /// Time of the request, in milliseconds since 1970.
     pub unix_ms: u64,
 }
 
 impl Creation {
-    /// The creation of a volume without labels.
+    /// Returns the parameters of a volume without labels.
     pub fn plain(sectors: u64, nonce: Nonce, unix_ms: u64) -> Self {
         Self { sectors, labels: Labels::default(), source: None, source_uid: None, nonce, unix_ms }
     }
 }
 
-/// Creates the volume and returns its sectors: one PUT. With a source it begins with what the snapshot holds,
-/// zero sectors stand for the snapshot's, and that takes one PUT and six GETs more (`fork.rs`); where the
-/// snapshot's record was truncated, its log is read instead: about 10 to 70 GETs. Again with the same size
-/// for the same [origin](Labels::origin) it changes nothing, whatever nonce and time it brings;
-/// that reads the log, whose end says that the volume was not removed.
+/// Creates the volume and returns its sectors: one PUT. With a source it starts from the snapshot's content,
+/// zero sectors mean the snapshot's size, and the costs are one PUT and six GETs more (`fork.rs`); if the
+/// snapshot's record was truncated, its log is read instead: about 10 to 70 GETs. Repeating it with the same
+/// size for the same [origin](Labels::origin) is a no-op, regardless of nonce and time; that reads the log to
+/// its end, to check that the volume was not removed.
 ///
 /// # Errors
-/// [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the
-/// id is taken, [`LogFailure::OtherSource`] by a volume that began otherwise; [`LogFailure::NoSuchSource`],
-/// [`LogFailure::OtherSnapshot`], [`LogFailure::SmallerThanSource`] or [`LogFailure::TooManyForks`] when the
-/// snapshot cannot be its source: nothing is left then but the tombstone of the id, where the snapshot was
-/// forgotten meanwhile; [`LogFailure::Broken`] when the record there is of another volume; else why the store
-/// did not do it, or cannot be read.
+/// [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] if the id
+/// is taken, [`LogFailure::OtherSource`] if by a volume with another source; [`LogFailure::NoSuchSource`],
+/// [`LogFailure::OtherSnapshot`], [`LogFailure::SmallerThanSource`] or [`LogFailure::TooManyForks`] if the
+/// snapshot cannot be the source: nothing was created, except the id's tombstone if the snapshot was
+/// forgotten in the meantime; [`LogFailure::Broken`] if the existing record belongs to another volume;
+/// otherwise the store's failure.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -60,7 +60,7 @@ pub async fn provision(
     let origin = labels.origin();
     let begin = match &source {
         Some(snapshot) => match begin_with(objects, volume, snapshot, source_uid, sectors).await {
-            // One that was created before outlives its snapshot.
+            // An existing volume may outlive its snapshot.
             Err(LogFailure::NoSuchSource { .. } | LogFailure::OtherSnapshot { .. })
                 if begins_with(objects, volume, snapshot).await? =>
             {
@@ -100,8 +100,7 @@ pub async fn provision(
     Ok(wanted)
 }
 
-/// The beginning of a fork of `snapshot`, and its size: the one that was asked for, or the snapshot's for
-/// zero.
+/// Returns the start of a fork of `snapshot`, and its size: the requested one, or the snapshot's for zero.
 async fn begin_with(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -121,7 +120,7 @@ async fn begin_with(
     Ok((sectors, fork))
 }
 
-/// Returns true if the volume exists and began with the snapshot.
+/// Returns true if the volume exists and was created from the snapshot.
 async fn begins_with(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -134,10 +133,11 @@ async fn begins_with(
     }
 }
 
-/// Reads the creation of the volume: one GET. Its record is there as long as any object of the volume is.
+/// Reads the creation of the volume: one GET. Its record exists as long as any object of the volume.
 ///
 /// # Errors
-/// [`LogFailure::Store`] with [`StoreError::NotFound`] where the volume does not exist; as for any record.
+/// [`LogFailure::Store`] with [`StoreError::NotFound`] if the volume does not exist; otherwise as for any
+/// record.
 pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Creation, LogFailure> {
     let Record { volume: found, nonce, unix_ms, body, .. } = read_record(objects, volume, Seq::FIRST).await?;
     if found != *volume {

@@ -1,4 +1,4 @@
-//! Reasons for which a log could not be read or extended, and how they differ.
+//! Reasons why a log could not be read or extended, and their classification.
 
 use holdfast_format::DecodeError;
 use holdfast_format::manifest::apply::LogError as Order;
@@ -8,7 +8,7 @@ use holdfast_types::{Epoch, Lineage, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::limit::TRIES;
 
-/// Reasons for which a log could not be read or extended.
+/// Reason why a log could not be read or extended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogFailure {
@@ -32,38 +32,38 @@ pub enum LogFailure {
         #[source]
         source: DecodeError,
     },
-    /// An object is the one of another place.
+    /// An object belongs to another position.
     #[error(
         "object {key} holds what belongs at seq {seq} of volume {volume}: it was overwritten, or copied there"
     )]
     Misplaced {
-        /// Its key.
+        /// Key of the object.
         key: String,
-        /// The volume that its bytes are of.
+        /// The volume that its content belongs to.
         volume: VolumeId,
-        /// The seq that they are of.
+        /// The seq that its content belongs to.
         seq: Seq,
     },
-    /// An object that is written empty is not.
+    /// An object that must be empty is not.
     #[error(
         "object {key} has {bytes} bytes, and is written empty: another server answered, or it was overwritten"
     )]
     NotEmpty {
-        /// Its key.
+        /// Key of the object.
         key: String,
-        /// Its bytes.
+        /// Length of the object.
         bytes: usize,
     },
-    /// An object of the trash does not say what it should.
+    /// An object of the trash is invalid.
     #[error(
         "object {key} does not say how long the volume stays in the trash, or how it leaves it: a newer version wrote it, \
          or it was overwritten"
     )]
     NotOfTrash {
-        /// Its key.
+        /// Key of the object.
         key: String,
     },
-    /// The records do not follow each other.
+    /// The records are not consecutive.
     #[error("the log of volume {volume} is broken")]
     Broken {
         /// The volume.
@@ -72,15 +72,15 @@ pub enum LogFailure {
         #[source]
         source: Order,
     },
-    /// A volume of this id exists already, and is another one.
+    /// A different volume with this id exists.
     #[error("volume {volume} exists already with {sectors} sectors: choose another id")]
     ExistsOtherwise {
         /// The volume.
         volume: VolumeId,
-        /// Its size.
+        /// Size of the existing volume.
         sectors: u64,
     },
-    /// A volume of this id exists already, and was created for something else.
+    /// A volume with this id exists, and was created for another object.
     #[error("volume {volume} exists already, created by {origin}: choose another id")]
     CreatedElsewhere {
         /// The volume.
@@ -103,7 +103,7 @@ pub enum LogFailure {
         /// Its snapshots that were not forgotten.
         seqs: Vec<Seq>,
     },
-    /// A volume is not removed below its writer.
+    /// A volume is not removed while a writer has it attached.
     #[error(
         "volume {volume} is not removed: node {node} has it attached, with epoch {epoch}, maybe in another cluster"
     )]
@@ -115,10 +115,10 @@ pub enum LogFailure {
         /// The writer's epoch.
         epoch: Epoch,
     },
-    /// A volume in the trash is not removed: it is used.
+    /// A volume in the trash is not removed because it is in use.
     #[error("volume {0} is not removed: a node has attached it, or written to it, since it was deleted")]
     UsedSince(VolumeId),
-    /// A volume in the trash is not removed: what was written since would be lost.
+    /// A volume in the trash is not removed because data written since then would be lost.
     #[error(
         "volume {volume} is not removed: {} has written to it since it was deleted. To have its data, adopt it with \
          `spec.source.existing`; to remove it, delete that Volume",
@@ -127,10 +127,10 @@ pub enum LogFailure {
     WrittenSince {
         /// The volume.
         volume: VolumeId,
-        /// The node of its last writer, where the log can be read.
+        /// The node of its last writer, if the log can be read.
         node: Option<String>,
     },
-    /// The id is taken by a volume that began with something else.
+    /// The id is taken by a volume with another source.
     #[error("volume {volume} exists already, {}: choose another id", made_from(.snapshot.as_ref()))]
     OtherSource {
         /// The volume.
@@ -138,44 +138,44 @@ pub enum LogFailure {
         /// The snapshot that it was restored from, if any.
         snapshot: Option<SnapshotName>,
     },
-    /// The snapshot to restore is not there.
+    /// The snapshot to restore does not exist.
     #[error("volume {volume} cannot be restored: snapshot {snapshot} does not exist or was deleted")]
     NoSuchSource {
-        /// The volume to be.
+        /// The volume to create.
         volume: VolumeId,
-        /// The snapshot that was named.
+        /// The requested snapshot.
         snapshot: SnapshotName,
     },
-    /// The snapshot of this name is another one.
+    /// The snapshot of this name is a different one.
     #[error(
         "volume {volume} cannot be restored: snapshot {snapshot} of this object store has the UUID {found}, and {wanted} \
          was asked for: the bucket was set back, or is another one"
     )]
     OtherSnapshot {
-        /// The volume to be.
+        /// The volume to create.
         volume: VolumeId,
-        /// The snapshot that was named.
+        /// The requested snapshot.
         snapshot: SnapshotName,
-        /// The uid that it has.
+        /// Its actual uid.
         found: SnapshotUid,
-        /// The uid that was asked for.
+        /// The requested uid.
         wanted: SnapshotUid,
     },
-    /// A volume is not smaller than what it begins with.
+    /// A volume must not be smaller than its source.
     #[error(
         "volume {volume} would have {sectors} sectors, and snapshot {snapshot} has {snapshot_sectors}: choose at least its size"
     )]
     SmallerThanSource {
-        /// The volume to be.
+        /// The volume to create.
         volume: VolumeId,
-        /// The size that was asked for.
+        /// The requested size.
         sectors: u64,
         /// The snapshot.
         snapshot: SnapshotName,
         /// Its size.
         snapshot_sectors: u64,
     },
-    /// A chain of forks that is too long.
+    /// A chain of forks is too long.
     #[error(
         "snapshot {snapshot} cannot be restored as a volume of its own: {} volumes are behind it, the most there can be; copy the content of volume {} to a new volume that is no fork, and take snapshots of that",
         Lineage::MAX_ANCESTORS,
@@ -192,16 +192,16 @@ pub enum LogFailure {
         #[source]
         source: StoreError,
     },
-    /// Objects without a log.
+    /// Objects exist without a log.
     #[error("objects are stored under the name of volume {0}, which has no log")]
     NoLog(VolumeId),
-    /// Places of a volume's log that are taken by roots which its log did not make.
+    /// Positions of a volume's log are taken by snapshot roots that its log did not create.
     #[error(
         "snapshot {0} was not taken: the roots of other snapshots are in its place and those before it, left there when \
          the bucket was set back; nothing was registered: ask again, and a later place is tried"
     )]
     ForeignRoot(SnapshotName),
-    /// The log changed during each read of it, or LIST shows an older part of it.
+    /// The log changed during each read, or LIST shows an older part of it.
     #[error(
         "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
          try again; if the volume was deleted, choose another id",
@@ -211,13 +211,13 @@ pub enum LogFailure {
 }
 
 impl LogFailure {
-    /// True if bytes of the log are wrong; not if a newer version wrote them.
+    /// Returns true if bytes of the log are wrong, but not if a newer version wrote them.
     pub fn is_damage(&self) -> bool {
         let is_newer = matches!(self, Self::Damaged { source: DecodeError::Version { .. }, .. });
         !is_newer && matches!(self, Self::Damaged { .. } | Self::Misplaced { .. } | Self::Broken { .. })
     }
 
-    /// True if a later attempt may succeed.
+    /// Returns true if a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};
         match self {
@@ -250,7 +250,7 @@ fn count_of(seqs: &[Seq]) -> String {
     if seqs.len() == 1 { "a snapshot".to_owned() } else { format!("{} snapshots", seqs.len()) }
 }
 
-/// The names of the first ones.
+/// Returns the names of the first snapshots.
 fn names_of(volume: &VolumeId, seqs: &[Seq]) -> String {
     first_of(seqs.iter().map(|seq| format!("{volume}@{seq}")))
 }
@@ -274,8 +274,8 @@ pub(crate) fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreE
     move |source| LogFailure::Store { what, volume, source }
 }
 
-/// Tells what is wrong with a volume, which the next sweep may find as well, from a store that does not
-/// answer. An object that is larger than any of its kind is damage of its volume.
+/// Separates damage of a volume, which the next sweep may find again, from a store that does not answer. An
+/// oversized object counts as damage of its volume.
 pub(crate) async fn or_damage<T>(
     read: impl Future<Output = Result<T, LogFailure>>,
 ) -> Result<Result<T, LogFailure>, LogFailure> {

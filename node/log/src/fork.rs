@@ -1,9 +1,9 @@
-//! Forks: volumes that begin with what a snapshot of another volume holds. Nothing is copied.
+//! Forks: volumes that start from the content of another volume's snapshot, without copying it.
 //!
-//! A fork and the end of its snapshot may come at once. The create record of the fork comes first, then the
-//! question whether the snapshot is forgotten ([`confirm`]). Objects are deleted only after all snapshots
-//! that name them were seen to be forgotten, and no fork was listed after that ([`forks_of`],
-//! [`crate::sweep`]). So either the fork is seen and keeps its objects, or it sees the mark and ends itself.
+//! Creating a fork and forgetting its snapshot may happen concurrently. The fork's create record comes first,
+//! then the check for the snapshot's mark ([`confirm`]). Objects are deleted only after all snapshots that
+//! name them were seen as forgotten, and a later listing found no fork ([`forks_of`], [`crate::sweep`]). So
+//! either the fork is seen and keeps its objects, or it sees the mark and removes itself.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::{is_forgotten, read_snapshot, registered};
 use crate::truncate::was_truncated_after;
 
-/// The beginning of a fork of `snapshot`: three GETs, and more where its record was truncated.
+/// Returns the start of a fork of `snapshot`: three GETs, and more if its record was truncated.
 pub(crate) async fn read_fork(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -55,10 +55,10 @@ pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogF
     LogFailure::NoSuchSource { volume: volume.clone(), snapshot: snapshot.clone() }
 }
 
-/// Decides if the fork whose create record is `created` stands: the mark of its snapshot, one GET. The next
-/// record says which, so that it is not asked again once the snapshot is forgotten: one PUT. It is empty, or
-/// the fork's tombstone. One GET more says that the record is part of the log: its place may have been
-/// truncated since.
+/// Decides whether the fork with the create record `created` is valid: one GET for its snapshot's mark. The
+/// next record stores the result, so that the check is not repeated once the snapshot is forgotten: one PUT.
+/// That record is empty, or the fork's tombstone. Another GET confirms that it is part of the log: its
+/// position may have been truncated since.
 pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Result<(), LogFailure> {
     let Body::Create { source: Some(fork), .. } = &created.body else { return Ok(()) };
     let volume = &created.volume;
@@ -70,16 +70,16 @@ pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Resu
     let verdict = Record { seq: Seq::FIRST.next(), epoch: Epoch(0), body, ..created.clone() };
     let counts = create_record(objects, &verdict).await? == CreateOutcome::Created
         && !was_truncated_after(objects, volume, Seq::FIRST).await?;
-    // Else another record came first: of an attach or a sweep that asked as well, or of a removal.
+    // Otherwise another record came first: of an attach or a sweep that also checked, or of a removal.
     let ended = if counts { !stands } else { read_manifest_to_end(objects, volume).await?.is_deleted() };
     if ended { Err(no_such_source(volume, &fork.snapshot)) } else { Ok(()) }
 }
 
-/// Decides if a fork stands whose creator did not come to it (`Manifest::is_unconfirmed`). Any other record
-/// comes after that.
+/// Decides whether a fork is valid whose creator did not complete (`Manifest::is_unconfirmed`). Must precede
+/// any other record.
 ///
 /// # Errors
-/// [`LogFailure::NoSuchSource`]: it came too late, and has ended; else why that is not known.
+/// [`LogFailure::NoSuchSource`]: it came too late, and was removed; otherwise that is unknown.
 pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<(), LogFailure> {
     let created = read_record(objects, volume, Seq::FIRST).await?;
     if created.volume != *volume {
@@ -89,9 +89,9 @@ pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Resul
     confirm(objects, &created).await
 }
 
-/// The volumes that read objects of `volume`: forks of its snapshots, forks of those, and volumes of which
-/// that is unknown because they are damaged. Two LISTs and one GET for each volume of the store. A fork may
-/// come and the one that it is of end meanwhile, so it lists until no volume is new.
+/// Returns the volumes that read objects of `volume`: forks of its snapshots, forks of those, and damaged
+/// volumes that may be forks. Two LISTs and one GET per volume of the store. A fork may be created while its
+/// parent ends, so it lists until no volume is new.
 ///
 /// # Errors
 /// The store did not answer.
@@ -145,7 +145,7 @@ async fn reads_from(
     }
 }
 
-/// Returns true if the fork reads objects of `volume`: it is of a snapshot of it, or of a fork of one.
+/// Returns true if the fork reads objects of `volume`, which is one of its ancestors.
 fn is_behind(fork: &Fork, volume: &VolumeId) -> bool {
     let counts = |ancestor: &VolumeId| *ancestor == fork.snapshot.volume || safeguard(ForksOfForksCount);
     fork.ancestors().any(|ancestor| ancestor == volume && counts(ancestor))

@@ -1,6 +1,6 @@
-//! The indexes of a volume's runs: which frames make up a block.
+//! The indexes of a volume's runs, which map blocks to frames.
 //!
-//! Owns: the parts of indexes that are kept in memory. Does not own: the frames, and retries.
+//! Owns: the in-memory cache of index parts. Does not own: the frames, and retries.
 
 use std::error::Error;
 use std::ops::Range;
@@ -17,14 +17,14 @@ use holdfast_types::{Block, Lineage, Mask, RunId, SegmentId};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
-/// Reasons for which an index or a frame of a volume could not be read.
+/// Reason why an index or a frame of a volume could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
     /// An object could not be read.
     #[error("object {key}")]
     Store {
-        /// Its key.
+        /// Key of the object.
         key: String,
         /// The store's error.
         #[source]
@@ -33,7 +33,7 @@ pub enum ObjectError {
     /// A part of an index is damaged.
     #[error("object {key} is damaged")]
     Index {
-        /// The key of the segment or the run.
+        /// Key of the segment or the run.
         key: String,
         /// The damage.
         #[source]
@@ -51,8 +51,8 @@ pub enum ObjectError {
 }
 
 impl ObjectError {
-    /// Returns true if a retry finds the same: an object is missing or damaged. All else may change, since
-    /// credentials, policies and proxies are corrected while a read waits.
+    /// Returns true if a retry cannot succeed: an object is missing or damaged. All other errors may clear,
+    /// because users correct credentials, policies and proxies while a read waits.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Store { source: StoreError::NotFound { .. } | StoreError::OutOfRange { .. }, .. }
@@ -62,28 +62,27 @@ impl ObjectError {
         }
     }
 
-    /// The error in words if it is final; a read that finds the same again fails with it.
+    /// Describes the error if it is final; a read that hits it again fails with it.
     pub fn finding(&self) -> Option<String> {
         let cause = self.source().map(ToString::to_string).unwrap_or_default();
         self.is_final().then(|| format!("{self}: {cause}"))
     }
 }
 
-/// A source of the parts of indexes: the store, or one that keeps them nearer too. Nothing of it is checked
-/// yet.
+/// A source of index parts: the store, or a closer cache in front of it. Its data is unverified.
 pub trait IndexSource: Sync {
-    /// The bytes `range` of the object `key`, if they are kept nearer than in the store.
+    /// Returns the bytes `range` of the object `key` from the closer cache, if it has them.
     fn kept(&self, _key: &str, _range: Range<u64>) -> impl Future<Output = Option<Bytes>> + Send {
         std::future::ready(None)
     }
 
-    /// The same from the store.
+    /// Returns the bytes from the store.
     ///
     /// # Errors
-    /// The reason for which they did not come.
+    /// Reason why the read failed.
     fn stored(&self, key: &str, range: Range<u64>) -> impl Future<Output = Result<Bytes, StoreError>> + Send;
 
-    /// Keeps what came from the store, and was found right.
+    /// Caches bytes that came from the store and were verified.
     fn keep(&self, _key: &str, _range: Range<u64>, _bytes: Bytes) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -95,7 +94,7 @@ impl<S: ObjectStore + ?Sized> IndexSource for S {
     }
 }
 
-/// The name of a part of an index.
+/// Name of an index part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum PartName {
     Segment(SegmentId),
@@ -103,7 +102,7 @@ enum PartName {
     Page(RunId, usize),
 }
 
-/// A part of an index.
+/// An index part.
 #[derive(Debug, Clone)]
 enum IndexPart {
     Segment(Arc<FrameIndex>),
@@ -111,7 +110,7 @@ enum IndexPart {
     Page(Arc<RunPage>),
 }
 
-/// Weighs a part by its bytes, and none heavier than `most`: the cache refuses what is larger than itself.
+/// Weighs a part by its bytes, up to `most`: the cache rejects entries larger than itself.
 #[derive(Debug, Clone)]
 struct PartBytes {
     most: u64,
@@ -143,14 +142,14 @@ impl PartOfRun {
     }
 }
 
-/// Indexes kept in memory: whole ones of segments, of merged runs the heads and single pages.
+/// In-memory cache: whole indexes of segments, heads and single pages of merged runs.
 pub struct Indexes(Cache<PartName, IndexPart, PartBytes>);
 
 impl Indexes {
-    /// Keeps at most `bytes` of them, at least 1024; `expected` is their expected number. A part that is
-    /// larger is kept alone: without it, each read of its run would fetch all of it.
+    /// Creates a cache of at most `bytes`, at least 1024; `expected` is the expected number of parts. A
+    /// larger part is cached alone: otherwise each read of its run would fetch all of it.
     ///
-    /// The cache has one shard, on any number of CPUs: it refuses what does not fit the share of a shard.
+    /// The cache has one shard, on any number of CPUs: it rejects entries that exceed a shard's share.
     pub fn new(expected: usize, bytes: u64) -> Self {
         let options = OptionsBuilder::new()
             .shards(1)
@@ -158,7 +157,7 @@ impl Indexes {
             .weight_capacity(bytes)
             .build()
             .expect("both capacities are set");
-        // A 32nd of it is for what was not read twice.
+        // A 32nd of the capacity is for parts read only once.
         let weighter = PartBytes { most: bytes - bytes.div_ceil(16) };
         Self(Cache::with_options(
             options,
@@ -168,20 +167,20 @@ impl Indexes {
         ))
     }
 
-    /// Keeps the index of a segment that this node has made itself.
+    /// Caches the index of a segment that this node has created.
     pub fn keep(&self, id: SegmentId, index: FrameIndex) {
         self.0.insert(PartName::Segment(id), IndexPart::Segment(Arc::new(index)));
     }
 
-    /// Keeps the head of a run that this node has made itself.
+    /// Caches the head of a run that this node has created.
     pub fn keep_head(&self, id: RunId, head: RunHead) {
         self.0.insert(PartName::Head(id), IndexPart::Head(Arc::new(head)));
     }
 
-    /// The frames that make up the sectors `wanted` of `block` as `runs` compose it.
+    /// Returns the frames that compose the sectors `wanted` of `block` from `runs`.
     ///
     /// # Errors
-    /// [`ObjectError`], when a part of an index is unavailable.
+    /// [`ObjectError`] if a part of an index is unavailable.
     pub async fn compose(
         &self,
         objects: &(impl IndexSource + ?Sized),
@@ -194,7 +193,7 @@ impl Indexes {
         Ok(compose(block, wanted, known.iter().flatten().map(PartOfRun::layer)))
     }
 
-    /// The part of `run` that has the entries of `block`; `None` where it has no page for it.
+    /// Returns the part of `run` that has the entries of `block`; `None` if it has no page for it.
     async fn known(
         &self,
         objects: &(impl IndexSource + ?Sized),
@@ -216,10 +215,10 @@ impl Indexes {
         }
     }
 
-    /// The index of a segment.
+    /// Returns the index of a segment.
     ///
     /// # Errors
-    /// [`ObjectError`], when it is unavailable.
+    /// [`ObjectError`] if it is unavailable.
     pub async fn index(
         &self,
         objects: &(impl IndexSource + ?Sized),
@@ -235,10 +234,10 @@ impl Indexes {
         }
     }
 
-    /// The head of a merged run.
+    /// Returns the head of a merged run.
     ///
     /// # Errors
-    /// [`ObjectError`], when it is unavailable.
+    /// [`ObjectError`] if it is unavailable.
     pub async fn head(
         &self,
         objects: &(impl IndexSource + ?Sized),
@@ -270,14 +269,14 @@ impl Indexes {
     }
 }
 
-/// Reads a part of an index.
+/// Reads an index part.
 async fn read_stored<T>(
     objects: &(impl IndexSource + ?Sized),
     key: String,
     range: Range<u64>,
     decode: impl Fn(&[u8]) -> Result<T, DecodeError>,
 ) -> Result<T, ObjectError> {
-    // What is kept and damaged says nothing about the store.
+    // Damage in the closer cache does not imply damage in the store.
     if let Some(kept) = objects.kept(&key, range.clone()).await
         && let Ok(part) = decode(&kept)
     {
@@ -296,11 +295,11 @@ async fn read_stored<T>(
     }
 }
 
-/// Waits until all of `reads` have ended: one that fails leaves the others their answers, which the next try
-/// does not need again. So a try lasts as long as its slowest request.
+/// Waits until all of `reads` have ended: after a failure, the results of the others are still used, so that
+/// the next attempt need not repeat them. An attempt thus lasts as long as its slowest request.
 ///
 /// # Errors
-/// The first one that a retry finds again, else the first.
+/// The first final error, otherwise the first error.
 pub async fn join_reads<T>(
     reads: impl IntoIterator<Item = impl Future<Output = Result<T, ObjectError>>>,
 ) -> Result<Vec<T>, ObjectError> {

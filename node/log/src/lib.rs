@@ -1,16 +1,16 @@
 //! A volume's log in an object store, and the indexes of its runs.
 //!
 //! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log, takes
-//! and forgets snapshots of a volume that no node has attached, and sweeps a store; the indexes of runs, and
-//! what changed between snapshots. Does not own: the meaning of records and indexes (`node/format`), the
-//! meaning of requests (the store's).
-//! Costs: finding the volumes of a store is one LIST for each 1,000; reading is one LIST (two where the log,
-//! or what comes before it, has hundreds of objects), and a GET of the last record if that is a detach with
-//! its root, else a GET of the newest checkpoint and of each record after it; to be sure that there is none
-//! after them, and that none of them was truncated, a GET each; provisioning is one PUT; a record is one PUT;
-//! a snapshot is one PUT more. After 32 records a checkpoint is one PUT and one LIST, and its truncation one
-//! or two GETs, one LIST, one PUT for 64 records, and DELETEs.
-//! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
+//! and forgets snapshots of detached volumes, and sweeps a store; the indexes of runs, and the changes
+//! between snapshots. Does not own: the meaning of records and indexes (`node/format`), the meaning of
+//! requests (the store's).
+//! Costs: finding the volumes of a store is one LIST per 1,000. Reading is one LIST (two if the log, or the
+//! objects before it, number in the hundreds), and one GET if the last record is a detach with its root,
+//! otherwise a GET of the newest checkpoint and of each record after it. Confirming that no record follows
+//! and that none was truncated takes a GET each. Provisioning is one PUT; a record is one PUT; a snapshot is
+//! one PUT more. After 32 records, a checkpoint is one PUT and one LIST, and its truncation one or two GETs,
+//! one LIST, one PUT per 64 records, and DELETEs.
+//! On failure: a create with an unclear outcome is read back; the outcome is never guessed.
 
 mod append;
 mod changes;

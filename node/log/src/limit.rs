@@ -1,8 +1,8 @@
 //! Limits of the log.
 
-/// Number of reads of the end of a log that grows meanwhile.
+/// Maximum attempts to read the end of a growing log.
 pub(crate) const TRIES: usize = 8;
-/// Volumes that are read at once.
+/// Number of volumes read in parallel.
 pub(crate) const PARALLEL_READS: usize = 16;
-/// Largest record or checkpoint read, in bytes.
+/// Maximum size of a record or checkpoint to read, in bytes.
 pub(crate) const MAX_METADATA_BYTES: u64 = 256 << 20;

@@ -1,4 +1,4 @@
-//! The objects of a store by name: its volumes, and which of their objects are there.
+//! Lists of a store's volumes, and of the objects of a volume.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use holdfast_types::{Seq, VolumeId};
 
 use crate::error::{LogFailure, store};
 
-/// Bytes that are read of an object that is written empty.
+/// Bytes to read from an object that should be empty.
 const MAX_EMPTY_BYTES: u64 = 1 << 10;
 
-/// The ids of all volumes in the store, deleted ones among them: a LIST for each 1,000. Foreign objects under
-/// the prefix are passed over.
+/// Returns the ids of all volumes in the store, including deleted ones: one LIST per 1,000. Skips foreign
+/// objects under the prefix.
 ///
 /// # Errors
 /// The store did not answer.
@@ -24,7 +24,7 @@ pub async fn list_volumes(objects: &dyn ObjectStore) -> Result<Vec<VolumeId>, St
         let is_empty = page.names.is_empty();
         names.extend(page.names.into_iter().filter(|name| seen.insert(name.clone())));
         let Some(next) = page.next else { break };
-        // A server that ignores its own tokens lists the same page permanently.
+        // A server that ignores its own tokens would list the same page permanently.
         if (names.len() == before && !is_empty) || from.as_ref() == Some(&next) {
             return Err(StoreError::BadAnswer { field: "other folders on the next page of a list" });
         }
@@ -33,8 +33,8 @@ pub async fn list_volumes(objects: &dyn ObjectStore) -> Result<Vec<VolumeId>, St
     Ok(names.iter().filter_map(|name| name.parse::<VolumeId>().ok()).collect())
 }
 
-/// Returns true if an object is there that is written empty, since only its presence counts: one GET. A page
-/// that a proxy sends in its place is an error.
+/// Returns true if a marker object exists, whose presence alone counts: one GET. A nonempty object, such as a
+/// proxy's page, is an error.
 pub(crate) async fn is_present(
     objects: &dyn ObjectStore,
     what: &'static str,
@@ -53,7 +53,7 @@ pub(crate) async fn is_present(
     }
 }
 
-/// The seqs of the records after `after`, ascending.
+/// Returns the seqs of the records after `after`, ascending.
 pub(crate) async fn records_after(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -63,7 +63,7 @@ pub(crate) async fn records_after(
     seqs_under(objects, volume, &log_prefix(volume), start).await
 }
 
-/// The seqs of the objects under a prefix.
+/// Returns the seqs of the objects under a prefix.
 pub(crate) async fn seqs_under(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -84,7 +84,7 @@ pub(crate) async fn seqs_under(
                     | ObjectKey::Snapshot(_, seq)
                     | ObjectKey::Forgotten(_, seq),
                 ) => seqs.push(seq),
-                // Not ours: a foreign object under our prefix says nothing about the volume.
+                // A foreign object under the store's prefix is no evidence about the volume.
                 Some(
                     ObjectKey::Segment(..)
                     | ObjectKey::Run(..)

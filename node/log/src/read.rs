@@ -1,17 +1,17 @@
-//! Reading a log into a manifest.
+//! Reads a log into a manifest.
 //!
-//! A record or checkpoint "does not exist" only if the store itself says so. A log that seems to end too
-//! early makes a restarted writer take its own records for another's, and release its volume. Bytes that
+//! A record or checkpoint is missing only if the store itself says so. If a log seemed to end too early, a
+//! restarted writer would mistake its own records for another writer's, and release its volume. Bytes that
 //! cannot be decoded are an error, never the end of the log.
 //!
-//! 1. the checkpoints and the records are listed;
-//! 2. the last record is read. The tombstone says all, and so does a detach record that carries the root: the
-//!    whole state that it follows;
-//! 3. else that checkpoint and the other records are read. If something there is damaged or missing, the
-//!    newest root takes the place of all before it.
+//! 1. list the checkpoints and the records;
+//! 2. read the last record. A tombstone is sufficient, and so is a detach record with the root, which is the
+//!    whole state before it;
+//! 3. otherwise read that checkpoint and the other records. If one of them is damaged or missing, the newest
+//!    root replaces everything before it.
 //!
-//! That a record is the last one, or the log's at all, is known no better with a root than without
-//! ([`was_truncated_after`]). A root is what its writer had read or made of the same log.
+//! Even a record with a root may not be the last one, or not part of the log ([`was_truncated_after`]). A
+//! root is the state that its writer read from, or appended to, the same log.
 
 use futures::future::{join, try_join_all};
 use holdfast_format::manifest::Manifest;
@@ -26,23 +26,23 @@ use crate::limit::{MAX_METADATA_BYTES, TRIES};
 use crate::objects::{records_after, seqs_under};
 use crate::truncate::was_truncated_after;
 
-/// Objects of a volume that are listed at once to find its log: a log that is truncated has about 160 records
-/// beside its attaches.
+/// Objects of a volume listed at once to find its log: a truncated log has about 160 records, not counting
+/// attaches.
 const FIRST_PAGE: usize = 256;
 
-/// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
+/// Returns the volume's state as far as LIST shows its log; without a log, a manifest that does not exist.
 ///
-/// A store may answer a LIST as of some time ago, and the log may be truncated meanwhile. That is enough for
-/// a caller that then creates the next record: its create meets the records that LIST did not show, or
+/// A store may return an outdated LIST, and the log may be truncated in the meantime. That suffices for a
+/// caller that then creates the next record: its create conflicts with the records that LIST did not show, or
 /// [`was_truncated_after`] detects that the log was truncated since [`Manifest::checkpointed`]. Every other
 /// caller needs [`read_manifest_to_end`].
 ///
 /// # Errors
-/// [`LogFailure`]: a damaged or missing object is named, never skipped.
+/// [`LogFailure`]: names a damaged or missing object, never skips it.
 pub async fn read_manifest(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manifest, LogFailure> {
     for _ in 0..TRIES {
         if let Some(manifest) = try_read(objects, volume).await? {
-            // LIST may be stale: "does not exist" is never concluded from it alone.
+            // LIST may be stale: it alone never proves that a volume does not exist.
             if manifest.exists() || manifest.is_deleted() {
                 return Ok(manifest);
             }
@@ -55,7 +55,7 @@ pub async fn read_manifest(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// The volume's state at the end of its log, whatever LIST shows: two GETs more.
+/// Returns the volume's state at the end of its log, independent of LIST: two more GETs.
 ///
 /// # Errors
 /// As [`read_manifest`].
@@ -78,7 +78,7 @@ pub async fn read_manifest_to_end(
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// True for errors of a log that was truncated during the read, or of which a LIST showed an older part.
+/// Returns true for errors of a log that was truncated during the read, or listed from an outdated state.
 fn may_come_of_a_truncation(error: &LogFailure) -> bool {
     matches!(
         error,
@@ -88,11 +88,11 @@ fn may_come_of_a_truncation(error: &LogFailure) -> bool {
     )
 }
 
-/// Applies the records after `manifest`, one after the other, until there is none.
+/// Applies the records after `manifest` sequentially, until none follows.
 ///
 /// # Errors
-/// [`LogFailure::Contended`]: it came to a tombstone, and the log was truncated since it was listed. So the
-/// tombstone may have come late, of a fork or of a removal, and be no part of the log. A new LIST tells.
+/// [`LogFailure::Contended`]: it reached a tombstone, and the log was truncated since it was listed. The
+/// tombstone may be late, from a fork or a removal, and not part of the log. A new LIST resolves this.
 async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Manifest, LogFailure> {
     let (volume, begun_at) = (manifest.volume().clone(), manifest.checkpointed());
     loop {
@@ -111,8 +111,8 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
     }
 }
 
-/// One try; `None` when a writer made a newer checkpoint, and dropped the one that LIST shows or truncated
-/// what follows it.
+/// Reads once; returns `None` if a writer created a newer checkpoint, and deleted the listed one or truncated
+/// the records after it.
 async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
     let listed = list_log(objects, volume).await?;
     let error = match read_listed(objects, volume, &listed).await {
@@ -132,7 +132,7 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
     }
 }
 
-/// The log as LIST shows it.
+/// The log as shown by LIST.
 struct Listed {
     /// The newest checkpoint; zero without one.
     checkpoint: Seq,
@@ -140,8 +140,8 @@ struct Listed {
     records: Vec<Seq>,
 }
 
-/// Lists the checkpoints and the log: one LIST, since they are among the first objects of a volume. Behind
-/// hundreds of attach records, or of marks of forgotten snapshots, a second one begins at the checkpoint.
+/// Lists the checkpoints and the log: one LIST, because they sort first among a volume's objects. With
+/// hundreds of attach records, or of marks of forgotten snapshots, a second one starts at the checkpoint.
 async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed, LogFailure> {
     let page = objects
         .list(&volume_prefix(volume), None, FIRST_PAGE)
@@ -164,7 +164,7 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
         }
     }
     let end = page.entries.last().filter(|_| page.more).map(|entry| entry.key.as_str());
-    // The page ends before the last object under the prefix, or may do so.
+    // The page ends, or may end, before the last object under the prefix.
     let is_cut = |prefix: &str| end.is_some_and(|end| end < prefix || end.starts_with(prefix));
     if is_cut(&checkpoint_prefix(volume)) {
         let seen = checkpoints.last().map(|seq| ObjectKey::Checkpoint(volume.clone(), *seq).to_string());
@@ -179,7 +179,7 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
     Ok(Listed { checkpoint, records })
 }
 
-/// Reads the records that LIST shows, and the checkpoint if it is needed. `None` if that was dropped.
+/// Reads the records that LIST shows, and the checkpoint if needed. Returns `None` if that was deleted.
 async fn read_listed(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -201,7 +201,7 @@ async fn read_listed(
     replay(manifest, records?.iter().chain([&last])).map(Some)
 }
 
-/// The state that the newest root and the records behind it give, unless these are damaged too.
+/// Returns the state from the newest root and the records after it, unless these are damaged, too.
 async fn read_from_root(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -221,7 +221,7 @@ async fn read_from_root(
     Ok(None)
 }
 
-/// The state after the record at `seq`, if that is a detach record that carries the root.
+/// Returns the state after the record at `seq`, if that is a detach record with the root.
 fn state_in(
     record: &Record,
     volume: &VolumeId,
@@ -246,8 +246,8 @@ fn replay<'a>(
     Ok(manifest)
 }
 
-/// The checkpoint of `seq`, or the state before the first record for zero. `None` if there is no such
-/// checkpoint.
+/// Returns the checkpoint of `seq`, or the state before the first record for zero. Returns `None` if the
+/// checkpoint does not exist.
 async fn read_checkpoint(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -269,7 +269,7 @@ fn broken(volume: &VolumeId) -> impl FnOnce(LogError) -> LogFailure {
     move |source| LogFailure::Broken { volume, source }
 }
 
-/// The manifest in `bytes`, which stand under `key`: that of `volume` as of `seq`.
+/// Decodes the manifest in `bytes`, stored under `key`, of `volume` as of `seq`.
 pub(crate) fn decode_manifest(
     key: String,
     volume: &VolumeId,
@@ -286,10 +286,10 @@ pub(crate) fn decode_manifest(
     Ok(manifest)
 }
 
-/// The record at `seq`.
+/// Reads the record at `seq`.
 ///
 /// # Errors
-/// [`LogFailure::Store`] with [`StoreError::NotFound`] where there is none; [`LogFailure::Damaged`].
+/// [`LogFailure::Store`] with [`StoreError::NotFound`] if it does not exist; [`LogFailure::Damaged`].
 pub async fn read_record(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

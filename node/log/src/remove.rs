@@ -1,17 +1,17 @@
-//! Removing a volume: the tombstone first, then everything else.
+//! Removes a volume: the tombstone first, then everything else.
 //!
-//! A volume with snapshots that were not forgotten is not removed. Where forks read its objects, these are
-//! left to the [`crate::sweep`]s after the forks' end. Marks of forgotten snapshots stay, so that a fork
-//! which came too late can see them. What bars the places of the log stays too, so that the id is never used
+//! A volume with snapshots that were not forgotten is not removed. If forks read its objects, the
+//! [`crate::sweep`]s after the forks' end delete these. Marks of forgotten snapshots stay, so that a late
+//! fork can see them. All objects that bar positions of the log stay, too, so that the id is never used
 //! again:
 //! - the tombstone, at the end of the log;
-//! - the record at the first place, so that a create of the volume loses ([`crate::provision`]);
-//! - the truncation markers of all places between them. Records are deleted here too: a reader whose LIST
-//!   shows only the first record must not take that for the log of a new volume, and an attach that read the
-//!   log long ago must not win a place that this has emptied ([`crate::was_truncated_after`]).
+//! - the record at the first position, so that creating the volume fails ([`crate::provision`]);
+//! - the truncation markers of all positions in between. The removal deletes records, too: a reader whose
+//!   LIST shows only the first record must not mistake it for the log of a new volume, and an attach that
+//!   read the log long ago must not win an emptied position ([`crate::was_truncated_after`]).
 //!
-//! Costs, for a volume without snapshots that is detached: a LIST and a GET of its last record, two PUTs, and
-//! a LIST and a DELETE for each 1,000 objects; of one in the trash a GET of the tombstone more.
+//! Costs, for a detached volume without snapshots: a LIST and a GET of its last record, two PUTs, and a LIST
+//! and a DELETE per 1,000 objects; from the trash, also a GET of the tombstone.
 
 use holdfast_format::manifest::{Manifest, Writer};
 use holdfast_format::record::{Body, Record};
@@ -28,16 +28,15 @@ use crate::read::{read_manifest, read_manifest_to_end, read_record};
 use crate::snapshot::{forgotten_of, has_marks, live};
 use crate::truncate::store_markers;
 
-/// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but those
-/// that bar its places and the marks of forgotten snapshots. Returns the volumes that read objects of it:
-/// then none was deleted, which is the work of a [`crate::sweep`]. May be called again after it failed
-/// half-way.
-/// Without a log there is nothing to remove. `cut_off` is the epoch of the last writer that need not detach
-/// first, because it was called lost; none if each must.
+/// Ends the volume's log with its tombstone, which fences any writer. Then deletes all objects except those
+/// that bar its positions, and the marks of forgotten snapshots. Returns the volumes that read its objects:
+/// in that case nothing was deleted, which is left to a [`crate::sweep`]. May be repeated after a partial
+/// failure. Without a log, there is nothing to remove. `cut_off` is the epoch of the last writer that was
+/// declared lost and need not detach first; `None` requires every writer to detach.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
-/// what is left is removed by the next call.
+/// the next call removes the rest.
 pub async fn remove(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -48,13 +47,13 @@ pub async fn remove(
     let wanted =
         |_last, manifest: Option<&Manifest>| match manifest.map(|read| refuse_attached(read, cut_off)) {
             Some(Err(refused)) => Wanted::Refused(refused),
-            // Of a log that cannot be read the writer is unknown, and no node can attach it.
+            // An unreadable log hides its writer, but no node can attach its volume.
             Some(Ok(())) | None => Wanted::Removed,
         };
     remove_if(objects, volume, nonce, unix_ms, wanted).await
 }
 
-/// Refuses a volume that a writer has attached which was not cut off: it may be one of another cluster.
+/// Rejects a volume with an attached writer that was not force-detached: it may be in another cluster.
 pub(crate) fn refuse_attached(manifest: &Manifest, cut_off: Option<Epoch>) -> Result<(), LogFailure> {
     match manifest.attached().filter(|writer| cut_off.is_none_or(|cut_off| writer.epoch > cut_off)) {
         Some(Writer { node, epoch, .. }) => {
@@ -64,25 +63,25 @@ pub(crate) fn refuse_attached(manifest: &Manifest, cut_off: Option<Epoch>) -> Re
     }
 }
 
-/// The fate of a volume whose log was read.
+/// Treatment of a volume after reading its log.
 #[derive(Debug)]
 pub(crate) enum Wanted {
-    /// It is removed, and its writer fenced.
+    /// Removes it, and fences its writer.
     Removed,
-    /// It is removed, since its log says that it was not used.
+    /// Removes it, because its log shows no use.
     Unused,
-    /// It is kept, for this reason.
+    /// Keeps it, for this reason.
     Refused(LogFailure),
-    /// It is kept until the log can be read: only that tells.
+    /// Keeps it until the log can be read: only the log can decide.
     Unknown,
 }
 
-/// The same if `wanted` says so of the log up to which nothing was appended before the tombstone: its last
-/// record, and what it says; nothing for a log that is damaged.
+/// Removes the volume if `wanted` agrees, given the last record of the log before the tombstone and its
+/// manifest, which is `None` for a damaged log.
 ///
 /// # Errors
-/// The reason why it is refused: nothing was changed; the damage of a log that decides; else those of
-/// [`remove`].
+/// The reason for the rejection: nothing was changed; the damage of a log that must decide; otherwise those
+/// of [`remove`].
 pub(crate) async fn remove_if(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -95,7 +94,7 @@ pub(crate) async fn remove_if(
     else {
         return Ok(Vec::new());
     };
-    // All snapshots are forgotten: a fork that comes now is void.
+    // All snapshots are forgotten: a new fork is void.
     if may_have_snapshots && has_marks(objects, volume).await? {
         let forks = forks_of(objects, volume).await?;
         if !forks.is_empty() {
@@ -104,8 +103,8 @@ pub(crate) async fn remove_if(
     }
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
-    // A writer that had not noticed its end may have stored one more segment meanwhile: look until nothing is
-    // found.
+    // A writer that had not noticed its end may have stored one more segment in the meantime: repeat until
+    // nothing is found.
     let mut found_any = false;
     loop {
         let page = objects
@@ -128,7 +127,7 @@ pub(crate) async fn remove_if(
     }
 }
 
-/// Returns true if an object of a removed volume stays for good.
+/// Returns true if an object of a removed volume is kept permanently.
 pub(crate) fn stays_of_removed(key: &ObjectKey, tombstone: Seq) -> bool {
     match key {
         ObjectKey::Log(_, seq) => *seq == Seq::FIRST || *seq == tombstone,
@@ -141,7 +140,7 @@ pub(crate) fn stays_of_removed(key: &ObjectKey, tombstone: Seq) -> bool {
     }
 }
 
-/// The end of a volume's log.
+/// The end of a removed volume's log.
 struct Buried {
     tombstone: Seq,
     /// False if no snapshot was ever registered.
@@ -151,14 +150,14 @@ struct Buried {
 }
 
 impl Buried {
-    /// The volume's state before is not known.
+    /// Used if the volume's earlier state is unknown.
     fn at(tombstone: Seq) -> Self {
         Self { tombstone, may_have_snapshots: true, may_have_writer: true }
     }
 }
 
-/// Makes the tombstone, if there is none, and the markers of all places up to it. The state that is read need
-/// not be the log's last: a record that it lacks makes the create of the tombstone lose, or was truncated.
+/// Creates the tombstone, if missing, and the markers of all positions up to it. The state read need not be
+/// the log's last: a record that it lacks makes the create of the tombstone fail, or was truncated.
 async fn bury(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -202,7 +201,7 @@ async fn bury(
             unix_ms,
             body: Body::Delete,
         };
-        // Where an older LIST ended, records may have been truncated: then this is not the log's end.
+        // If LIST was outdated, records may have been truncated: then this is not the log's end.
         if create_record(objects, &record).await? == CreateOutcome::Created
             && (is_fenced || is_in_place(objects, &record).await?)
             && store_markers(objects, volume, last, record.seq).await?
@@ -220,7 +219,7 @@ async fn bury(
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// True for a log that is damaged, or changes faster than it is read.
+/// Returns true for a log that is damaged, or changes faster than it can be read.
 fn is_unreadable(failure: &LogFailure) -> bool {
     matches!(
         failure,
@@ -231,7 +230,7 @@ fn is_unreadable(failure: &LogFailure) -> bool {
     )
 }
 
-/// A damaged record is not a tombstone, and is about to be deleted.
+/// Returns true if the record is the tombstone. A damaged record is not, and is about to be deleted.
 async fn is_tombstone(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> Result<bool, LogFailure> {
     match read_record(objects, volume, seq).await {
         Ok(record) => Ok(record.body == Body::Delete),
@@ -240,7 +239,7 @@ async fn is_tombstone(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) ->
     }
 }
 
-/// Reads the log to its end, or how it is damaged; else as [`without_snapshots`].
+/// Reads the log to its end, or returns its damage; otherwise as [`without_snapshots`].
 ///
 /// # Errors
 /// As [`without_snapshots`].
@@ -252,11 +251,11 @@ pub(crate) async fn refuse_with_snapshots(
     without_snapshots(objects, volume, last, read_manifest_to_end(objects, volume).await).await
 }
 
-/// The state or the damage that was `read` of a volume without snapshots. A record at `last` or before it may
-/// have registered one; one that comes behind it makes the create of the tombstone lose.
+/// Returns the `read` state or damage of a volume without snapshots. A record at `last` or before it may have
+/// registered a snapshot; a later one makes the create of the tombstone fail.
 ///
 /// # Errors
-/// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
+/// [`LogFailure::HasSnapshots`]; for an unreadable log that may have snapshots, its damage.
 pub(crate) async fn without_snapshots(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

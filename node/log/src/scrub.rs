@@ -1,15 +1,15 @@
-//! Scrub: reads everything that a volume has in its store, and reports what is damaged and its effect.
+//! Scrub: reads all stored objects of a volume, and reports damage and its effect.
 //!
-//! 1. every record and every checkpoint; a checkpoint must equal the state that the log replays to (`log`);
-//! 2. every merged run of the volume: there, of the right length, with an intact head and intact pages
+//! 1. every record and every checkpoint; a checkpoint must equal the state replayed from the log (`log`);
+//! 2. every merged run of the volume: it must exist, with the right length, an intact head and intact pages
 //!    (`run`);
-//! 3. every segment that the volume's runs name: there, of the right length, with an intact index and intact
-//!    frames (`segment`);
-//! 4. of damaged frames, which sectors still show: a newer frame may hide them (`visible`).
+//! 3. every segment that the volume's runs name: it must exist, with the right length, an intact index and
+//!    intact frames (`segment`);
+//! 4. for damaged frames, the sectors that are still visible: a newer frame may hide them (`visible`).
 //!
 //! Owns: the order of reads and the meaning of a finding. Changes nothing; [`repair_checkpoints`] does.
-//! Costs: a LIST and a GET for each record and checkpoint; for each segment two GETs and one for every 4 MiB.
-//! On failure: a store that does not answer ends the scrub without a report, since its findings would be
+//! Costs: a LIST and a GET per record and checkpoint; per segment two GETs and one for every 4 MiB.
+//! On failure: if the store does not answer, the scrub ends without a report, because its findings would be
 //! incomplete.
 
 mod log;
@@ -39,7 +39,7 @@ use crate::sweep::Needed;
 pub use repair::repair_checkpoints;
 use segment::Named;
 
-/// Segments read at once; each holds at most one read of 4 MiB and its index in memory.
+/// Number of segments read in parallel; each uses memory for one read of 4 MiB and its index.
 const PARALLEL_SEGMENTS: usize = 4;
 
 /// Progress of a scrub.
@@ -51,25 +51,25 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
-/// The damage of an object.
+/// Damage of an object.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
-    /// It is not there.
+    /// It does not exist.
     #[error("is missing")]
     Missing,
-    /// It has another length than the log says.
+    /// Its length differs from that in the log.
     #[error("has {have} bytes, the log says {need}")]
     Length {
-        /// Bytes there.
+        /// Actual length in bytes.
         have: u64,
-        /// Bytes it was stored with.
+        /// Stored length in bytes.
         need: u64,
     },
-    /// Its bytes are not what was stored.
+    /// Its bytes differ from those stored.
     #[error("is damaged")]
     Bytes(#[source] DecodeError),
-    /// A record that cannot stand in its place.
+    /// A record that is not valid at its position.
     #[error("does not follow from the records before it")]
     Order(#[source] LogError),
     /// A checkpoint that differs from the log.
@@ -78,7 +78,7 @@ pub enum Damage {
     /// The trailer, which no reader needs.
     #[error("has a damaged trailer")]
     Trailer,
-    /// Some of a merged run's pages.
+    /// Some pages of a merged run.
     #[error("has damaged pages ({count})")]
     Pages {
         /// Number of damaged pages.
@@ -89,7 +89,7 @@ pub enum Damage {
         #[source]
         source: DecodeError,
     },
-    /// Some of a segment's frames.
+    /// Some frames of a segment.
     #[error("has damaged frames ({count})")]
     Frames {
         /// Number of damaged frames.
@@ -102,12 +102,12 @@ pub enum Damage {
     },
 }
 
-/// Effect of a fault on the volume.
+/// Effect of damage on the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// No effect: something newer replaces what is damaged, or no reader needs it.
+    /// None: newer data replaces the damaged data, or no reader needs it.
     Harmless,
-    /// Reads of these sectors fail, unless the node that serves the volume holds them. Ascending, apart.
+    /// Reads of these sectors fail, unless the serving node has them locally. Ascending and disjoint.
     Unreadable(Vec<SectorRange>),
     /// The volume cannot be attached.
     NoAttach,
@@ -116,7 +116,7 @@ pub enum Effect {
 /// One damaged object.
 #[derive(Debug)]
 pub struct Finding {
-    /// Its key.
+    /// Key of the object.
     pub key: String,
     /// The damage.
     pub fault: Damage,
@@ -124,10 +124,10 @@ pub struct Finding {
     pub effect: Effect,
 }
 
-/// Findings of a scrub.
+/// Result of a scrub.
 #[derive(Debug)]
 pub struct Report {
-    /// The volume as of its log's end; where that cannot be known, as of the last seq at which it is.
+    /// The volume as of its log's end or, if that is unknown, as of the last known seq.
     pub manifest: Manifest,
     /// Records read.
     pub records: u64,
@@ -141,14 +141,14 @@ pub struct Report {
     pub read_bytes: u64,
     /// Every damaged object.
     pub findings: Vec<Finding>,
-    /// Damaged checkpoints for which the rest of the log can stand in.
+    /// Damaged checkpoints that can be rebuilt from the rest of the log.
     replaceable: Vec<Seq>,
-    /// A truncated log has none at all, and the rest of it says what one would.
+    /// True if a truncated log has no checkpoint, but one can be built from the rest of it.
     lacks_checkpoint: bool,
 }
 
 impl Report {
-    /// Every sector whose reads fail, ascending, apart.
+    /// Returns every sector whose reads fail, ascending and disjoint.
     pub fn unreadable(&self) -> Vec<SectorRange> {
         let ranges = self.findings.iter().flat_map(|finding| match &finding.effect {
             Effect::Unreadable(ranges) => ranges.as_slice(),
@@ -157,14 +157,14 @@ impl Report {
         visible::join(ranges.copied().collect())
     }
 
-    /// True if no fault affects the volume.
+    /// Returns true if no damage affects the volume.
     pub fn is_harmless(&self) -> bool {
         self.findings.iter().all(|finding| finding.effect == Effect::Harmless)
     }
 }
 
-/// Reads all of `volume` and reports what is damaged; calls `tell` with the progress. For a volume that does
-/// not exist or was deleted the report holds only a manifest that says so.
+/// Reads all of `volume` and reports damage; calls `tell` with the progress. For a volume that does not exist
+/// or was deleted, the report contains only the corresponding manifest.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the store did not answer.
@@ -196,7 +196,7 @@ pub async fn scrub(
     let frames = scans.iter().map(|scan| scan.frames).sum();
     let segments = scans.len() as u64;
     let lookup = visible::Lookup { objects, volume, manifest: &manifest, runs: &runs };
-    // Of a log that cannot be read to its end, the rest may have replaced an object that was then swept.
+    // Beyond the readable part of a log, later records may have replaced an object that was then swept.
     let may_be_swept = findings.iter().any(|finding| finding.effect == Effect::NoAttach);
     let mut of_objects = visible::weigh(lookup, scans).await?;
     of_objects.extend(visible::weigh_runs(&manifest, runs));
@@ -222,8 +222,8 @@ pub async fn scrub(
     })
 }
 
-/// Objects that the volume needs by now: the others may have been swept since its log was read. `None` if
-/// that cannot be known.
+/// Returns the objects that the volume needs now: the others may have been swept since its log was read.
+/// Returns `None` if that is unknown.
 async fn needed_now(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Needed>, LogFailure> {
     let needed = async {
         let manifest = read_manifest_to_end(objects, volume).await?;
@@ -232,7 +232,7 @@ async fn needed_now(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Opti
     Ok(or_damage(needed).await?.ok())
 }
 
-/// Every segment that the volume refers to and a reader can find, oldest first.
+/// Returns every segment that the volume refers to and a reader can find, oldest first.
 fn named_segments(manifest: &Manifest, scans: &BTreeMap<usize, run::RunScan>) -> Vec<Named> {
     let runs = manifest.runs().iter().enumerate().rev();
     let named = runs.flat_map(|(number, run)| match run {

@@ -1,13 +1,13 @@
-//! Snapshots of a volume: their roots, origins and marks, and the list of those that were not forgotten.
-//! Taking one of a detached volume is `take_snapshot`; that of an attached one is its writer's work.
+//! Snapshots of a volume: their roots, origins and marks, and the list of those not forgotten.
+//! `take_snapshot` takes one of a detached volume; the writer of an attached one takes its own.
 //!
-//! Its *origin* is an object with labels: the names of the cluster's objects that it was taken for, so that
-//! another cluster gives it the same names. They are stored once it is registered; a snapshot without them is
-//! one all the same.
+//! A snapshot's *origin* is an object with labels: the names of the cluster objects that it was taken for, so
+//! that another cluster can restore these names. It is stored after the registration; a snapshot without it
+//! is still valid.
 //!
-//! A snapshot is *forgotten* once its mark is stored, which is never deleted: a fork of it that came too late
-//! can see it. The next snapshot of the volume drops it from the list of registered ones. A mark in a place
-//! that is not registered any more says nothing to the writer; sweeps, forks and removals ask for it.
+//! A snapshot is *forgotten* once its mark is stored, which is never deleted, so that a late fork can see it.
+//! The next snapshot of the volume removes it from the list of registered ones. Writers ignore a mark whose
+//! snapshot is no longer registered; sweeps, forks and removals check it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,14 +32,14 @@ use crate::objects::{is_present, seqs_under};
 use crate::read::{decode_manifest, read_manifest_to_end, read_record};
 use crate::truncate::was_truncated_after;
 
-/// Reasons for which a snapshot was not taken, listed or forgotten.
+/// Reason why a snapshot was not taken, listed or forgotten.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
     /// The log could not be read or extended.
     #[error(transparent)]
     Log(#[from] LogFailure),
-    /// No such volume.
+    /// The volume does not exist.
     #[error(
         "volume {0} does not exist in this object store: check its name, and the store's bucket and prefix"
     )]
@@ -47,7 +47,7 @@ pub enum SnapshotError {
     /// The volume was deleted.
     #[error("volume {0} was deleted")]
     Deleted(VolumeId),
-    /// A node holds the volume: only that one can take a snapshot of it.
+    /// A node has attached the volume: only that node can take its snapshots.
     #[error(
         "volume {volume} is attached by node {node} (epoch {epoch}): take the snapshot on that node, or detach the volume there"
     )]
@@ -59,35 +59,35 @@ pub enum SnapshotError {
         /// The writer's epoch.
         epoch: Epoch,
     },
-    /// It has as many as it can have.
+    /// The volume has the maximum number of snapshots.
     #[error("volume {0} has {MAX_SNAPSHOTS} snapshots, the most it can have: delete some of them")]
     TooMany(VolumeId),
-    /// There is no such snapshot.
+    /// The snapshot does not exist.
     #[error("volume {volume} has no snapshot {seq}: list its snapshots")]
     NoSuchSnapshot {
         /// The volume.
         volume: VolumeId,
-        /// The place that was named.
+        /// The requested seq.
         seq: Seq,
     },
 }
 
-/// The object in the place of a snapshot's root.
+/// Object at the position of a snapshot's root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum RootPlace {
     /// The root.
     Stored,
-    /// Another one, or the mark of a forgotten one: the bucket was set back, or lost the end of the log. No
+    /// Another root, or the mark of a forgotten one: the bucket was restored, or lost the end of the log. No
     /// snapshot may be registered there.
     Foreign,
 }
 
-/// Stores the root of the snapshot at `seq`, which is the same each time that it is made: a GET and a PUT,
-/// and one GET more where one is there.
+/// Stores the root of the snapshot at `seq`, whose content is reproducible: a GET and a PUT, and another GET
+/// if one exists.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the place is not known; try again.
+/// [`LogFailure::Store`]: the state of the position is unknown; try again.
 pub async fn store_root(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -110,7 +110,7 @@ pub async fn store_root(
     }
 }
 
-/// The snapshots of a volume that were not forgotten, oldest first.
+/// Returns the snapshots of a volume that were not forgotten, oldest first.
 ///
 /// # Errors
 /// [`SnapshotError`].
@@ -119,8 +119,8 @@ pub async fn snapshots(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<V
     Ok(live(objects, &manifest).await?)
 }
 
-/// Forgets the snapshot at `seq`: a PUT, and a DELETE of its origin. Where that fails, a sweep deletes it.
-/// Again it changes nothing.
+/// Forgets the snapshot at `seq`: a PUT, and a DELETE of its origin, which a sweep retries if it fails.
+/// Idempotent.
 ///
 /// # Errors
 /// [`SnapshotError`].
@@ -131,11 +131,11 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
         let (CreatedOnce::Now | CreatedOnce::Before) =
             create_once(objects, "forget a snapshot", volume, &key, Bytes::new()).await?;
         let origin = ObjectKey::Origin(volume.clone(), known.uid).to_string();
-        // Credentials may lack the right to delete; the mark alone forgets.
+        // Credentials may lack the right to delete; the mark alone is sufficient.
         let (Ok(()) | Err(_)) = objects.delete(&[&origin]).await;
         return Ok(());
     }
-    // A mark in a place that is no snapshot's would void a snapshot to come.
+    // A mark for a seq without a snapshot would void a future one.
     let snapshot = SnapshotName { volume: volume.clone(), seq };
     if is_forgotten(objects, &snapshot).await? {
         return Ok(());
@@ -143,8 +143,8 @@ pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> R
     Err(SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq })
 }
 
-/// The snapshots that `manifest` has registered and that were not forgotten, oldest first: a LIST if there
-/// are any.
+/// Returns the registered snapshots of `manifest` that were not forgotten, oldest first: a LIST if any are
+/// registered.
 ///
 /// # Errors
 /// [`LogFailure::Store`].
@@ -155,21 +155,21 @@ pub async fn snapshots_of(
     live(objects, manifest).await
 }
 
-/// Result of a request to store an origin.
+/// Result of storing an origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum OriginPlace {
-    /// The labels of the request.
+    /// Stored the labels of the request.
     Stored,
-    /// Those of an earlier request, which stay: of the cluster that took the snapshot.
+    /// Kept the labels of an earlier request, from the cluster that took the snapshot.
     Others,
-    /// None: the log does not register the snapshot under this uid, or it is forgotten.
+    /// Stored nothing: the log does not register the snapshot under this uid, or it is forgotten.
     NoSnapshot,
 }
 
-/// Stores the labels of a snapshot that is registered under `uid` and not forgotten: the GETs that tell it,
-/// and a PUT. Labels that are there already stay, and cost a GET more. Nothing is stored for any other
-/// snapshot: an origin alone would look like a volume without a log.
+/// Stores the labels of a snapshot that is registered under `uid` and not forgotten: the GETs that check
+/// this, and a PUT. Existing labels are kept, and cost another GET. Nothing is stored for any other snapshot:
+/// an origin alone would look like a volume without a log.
 ///
 /// # Errors
 /// [`LogFailure`]: call again.
@@ -195,8 +195,8 @@ pub async fn store_origin(
     }
 }
 
-/// Reads the labels of the snapshot with this uid: one GET. `None` for one of the command line, or of a
-/// release that stored none.
+/// Reads the labels of the snapshot with this uid: one GET. Returns `None` for a snapshot from the command
+/// line, or of a release that stored none.
 ///
 /// # Errors
 /// [`LogFailure::Store`], [`LogFailure::Damaged`].
@@ -216,7 +216,7 @@ pub async fn read_origin(
     }
 }
 
-/// Returns true if the mark of `snapshot` is there: one GET.
+/// Returns true if the mark of `snapshot` exists: one GET.
 pub(crate) async fn is_forgotten(
     objects: &dyn ObjectStore,
     snapshot: &SnapshotName,
@@ -226,10 +226,10 @@ pub(crate) async fn is_forgotten(
     is_present(objects, "look for a forgotten snapshot", &key).await
 }
 
-/// Reads the root of the snapshot `seq`: what the volume held there.
+/// Reads the root of the snapshot `seq`: the volume's content at that point.
 ///
 /// # Errors
-/// [`LogFailure::Store`] with [`StoreError::NotFound`] where no root is stored; [`LogFailure::Damaged`].
+/// [`LogFailure::Store`] with [`StoreError::NotFound`] if no root is stored; [`LogFailure::Damaged`].
 pub async fn read_snapshot(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -240,11 +240,11 @@ pub async fn read_snapshot(
     decode_manifest(key, volume, seq, &bytes)
 }
 
-/// Reads the root of a snapshot that was taken for `uid`: two GETs more, and others where its record was
-/// truncated. `None` if there is none, or another one: the bucket was set back, or is another one.
+/// Reads the root of a snapshot that was taken for `uid`: two more GETs, and others if its record was
+/// truncated. Returns `None` if it does not exist or differs: the bucket was restored, or is a different one.
 ///
 /// # Errors
-/// [`LogFailure`], but for a root that is not there.
+/// [`LogFailure`], except for a missing root.
 pub async fn read_snapshot_of(
     objects: &dyn ObjectStore,
     name: &SnapshotName,
@@ -259,15 +259,15 @@ pub async fn read_snapshot_of(
     }
 }
 
-/// The uid of the snapshot that the log says the place is. A root that a writer left in another place is
-/// garbage.
+/// Returns the uid of the snapshot that the log registers at the seq. A root that a writer left at another
+/// seq is garbage.
 pub(crate) async fn registered(
     objects: &dyn ObjectStore,
     snapshot: &SnapshotName,
 ) -> Result<Option<SnapshotUid>, LogFailure> {
     let SnapshotName { volume, seq } = snapshot;
     match read_record(objects, volume, *seq).await {
-        // A record in a place that was truncated came late, and is no part of the log.
+        // A record at a truncated position is late, and not part of the log.
         Ok(record) if !was_truncated_after(objects, volume, Seq(seq.0.saturating_sub(1))).await? => {
             return Ok(record.body.snapshot_taken());
         }
@@ -278,7 +278,7 @@ pub(crate) async fn registered(
     Ok(manifest.snapshots().iter().find(|known| known.seq == *seq).map(|known| known.uid))
 }
 
-/// The seqs whose snapshots are forgotten, from `first` on, as far as LIST shows them.
+/// Returns the seqs of forgotten snapshots, from `first` on, as far as LIST shows them.
 ///
 /// # Errors
 /// [`LogFailure::Store`].
@@ -291,14 +291,14 @@ pub async fn forgotten_from(
     Ok(seqs_under(objects, volume, &forgotten_prefix(volume), after).await?.into_iter().collect())
 }
 
-/// Returns true if a snapshot of the volume was ever forgotten: one LIST of one object. Any object there
-/// counts as a mark.
+/// Returns true if a snapshot of the volume was ever forgotten: one LIST of one object. Any object under the
+/// prefix counts as a mark.
 pub(crate) async fn has_marks(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<bool, LogFailure> {
     let page = objects.list(&forgotten_prefix(volume), None, 1).await;
     Ok(!page.map_err(store("look for marks of forgotten snapshots", volume))?.entries.is_empty())
 }
 
-/// Those of the `registered` places, which ascend, whose snapshots are forgotten, as far as LIST shows them:
+/// Returns those of the ascending seqs `registered` whose snapshots are forgotten, as far as LIST shows them:
 /// as many requests as `marks_of`.
 ///
 /// # Errors
@@ -311,10 +311,10 @@ pub async fn forgotten_of(
     Ok(marks_of(objects, volume, registered).await?.into_iter().map(|(seq, _)| seq).collect())
 }
 
-/// The marks of those of `places`, which ascend, whose snapshots are forgotten, as far as LIST shows them,
-/// and the age of each by the store's clock. Marks are never deleted, so there may be many more of them: a
-/// page of marks is listed from a place on, and the next page from the next place behind it. So it takes at
-/// most one LIST for each place, and none for the marks before the oldest.
+/// Returns the marks, with their age by the store's clock, of those of the ascending seqs `places` whose
+/// snapshots are forgotten, as far as LIST shows them. Marks are never deleted, so many more may exist: each
+/// page of marks starts at a requested seq, and the next page at the next requested seq after it. That takes
+/// at most one LIST per seq, and none for the marks before the oldest.
 pub(crate) async fn marks_of(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -344,17 +344,17 @@ pub(crate) async fn marks_of(
     Ok(marks)
 }
 
-/// The key of the mark of a snapshot.
+/// Returns the key of a snapshot's mark.
 fn mark(volume: &VolumeId, seq: Seq) -> String {
     ObjectKey::Forgotten(volume.clone(), seq).to_string()
 }
 
-/// A key behind which the mark of `seq` is the first one that can be.
+/// Returns a key after which the mark of `seq` is the first possible one.
 fn before_mark(volume: &VolumeId, seq: Seq) -> String {
     mark(volume, Seq(seq.0.saturating_sub(1)))
 }
 
-/// The snapshots that `manifest` has registered and that were not forgotten, oldest first.
+/// Returns the registered snapshots of `manifest` that were not forgotten, oldest first.
 pub(crate) async fn live(
     objects: &dyn ObjectStore,
     manifest: &Manifest,
@@ -363,7 +363,7 @@ pub(crate) async fn live(
     Ok(manifest.snapshots().iter().filter(|known| !forgotten.contains(&known.seq)).copied().collect())
 }
 
-/// The places of the snapshots that `manifest` has registered and that were forgotten.
+/// Returns the seqs of the registered snapshots of `manifest` that were forgotten.
 pub(crate) async fn forgotten(
     objects: &dyn ObjectStore,
     manifest: &Manifest,
@@ -372,7 +372,7 @@ pub(crate) async fn forgotten(
     forgotten_of(objects, manifest.volume(), &registered).await
 }
 
-/// The state of a volume that exists, at the end of its log.
+/// Returns the state of an existing volume at the end of its log.
 pub(crate) async fn existing(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

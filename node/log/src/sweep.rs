@@ -1,35 +1,34 @@
-//! Sweep: deletes the objects of a store that nothing needs any more.
+//! Sweep: deletes the objects of a store that no volume or snapshot needs any more.
 //!
-//! 1. list the volumes, and read each log to its end. A fork that its creator left is decided first;
-//! 2. then list the marks of the volumes' forgotten snapshots. One that is younger than `grace` does not
-//!    count;
-//! 3. list the volumes again. New ones are read in the same way, until none is new;
-//! 4. everything that a volume or a snapshot that counts names is *needed*: runs, and the segments that their
+//! 1. list the volumes, and read each log to its end. An unconfirmed fork is decided first;
+//! 2. then list the marks of the volumes' forgotten snapshots. One younger than `grace` does not count;
+//! 3. list the volumes again. Read new ones in the same way, until none is new;
+//! 4. everything named by a volume or a counting snapshot is *needed*: runs, and the segments that their
 //!    heads name;
-//! 5. list the objects of each volume. Of those that are not needed, delete the ones whose place its log has
-//!    passed;
-//! 6. list the unfinished multipart uploads of the store, and abort those whose place their log has passed
+//! 5. list the objects of each volume. Delete the unneeded ones whose position its log has passed;
+//! 6. list the unfinished multipart uploads of the store, and abort those whose position their log has passed
 //!    (`sweep/unfinished.rs`).
 //!
-//! Why nothing is deleted that is needed, whatever else happens meanwhile, other sweeps too:
-//! - an object of a volume whose place the log had passed, and which the log did not name then, is never
-//!   named later ([`holdfast_types::PlacedId`]), nor by a snapshot that is taken later;
-//! - a fork of a forgotten snapshot was there before the mark, else it is void ([`crate::provision`]). So it
-//!   is in the list of step 3. Later states of a fork name no object of others that its earlier ones did not;
+//! Needed objects are never deleted, regardless of concurrent work, including other sweeps:
+//! - an object whose position the log had passed without naming it is never named later
+//!   ([`holdfast_types::PlacedId`]), not even by a later snapshot;
+//! - a fork of a forgotten snapshot existed before the mark, otherwise it is void ([`crate::provision`]). So
+//!   it is in the list of step 3. Later states of a fork name no foreign objects that its earlier ones did
+//!   not;
 //! - no record follows a tombstone;
-//! - an origin is stored after its snapshot was registered, and a log that was read after the LIST that
-//!   showed the origin does not have it, or its mark is old.
+//! - an origin is stored after its snapshot was registered; a log read after the LIST that showed the origin
+//!   does not contain the snapshot, or its mark is old.
 //!
-//! So logs may be read early and marks late, never the other way round. It relies on a LIST that shows what
-//! was stored before it, as S3 does. `grace` is a second guard. An age is the difference of two times of one
-//! answer to a LIST: both are the store's, and this host's clock counts for nothing.
+//! Logs may thus be read early and marks late, never the other way round. This relies on a LIST that shows
+//! all objects stored before it, as in S3. `grace` is a second safeguard. An age is the difference of two
+//! times in one LIST response: both are the store's, and this host's clock does not matter.
 //!
-//! Owns: what is needed, and what a sweep remembers for the next one. Costs: two LISTs for each 1,000
-//! volumes; for each volume those of its objects and snapshots, and the requests that read its log; once, a
-//! GET for each merged run and each snapshot. A log is read again where an origin is of no snapshot in it. A
-//! removed volume of which nothing is left but what bars its id costs one GET, of its tombstone. On failure:
-//! what cannot be read keeps its own objects and those of every volume that it may read, and is named in the
-//! report. A store that does not answer ends the sweep.
+//! Owns: the set of needed objects, and a sweep's memory for the next one. Costs: two LISTs per 1,000
+//! volumes; for each volume the LISTs of its objects and snapshots, and the requests that read its log; once,
+//! a GET for each merged run and each snapshot. A log is read again if an origin belongs to none of its
+//! snapshots. A removed volume, reduced to the objects that bar its id, costs one GET of its tombstone. On
+//! failure: an unreadable volume keeps its own objects and those of every volume that it may read, and is
+//! named in the report. If the store does not answer, the sweep ends.
 
 mod needed;
 mod unfinished;
@@ -62,15 +61,15 @@ use needed::Heads;
 pub(crate) use needed::Needed;
 pub use unfinished::{ABORT_RIGHTS, UnfinishedUploads};
 
-/// Limits of a sweep.
+/// Options of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SweepOptions {
-    /// Deletes no object that is younger, by the store's clock, and nothing that a snapshot held that was
-    /// forgotten since.
+    /// Minimum age of deleted objects, by the store's clock, and of the mark of a snapshot whose objects are
+    /// deleted.
     pub grace: Duration,
     /// Only counts.
     pub dry_run: bool,
-    /// Deletes at most so many objects.
+    /// Maximum number of deleted objects.
     pub most: u64,
 }
 
@@ -90,22 +89,22 @@ impl Amount {
     }
 }
 
-/// Results of earlier sweeps of a store that spare later ones requests.
+/// Results of earlier sweeps of a store that save requests in later ones.
 #[derive(Debug, Default)]
 pub struct SweepMemory {
     heads: Heads,
     removed: BTreeMap<VolumeId, Removed>,
 }
 
-/// A removed volume of which nothing is left but what stays for good, for longer than the time of grace. What
-/// a writer stores under it that slept all the time stays as long as this is remembered.
+/// A removed volume whose remaining objects are permanent, for longer than the grace. While this is
+/// remembered, an object stored there by a writer that was suspended the whole time is not deleted.
 #[derive(Debug, Clone, Copy)]
 struct Removed {
     tombstone: Seq,
     left: Amount,
 }
 
-/// A volume whose objects a sweep left alone.
+/// A volume whose objects a sweep did not touch.
 #[derive(Debug)]
 pub struct Skipped {
     /// The volume that could not be read.
@@ -114,34 +113,34 @@ pub struct Skipped {
     pub error: LogFailure,
 }
 
-/// Findings of a sweep.
+/// Result of a sweep.
 #[derive(Debug, Default)]
 pub struct SweepReport {
-    /// Volumes found, removed ones too.
+    /// Number of volumes found, including removed ones.
     pub volumes: u64,
-    /// Objects that stay: needed ones, those of logs, and those whose place the log has not passed.
+    /// Retained objects: needed ones, those of logs, and those whose position the log has not passed.
     pub kept: Amount,
-    /// Objects that nothing needs, those that were deleted too.
+    /// Unneeded objects, including deleted ones.
     pub garbage: Amount,
-    /// Those of them that were deleted.
+    /// Unneeded objects that were deleted.
     pub deleted: Amount,
-    /// Time at which the oldest of the garbage that is left was stored.
+    /// Time at which the oldest remaining garbage was stored.
     pub oldest: Option<SystemTime>,
-    /// Bytes of the objects that each snapshot alone needs: they are free after its deletion. Empty where a
-    /// volume could not be read, which may need them too.
+    /// Bytes that only one snapshot needs, per snapshot: deleting it frees them. Empty if a volume could not
+    /// be read, which may need them, too.
     pub snapshots: Vec<(SnapshotName, u64)>,
-    /// Volumes that could not be read. Their objects were left alone, and those of the volumes behind them.
+    /// Volumes that could not be read. Their objects, and those of their ancestors, were not touched.
     pub skipped: Vec<Skipped>,
-    /// Uploads that daemons which were killed left behind.
+    /// Uploads left behind by killed daemons.
     pub uploads: UnfinishedUploads,
 }
 
-/// A volume as a sweep knows it.
+/// A volume as known to a sweep.
 pub(crate) struct Known {
     pub(crate) manifest: Manifest,
     /// Its registered snapshots that do not count: their marks are old enough.
     pub(crate) forgotten: BTreeSet<Seq>,
-    /// Places of those that are registered no longer, and whose marks are not.
+    /// Seqs of snapshots that are no longer registered, but whose marks are too young.
     pub(crate) held: Vec<Seq>,
 }
 
@@ -151,11 +150,11 @@ impl SweepOptions {
     }
 }
 
-/// Deletes what no volume of the store needs. `memory` is that of earlier sweeps of this store. Several
-/// sweeps at once are harmless.
+/// Deletes objects that no volume of the store needs. `memory` is that of earlier sweeps of this store.
+/// Concurrent sweeps are safe.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the store did not answer; the next sweep does what is left.
+/// [`LogFailure::Store`]: the store did not answer; the next sweep does the rest.
 pub async fn sweep(
     objects: &dyn ObjectStore,
     memory: &mut SweepMemory,
@@ -191,8 +190,7 @@ pub async fn sweep(
     Ok(report)
 }
 
-/// Reads all volumes, and the marks of their snapshots after their logs. Returns apart those that cannot be
-/// read.
+/// Reads all volumes, and the marks of their snapshots after their logs. Returns unreadable ones separately.
 async fn read_volumes(
     objects: &dyn ObjectStore,
     options: SweepOptions,
@@ -227,8 +225,8 @@ async fn read_volumes(
     }
 }
 
-/// Forgets those of `volumes` whose tombstone is gone: in a bucket that was set back a removed volume may be
-/// there again, and read what others left.
+/// Removes those of `volumes` from the memory whose tombstone does not exist: in a restored bucket, a removed
+/// volume may exist again, and read other volumes' objects.
 async fn forget_revived(
     objects: &dyn ObjectStore,
     removed: &mut BTreeMap<VolumeId, Removed>,
@@ -247,8 +245,8 @@ async fn forget_revived(
     Ok(())
 }
 
-/// Reads a volume's log to its end. A fork that its creator left is decided first: if it came after the end
-/// of its snapshot it reads nothing.
+/// Reads a volume's log to its end. An unconfirmed fork is decided first: if it came after the end of its
+/// snapshot, it reads nothing.
 async fn read_volume(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -264,8 +262,8 @@ async fn read_volume(
     }
 }
 
-/// Of a volume's registered snapshots the ones that do not count, and of the others those that still do: what
-/// a snapshot held is as old as the volume's data, so it has its time of grace from the mark on.
+/// Returns a volume's registered snapshots that do not count, and the unregistered ones that still do: a
+/// snapshot's objects are as old as the volume's data, so their grace starts at the mark.
 async fn read_marks(
     objects: &dyn ObjectStore,
     manifest: &Manifest,
@@ -290,8 +288,8 @@ async fn read_marks(
     Ok((forgotten, held))
 }
 
-/// Deletes what is not needed of one volume's objects. Returns what is left of a removed one, if all of that
-/// stays for good and is old.
+/// Deletes the unneeded objects of one volume. Returns the remains of a removed one, if all of them are
+/// permanent and old.
 async fn sweep_volume(
     objects: &dyn ObjectStore,
     needed: &Needed,
@@ -336,7 +334,7 @@ async fn sweep_volume(
             }
         }
         if !unneeded.is_empty() && !is_barred {
-            // Records are deleted too: their places must stay barred.
+            // This deletes records, too: their positions must stay barred.
             let end = known.manifest.seq();
             let (true | false) = store_markers(objects, volume, end, end).await?;
             is_barred = true;
@@ -351,7 +349,7 @@ async fn sweep_volume(
     }
 }
 
-/// The snapshots whose origins are among these objects.
+/// Returns the snapshots whose origins are among these objects.
 fn origins_of(entries: &[Entry]) -> BTreeSet<SnapshotUid> {
     let uid = |entry: &Entry| match ObjectKey::parse(&entry.key) {
         Some(ObjectKey::Origin(_, uid)) => Some(uid),
@@ -369,9 +367,10 @@ fn origins_of(entries: &[Entry]) -> BTreeSet<SnapshotUid> {
     entries.iter().filter_map(uid).collect()
 }
 
-/// Those of `uids`, whose origins a LIST showed, that are snapshots which count. A uid has no place, and an
-/// origin is stored after its snapshot is registered: so the log is read again, after the LIST, before a
-/// uid is taken for none: it may be registered since, also again after its snapshot was forgotten.
+/// Returns those of `uids`, whose origins a LIST showed, that belong to counting snapshots. A uid has no log
+/// position, and an origin is stored after the registration. So the log is read again, after the LIST, before
+/// a uid counts as unregistered: it may have been registered since, possibly again after its snapshot was
+/// forgotten.
 async fn needed_origins(
     objects: &dyn ObjectStore,
     known: &Known,
@@ -393,8 +392,8 @@ async fn needed_origins(
     Ok(uids)
 }
 
-/// Returns true if nothing needs the object, and nothing can come to need it. `origins` are the snapshots
-/// whose origins stay.
+/// Returns true if the object is not needed, and can never be needed. `origins` are the snapshots whose
+/// origins are kept.
 fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known, origins: &BTreeSet<SnapshotUid>) -> bool {
     let Known { manifest, forgotten, held } = known;
     let is_passed = |place| manifest.is_passed(place) || !safeguard(SweepPassedPlaces);

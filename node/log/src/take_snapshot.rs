@@ -1,14 +1,14 @@
-//! Taking a snapshot of a volume that no writer has attached:
+//! Takes a snapshot of a volume that no writer has attached:
 //!
-//! 1. the log is read to its end; its writer has detached. Where it is long a checkpoint is stored, and the
-//!    records that are not needed any more are deleted;
-//! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
-//!    registers it is garbage. Where another root is, or the mark of another snapshot, which a bucket that
-//!    was set back may have kept, the log passes the place, and everything begins again at a later one;
-//! 3. the record is created once. If another one is in its place, everything begins again;
-//! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]), and the record is
-//!    what stands in its place ([`crate::is_in_place`]): else it is no part of the log, and everything begins
-//!    again.
+//! 1. read the log to its end; its writer has detached. If it is long, store a checkpoint, and delete the
+//!    records that are no longer needed;
+//! 2. store the root. A registered snapshot thus always has a root, and a root that no record registers is
+//!    garbage. If another root exists there, or the mark of another snapshot, which a restored bucket may
+//!    have kept, the log passes this position, and everything restarts at a later one;
+//! 3. create the record once. If another one is in its position, everything restarts;
+//! 4. check that the log was not truncated in the meantime ([`crate::was_truncated_after`]), and that the
+//!    record is the one in its position ([`crate::is_in_place`]): otherwise it is not part of the log, and
+//!    everything restarts.
 //!
 //! The writer of an attached volume takes its snapshots itself, in the same order.
 
@@ -29,11 +29,11 @@ use crate::limit::TRIES;
 use crate::snapshot::{RootPlace, SnapshotError, existing, forgotten, store_root};
 use crate::truncate::{tidy, was_truncated_after};
 
-/// Takes a snapshot of a volume that no node has attached: root and record, two PUTs. Asked for again with
-/// the same uid, it answers the snapshot that it took.
+/// Takes a snapshot of a volume that no node has attached: root and record, two PUTs. Returns the existing
+/// snapshot for a uid that was already used.
 ///
 /// # Errors
-/// [`SnapshotError`]: nothing was registered, unless the store did not answer; then ask again.
+/// [`SnapshotError`]: nothing was registered, unless the store did not answer; then try again.
 pub async fn snapshot_detached(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -84,8 +84,8 @@ pub async fn snapshot_detached(
     .into())
 }
 
-/// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes what that replaces: each
-/// reader reads all records after the newest checkpoint, and each sweep lists those before it.
+/// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes the objects it replaces:
+/// each reader reads all records after the newest checkpoint, and each sweep lists those before it.
 async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
     let (volume, seq) = (manifest.volume(), manifest.seq());
     if seq.0.saturating_sub(manifest.checkpointed().0) < checkpoint_every() {
@@ -96,17 +96,17 @@ async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<()
     tidy(objects, volume, seq, &checkpoint).await
 }
 
-/// Outcomes of a try to register a snapshot.
+/// Outcome of an attempt to register a snapshot.
 enum Registered {
     /// It is in the log.
     Taken(Snapshot),
-    /// Its record is no part of the log.
+    /// Its record is not part of the log.
     Overtaken,
-    /// The root of another history was in its place, which the log has passed now.
+    /// The root of another history was at its position, which the log has now passed.
     OverForeign,
 }
 
-/// Stores the root and creates the record. Over another root it creates one that registers nothing.
+/// Stores the root and creates the record. On a conflicting root, creates a record that registers nothing.
 async fn register(
     objects: &dyn ObjectStore,
     mut manifest: Manifest,
@@ -118,7 +118,7 @@ async fn register(
     let root = manifest.encode_root().into();
     if store_root(objects, volume, record.seq, root).await? == RootPlace::Foreign {
         let passing = Record { body: Body::of_snapshots(SnapshotChange::default()), ..record.clone() };
-        // Another record there passes the place, too.
+        // Any other record at the position passes it, too.
         let (CreateOutcome::Created | CreateOutcome::Lost) = create_record(objects, &passing).await?;
         return Ok(Registered::OverForeign);
     }

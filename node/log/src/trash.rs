@@ -1,27 +1,27 @@
 //! Trash: deleted volumes whose objects are kept for some time.
 //!
-//! A volume comes into the trash by an *entry*, an object that says for how long; its log does not change.
-//! Its *stay* ends in one of two ways, by the object `end`, which is created once and says which:
-//! - it is taken back: the volume is what it was;
+//! A volume enters the trash with an *entry*, an object with the retention time; its log does not change. Its
+//! *stay* ends in one of two ways, recorded in the create-once object `end`:
+//! - it is taken back: the volume is unchanged;
 //! - it is removed ([`crate::remove()`]).
 //!
-//! Then the entry is deleted, and after it `end`. So a caller that has created `end` and still finds the
-//! entry knows that the stay was not ended before; one that does not find it has come too late. Each call
-//! that puts a volume into the trash makes a stay with a name of its own: a request that lands late ends no
-//! other stay. Of several stays the last one counts.
+//! Then the entry is deleted, and after it `end`. A caller that has created `end` and still finds the entry
+//! thus knows that the stay had not ended before; one that does not find it came too late. Each call that
+//! trashes a volume creates a stay with its own name: a late request ends no other stay. Of several stays,
+//! the last one counts.
 //!
-//! Users that do not know of the trash, as another cluster whose Volume has the same id, do not create `end`.
-//! So a volume does not come into the trash below a writer that was not cut off, and the tombstone is only
-//! appended to the log that the volume had then: another epoch means that a node has attached it since, and a
-//! later commit that a writer uses it which was called lost. An entry of an older version does not know the
-//! last commit: a new stay begins that does, once no writer is attached.
+//! Users that do not know about the trash, such as another cluster with a Volume of the same id, do not
+//! create `end`. So a volume is not trashed while a writer that was not force-detached has it attached, and
+//! the tombstone is only appended to the log of that time: another epoch means that a node has attached it
+//! since, and a later commit that a writer that was declared lost still uses it. An entry of an older version
+//! lacks the last commit: once no writer is attached, a new stay starts that has it.
 //!
-//! For how long a volume was there is the difference of two times of one answer to a LIST. Both are the
-//! store's; this host's clock counts for nothing.
+//! The age of a stay is the difference of two times in one LIST response. Both are the store's; this host's
+//! clock does not matter.
 //!
 //! Owns: the objects under `trash/`. Costs: an entry is one PUT and one read of the log to its end; taking
-//! back is one LIST, and a PUT, a GET and two DELETEs if the volume is there. On failure: each function may
-//! be called again, and continues where the last call ended.
+//! back is one LIST and, if the volume is there, a PUT, a GET and two DELETEs. On failure: each function may
+//! be repeated, and resumes after the last completed step.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -38,23 +38,23 @@ use crate::objects::records_after;
 use crate::read::read_manifest_to_end;
 use crate::remove::{Wanted, refuse_attached, refuse_with_snapshots, remove_if, without_snapshots};
 
-/// Bytes of the longest object, and some more: a page that a proxy sends is longer.
+/// Maximum object size plus some margin: a proxy's page is longer.
 const MAX_BYTES: u64 = 256;
 
-/// The time for which a volume stays in the trash, and its owner.
+/// Retention time of a volume in the trash, and its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms {
-    /// Time that it is kept.
+    /// Retention time.
     pub keep: Duration,
-    /// Name of the owner, without spaces. Others that share the bucket keep the volume at least as long.
+    /// Name of the owner, without spaces. Other users of the bucket keep the volume at least as long.
     pub owner: String,
 }
 
-/// Content of the entry of a stay.
+/// Content of a stay's entry.
 struct Entry {
     terms: Terms,
-    /// The last record that changed what the volume held when it came into the trash; of a log that could not
-    /// be read its last one. Unknown in the entries of older versions.
+    /// The last record that changed the volume's content when it was trashed; for an unreadable log, its last
+    /// record. Unknown in entries of older versions.
     end: Option<Seq>,
 }
 
@@ -77,11 +77,11 @@ impl Entry {
 /// Objects of the trash.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Trash {
-    /// The stays of volumes, in the order of their ids.
+    /// The stays of volumes, ordered by id.
     pub stays: Vec<Trashed>,
-    /// True if the store did not say the time: no stay ends.
+    /// True if the store did not return the time: no stay ends.
     pub is_undated: bool,
-    /// Stays that are over, of which an object is left, with its age.
+    /// Ended stays with a remaining object, and its age.
     left: Vec<(TrashStay, Duration)>,
 }
 
@@ -90,18 +90,18 @@ pub struct Trash {
 pub struct Trashed {
     /// Its stay.
     pub stay: TrashStay,
-    /// Time at which it came there, by the store's clock.
+    /// Time at which it was trashed, by the store's clock.
     pub since: SystemTime,
     /// Time since then, by the same clock.
     pub age: Duration,
-    /// True if it was decided how the stay ends, and that may not be done yet.
+    /// True if the end of the stay is decided, but possibly not completed.
     pub is_ending: bool,
 }
 
-/// A request that failed.
+/// Operation, for errors.
 const WHAT_END: &str = "end the time in the trash of the objects";
 
-/// Ways in which a stay in the trash ends.
+/// The end of a stay in the trash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     TakenBack,
@@ -117,22 +117,22 @@ impl End {
     }
 }
 
-/// Outcomes of [`empty`].
+/// Outcome of [`empty`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Emptied {
-    /// Its time is not over.
+    /// Its retention time has not ended.
     NotDue,
-    /// The volume was removed. Where others read its objects, these are left to later sweeps.
+    /// The volume was removed. If others read its objects, later sweeps delete these.
     Removed,
     /// It was taken back before.
     TakenBack,
-    /// A node has attached it since: it has left the trash, and nothing of it was removed.
+    /// A node has attached it since: it left the trash, and none of its objects were removed.
     Used,
 }
 
-/// Puts a volume into the trash, also one whose log is damaged. Returns false for a volume that has no data:
-/// it was never created, or is removed; nothing was changed. `nonce` is random. `cut_off` is the epoch of the
-/// last writer that need not detach first, because it was called lost; none if each must.
+/// Trashes a volume, even one with a damaged log. Returns false, without changes, for a volume without data:
+/// it was never created, or was removed. `nonce` is random. `cut_off` is the epoch of the last writer that
+/// was declared lost and need not detach first; `None` requires every writer to detach.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
@@ -161,7 +161,7 @@ pub async fn discard(
             let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
                 return Ok(false);
             };
-            // What one reader found damaged may be whole.
+            // A log that one reader found damaged may be intact.
             refuse_with_snapshots(objects, volume, last).await?.map_err(|_damage| last)
         }
         Err(failure) => return Err(failure),
@@ -178,16 +178,16 @@ pub async fn discard(
     begin(objects, &stay, &entry).await.map(|_begun| true)
 }
 
-/// Begins a stay. Again it changes nothing, and returns false.
+/// Starts a stay. Returns false, without changes, if it already exists.
 async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, entry: &Entry) -> Result<bool, LogFailure> {
     let key = TrashKey::Entry(stay.clone()).to_string();
     const WHAT: &str = "put into the trash the objects";
-    // It was there: an answer was lost, or another one has begun it.
+    // It existed: a response was lost, or another caller has started it.
     let created = create_once(objects, WHAT, &stay.volume, &key, entry.text().into()).await?;
     Ok(created == CreatedOnce::Now)
 }
 
-/// The trash of a store.
+/// Reads the trash of a store.
 ///
 /// # Errors
 /// The store did not answer.
@@ -195,17 +195,17 @@ pub async fn read_trash(objects: &dyn ObjectStore) -> Result<Trash, StoreError> 
     under(objects, TRASH_PREFIX).await
 }
 
-/// Takes a volume out of the trash. Returns false if it was not there; a damaged one is as it was.
+/// Takes a volume out of the trash. Returns false if it was not there; a damaged one stays damaged.
 ///
 /// # Errors
-/// [`LogFailure::WasDeleted`]: it is being removed, or was. [`LogFailure::Store`]: call again.
+/// [`LogFailure::WasDeleted`]: it was or is being removed. [`LogFailure::Store`]: call again.
 pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<bool, LogFailure> {
     let prefix = trash_prefix(volume);
     let there =
         under(objects, &prefix).await.map_err(store("look into the trash for the objects", volume))?;
     for Trashed { stay, .. } in &there.stays {
         let decided = decide(objects, stay, End::TakenBack).await?;
-        // Without the entry another has ended the stay before; the log says how.
+        // Without the entry, another caller has ended the stay before; the log shows how.
         let is_removed = match read_entry(objects, stay).await? {
             Some(_) => decided == End::Removed,
             None => read_manifest_to_end(objects, volume).await?.is_deleted(),
@@ -229,14 +229,14 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
     }
 }
 
-/// Makes void a stay of this nonce that may still begin: its request may be in flight. The volume is not in
-/// the trash ([`take_back`]). A sweep deletes what says so after a day.
+/// Invalidates a stay with this nonce that may still begin, because its request may be in flight. The volume
+/// is not in the trash ([`take_back`]). A sweep deletes the invalidation after a day.
 ///
 /// # Errors
 /// [`LogFailure::WasDeleted`]: it is being removed. [`LogFailure::Store`]: call again.
 pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> Result<(), LogFailure> {
-    // One of an earlier epoch is void by itself, and one that could not read the log is replaced by one of
-    // this.
+    // A stay of an earlier epoch is void anyway, and one that could not read the log is replaced by one of
+    // this epoch.
     let epoch = match read_manifest_to_end(objects, volume).await {
         Ok(manifest) => manifest.epoch(),
         Err(failure) if failure.is_damage() => TrashStay::UNREADABLE,
@@ -250,14 +250,13 @@ pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> 
     objects.delete(&[&entry]).await.map_err(store("take out of the trash the objects", volume))
 }
 
-/// Ends a stay whose time is over, or whose end was decided: removes the volume, unless it was taken back or
-/// used since. `terms` are those of the caller, and count for what it put there itself; else the longer time
-/// does.
+/// Ends an expired or decided stay: removes the volume, unless it was taken back or used since. `terms` are
+/// the caller's, and apply to its own stays; for others, the longer time applies.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`], [`LogFailure::WrittenSince`], [`LogFailure::StillAttached`], and the damage
-/// of a log that could be read before: the volume stays in the trash. Another [`LogFailure`]: what is left is
-/// done by the next call.
+/// of a log that was readable before: the volume stays in the trash. Another [`LogFailure`]: the next call
+/// does the rest.
 pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) -> Result<Emptied, LogFailure> {
     let Trashed { stay, since, age, is_ending } = there;
     let decided = if *is_ending {
@@ -271,13 +270,14 @@ pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) ->
         if entry.terms.owner != terms.owner && *age < entry.terms.keep {
             return Ok(Emptied::NotDue);
         }
-        // Before it is decided: the volume may still be taken back.
+        // Before the decision, because the volume may still be taken back.
         if let Some(kept) = keep(objects, stay, entry).await? {
             return Ok(kept);
         }
         decide(objects, stay, End::Removed).await?
     };
-    // Without the entry another has ended the stay, and deleted both objects before this one created `end`.
+    // Without the entry, another caller has ended the stay and deleted both objects before this one created
+    // `end`.
     let entry = match decided {
         End::TakenBack => None,
         End::Removed => read_entry(objects, stay).await?,
@@ -286,7 +286,7 @@ pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) ->
         clear(objects, stay).await?;
         return Ok(Emptied::TakenBack);
     };
-    // The same for each call, so that a tombstone is found again.
+    // Reproducible, so that a retry recognizes its tombstone.
     let unix_ms = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let wanted = |last, manifest: Option<&Manifest>| match use_since(stay, &entry, last, manifest) {
         UseSince::Nothing => Wanted::Unused,
@@ -304,11 +304,11 @@ pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) ->
     Ok(emptied)
 }
 
-/// Looks for what keeps a volume whose time is over: its use since, or a snapshot. Nothing if it is to be
-/// removed.
+/// Returns the reason to keep an expired volume: its use since then, or a snapshot. Returns `None` if it must
+/// be removed.
 ///
 /// # Errors
-/// The reason why the volume waits; why that is unknown.
+/// Reason why the volume waits, or why that is unknown.
 async fn keep(
     objects: &dyn ObjectStore,
     stay: &TrashStay,
@@ -349,22 +349,22 @@ async fn keep(
     }
 }
 
-/// Use of a volume since it came into the trash, as its log shows it.
+/// Use of a volume since it was trashed, according to its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UseSince {
     /// None.
     Nothing,
     /// A node has attached it.
     Attached,
-    /// The writer of then has committed, though it was called lost.
+    /// The writer of that time has committed, although it was declared lost.
     Written,
-    /// The entry does not know enough of the log.
+    /// The entry lacks the necessary state of the log.
     NotKnown,
-    /// The log could be read then, and cannot be now.
+    /// The log was readable then, and is not now.
     Unreadable,
 }
 
-/// `manifest` is nothing where the log cannot be read; then `last` is its last record.
+/// Compares the log with the entry. An unreadable log has no `manifest`, and `last` is its last record.
 fn use_since(stay: &TrashStay, entry: &Entry, last: Seq, manifest: Option<&Manifest>) -> UseSince {
     let is_unknown = stay.epoch == TrashStay::UNREADABLE;
     let end = match manifest {
@@ -382,7 +382,7 @@ fn use_since(stay: &TrashStay, entry: &Entry, last: Seq, manifest: Option<&Manif
     }
 }
 
-/// Ends a stay that does not know enough of the log; one begins that knows what the log holds now.
+/// Ends a stay that lacks the necessary state of the log, and starts one with the log's current state.
 async fn renew(
     objects: &dyn ObjectStore,
     stay: &TrashStay,
@@ -394,10 +394,10 @@ async fn renew(
     let known = TrashStay { volume: stay.volume.clone(), epoch, nonce };
     let is_begun = begin(objects, &known, &Entry { terms, end: Some(end) }).await?;
     if decide(objects, stay, End::TakenBack).await? == End::Removed {
-        // By another sweep, which does it.
+        // Decided by another sweep, which completes it.
         return Ok(Emptied::NotDue);
     }
-    // The stay was ended before: what began here is void, unless another sweep has begun it.
+    // The stay had ended before: the new one is void, unless another sweep has started it.
     let is_over = read_entry(objects, stay).await?.is_none() && is_begun;
     if is_over {
         clear(objects, &known).await?;
@@ -406,13 +406,13 @@ async fn renew(
     Ok(if is_over { Emptied::TakenBack } else { Emptied::NotDue })
 }
 
-/// The nonce of the stay that follows one of this nonce and the same epoch.
+/// Returns the nonce of the stay that follows one with this nonce and the same epoch.
 fn renewed(nonce: Nonce) -> Nonce {
     Nonce((u128::from_be_bytes(nonce.0) ^ (1 << 127)).to_be_bytes())
 }
 
-/// Ends a stay of which a later one says all that is to be known. Returns false if it was decided that the
-/// volume is removed: that is to be done ([`empty`]).
+/// Ends a stay that a later one supersedes. Returns false if the removal of the volume was decided and must
+/// be completed ([`empty`]).
 ///
 /// # Errors
 /// [`LogFailure::Store`]: call again.
@@ -424,7 +424,7 @@ pub async fn replaced(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<boo
 }
 
 impl Trash {
-    /// Deletes what is left of stays that ended at least this time ago, by the store's clock.
+    /// Deletes the remains of stays that ended at least this long ago, by the store's clock.
     ///
     /// # Errors
     /// [`LogFailure::Store`]: call again.
@@ -436,12 +436,12 @@ impl Trash {
     }
 }
 
-/// Decides how a stay ends, or reads how that was decided.
+/// Decides how a stay ends, or reads the earlier decision.
 async fn decide(objects: &dyn ObjectStore, stay: &TrashStay, wanted: End) -> Result<End, LogFailure> {
     let key = TrashKey::End(stay.clone()).to_string();
     let text = Bytes::from_static(wanted.text().as_bytes());
-    // Read back where it created it, too: a store whose creates are not atomic may have told so to another
-    // caller.
+    // Always reads it back: a store whose creates are not atomic may have confirmed it to another caller,
+    // too.
     let (CreatedOnce::Now | CreatedOnce::Before) =
         create_once(objects, WHAT_END, &stay.volume, &key, text).await?;
     let gone = || store(WHAT_END, &stay.volume)(StoreError::NotFound { key: key.clone() });
@@ -470,7 +470,7 @@ async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<
     }
 }
 
-/// The entry first: see the module.
+/// Deletes the entry first: see the module.
 async fn clear(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<(), LogFailure> {
     for key in [TrashKey::Entry(stay.clone()), TrashKey::End(stay.clone())] {
         let deleted = objects.delete(&[&key.to_string()]).await;
@@ -487,7 +487,7 @@ async fn under(objects: &dyn ObjectStore, prefix: &str) -> Result<Trash, StoreEr
         for object in &page.entries {
             let (since, age) = (object.last_modified, page.age(object));
             match TrashKey::parse(&object.key) {
-                // Comes before the entry of its stay.
+                // Sorts before the entry of its stay.
                 Some(TrashKey::End(stay)) => trash.left.push((stay, age)),
                 Some(TrashKey::Entry(stay)) => {
                     let is_ending = trash.left.pop_if(|(ended, _)| *ended == stay).is_some();

@@ -1,25 +1,22 @@
-//! Truncation of a log: what checkpoints hold needs no records; a reader that knows only an older part can
-//! detect it.
+//! Truncation of a log: checkpoints replace records; a reader with an older part of the log can detect it.
 //!
-//! 1. two checkpoints exist at or after the end of the truncation: readers begin at one of them;
+//! 1. two checkpoints exist at or after the end of the truncation: readers start at one of them;
 //! 2. the marker of that end is stored, after the markers of all ends before it (`TruncationMarked`);
-//! 3. the records up to it are deleted, except where a late create of another writer could still take the
-//!    place of one (`Truncated`): the first one, and every attach record. Only then is the next marker
-//!    stored.
+//! 3. the records up to it are deleted (`Truncated`), except those whose position a late create of another
+//!    writer could still take: the first one, and every attach record. Only then is the next marker stored.
 //!
-//! The names are crash points. A marker is never deleted, also not with the volume, so that none can be
-//! missing again. Readers and writers rely on it ([`was_truncated_after`]). While the first marker after a
-//! seq is not there, no record after that seq was ever deleted. A record that was created there is the only
-//! one that ever stood in its place. In the place of a truncated record another may be created, and stays:
-//! because of the marker no reader takes it as part of the log.
+//! The names are crash points. A marker is never deleted, not even with the volume, so that it is never
+//! missing again. Readers and writers rely on that ([`was_truncated_after`]). While the first marker after a
+//! seq is missing, no record after that seq was ever deleted. A record created there is thus the only one
+//! that ever existed at its position. At a truncated position another record may be created, and stays:
+//! because of the marker, no reader treats it as part of the log.
 //!
-//! Effect of a wrong answer about a marker:
-//! - *not there*, believed wrongly: a reader takes a superseded log for the log, and an attach whose record
-//!   came where another was truncated takes itself for the winner: two writers. Therefore only
-//!   `StoreError::NotFound`, which only the store itself causes, means *not there*. Any other answer is an
-//!   error, and the reader begins again;
-//! - *there*, believed wrongly: a reader begins again, or a truncation deletes less. A marker is empty all
-//!   the same, so a page that a proxy sends in its place is an error too.
+//! Effect of a wrong result about a marker:
+//! - a wrong *missing*: a reader uses a superseded log, and an attach whose record was created at a truncated
+//!   position considers itself the winner: two writers. Therefore only `StoreError::NotFound`, which only the
+//!   store itself causes, means *missing*. Any other response is an error, and the reader starts again;
+//! - a wrong *present*: a reader starts again, or a truncation deletes less. A marker must still be empty, so
+//!   a proxy's page in its place is an error, too.
 
 use bytes::Bytes;
 use holdfast_format::crash_point::{CrashPoint, reach};
@@ -33,14 +30,14 @@ use crate::append::{CreatedOnce, create_once};
 use crate::error::{LogFailure, store};
 use crate::objects::{is_present, records_after};
 
-/// Checkpoints kept: the newest, and the one before it for readers that saw it last.
+/// Checkpoints kept: the newest, and the previous one for readers that saw it last.
 const KEPT_CHECKPOINTS: usize = 2;
 
-/// True if records after `seq` may have been truncated before now. If false, what was read after `seq` and
-/// before this call is the log; if true, it may not be.
+/// Returns true if records after `seq` may have been truncated before now. If false, everything read after
+/// `seq` and before this call is the log; if true, it may not be.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the answer is unknown.
+/// [`LogFailure::Store`]: the result is unknown.
 pub async fn was_truncated_after(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -49,11 +46,11 @@ pub async fn was_truncated_after(
     is_marked(objects, volume, mark_after(seq)).await
 }
 
-/// Deletes what the checkpoint of `seq`, which is stored, replaces: older checkpoints but one, and the
+/// Deletes the objects that the stored checkpoint of `seq` replaces: older checkpoints except one, and the
 /// records that neither needs.
 ///
 /// # Errors
-/// [`LogFailure`]: what is left is deleted after the next checkpoint.
+/// [`LogFailure`]: the rest is deleted after the next checkpoint.
 pub async fn tidy(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -66,10 +63,11 @@ pub async fn tidy(
     }
 }
 
-/// Drops the checkpoints that the one of `seq` replaces. The seq of the one before it that was kept.
+/// Deletes the checkpoints that the one of `seq` replaces. Returns the seq of the previous one, which is
+/// kept.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: what is left is dropped after a later checkpoint.
+/// [`LogFailure::Store`]: the rest is deleted after a later checkpoint.
 pub async fn drop_checkpoints(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -99,10 +97,10 @@ pub async fn drop_checkpoints(
 }
 
 /// Deletes the records that are no longer needed. `newest` are the seq and the bytes of the writer's newest
-/// checkpoint, `older` is the seq of the one before it.
+/// checkpoint, `older` is the seq of the previous one.
 ///
 /// # Errors
-/// [`LogFailure`]: what is left is truncated after the next checkpoint.
+/// [`LogFailure`]: the rest is truncated after the next checkpoint.
 pub async fn truncate(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -111,7 +109,7 @@ pub async fn truncate(
 ) -> Result<(), LogFailure> {
     let Some(end) = mark_upto(older) else { return Ok(()) };
     let marked = newest_marker(objects, volume, end).await?;
-    // What lies before the newest marker but one was deleted before the newest was stored.
+    // Everything before the second newest marker was deleted before the newest was stored.
     let from = marked.and_then(|marked| mark_upto(Seq(marked.0 - 1))).unwrap_or(Seq(0));
     let listed = records_after(objects, volume, from).await?;
     let (seq, bytes) = newest;
@@ -140,7 +138,7 @@ pub async fn truncate(
     Ok(())
 }
 
-/// The newest marker up to `end` that is there.
+/// Returns the newest existing marker up to `end`.
 pub(crate) async fn newest_marker(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -161,8 +159,8 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) ->
     is_present(objects, "look for a truncation marker", &key).await
 }
 
-/// Stores every marker up to the first one after `seq`, in order: all records up to `seq` may be deleted
-/// then. Returns false if records after `last`, which is not beyond `seq`, may have been truncated before.
+/// Stores every marker up to the first one after `seq`, in order: all records up to `seq` may then be
+/// deleted. Returns false if records after `last`, which is not beyond `seq`, may have been truncated before.
 pub(crate) async fn store_markers(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -178,7 +176,7 @@ pub(crate) async fn store_markers(
     Ok(are_new)
 }
 
-/// Returns false if it was there.
+/// Stores a marker; returns false if it existed.
 async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<bool, LogFailure> {
     let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
     let created = create_once(objects, "store a truncation marker", volume, &key, Bytes::new()).await?;

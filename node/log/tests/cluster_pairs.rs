@@ -1,10 +1,10 @@
-//! Two clusters on one bucket: each of {delete, adopt, sweep, snapshot, restore} while and after each other.
+//! Two clusters on one bucket: each of {delete, adopt, sweep, snapshot, restore} during and after each other.
 //!
 //! The first cluster stops at each of its requests in turn; there the second does all of its work; then the
-//! first continues. Each does what its operator and its node do, in the same order and with the same
-//! functions of the log. Afterwards both empty the trash and sweep until nothing changes. No byte that was
-//! acknowledged may be missing that something still needs, and both must have got answers that
-//! docs/recovery.md names ("Two clusters and one bucket").
+//! first continues. Each acts like its operator and node, in the same order and with the same log functions.
+//! Afterwards both empty the trash and sweep until nothing changes. No acknowledged byte that is still needed
+//! may be missing, and both must have got results that docs/recovery.md lists ("Two clusters and one
+//! bucket").
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod stored;
@@ -30,10 +30,10 @@ use stored::{NONCE, Stored};
 
 const SECTORS: u64 = 40_000;
 const KEEP: Duration = Duration::from_hours(24);
-/// The snapshot that is restored, which both clusters know.
+/// The snapshot to restore, known to both clusters.
 const BEFORE: SnapshotUid = SnapshotUid([9; 16]);
 const BEFORE_AT: Seq = Seq(5);
-/// Requests of a kind at which the first cluster stops; none makes more.
+/// Maximum number of requests of a kind at which the first cluster stops.
 const MOST: usize = 60;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,22 +49,22 @@ impl Act {
     const ALL: [Self; 5] = [Self::Delete, Self::Adopt, Self::Sweep, Self::Snapshot, Self::Restore];
 }
 
-/// The answer that a cluster got.
+/// The result that a cluster got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Got {
-    /// It did what it was to do.
+    /// It completed its action.
     Done,
     /// The volume or the id is in use: `DeletionBlocked`, `HeldElsewhere`, `VolumeAttached`.
     Attached,
     /// `HasSnapshots`.
     Snapshots,
-    /// The volume stays, since it was taken back, or used since.
+    /// The volume stays, because it was taken back or used since.
     Kept,
-    /// `IdTaken`, `VolumeNotFound`: the volume was removed, or the id has another volume.
+    /// `IdTaken`, `VolumeNotFound`: the volume was removed, or the id belongs to another volume.
     Gone,
-    /// The snapshot was forgotten before.
+    /// The snapshot was already forgotten.
     Forgotten,
-    /// Others were quicker each time; it is tried again.
+    /// Others were faster each time; it is retried.
     Contended,
 }
 
@@ -78,12 +78,12 @@ impl fmt::Display for Cluster {
     }
 }
 
-/// Something that was acknowledged, and the objects that hold it.
+/// An acknowledged result, and the objects that hold it.
 struct Acknowledged {
     what: String,
-    /// A volume that exists from now on, whatever is deleted.
+    /// A volume that must exist from now on, regardless of deletions.
     volume: Option<VolumeId>,
-    /// A snapshot that is there from now on.
+    /// A snapshot that must exist from now on.
     snapshot: Option<(SnapshotName, SnapshotUid)>,
     objects: Vec<(String, Bytes)>,
 }
@@ -92,7 +92,7 @@ struct Acknowledged {
 struct World {
     store: MemoryStore,
     acknowledged: Arc<Mutex<Vec<Acknowledged>>>,
-    /// The objects of the volume, and of the snapshot where there is one.
+    /// The objects of the volume, and of the snapshot if it exists.
     before: Arc<Vec<(String, Bytes)>>,
     has_snapshot: bool,
 }
@@ -112,7 +112,8 @@ async fn bytes_of(store: &MemoryStore, stored: &Stored) -> Vec<(String, Bytes)> 
 }
 
 impl World {
-    /// Volume `a` with a commit, detached. With a snapshot that holds it, and a later commit that hides it.
+    /// Creates volume `a` with a commit, detached; optionally with a snapshot that holds it, and a later
+    /// commit that hides it.
     async fn new(has_snapshot: bool) -> Self {
         let store = MemoryStore::new();
         let mut stored = Stored::attached(store.clone(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
@@ -135,7 +136,7 @@ impl World {
             Act::Delete => self.delete(by).await,
             Act::Adopt => self.adopt(by).await,
             Act::Sweep => {
-                // That of the one that restores is the one to forget.
+                // A restoring cluster uses the snapshot that must be forgotten.
                 if other == Act::Restore {
                     self.forget_before().await;
                 }
@@ -154,8 +155,7 @@ impl World {
         }
     }
 
-    /// A Volume is deleted, with the VolumeSnapshot that its cluster has of it, and its time in the trash
-    /// passes.
+    /// Deletes a Volume and its cluster's VolumeSnapshot of it; its retention in the trash ends.
     async fn delete(&self, by: Cluster) -> Got {
         let nonce = Nonce([by.0; 16]);
         let (volume, own) = (id("a"), terms(by));
@@ -173,7 +173,7 @@ impl World {
         let stays = read_trash(&self.store).await.unwrap().stays;
         let Some(there) = stays.into_iter().find(|there| there.stay.nonce == nonce) else { return Got::Kept };
         let mut ended = empty(&self.store, &aged(there.clone()), &own).await;
-        // The other one has ended the stay between two requests: the next sweep looks again.
+        // The other cluster has ended the stay between two requests: the next sweep retries.
         if matches!(ended, Err(LogFailure::Store { .. })) {
             ended = empty(&self.store, &aged(there), &own).await;
         }
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// A Volume with source `existing` is created, and a node attaches it and commits.
+    /// Creates a Volume with source `existing`; a node attaches it and commits.
     async fn adopt(&self, by: Cluster) -> Got {
         let found = match read_manifest_to_end(&self.store, &id("a")).await {
             Ok(found) => found,
@@ -233,7 +233,8 @@ impl World {
                 body: Body::Attach { sectors: log.sectors(), node: by.to_string(), displaced: None },
             };
             let outcome = create_record(&self.store, &record).await.unwrap();
-            // A node serves once it has read its record back, in a log that was not truncated meanwhile.
+            // A node serves once it has read its record back, in a log that was not truncated in the
+            // meantime.
             let is_in_place = outcome == CreateOutcome::Created
                 && !was_truncated_after(&self.store, &id(volume), log.checkpointed()).await.unwrap()
                 && read_record(&self.store, &id(volume), record.seq).await.is_ok_and(|there| there == record);
@@ -258,7 +259,7 @@ impl World {
         Got::Contended
     }
 
-    /// A VolumeSnapshot is created, of a volume that this cluster has not attached.
+    /// Creates a VolumeSnapshot of a volume that this cluster has not attached.
     async fn snapshot(&self, by: Cluster) -> Got {
         let uid = SnapshotUid([by.0; 16]);
         match snapshot_detached(&self.store, &id("a"), uid, Nonce([by.0; 16]), 7).await {
@@ -278,7 +279,7 @@ impl World {
         }
     }
 
-    /// A Volume begins with the snapshot; a node attaches it and commits. Two that restore take one id.
+    /// Creates a Volume from the snapshot; a node attaches it and commits. Two restores use one id.
     async fn restore(&self, by: Cluster, _other: Act) -> Got {
         let mut labels = Labels::default();
         assert!(labels.insert(Labels::CLUSTER, &by.to_string()) && labels.insert(Labels::VOLUME, "f"));
@@ -291,7 +292,7 @@ impl World {
         match provision(&self.store, &id("f"), creation).await {
             Ok(_sectors) => {}
             Err(LogFailure::NoSuchSource { .. }) => return Got::Forgotten,
-            // The attempt itself removed it, since the snapshot was forgotten before.
+            // The attempt itself removed it, because the snapshot was already forgotten.
             Err(LogFailure::WasDeleted(_)) => return Got::Forgotten,
             Err(failure) => return refused(&failure),
         }
@@ -306,7 +307,7 @@ impl World {
 
     async fn empty_and_sweep(&self, by: Cluster) {
         for there in read_trash(&self.store).await.unwrap().stays {
-            // Why one stays is reported.
+            // The reason to keep one is in the result.
             let (Ok(_) | Err(_)) = empty(&self.store, &aged(there), &terms(by)).await;
         }
         let options = SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
@@ -318,7 +319,7 @@ impl World {
         self.acknowledged.lock().unwrap().push(one);
     }
 
-    /// All that is missing of all that was acknowledged, and of the volume if `is_kept`.
+    /// Returns everything missing from the acknowledged results, and from the volume if `is_kept`.
     async fn lost(&self, is_kept: bool) -> Vec<String> {
         let mut lost = Vec::new();
         let all = std::mem::take(&mut *self.acknowledged.lock().unwrap());
@@ -354,7 +355,7 @@ fn terms(by: Cluster) -> Terms {
     Terms { keep: KEEP, owner: by.to_string() }
 }
 
-/// The stay when its time is over.
+/// Returns the stay at the end of its retention.
 fn aged(there: Trashed) -> Trashed {
     Trashed { age: KEEP, ..there }
 }
@@ -382,7 +383,7 @@ fn refused(failure: &LogFailure) -> Got {
     }
 }
 
-/// A request of a kind that waits: the one after the first `passed`.
+/// Holds a request of a kind: the one after the first `passed`.
 fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
     for _ in 0..passed {
         let open = Gate::new();
@@ -394,7 +395,7 @@ fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
     gate
 }
 
-/// Answers of a pair that docs/recovery.md allows: those of the first and of the second.
+/// Returns true if docs/recovery.md allows these results for a pair: the first one's and the second one's.
 fn may_get(first: Act, second: Act, got: (Got, Got)) -> bool {
     use Act::{Adopt, Delete, Restore, Snapshot, Sweep};
     use Got::{Attached, Done, Forgotten, Gone, Kept, Snapshots};
@@ -416,7 +417,7 @@ fn may_get(first: Act, second: Act, got: (Got, Got)) -> bool {
     };
     let (a, b) = got;
     let is_known = one(first, second).contains(&a) && one(second, first).contains(&b);
-    // Of two acts that exclude each other exactly one succeeds.
+    // Of two mutually exclusive actions, exactly one succeeds.
     let is_decided = match (first, second) {
         (Delete, Adopt) | (Adopt, Delete) | (Delete, Snapshot) | (Snapshot, Delete) => {
             (a == Done) != (b == Done)
@@ -428,7 +429,7 @@ fn may_get(first: Act, second: Act, got: (Got, Got)) -> bool {
     is_known && is_decided
 }
 
-/// Each pair, with the first cluster stopped at each of its requests, and at none.
+/// Runs a pair, with the first cluster stopped at each of its requests, and at none.
 async fn faults_of(first: Act, second: Act, seen: &mut BTreeSet<(Got, Got)>) -> Vec<String> {
     let mut faults = Vec::new();
     let stops = Verb::ALL.into_iter().flat_map(|verb| (0..MOST).map(move |passed| (verb, passed)));
@@ -455,8 +456,7 @@ async fn faults_of(first: Act, second: Act, seen: &mut BTreeSet<(Got, Got)>) -> 
             },
             _ => (begun.await.unwrap(), world.act(second, Cluster(2), first).await),
         };
-        // A deletion that was refused has changed nothing; of one that was not the other may have done the
-        // rest.
+        // A rejected deletion has changed nothing; otherwise the other one may have completed it.
         let is_refused = |(act, got)| act != Act::Delete || [Got::Attached, Got::Snapshots].contains(&got);
         let is_kept = is_refused((first, got.0)) && is_refused((second, got.1));
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! A volume that was detached cleanly is read from the last record of its log.
+//! A cleanly detached volume is read from the last record of its log.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod stored;
@@ -25,7 +25,7 @@ fn log_key(seq: u64) -> String {
     ObjectKey::Log(volume(), Seq(seq)).to_string()
 }
 
-/// A log of a creation, an attach, `commits` and, as of each of `checkpoints`, a checkpoint.
+/// Creates a log of a creation, an attach, `commits` commits and checkpoints as of `checkpoints`.
 async fn attached(commits: u64, checkpoints: &[u64]) -> Stored {
     let mut stored = Stored::attached(MemoryStore::new(), "v", Creation::plain(SECTORS, NONCE, 0), 2).await;
     for seq in 3..3 + commits {
@@ -43,7 +43,7 @@ async fn checkpoint(stored: &Stored) {
     write_checkpoint(&stored.store, &volume(), manifest.seq(), bytes).await.unwrap();
 }
 
-/// LISTs, GETs and all requests of `read`.
+/// Returns the LISTs, GETs and all requests of `read`.
 async fn spent<T>(store: &MemoryStore, read: impl Future<Output = T>) -> (T, [u64; 3]) {
     let of = |counts: RequestCounts| [counts.list, counts.get, counts.total()];
     let before = of(store.counts());
@@ -52,7 +52,7 @@ async fn spent<T>(store: &MemoryStore, read: impl Future<Output = T>) -> (T, [u6
     (read, [0, 1, 2].map(|kind| after[kind] - before[kind]))
 }
 
-/// The state that all records say, which does not need the root.
+/// Returns the state replayed from all records, without the root.
 async fn replayed(stored: &Stored, upto: u64) -> Manifest {
     let mut manifest = Manifest::empty(volume());
     for seq in 1..=upto {
@@ -62,7 +62,7 @@ async fn replayed(stored: &Stored, upto: u64) -> Manifest {
     manifest
 }
 
-/// It was each record since the newest checkpoint, and that.
+/// Before, it took each record since the newest checkpoint, and the checkpoint.
 #[tokio::test]
 async fn a_detached_volume_is_read_from_one_object() {
     for (commits, checkpoints) in [(1, &[][..]), (30, &[]), (30, &[9, 20])] {
@@ -79,7 +79,7 @@ async fn a_detached_volume_is_read_from_one_object() {
     }
 }
 
-/// Each attach would begin to count again: a log of short attaches would have no checkpoint.
+/// Otherwise each attach would restart the count: a log of short attaches would have no checkpoint.
 #[tokio::test]
 async fn records_are_counted_from_the_checkpoint_across_detaches() {
     let mut stored = attached(8, &[5]).await;
@@ -92,7 +92,7 @@ async fn records_are_counted_from_the_checkpoint_across_detaches() {
     }
 }
 
-/// An earlier version made it; or the root was too large.
+/// An earlier version wrote it, or the root was too large.
 #[tokio::test]
 async fn a_detach_record_without_a_root_is_read_as_before() {
     let stored = attached(8, &[5]).await;
@@ -134,7 +134,7 @@ async fn a_checkpoint_of_the_detach_itself_is_read_alone() {
     assert_eq!((read.unwrap().checkpointed(), cost), (Seq(6), [1, 1, 2]));
 }
 
-/// Nothing else may be read in its place: another state must not be taken for the volume's.
+/// No other object may be read instead: another state must not pass for the volume's.
 #[tokio::test]
 async fn a_damaged_root_is_named_and_not_passed_over() {
     let stored = attached(3, &[4]).await;
@@ -149,7 +149,7 @@ async fn a_damaged_root_is_named_and_not_passed_over() {
     assert!(read_manifest(&stored.store, &volume()).await.is_ok());
 }
 
-/// A node that attached a volume with such damage ends: the next one read all records, and was refused.
+/// Regression: a node that attached such a damaged volume ended; the next one read all records, and failed.
 #[tokio::test]
 async fn the_newest_root_takes_the_place_of_what_is_damaged_before_it() {
     let mut stored = attached(3, &[4]).await;
@@ -192,7 +192,7 @@ async fn a_root_of_another_volume_or_place_is_named() {
     }
 }
 
-/// They come before the log, or are part of it, and are never deleted.
+/// These objects sort before the log, or are part of it, and are never deleted.
 #[tokio::test]
 async fn a_log_behind_many_objects_is_listed_with_one_request_more() {
     for (marks, attaches, lists) in [(200, 20, 1), (300, 20, 2), (0, 300, 2)] {
@@ -216,7 +216,7 @@ async fn a_log_behind_many_objects_is_listed_with_one_request_more() {
     }
 }
 
-/// Deletions were denied for long.
+/// Covers deletions that were denied for a long time.
 #[tokio::test]
 async fn the_newest_of_many_checkpoints_is_read() {
     let stored = attached(300, &(3..303).collect::<Vec<_>>()).await;

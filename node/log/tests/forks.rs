@@ -30,7 +30,7 @@ fn named(text: &str) -> SnapshotName {
     text.parse().unwrap()
 }
 
-/// Asks for `sectors` sectors; zero: those of the snapshot.
+/// Requests `sectors` sectors; zero: the snapshot's.
 fn fork_of(source: &str, sectors: u64) -> Creation {
     Creation { source: Some(named(source)), ..Creation::plain(sectors, NONCE, 0) }
 }
@@ -40,7 +40,7 @@ async fn snapshot(store: &MemoryStore, volume: &str) -> String {
     format!("{volume}@{}", taken.seq)
 }
 
-/// Volume `a` with a snapshot, `a@2`.
+/// Creates volume `a` with a snapshot, `a@2`.
 async fn with_snapshot() -> MemoryStore {
     let store = MemoryStore::new();
     provision(&store, &id("a"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
@@ -55,7 +55,7 @@ async fn attach(store: &MemoryStore, volume: &str) {
     assert_eq!(create_record(store, &record).await.unwrap(), CreateOutcome::Created);
 }
 
-/// Makes the log of a detached volume one record longer.
+/// Appends one record to the log of a detached volume.
 async fn lengthen(store: &MemoryStore, volume: &str) {
     let seq = read_manifest_to_end(store, &id(volume)).await.unwrap().seq().next();
     let body = Body::of_snapshots(Default::default());
@@ -73,8 +73,8 @@ async fn a_fork_is_two_puts_and_six_gets() {
     let before = store.counts();
     assert_eq!(provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap(), SECTORS);
     let after = store.counts();
-    // The record that registers it, the root, and before and after them the mark that is not there. Neither
-    // place was truncated: a marker each.
+    // The record that registers it, the root, and before and after them the missing mark. Neither position
+    // was truncated: one marker each.
     assert_eq!((after.put - before.put, after.get - before.get, after.list - before.list), (2, 6, 0));
     let manifest = read_manifest_to_end(&store, &id("b")).await.unwrap();
     assert_eq!((manifest.sectors(), manifest.lineage().ancestors()), (SECTORS, &[id("a")][..]));
@@ -93,7 +93,7 @@ async fn a_fork_may_be_larger_than_its_snapshot_and_not_smaller() {
     assert!(!exists(&store, "c").await, "nothing was changed");
 }
 
-/// Nightly clones of clones come to the end of the chain in three months.
+/// Nightly clones of clones reach the end of the chain in three months.
 #[tokio::test]
 async fn the_end_of_a_chain_of_forks_names_the_way_out() {
     let store = with_snapshot().await;
@@ -124,7 +124,7 @@ async fn a_snapshot_that_never_was_is_no_source() {
     }
 }
 
-/// A writer stores the root before its record, and died between the two.
+/// A writer stores the root before its record, and died in between.
 #[tokio::test]
 async fn a_root_that_no_record_registers_is_no_source() {
     let store = with_snapshot().await;
@@ -139,7 +139,7 @@ async fn a_root_that_no_record_registers_is_no_source() {
     assert!(matches!(refused, LogFailure::NoSuchSource { .. }), "{refused}");
 }
 
-/// The reply to the create, or the request, is lost, and the caller asks again.
+/// The reply to the create, or the request, is lost, and the caller retries.
 #[tokio::test]
 async fn a_lost_reply_makes_one_fork() {
     for fault in [Fault::LostReply, Fault::LostRequest] {
@@ -166,7 +166,7 @@ async fn an_id_is_not_taken_by_a_volume_of_another_source() {
     assert_eq!(refused.to_string(), "volume c exists already, restored from a@2: choose another id");
 }
 
-/// The snapshot was deleted after its fork was made, and the fork's creator asks again.
+/// The snapshot was deleted after the fork's creation, and the fork's creator retries.
 #[tokio::test]
 async fn a_fork_outlives_its_snapshot() {
     let store = with_snapshot().await;
@@ -203,7 +203,7 @@ async fn volumes_are_removed_in_any_order_and_keep_what_forks_read() {
     }
 }
 
-/// The removal of most volumes asks nothing about others.
+/// Most removals need no requests about other volumes.
 #[tokio::test]
 async fn a_volume_without_snapshots_is_removed_whatever_others_are_there() {
     let store = with_snapshot().await;
@@ -213,7 +213,7 @@ async fn a_volume_without_snapshots_is_removed_whatever_others_are_there() {
     remove(&store, &id("b"), NONCE, 0, Some(Epoch(u64::MAX))).await.unwrap();
 }
 
-/// The first record of another volume cannot be read: whether that one is a fork is not known.
+/// The first record of another volume cannot be read: it may be a fork.
 #[tokio::test]
 async fn a_damaged_neighbour_may_be_a_fork_and_keeps_the_objects() {
     let store = with_snapshot().await;
@@ -225,7 +225,7 @@ async fn a_damaged_neighbour_may_be_a_fork_and_keeps_the_objects() {
     assert!(store.get("volumes/a/snapshots/00000000000000000002", 1 << 20).await.is_ok());
 }
 
-/// The snapshot is forgotten, and its volume removed, between the fork's reading of the root and its create.
+/// The snapshot is forgotten, and its volume removed, between the fork's read of the root and its create.
 #[tokio::test]
 async fn a_fork_that_comes_after_the_mark_ends_itself() {
     let store = with_snapshot().await;
@@ -240,7 +240,7 @@ async fn a_fork_that_comes_after_the_mark_ends_itself() {
     assert!(!exists(&store, "b").await && !exists(&store, "a").await);
 }
 
-/// The fork is created between the removal's first look for forks and its tombstone.
+/// The fork is created between the removal's first search for forks and its tombstone.
 #[tokio::test]
 async fn a_fork_that_comes_before_the_tombstone_keeps_its_objects() {
     let store = with_snapshot().await;
@@ -256,7 +256,7 @@ async fn a_fork_that_comes_before_the_tombstone_keeps_its_objects() {
     assert!(store.get(root, 1 << 20).await.is_err());
 }
 
-/// A store in which something happens before the first create under `key`.
+/// A store that runs a script before the first create under `key`.
 struct Before<F> {
     inner: MemoryStore,
     key: &'static str,
@@ -287,7 +287,7 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
         if key.starts_with(self.key)
             && let Some(script) = self.script.lock().unwrap().take()
         {
-            // The store in memory answers at once.
+            // The in-memory store responds at once.
             script(self.inner.clone()).now_or_never().unwrap();
         }
         self.inner.create(key, body).await
@@ -306,8 +306,8 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
     }
 }
 
-/// Found by reading: a creator was held up between its create record and its question about the mark. Another
-/// one finished the fork meanwhile, a node wrote it, and then the snapshot was deleted.
+/// Found by review: a creator was delayed between its create record and its check of the mark. Another one
+/// completed the fork in the meantime, a node wrote to it, and then the snapshot was deleted.
 #[tokio::test]
 async fn a_fork_that_is_in_use_outlives_its_slow_creator() {
     let store = with_snapshot().await;
@@ -322,7 +322,7 @@ async fn a_fork_that_is_in_use_outlives_its_slow_creator() {
     assert!(exists(&store, "b").await, "the fork that a node has attached was removed");
 }
 
-/// A bucket that was set back comes to the same place again, and another snapshot is taken there.
+/// A restored bucket reaches the same seq again, and another snapshot is taken there.
 #[tokio::test]
 async fn a_snapshot_of_another_uid_is_no_source() {
     let store = with_snapshot().await;
@@ -346,7 +346,7 @@ async fn a_snapshot_of_another_uid_is_no_source() {
     provision(&store, &id("c"), of(found)).await.unwrap();
 }
 
-/// Found by reading: readers of a fork with a checkpoint do not need its first record.
+/// Found by review: readers of a fork with a checkpoint do not need its first record.
 #[tokio::test]
 async fn a_fork_without_its_first_record_keeps_its_objects() {
     let store = with_snapshot().await;
@@ -362,7 +362,7 @@ async fn a_fork_without_its_first_record_keeps_its_objects() {
     assert_eq!(readers, [id("b")], "volume b can be read, and reads the objects of volume a");
 }
 
-/// Found by reading: the create record came after the mark and the removal, and the reply to it was lost.
+/// Found by review: the create record came after the mark and the removal, and its reply was lost.
 #[tokio::test]
 async fn a_late_fork_with_a_lost_reply_ends_itself() {
     let store = with_snapshot().await;
@@ -378,14 +378,14 @@ async fn a_late_fork_with_a_lost_reply_ends_itself() {
     assert!(!exists(&store, "b").await, "its objects are gone, and any node can attach it");
 }
 
-/// A store in which something happens before the first GET under `key`.
+/// A store that runs a script before the first GET under `key`.
 struct BeforeGet<F> {
     inner: MemoryStore,
     key: &'static str,
     script: Mutex<Option<F>>,
 }
 
-/// Puts the create record of a fork into the store, as a creator that dies then.
+/// Stores only the create record of a fork, like a creator that dies then.
 async fn create_only(inner: &MemoryStore, volume: &str, source: &str) {
     let SnapshotName { volume: of, seq } = named(source);
     let root = holdfast_log::read_snapshot(inner, &of, seq).await.unwrap();
@@ -395,8 +395,7 @@ async fn create_only(inner: &MemoryStore, volume: &str, source: &str) {
     assert_eq!(create_record(inner, &record).await.unwrap(), CreateOutcome::Created);
 }
 
-/// Found by reading: a fork whose creator died before it had asked for the mark could be attached without its
-/// data.
+/// Found by review: a fork whose creator died before checking the mark could be attached without its data.
 #[tokio::test]
 async fn a_fork_whose_creator_died_stands_or_ends_at_its_first_use() {
     for is_late in [false, true] {
@@ -422,7 +421,7 @@ async fn a_fork_whose_creator_died_stands_or_ends_at_its_first_use() {
     }
 }
 
-/// Once it is known to stand, nothing asks for the mark again.
+/// Once it is confirmed, the mark is not checked again.
 #[tokio::test]
 async fn a_fork_stands_when_its_snapshot_is_forgotten_before_the_first_attach() {
     let store = with_snapshot().await;
@@ -435,8 +434,8 @@ async fn a_fork_stands_when_its_snapshot_is_forgotten_before_the_first_attach() 
     }
 }
 
-/// Found by reading: `b` ends while `c` comes; the removal of `a` has listed the volumes before `c` came, and
-/// reads `b` once that has ended.
+/// Found by review: `b` ends while `c` is created; the removal of `a` has listed the volumes before `c`
+/// existed, and reads `b` after its end.
 #[tokio::test]
 async fn a_fork_of_a_fork_that_ends_meanwhile_keeps_the_objects() {
     let store = with_snapshot().await;

@@ -1,4 +1,4 @@
-//! Costs of a volume's log, and the faults it survives, on the reference store.
+//! Request costs of a volume's log, and the faults it tolerates, on the reference store.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::ops::Range;
@@ -23,7 +23,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Place, SegmentId, Seq, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
-/// Each writer was called lost.
+/// Declares every writer lost.
 const LOST: Option<Epoch> = Some(Epoch(u64::MAX));
 
 fn volume() -> VolumeId {
@@ -80,7 +80,7 @@ async fn a_volume_is_created_with_one_put_and_nothing_else() {
     assert!(matches!(other, LogFailure::ExistsOtherwise { sectors: 1000, .. }));
 }
 
-/// `a-b` sorts before `a/`, and a foreign object is no volume.
+/// `a-b` sorts before `a/`, and a foreign object is not a volume.
 #[tokio::test]
 async fn every_volume_of_a_store_is_listed_once() {
     let store = MemoryStore::new();
@@ -104,7 +104,7 @@ async fn every_volume_of_a_store_is_listed_once() {
     assert_eq!(store.counts().list - lists, 2);
 }
 
-/// Found by reading: the record of another volume, copied under this one's key, passed for this one's.
+/// Found by review: the record of another volume, copied to this one's key, passed for this one's.
 #[tokio::test]
 async fn the_record_of_another_volume_is_no_creation() {
     let store = MemoryStore::new();
@@ -115,7 +115,7 @@ async fn the_record_of_another_volume_is_no_creation() {
     assert!(matches!(refused, LogFailure::Broken { .. }), "{refused}");
 }
 
-/// The requests are one LIST, one GET of a checkpoint, and one GET for each record after it.
+/// The requests are one LIST, one GET of a checkpoint, and one GET per record after it.
 #[tokio::test]
 async fn a_long_log_is_read_from_its_newest_checkpoint() {
     let store = log_of(40).await;
@@ -141,8 +141,8 @@ async fn only_the_newest_checkpoints_are_kept() {
     assert_eq!(store.list("volumes/v/checkpoints/", None, 100).await.unwrap().entries.len(), 2);
 }
 
-/// A deletion that the store denied hid that the checkpoint was stored: from 60 records on nothing was
-/// committed.
+/// Regression: a deletion denied by the store hid that the checkpoint was stored; after 60 records nothing
+/// could be committed.
 #[tokio::test]
 async fn checkpoints_are_stored_while_deletions_are_denied() {
     let store = log_of(2).await;
@@ -162,7 +162,7 @@ async fn checkpoints_are_stored_while_deletions_are_denied() {
     assert_eq!(drop_checkpoints(&store, &volume(), Seq(128)).await.unwrap(), Some(Seq(96)));
 }
 
-/// A checkpoint as of the log's end, and the truncation that follows it.
+/// Stores a checkpoint as of the log's end, and truncates the log.
 async fn checkpoint_and_truncate(store: &dyn ObjectStore) {
     let manifest = read_manifest(store, &volume()).await.unwrap();
     let bytes = Bytes::from(manifest.encode_checkpoint());
@@ -172,7 +172,7 @@ async fn checkpoint_and_truncate(store: &dyn ObjectStore) {
     }
 }
 
-/// A log of `records` with a checkpoint after every 32; two of its records are attaches.
+/// Creates a log of `records` with a checkpoint after every 32; two of its records are attaches.
 async fn long_log(records: u64) -> MemoryStore {
     let store = log_of(2).await;
     for seq in 3..=records {
@@ -195,7 +195,7 @@ async fn seqs_of(store: &MemoryStore, kind: &str) -> Vec<u64> {
     page.entries.iter().map(|entry| entry.key.rsplit('/').next().unwrap().parse().unwrap()).collect()
 }
 
-/// It keeps the first record, every attach, and what readers of the last two checkpoints may need.
+/// Keeps the first record, every attach, and records that readers of the last two checkpoints may need.
 #[tokio::test]
 async fn truncation_keeps_what_readers_and_late_creators_need() {
     let store = long_log(300).await;
@@ -205,7 +205,7 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
     assert_eq!(seqs_of(&store, "log").await, kept);
     let read = read_manifest_to_end(&store, &volume()).await.unwrap();
     assert_eq!((read.seq(), read.runs().len()), (Seq(300), 297));
-    // It continues as if nothing had been truncated.
+    // Work continues as if nothing had been truncated.
     provision(&store, &volume(), Creation::plain(1000, NONCE, 0)).await.unwrap();
     let stale = Record { epoch: Epoch(1), ..commit(40) };
     assert_eq!(
@@ -219,7 +219,7 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
     assert_eq!(store.keys(), left_of_removed(301), "a removal that is repeated changes nothing");
 }
 
-/// The next truncation completes one that failed half-way.
+/// The next truncation completes a partial one.
 #[tokio::test]
 async fn a_failed_truncation_is_retried() {
     let store = long_log(127).await;
@@ -258,7 +258,7 @@ async fn a_truncation_costs_a_few_requests_after_a_checkpoint() {
     assert_eq!((spent, last.total() - after.total()), ((2, 1, 1), 5));
 }
 
-/// Found by the simulation: an attach that stood still created its record where a commit had been truncated.
+/// Found by simulation: a suspended attach created its record at a truncated commit's position.
 #[tokio::test]
 async fn a_record_in_a_truncated_place_is_outside_the_log() {
     let store = long_log(200).await;
@@ -267,7 +267,7 @@ async fn a_record_in_a_truncated_place_is_outside_the_log() {
     assert!(was_truncated_after(&store, &volume(), Seq(49)).await.unwrap(), "its creator can detect it");
     assert!(!was_truncated_after(&store, &volume(), Seq(128)).await.unwrap());
     assert_eq!(read_manifest_to_end(&store, &volume()).await.unwrap().seq(), Seq(200));
-    // An older LIST shows no checkpoint, and the log as it was then.
+    // An outdated LIST shows no checkpoint, and the log of that time.
     let all = store.keys();
     let hidden = all.into_iter().filter(|key| key.contains("checkpoints") || *key > attach_key()).collect();
     let behind = Behind { hidden, store: store.clone(), repeats: false };
@@ -280,8 +280,8 @@ async fn a_record_in_a_truncated_place_is_outside_the_log() {
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
 }
 
-/// Found by the simulation: the creator of a fork stood still and ended it where its second record had been
-/// truncated. A reader that had listed the log before took it for removed, and a sweep would have deleted it.
+/// Found by simulation: the suspended creator of a fork ended it at the truncated position of its second
+/// record. A reader with an older list of the log considered it removed, and a sweep would have deleted it.
 #[tokio::test]
 async fn a_tombstone_in_a_truncated_place_ends_nothing() {
     let store = long_log(200).await;
@@ -324,15 +324,15 @@ async fn removal_leaves_only_the_tombstone_and_bars_the_id() {
     assert_eq!(create_record(&store, &commit(6)).await.unwrap(), CreateOutcome::Lost);
 }
 
-/// The keys that stay after the removal of a volume whose tombstone is at `seq`.
+/// Returns the keys that remain after the removal of a volume whose tombstone is at `seq`.
 fn left_of_removed(seq: u64) -> Vec<String> {
     let records = [1, seq].map(|seq| format!("volumes/v/log/{seq:020}"));
     let markers = (1..=seq / 64 + 1).map(|marker| format!("volumes/v/truncated/{:020}", marker * 64));
     records.into_iter().chain(markers).collect()
 }
 
-/// A LIST to read the log and a GET of its last record, where that carries the root, else of each since the
-/// last checkpoint; the tombstone and a marker; a LIST of the objects, and a DELETE for 1,000 of them.
+/// A LIST to read the log and a GET of its last record if that has the root, otherwise of each since the last
+/// checkpoint; the tombstone and a marker; a LIST of the objects, and a DELETE per 1,000 of them.
 #[tokio::test]
 async fn a_removal_costs_a_few_requests_whatever_the_volume_holds() {
     for (carries_root, gets) in [(true, 1), (false, 21)] {
@@ -358,7 +358,7 @@ async fn a_removal_costs_a_few_requests_whatever_the_volume_holds() {
     }
 }
 
-/// Only the first marker stayed: a create in a place further on won, and proved nothing wrong.
+/// Regression: only the first marker stayed; a create at a later position won, and nothing disproved it.
 #[tokio::test]
 async fn no_place_of_a_removed_log_is_free() {
     for records in [5, 63, 64, 127, 128, 300] {
@@ -373,8 +373,8 @@ async fn no_place_of_a_removed_log_is_free() {
     }
 }
 
-/// The first place of the log was free again: a second volume was created over the first one's tombstone,
-/// with success, and no node could attach it.
+/// Regression: the first position of the log was free again; a second volume was created over the first one's
+/// tombstone, with success, and no node could attach it.
 #[tokio::test]
 async fn a_removed_id_is_not_provisioned_again() {
     for (records, sectors) in [(1, 1000), (5, 1000), (5, 2000)] {
@@ -394,7 +394,7 @@ async fn a_removed_id_is_not_provisioned_again() {
     }
 }
 
-/// The rest of a log without its tombstone looks like a new volume's.
+/// The remains of a log without its tombstone look like a new volume's.
 #[tokio::test]
 async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
     let store = log_of(5).await;
@@ -429,7 +429,7 @@ async fn damaged_records_are_named_and_missing_ones_break_the_log() {
     assert_eq!(damaged.to_string(), "object volumes/v/log/00000000000000000003 is damaged");
 }
 
-/// A store whose LIST does not show the last objects yet, or of folders always the first page.
+/// A store whose LIST does not show the last objects yet, or whose folder LIST always returns the first page.
 #[derive(Debug)]
 struct Behind {
     store: MemoryStore,
@@ -468,7 +468,7 @@ impl ObjectStore for Behind {
         if !self.repeats {
             return self.store.list_folders(prefix, from, limit).await;
         }
-        // Another token each time.
+        // A different token each time.
         let next = Some(from.map_or_else(String::new, |from| format!("{from}x")));
         Ok(Folders { next, ..self.store.list_folders(prefix, None, limit).await? })
     }
@@ -477,7 +477,7 @@ impl ObjectStore for Behind {
     }
 }
 
-/// Found by reading: the list of a server that ignores its own tokens never ended.
+/// Found by review: the list of a server that ignores its own tokens never ended.
 #[tokio::test]
 async fn a_page_that_comes_again_is_an_error() {
     let store = log_of(6).await;
@@ -486,7 +486,7 @@ async fn a_page_that_comes_again_is_an_error() {
     assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
 }
 
-/// Found by the simulation: a daemon that was killed and restarted took its own last commits for another
+/// Found by simulation: a daemon that was killed and restarted mistook its own last commits for another
 /// writer's.
 #[tokio::test]
 async fn records_that_list_does_not_show_yet_are_found() {
@@ -500,7 +500,7 @@ async fn records_that_list_does_not_show_yet_are_found() {
     assert!(read_manifest_to_end(&store, &volume()).await.unwrap().is_deleted());
 }
 
-/// A LIST that keeps showing a deleted checkpoint does not block a reader permanently.
+/// A LIST that still shows a deleted checkpoint does not block a reader permanently.
 #[tokio::test]
 async fn a_listed_checkpoint_that_is_gone_is_a_transient_error() {
     let store = log_of(4).await;
@@ -512,7 +512,7 @@ async fn a_listed_checkpoint_that_is_gone_is_a_transient_error() {
     assert!(matches!(failed, LogFailure::Contended(_)) && failed.is_transient());
 }
 
-/// A proxy's answer to the GET of a marker made a superseded log count as the log.
+/// Regression: a proxy's response to the GET of a marker made a superseded log count as the log.
 #[tokio::test]
 async fn a_proxys_answer_proves_nothing_about_a_marker() {
     let store = long_log(200).await;
@@ -530,7 +530,7 @@ async fn a_proxys_answer_proves_nothing_about_a_marker() {
     assert_eq!(read.unwrap().seq(), Seq(200), "the newest checkpoint is after it");
 }
 
-/// A LIST may be answered as of the detach, also once the log was truncated beyond it: the root is not taken
+/// LIST may show the state at the detach, even after the log was truncated beyond it: the root must not pass
 /// for the log's end.
 #[tokio::test]
 async fn a_root_is_not_the_end_of_a_longer_log() {
@@ -550,7 +550,7 @@ async fn a_root_is_not_the_end_of_a_longer_log() {
                 checkpoint_and_truncate(&store).await;
             }
         }
-        // The writer that detached repeats its record, which it may do late.
+        // The detaching writer retries its record, possibly late.
         if !is_found {
             assert_eq!(create_record(&store, &detach).await.unwrap(), CreateOutcome::Created);
         }

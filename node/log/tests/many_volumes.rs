@@ -1,5 +1,4 @@
-//! Several volumes of one store: creators, removals and sweeps beside each other; damaged and foreign
-//! objects.
+//! Several volumes of one store: concurrent creators, removals and sweeps; damaged and foreign objects.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod stored;
@@ -57,7 +56,7 @@ async fn snapshot(store: &MemoryStore, volume: &str) -> Seq {
     snapshot_detached(store, &id(volume), SnapshotUid([1; 16]), NONCE, 7).await.unwrap().seq
 }
 
-/// Volume with one commit (3) and a snapshot (5) that only the snapshot needs: commit 7 hides it, merge 8.
+/// Creates a volume with a commit (3) that only the snapshot (5) needs: commit 7 hides it, merge 8.
 async fn with_snapshot(store: MemoryStore, volume: &str) -> (Stored, Seq) {
     let mut stored = Stored::attached(store, volume, Creation::plain(SECTORS, NONCE, 0), 2).await;
     stored.commit(3, &[(0, 0b1)]).await;
@@ -74,7 +73,7 @@ async fn overwrite(store: &MemoryStore, key: &str, with: &str) {
     store.corrupt(key, |there| *there = bytes.to_vec());
 }
 
-/// A root that stands under the key of another one is damage: of the true root nothing is known.
+/// The root of another snapshot under this key is damage: the true root is unknown.
 #[tokio::test]
 async fn a_root_of_another_snapshot_in_its_place_keeps_the_volume_whole() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -86,7 +85,7 @@ async fn a_root_of_another_snapshot_in_its_place_keeps_the_volume_whole() {
     assert_eq!(report.skipped.len(), 1);
 }
 
-/// The same of a checkpoint.
+/// The same for a checkpoint.
 #[tokio::test]
 async fn a_checkpoint_of_another_volume_in_its_place_keeps_the_volume_whole() {
     let store = MemoryStore::new();
@@ -107,7 +106,7 @@ async fn a_checkpoint_of_another_volume_in_its_place_keeps_the_volume_whole() {
     assert!(read.is_err(), "another volume was read");
 }
 
-/// `gc` says: restore its log from a copy of the bucket. By then it must still have its data.
+/// The `gc` remedy is to restore its log from a copy of the bucket. Until then its data must be kept.
 #[tokio::test]
 async fn a_fork_whose_log_was_lost_keeps_what_it_reads() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -123,7 +122,7 @@ async fn a_fork_whose_log_was_lost_keeps_what_it_reads() {
     assert!(keys(&store).contains(&segment_key(&a, 0)), "the log of b cannot be restored any more");
 }
 
-/// A marker or mark that cannot be is damage of one volume, not a store that does not answer.
+/// An impossible marker or mark is damage of one volume, not a store that does not answer.
 #[tokio::test]
 async fn a_damaged_marker_of_one_volume_does_not_end_the_sweep_of_others() {
     let store = MemoryStore::new();
@@ -138,7 +137,7 @@ async fn a_damaged_marker_of_one_volume_does_not_end_the_sweep_of_others() {
     assert_eq!((report.skipped.len(), report.deleted.objects), (1, 1));
 }
 
-/// More bytes than a reader takes were "the store does not answer", and each sweep of the bucket failed.
+/// Regression: for an oversized object, the store seemed not to answer, and each sweep failed.
 #[tokio::test]
 async fn an_oversized_object_of_one_volume_does_not_end_the_sweep() {
     let marker = ObjectKey::TruncationMarker(id("a"), Seq(64)).to_string();
@@ -157,7 +156,7 @@ async fn an_oversized_object_of_one_volume_does_not_end_the_sweep() {
     }
 }
 
-/// A sweep stores the markers of a removed volume before it deletes what is left of it.
+/// A sweep stores the markers of a removed volume before it deletes the volume's remains.
 #[tokio::test]
 async fn a_damaged_marker_of_a_removed_volume_does_not_end_the_sweep() {
     for bytes in [1, 2 << 10] {
@@ -176,7 +175,7 @@ async fn a_damaged_marker_of_a_removed_volume_does_not_end_the_sweep() {
     }
 }
 
-/// A creator was held up between its question about the mark and its second record; the fork was removed.
+/// A creator was delayed between its check of the mark and its second record; the fork was removed.
 #[tokio::test]
 async fn a_slow_creator_does_not_say_that_a_removed_fork_exists() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -196,7 +195,7 @@ async fn a_slow_creator_does_not_say_that_a_removed_fork_exists() {
     assert!(said.is_err(), "the volume was removed: {said:?}");
 }
 
-/// The same, and the fork lives: its second record was truncated, and then its snapshot was deleted.
+/// The same, but the fork exists: its second record was truncated, and then its snapshot was deleted.
 #[tokio::test]
 async fn a_slow_creator_does_not_say_that_a_fork_in_use_ended() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -217,8 +216,9 @@ async fn a_slow_creator_does_not_say_that_a_fork_in_use_ended() {
     assert!(said.is_ok(), "{made} sectors, in use: {said:?}");
 }
 
-/// A removal stood still between reading the log and its tombstone, while the volume was used: its tombstone
-/// stands where records were truncated, and is not the log's end. The marker that it stores next says so.
+/// A removal was suspended between reading the log and its tombstone, while the volume was used: the
+/// tombstone is at a truncated position, and is not the log's end. The marker that the removal stores next
+/// detects that.
 #[tokio::test]
 async fn a_removal_that_sleeps_through_a_truncation_begins_again() {
     for read_upto in [2, 63] {
@@ -248,7 +248,7 @@ async fn a_removal_that_sleeps_through_a_truncation_begins_again() {
     }
 }
 
-/// A late record stands in the truncated place of the one that registered the snapshot.
+/// A late record is at the truncated position of the one that registered the snapshot.
 #[tokio::test]
 async fn a_snapshot_is_restored_whatever_stands_in_its_truncated_place() {
     let store = MemoryStore::new();
@@ -262,7 +262,7 @@ async fn a_snapshot_is_restored_whatever_stands_in_its_truncated_place() {
     let bytes: Bytes = manifest.encode_checkpoint().into();
     write_checkpoint(&store, &id("a"), Seq(140), bytes.clone()).await.unwrap();
     truncate(&store, &id("a"), Seq(139), (Seq(140), &bytes)).await.unwrap();
-    // A node that had read the log as of the first record: its attach is superseded, and its record stays.
+    // A node had read the log as of the first record: its attach is superseded, and its record stays.
     let body = Body::Attach { sectors: SECTORS, node: "late".into(), displaced: None };
     let late = Record { volume: id("a"), seq: taken, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body };
     assert_eq!(create_record(&store, &late).await.unwrap(), CreateOutcome::Created);
@@ -270,8 +270,8 @@ async fn a_snapshot_is_restored_whatever_stands_in_its_truncated_place() {
     provision(&store, &id("b"), fork_of("a", taken)).await.unwrap();
 }
 
-/// A node was cut off while another took the volume over, wrote it and detached, and the volume was removed.
-/// It comes back, and its snapshot record wins a place that the removal has emptied.
+/// A node was force-detached while another took over the volume, wrote to it and detached, and the volume was
+/// removed. The node returns, and its snapshot record wins a position that the removal has emptied.
 #[tokio::test]
 async fn a_snapshot_that_came_after_the_removal_is_no_source() {
     let store = MemoryStore::new();
@@ -294,7 +294,7 @@ async fn a_snapshot_that_came_after_the_removal_is_no_source() {
     assert!(forked.is_err(), "said to stand: {forked:?}");
 }
 
-/// A fork that came after the mark, and whose creator died then, reads a merged run.
+/// Creates a fork that came after the mark, whose creator then died, and which reads a merged run.
 async fn with_void_fork(is_swept: bool) -> MemoryStore {
     let store = MemoryStore::new();
     let mut a = Stored::attached(store.clone(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
@@ -339,7 +339,7 @@ async fn a_void_fork_is_no_damage() {
     assert!(skipped.is_empty(), "each sweep from now on: {:?}", skipped[0].error);
 }
 
-/// The first record of another volume stands in the place of the fork's own; a checkpoint says what it reads.
+/// The first record of another volume is at the position of the fork's own; a checkpoint names its ancestors.
 #[tokio::test]
 async fn a_fork_with_a_foreign_first_record_keeps_what_it_reads() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -353,7 +353,7 @@ async fn a_fork_with_a_foreign_first_record_keeps_what_it_reads() {
     assert_eq!(remove(&store, &id("a"), NONCE, 0, Some(Epoch(u64::MAX))).await.unwrap(), [id("b")]);
 }
 
-/// As of a truncation marker: a mark is empty, and another server's page is none.
+/// Like a truncation marker: a mark is empty, so another server's page is not a mark.
 #[tokio::test]
 async fn a_page_in_the_place_of_a_mark_ends_no_fork() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -371,7 +371,7 @@ async fn a_page_in_the_place_of_a_mark_ends_no_fork() {
     assert!(!read_manifest_to_end(&store, &id("b")).await.unwrap().is_deleted());
 }
 
-/// The prefix of another store may lie under a volume's.
+/// The prefix of another store may be below a volume's.
 #[tokio::test]
 async fn a_removal_leaves_keys_that_are_not_its_own() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -382,7 +382,7 @@ async fn a_removal_leaves_keys_that_are_not_its_own() {
     assert!(keys(&a.store).contains(of_other));
 }
 
-/// One lost answer near the end of a sweep costs one request, not every head again.
+/// A lost response near the end of a sweep costs one request, not every head again.
 #[tokio::test]
 async fn a_sweep_that_fails_remembers_what_it_read() {
     let (a, _) = with_snapshot(MemoryStore::new(), "a").await;
@@ -395,7 +395,7 @@ async fn a_sweep_that_fails_remembers_what_it_read() {
         store.counts().get - before
     };
     let known = count(&mut memory).await;
-    // Another volume, whose head the store does not send.
+    // Another volume, whose head the store does not return.
     let mut b = Stored::attached(store.clone(), "b", Creation::plain(SECTORS, NONCE, 0), 2).await;
     b.commit(3, &[(0, 0b1)]).await;
     b.commit(4, &[(0, 0b1)]).await;
@@ -407,7 +407,7 @@ async fn a_sweep_that_fails_remembers_what_it_read() {
     assert!(count(&mut memory).await <= known + log_of_b, "the memory of volume a were read again");
 }
 
-/// Grace does not help: the segment is old, and became garbage a moment ago.
+/// The grace does not help: the segment is old, but became garbage just now.
 #[tokio::test]
 async fn a_scrub_takes_what_was_swept_meanwhile_for_no_damage() {
     let store = MemoryStore::new();
@@ -435,8 +435,8 @@ async fn a_snapshot_that_was_taken_counts() {
     assert_eq!(holdfast_log::snapshots(&store, &id("a")).await.unwrap(), [taken], "it was said to be taken");
 }
 
-/// The grace is there "to stop a person's mistake", and against a LIST that does not show a new fork yet.
-/// What a snapshot holds is old when that is forgotten.
+/// The grace protects against user mistakes, and against a LIST that does not show a new fork yet. A
+/// snapshot's objects are already old when it is forgotten.
 #[tokio::test]
 async fn what_a_snapshot_held_waits_for_the_grace_after_its_mark() {
     let (a, seq) = with_snapshot(MemoryStore::new(), "a").await;
@@ -455,14 +455,14 @@ async fn a_volume_is_counted_once() {
     assert_eq!(swept(&a.store).await.volumes, 1);
 }
 
-/// A store in which something happens before the first request for an object under `key`.
+/// A store that runs a script before the first request for an object under `key`.
 struct Before<F> {
     inner: MemoryStore,
     key: &'static str,
     script: Mutex<Option<F>>,
 }
 
-/// A store that sends no ranges of runs of volume b.
+/// A store that rejects range reads of runs of volume b.
 #[derive(Debug)]
 struct RangeFails {
     inner: MemoryStore,

@@ -1,4 +1,4 @@
-//! Findings of a scrub, and those that are harmless.
+//! Findings of a scrub, including harmless ones.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod stored;
@@ -123,7 +123,7 @@ async fn any_changed_byte_is_found_in_exactly_its_object() {
 #[tokio::test]
 async fn any_changed_byte_of_a_merged_volume_is_found_too() {
     let stored = Scrubbed::new().await;
-    // Commits 3 and 4; commit 5 stays in front of them.
+    // Commits 3 and 4; commit 5 stays before them in the list.
     stored.merge(6, 1, 2).await;
     let report = stored.scrub().await;
     assert_eq!(keys(&report), [] as [&str; 0]);
@@ -139,7 +139,7 @@ async fn any_changed_byte_of_a_merged_volume_is_found_too() {
     }
 }
 
-/// Reads need the frames that a merged run names, not the index at the end of their segment.
+/// Reads need the frames named by a merged run, not the index at the end of their segment.
 #[tokio::test]
 async fn a_segment_of_a_merged_run_affects_what_its_frames_hold() {
     let stored = Scrubbed::new().await;
@@ -194,7 +194,7 @@ async fn a_missing_object_and_one_cut_short_are_found() {
             let first_chunk = SectorRange::new(0, 32_768);
             let both_chunks = SectorRange::new(0, SECTORS);
             let expected = if number == 0 { both_chunks } else { first_chunk };
-            // Readers need no trailer.
+            // Readers do not need the trailer.
             let index_is_there = cut == 1;
             let expected = if index_is_there { Effect::Harmless } else { Effect::Unreadable(vec![expected]) };
             assert_eq!(finding.effect, expected, "segment {number} cut by {cut}");
@@ -238,7 +238,7 @@ async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     assert!(matches!(report.findings[0].fault, Damage::Missing));
     assert_eq!(report.findings[0].effect, Effect::NoAttach);
     assert_eq!(report.manifest.seq(), Seq(4), "what is known is still read");
-    // A missing record before the oldest checkpoint is not damage: a log may be truncated.
+    // A missing record before the oldest checkpoint is not damage: the log may be truncated.
     let stored = Scrubbed::new().await;
     for seq in 1..3 {
         stored.store.delete(&[&log_key(seq)]).await.unwrap();
@@ -246,8 +246,7 @@ async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
 }
 
-/// A writer that stood still creates its attach record where another had been truncated: it does not belong
-/// to the log.
+/// A suspended writer creates its attach record at a truncated position: it is not part of the log.
 #[tokio::test]
 async fn a_record_that_came_too_late_is_nothing_to_find() {
     let mut stored = Scrubbed::new().await;
@@ -283,7 +282,7 @@ async fn a_damaged_checkpoint_is_replaced_from_the_log() {
     let repaired = read_manifest(&stored.store, &volume()).await.unwrap();
     assert_eq!((repaired.checkpointed(), repaired.runs()), (Seq(5), sound.runs()));
 
-    // At the log's end there is nothing newer to make: the checkpoint before it, with the records, is enough.
+    // At the log's end, no newer one can be created: the previous checkpoint with the records suffices.
     stored.store.corrupt(&checkpoint_key(5), |bytes| bytes[50] ^= 1);
     let report = stored.scrub().await;
     repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
@@ -308,7 +307,7 @@ async fn a_checkpoint_that_differs_from_the_log_is_found() {
     assert_eq!(report.findings[0].effect, Effect::Harmless, "the newer one is sound");
 }
 
-/// Readers need no more than a detach record that carries the root.
+/// A detach record with the root is sufficient for readers.
 #[tokio::test]
 async fn damage_before_a_root_is_harmless_and_repaired() {
     let stored = Scrubbed::new().await;
@@ -328,7 +327,7 @@ async fn damage_before_a_root_is_harmless_and_repaired() {
     assert_eq!(removed, [checkpoint_key(3), checkpoint_key(4)]);
     let repaired = read_manifest(&stored.store, &volume()).await.unwrap();
     assert_eq!((repaired.checkpointed(), repaired.runs()), (Seq(6), sound.runs()));
-    // Found by the simulation: readers begin at the checkpoint of the same place.
+    // Found by simulation: readers start at the checkpoint of the same seq.
     stored.store.corrupt(&checkpoint_key(6), |bytes| bytes[50] ^= 1);
     assert!(read_manifest(&stored.store, &volume()).await.is_err());
     assert!(!stored.scrub().await.is_harmless());
@@ -381,7 +380,7 @@ async fn a_store_that_does_not_answer_is_no_damage() {
     assert!(!none.manifest.exists() && none.findings.is_empty());
 }
 
-/// A volume as another history left it: its log has the same places, and its commits hold other blocks.
+/// Creates a volume with another history: its log has the same seqs, and its commits hold other blocks.
 async fn of_another_history() -> Scrubbed {
     let creation = Creation::plain(SECTORS, NONCE, 0);
     let mut other = Scrubbed(Stored::attached(MemoryStore::new(), "v", creation, 2).await);
@@ -392,8 +391,8 @@ async fn of_another_history() -> Scrubbed {
     other
 }
 
-/// Readers begin at the newest checkpoint, whatever it says: a root before the end of the log does not
-/// replace one that is sound in itself.
+/// Readers start at the newest checkpoint, regardless of its content: a root before the end of the log does
+/// not replace an intact one.
 #[tokio::test]
 async fn a_checkpoint_that_differs_is_not_replaced_by_a_root_that_records_follow() {
     let mut stored = Scrubbed::new().await;
@@ -410,7 +409,7 @@ async fn a_checkpoint_that_differs_is_not_replaced_by_a_root_that_records_follow
     assert_eq!(report.is_harmless(), read.runs() == sound.runs(), "what the scrub says is not what is read");
 }
 
-/// A checkpoint of another volume, or of another place, is refused by readers although a root follows it.
+/// Readers reject a checkpoint of another volume or seq, even if a root follows it.
 #[tokio::test]
 async fn a_misplaced_checkpoint_before_a_root_is_no_less_than_what_readers_say() {
     let mut stored = Scrubbed::new().await;
@@ -424,8 +423,8 @@ async fn a_misplaced_checkpoint_before_a_root_is_no_less_than_what_readers_say()
     assert_eq!(report.is_harmless(), read.is_ok(), "{read:?}");
 }
 
-/// A log that was truncated, without its checkpoints: what a scrub says of it is what an attach meets, also
-/// where the log ends in a root.
+/// Covers a truncated log without its checkpoints: a scrub's result must match that of an attach, even if the
+/// log ends in a root.
 #[tokio::test]
 async fn a_truncated_log_without_its_checkpoints_is_not_sound() {
     for ends_with_root in [true, false] {
@@ -454,7 +453,7 @@ async fn a_truncated_log_without_its_checkpoints_is_not_sound() {
             report.findings,
             read.err()
         );
-        // The root says what a new one must.
+        // The root has the content for a new one.
         assert!(repair_checkpoints(&stored.store, &volume(), &report).await.unwrap().is_empty());
         let repaired = read_manifest_to_end(&stored.store, &volume()).await.unwrap();
         assert_eq!((repaired.runs(), repaired.seq()), (sound.runs(), sound.seq()));
@@ -462,7 +461,7 @@ async fn a_truncated_log_without_its_checkpoints_is_not_sound() {
     }
 }
 
-/// The root is not read while all before it is sound; it is once something there is damaged.
+/// The root is not read while everything before it is intact, but is read once something there is damaged.
 #[tokio::test]
 async fn a_root_that_differs_is_not_harmless_where_readers_begin_at_it() {
     let mut stored = Scrubbed::new().await;
@@ -491,7 +490,7 @@ async fn a_root_that_differs_is_not_harmless_where_readers_begin_at_it() {
     assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap().runs(), sound.runs());
 }
 
-/// A truncated log that ends at `end`, whose checkpoints are of the places 64 and 96.
+/// Creates a truncated log that ends at `end`, with checkpoints at 64 and 96.
 async fn truncated(end: u64, root: u64) -> Scrubbed {
     let mut stored = Scrubbed::new().await;
     for seq in 6..=end {
@@ -509,8 +508,8 @@ async fn truncated(end: u64, root: u64) -> Scrubbed {
     stored
 }
 
-/// The repair removed the damaged checkpoints first. Without any the log cannot be read, and a scrub finds
-/// nothing to repair.
+/// Regression: the repair deleted the damaged checkpoints first. Without any, the log cannot be read, and a
+/// scrub finds nothing to repair.
 #[tokio::test]
 async fn a_repair_that_is_interrupted_is_done_by_the_next() {
     let stored = truncated(103, 100).await;
@@ -528,7 +527,7 @@ async fn a_repair_that_is_interrupted_is_done_by_the_next() {
     assert_eq!(read.unwrap().runs(), sound.runs(), "{:?}", report.findings);
 }
 
-/// The newest checkpoint stands at the log's end, where no other can be stored once it is removed.
+/// The newest checkpoint is at the log's end, where no other can be stored after its deletion.
 #[tokio::test]
 async fn a_repair_leaves_a_log_that_a_scrub_finds_something_in() {
     let stored = truncated(96, 90).await;

@@ -68,7 +68,7 @@ async fn a_snapshot_of_a_detached_volume_is_two_puts() {
     assert_eq!((root.seq(), root.sectors()), (Seq(2), SECTORS));
 }
 
-/// Roots that no record registers, and the snapshots of another history, stand in the same places.
+/// Unregistered roots, and the snapshots of another history, are at the same seqs.
 #[tokio::test]
 async fn a_snapshot_is_read_only_for_the_uid_that_it_was_taken_for() {
     let store = created().await;
@@ -82,7 +82,7 @@ async fn a_snapshot_is_read_only_for_the_uid_that_it_was_taken_for() {
     assert_eq!(read_snapshot_of(&store, &name(taken.seq), uid(1)).await.unwrap(), None);
 }
 
-/// A bucket that was set back comes to places again whose roots it kept: they were taken for its own.
+/// Regression: a restored bucket reaches seqs again whose roots it kept, and these passed for its own.
 #[tokio::test]
 async fn a_snapshot_passes_the_roots_of_another_history() {
     let store = created().await;
@@ -96,7 +96,7 @@ async fn a_snapshot_passes_the_roots_of_another_history() {
     assert_eq!(take(&store, 1).await.unwrap(), taken);
 }
 
-/// As many as a request passes are in the way: the next request comes further.
+/// The number of conflicting roots is the maximum that one request passes: the next request gets further.
 #[tokio::test]
 async fn a_snapshot_without_a_place_says_so() {
     let store = created().await;
@@ -121,7 +121,7 @@ async fn the_same_uid_answers_the_same_snapshot() {
     assert_eq!(store.counts().put, puts);
 }
 
-/// The reply to the record's create, or the request, is lost, and the caller asks again.
+/// The reply to the record's create, or the request, is lost, and the caller retries.
 #[tokio::test]
 async fn a_lost_reply_registers_one_snapshot() {
     for fault in [Fault::LostReply, Fault::LostRequest] {
@@ -165,7 +165,7 @@ async fn a_snapshot_that_an_attach_overtook_is_not_registered() {
     assert_eq!(take(&store, 1).await.unwrap().seq, Seq(4));
 }
 
-/// A store whose creates are not atomic says so to both, and has the record of the attach.
+/// A store whose creates are not atomic confirms both, and has the record of the attach.
 #[tokio::test]
 async fn a_snapshot_that_an_attach_overwrote_is_not_registered() {
     let store = created().await;
@@ -207,8 +207,8 @@ async fn what_is_forgotten_leaves_the_list_with_the_next_snapshot() {
     assert_eq!(keys(&store, "forgotten").await, 1);
 }
 
-/// Marks stay for good: those before the oldest registered snapshot, and pages of them between two, were
-/// listed for each snapshot that was taken.
+/// Regression: marks stay permanently; those before the oldest registered snapshot, and pages of them between
+/// two, were listed for each new snapshot.
 #[tokio::test]
 async fn marks_are_listed_for_registered_snapshots_only() {
     let store = MemoryStore::new();
@@ -235,7 +235,7 @@ async fn marks_are_listed_for_registered_snapshots_only() {
     }
 }
 
-/// All marks were listed, to learn that there is one and of a few places which have one: five LISTs each.
+/// Regression: all marks were listed to find any mark, or those of a few seqs: five LISTs each.
 #[tokio::test]
 async fn a_sweep_and_a_removal_list_few_marks() {
     let lists = |marks: u64| async move {
@@ -255,11 +255,11 @@ async fn a_sweep_and_a_removal_list_few_marks() {
         (swept - before, store.counts().list - forgotten)
     };
     let ((few_swept, few_removed), (swept, removed)) = (lists(1).await, lists(5000).await);
-    // Six pages of all objects in place of one, and the log begins on another page.
+    // Six pages of all objects instead of one, and the log begins on another page.
     assert_eq!((swept - few_swept, removed - few_removed), (5 + 1, 5 + 1));
 }
 
-/// A mark in a place to come would void the snapshot that is taken there.
+/// A mark for a future seq would void the snapshot taken there.
 #[tokio::test]
 async fn only_a_snapshot_can_be_forgotten() {
     let store = created().await;
@@ -313,7 +313,7 @@ async fn a_volume_with_snapshots_is_not_removed() {
     assert!(matches!(gone, SnapshotError::Deleted(_)), "{gone}");
 }
 
-/// A log that cannot be read does not say which roots are snapshots: each may be one.
+/// An unreadable log does not show which roots are snapshots: each may be one.
 #[tokio::test]
 async fn a_damaged_volume_with_roots_is_not_removed() {
     let store = created().await;
@@ -341,8 +341,8 @@ fn origin(name: &str) -> Labels {
     labels
 }
 
-/// A bucket that lacks the volume, or has another history of it, was given an origin: a volume without a log,
-/// which kept every sweep from its work.
+/// Regression: a bucket without the volume, or with another history of it, got an origin: a volume without a
+/// log, which blocked every sweep.
 #[tokio::test]
 async fn an_origin_is_stored_for_a_registered_snapshot_only() {
     let name = |seq| SnapshotName { volume: volume(), seq };
@@ -365,7 +365,7 @@ async fn an_origin_is_stored_for_a_registered_snapshot_only() {
     }
 }
 
-/// Credentials that may not delete are enough for volumes; the VolumeSnapshot stayed Terminating for good.
+/// Regression: without the delete right, which volumes do not need, the VolumeSnapshot stayed Terminating.
 #[tokio::test]
 async fn a_snapshot_is_forgotten_without_the_right_to_delete() {
     let store = created().await;
@@ -405,7 +405,7 @@ async fn sweeps_delete_origins_of_no_snapshot_and_leave_the_others() {
     assert_eq!(keys(&store, "origins").await, 0);
 }
 
-/// An origin has no place that the log passes: a snapshot may be taken after a sweep read the log.
+/// An origin has no log position: a snapshot may be taken after a sweep read the log.
 #[tokio::test]
 async fn a_sweep_reads_the_log_again_before_it_deletes_an_origin() {
     let store = created().await;

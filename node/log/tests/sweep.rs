@@ -22,7 +22,7 @@ fn id(name: &str) -> VolumeId {
     name.parse().unwrap()
 }
 
-/// Everything at once, a moment ahead of the store's clock.
+/// Deletes everything at once, slightly ahead of the store's clock.
 fn all() -> SweepOptions {
     SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX }
 }
@@ -31,7 +31,7 @@ async fn swept(store: &MemoryStore) -> SweepReport {
     sweep(store, &mut SweepMemory::default(), all()).await.unwrap()
 }
 
-/// Volume `a` with the commits 3 and 4, which the record at 5 merged, and the commit 6.
+/// Creates volume `a` with commits 3 and 4, merged by the record at 5, and commit 6.
 async fn with_garbage() -> Stored {
     let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
     // Block 0 of commit 3 is hidden by that of commit 4.
@@ -94,17 +94,17 @@ async fn a_dry_run_deletes_nothing_and_says_what_would_go() {
     assert_eq!(keys(&stored.store), before);
 }
 
-/// The key of a segment of `volume` for `place`.
+/// Returns the key of a segment of `volume` for `place`.
 fn segment_at(volume: &str, place: u64) -> String {
     ObjectKey::Segment(id(volume), SegmentId::new(Place::until(Seq(place)), 7, [9; 10])).to_string()
 }
 
-/// Parts of an upload whose daemon was killed stayed in the bucket for good, and were paid for.
+/// Regression: parts of a killed daemon's upload stayed in the bucket permanently, and were billed.
 #[tokio::test]
 async fn uploads_that_a_killed_daemon_left_are_aborted() {
     let stored = with_garbage().await;
     let passed = [segment_at("a", 4), segment_at("a", 6)];
-    // The next record may come to name it; another volume's cannot be told; another program's is not ours.
+    // The next record may name it; another volume's are unknown; another program's are foreign.
     let kept = [segment_at("a", 7), segment_at("b", 1), "volumes/a/other".to_owned()];
     passed.iter().chain(&kept).for_each(|key| stored.store.leave_upload(key));
     let young = SweepOptions { grace: DAY, ..all() };
@@ -117,7 +117,7 @@ async fn uploads_that_a_killed_daemon_left_are_aborted() {
     assert_eq!((report.uploads.abandoned, report.uploads.aborted), (2, 2));
     assert!(report.uploads.failed.is_none());
     assert_eq!(stored.store.left_uploads(), kept);
-    // Of a removed volume none can be of use.
+    // No upload of a removed volume is useful.
     stored.record(7, Body::Detach { root: None }).await;
     remove(&stored.store, &stored.volume, NONCE, 0, None).await.unwrap();
     assert_eq!(swept(&stored.store).await.uploads.aborted, 1);
@@ -185,7 +185,7 @@ async fn a_root_that_no_record_registers_goes() {
     assert!(!keys(&stored.store).contains(&passed) && keys(&stored.store).contains(&ahead));
 }
 
-/// Forks of forks read merged runs and segments of removed volumes; the last one to go frees everything.
+/// Forks of forks read merged runs and segments of removed volumes; removing the last one frees everything.
 #[tokio::test]
 async fn removed_volumes_keep_what_forks_read_until_those_are_gone() {
     let a = with_garbage().await;
@@ -214,7 +214,7 @@ async fn removed_volumes_keep_what_forks_read_until_those_are_gone() {
     assert_eq!(swept(&store).await.garbage.objects, 0);
 }
 
-/// A fork comes after the sweep listed the volumes, and before its snapshot is forgotten.
+/// A fork is created after the sweep listed the volumes, and before its snapshot is forgotten.
 #[tokio::test]
 async fn a_fork_that_comes_during_a_sweep_is_seen() {
     let mut a = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
@@ -253,7 +253,7 @@ async fn what_cannot_be_read_keeps_its_objects_and_those_behind_it() {
     assert!(matches!(report.skipped[0].error, LogFailure::Damaged { .. }));
     let is_left = |key: &String| keys(&store).contains(key);
     assert_eq!(garbage.each_ref().map(is_left), [true, true, false]);
-    // It is unknown now which volumes b reads: any that has or had snapshots.
+    // The ancestors of b are now unknown: any volume that has or had snapshots.
     store.corrupt(&ObjectKey::Log(id("b"), Seq::FIRST).to_string(), |bytes| bytes[40] ^= 1);
     swept(&store).await;
     assert_eq!(garbage.each_ref().map(is_left), [true, true, false]);
@@ -282,7 +282,7 @@ async fn a_store_that_does_not_answer_ends_the_sweep() {
     }
 }
 
-/// A second snapshot of the same content, or a fork, shares what the first one holds.
+/// A second snapshot of the same content, or a fork, shares the objects of the first.
 #[tokio::test]
 async fn what_two_snapshots_hold_is_of_neither_alone() {
     let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
@@ -298,12 +298,12 @@ async fn what_two_snapshots_hold_is_of_neither_alone() {
     assert_eq!(only, [(first, roots[0]), (second, roots[1])], "the volume has all else");
 }
 
-/// 1,000 snapshots cost a request each once, and none later, but for LISTs of more than a page.
+/// 1,000 snapshots cost one request each once, and none later, except for LISTs of more than a page.
 #[tokio::test]
 async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
     let stored = with_garbage().await;
     let mut requests = Vec::new();
-    // With as many records behind the newest checkpoint: one is stored for each 32.
+    // With as many records after the newest checkpoint: one is stored per 32.
     for snapshots in [1u32, 1 + 32 * 32] {
         for number in u32::from(!requests.is_empty())..snapshots {
             if number == 0 {
@@ -326,7 +326,7 @@ async fn a_later_sweep_asks_as_much_with_a_thousand_snapshots_as_with_one() {
     println!(
         "{{\"sweep_of\":\"snapshots\",\"first_of_one\":{first_of_one},\"second_of_thousand\":{second}}}"
     );
-    // A page more of the volume's objects.
+    // One more page of the volume's objects.
     assert!(first > 1_000 && second == first_of_one + 1, "{requests:?}");
 }
 
@@ -344,9 +344,9 @@ async fn the_next_sweep_reads_no_root_or_run_again() {
     assert_eq!((gets[0] - gets[1], gets[1]), (2, gets[2]), "the run's head, and the root");
 }
 
-/// Each publication of a claim of ReadOnlyMany makes a fork that is removed at its end. What is left of it
-/// bars its id. Every later sweep read it like a volume in use, and every removal of a volume that had a
-/// snapshot listed it.
+/// Regression: each publication of a ReadOnlyMany claim creates a fork that is removed at its end; its
+/// remains bar its id. Every later sweep read it like a volume in use, and every removal of a volume that had
+/// a snapshot listed it.
 #[tokio::test]
 async fn what_is_left_of_removed_volumes_costs_a_sweep_one_get_each() {
     const READERS: u64 = 50;
@@ -372,7 +372,7 @@ async fn what_is_left_of_removed_volumes_costs_a_sweep_one_get_each() {
     assert_eq!((lists_then - lists, gets_then - gets), (0, READERS));
     assert_eq!((second.volumes, second.kept), (first.volumes, first.kept));
     assert_eq!(second.volumes, READERS + 1);
-    // One GET of each, and of the tombstones of those that are forks of it.
+    // One GET each, and of the tombstones of those that are its forks.
     forget(store, &id("v"), seq).await.unwrap();
     let before = store.counts();
     assert!(remove(store, &id("v"), NONCE, 0, None).await.unwrap().is_empty());
@@ -381,7 +381,7 @@ async fn what_is_left_of_removed_volumes_costs_a_sweep_one_get_each() {
     assert!(after.list - before.list <= READERS + 10, "{} LISTs", after.list - before.list);
 }
 
-/// A bucket that is set back may have a removed volume again, which reads what others left.
+/// A restored bucket may have a removed volume again, which reads other volumes' objects.
 #[tokio::test]
 async fn a_removed_volume_that_is_there_again_keeps_its_objects() {
     let mut stored = Stored::attached(MemoryStore::new(), "v", Creation::plain(SECTORS, NONCE, 0), 2).await;
@@ -399,7 +399,7 @@ async fn a_removed_volume_that_is_there_again_keeps_its_objects() {
     for _ in 0..2 {
         sweep(&store, &mut memory, all()).await.unwrap();
     }
-    // Set back: the fork is there again, without its tombstone.
+    // Restored: the fork exists again, without its tombstone.
     let tombstone = ObjectKey::Log(id("fork"), Seq(5)).to_string();
     store.delete(&[&tombstone]).await.unwrap();
     for (key, body) in bodies {

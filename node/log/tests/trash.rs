@@ -1,4 +1,4 @@
-//! Volumes in the trash: kept, taken back, removed, and both at once.
+//! Volumes in the trash: kept, taken back, removed, and both concurrently.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod stored;
@@ -24,7 +24,7 @@ fn id() -> VolumeId {
     "a".parse().unwrap()
 }
 
-/// Volume `a` with one commit, detached by the record at 4.
+/// Creates volume `a` with one commit, detached by the record at 4.
 async fn detached() -> Stored {
     let mut stored = Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await;
     stored.commit(3, &[(0, 0b1)]).await;
@@ -52,17 +52,17 @@ async fn in_trash() -> (Stored, Trashed) {
     (stored, there)
 }
 
-/// The stay when it is so old by the store's clock.
+/// Returns the stay with this age by the store's clock.
 fn aged(there: &Trashed, age: Duration) -> Trashed {
     Trashed { age, ..there.clone() }
 }
 
-/// Ends the stay, whose time is over.
+/// Ends the expired stay.
 async fn removed(store: &MemoryStore, there: &Trashed) -> Result<Emptied, LogFailure> {
     empty(store, &aged(there, terms().keep), &terms()).await
 }
 
-/// Stores how the stay ends, as one does that dies after it.
+/// Stores the end of the stay, like a caller that dies afterwards.
 async fn end(store: &MemoryStore, there: &Trashed, text: &'static str) -> Trashed {
     let key = TrashKey::End(there.stay.clone()).to_string();
     let _created = store.create(&key, Bytes::from_static(text.as_bytes())).await.unwrap();
@@ -128,7 +128,7 @@ async fn a_volume_is_not_removed_before_its_time() {
     assert_eq!(empty(0, "store-uid", 0).await, Emptied::Removed, "its own does");
 }
 
-/// It was not taken back, but a node of another cluster has it.
+/// It was not taken back, but a node of another cluster has attached it.
 #[tokio::test]
 async fn a_volume_that_is_used_leaves_the_trash() {
     let (mut attached, there) = in_trash().await;
@@ -138,7 +138,7 @@ async fn a_volume_that_is_used_leaves_the_trash() {
     assert_eq!(keys_of_trash(&attached.store), 0);
 }
 
-/// Found by reading: what was decided before an attach removed the volume below it.
+/// Found by review: a decision made before an attach removed the attached volume.
 #[tokio::test]
 async fn a_volume_that_is_attached_after_its_end_was_decided_stays() {
     let (mut attached, there) = in_trash().await;
@@ -180,7 +180,7 @@ async fn a_removal_that_was_interrupted_is_ended() {
     assert!(exists(&stored.store).await);
 }
 
-/// Found by reading: the volume was out of the trash for good, and nothing removed it when the snapshot went.
+/// Found by review: the volume left the trash permanently, and nothing removed it after its snapshot's end.
 #[tokio::test]
 async fn a_volume_with_a_snapshot_waits_in_the_trash() {
     let (stored, there) = in_trash().await;
@@ -192,7 +192,7 @@ async fn a_volume_with_a_snapshot_waits_in_the_trash() {
     assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
 }
 
-/// Found by reading: what cannot be read counted as not used.
+/// Found by review: an unreadable volume counted as unused.
 #[tokio::test]
 async fn a_volume_that_cannot_be_read_any_more_is_not_removed() {
     let (stored, there) = in_trash().await;
@@ -236,12 +236,12 @@ async fn what_is_left_of_a_stay_is_deleted_later() {
     assert!(exists(&stored.store).await);
 }
 
-/// Volume `a`, which its writer of epoch 1 has attached.
+/// Creates volume `a`, attached by its writer of epoch 1.
 async fn attached() -> Stored {
     Stored::attached(MemoryStore::new(), "a", Creation::plain(SECTORS, NONCE, 0), 2).await
 }
 
-/// Found by reading: the cluster that made the volume deleted it while another cluster had it attached.
+/// Found by review: the cluster that created the volume deleted it while another cluster had it attached.
 #[tokio::test]
 async fn no_volume_is_deleted_below_a_writer_of_another_cluster() {
     let mut stored = attached().await;
@@ -257,13 +257,13 @@ async fn no_volume_is_deleted_below_a_writer_of_another_cluster() {
         assert!(of_another(&refused), "{refused}");
     }
     assert_eq!(stored.store.keys(), before);
-    // Its writer was called lost.
+    // Its writer was declared lost.
     let lost = Some(Epoch(1));
     assert!(trash::discard(&stored.store, &id(), STAY, &terms(), lost).await.unwrap());
     assert!(take_back(&stored.store, &id()).await.unwrap());
     assert_eq!(remove(&stored.store, &id(), NONCE, 0, lost).await.unwrap(), []);
 
-    // The next writer comes after the deletion was decided: the tombstone loses its place.
+    // The next writer comes after the decision to delete: the tombstone loses its position.
     stored = detached().await;
     let gate = hold(&stored.store, Verb::Put, 0);
     let store = stored.store.clone();
@@ -275,7 +275,7 @@ async fn no_volume_is_deleted_below_a_writer_of_another_cluster() {
     assert!(exists(&stored.store).await);
 }
 
-/// Found by reading: only a later attach kept a volume, and its writer commits without one.
+/// Found by review: only a later attach kept a volume, but its current writer can commit without one.
 #[tokio::test]
 async fn a_volume_that_was_written_since_its_deletion_is_kept() {
     let mut stored = attached().await;
@@ -300,7 +300,7 @@ async fn a_volume_that_was_written_since_its_deletion_is_kept() {
     assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
 }
 
-/// A lost node that comes back detaches: without a commit that is no use of the volume.
+/// A lost node that returns detaches: without a commit, that is not a use of the volume.
 #[tokio::test]
 async fn a_detach_without_a_commit_does_not_keep_a_volume() {
     let stored = attached().await;
@@ -321,7 +321,7 @@ async fn a_commit_after_the_end_was_decided_keeps_the_volume() {
     assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 0);
 }
 
-/// Puts volume `a` into the trash as version 0.3 did, which did not note the last commit.
+/// Trashes volume `a` like version 0.3, which did not record the last commit.
 async fn entry_of_older_version(stored: &Stored, epoch: Epoch) -> Trashed {
     let key = TrashKey::Entry(TrashStay { volume: id(), epoch, nonce: STAY }).to_string();
     let _created = stored.store.create(&key, Bytes::from_static(b"86400 store-uid")).await.unwrap();
@@ -346,7 +346,7 @@ async fn an_entry_of_an_older_version_begins_again_with_the_last_commit() {
     assert!(take_back(&stored.store, &id()).await.unwrap(), "it may be taken back as before");
 }
 
-/// The version that made the entry did not look for a writer of another cluster.
+/// The version that made the entry did not check for a writer of another cluster.
 #[tokio::test]
 async fn an_entry_of_an_older_version_waits_for_the_writer() {
     let mut stored = attached().await;
@@ -359,7 +359,7 @@ async fn an_entry_of_an_older_version_waits_for_the_writer() {
     assert!(exists(&stored.store).await);
 }
 
-/// A stay that was decided by an older version, which died before the tombstone.
+/// An older version decided the end of the stay, and died before the tombstone.
 #[tokio::test]
 async fn an_end_decided_by_an_older_version_removes_nothing() {
     let stored = detached().await;
@@ -369,7 +369,7 @@ async fn an_end_decided_by_an_older_version_removes_nothing() {
     assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 0);
 }
 
-/// Records may be appended to a log that is damaged before them.
+/// Records may be appended to a log with earlier damage.
 #[tokio::test]
 async fn a_damaged_log_that_grew_since_is_kept() {
     let mut stored = attached().await;
@@ -382,7 +382,7 @@ async fn a_damaged_log_that_grew_since_is_kept() {
     assert!(matches!(waits, LogFailure::WrittenSince { node: None, .. }), "{waits}");
 }
 
-/// By the clock of the store, which runs with tokio's.
+/// Uses the store's clock, which follows tokio's.
 #[tokio::test(start_paused = true)]
 async fn a_stay_is_as_old_as_the_store_says() {
     let (stored, there) = in_trash().await;
@@ -413,7 +413,7 @@ async fn a_volume_with_snapshots_does_not_come_into_the_trash() {
     assert!(late.is_err() && Seq(5) == taken.seq);
 }
 
-/// Requests of a kind that wait at gates: the one after the first `passed`.
+/// Holds a request of a kind at a gate: the one after the first `passed`.
 fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
     for _ in 0..passed {
         let open = Gate::new();
@@ -425,7 +425,7 @@ fn hold(store: &MemoryStore, verb: Verb, passed: usize) -> Gate {
     gate
 }
 
-/// One cluster deletes the volume, by the trash or at once; after whichever of its requests another cluster
+/// One cluster deletes the volume, through the trash or directly; after each of its requests, another cluster
 /// attaches the volume and commits.
 #[tokio::test]
 async fn no_deletion_removes_what_another_cluster_commits_meanwhile() {
@@ -467,7 +467,7 @@ async fn no_deletion_removes_what_another_cluster_commits_meanwhile() {
     assert!(kept > 10 && removed_before > 4, "{kept} kept, {removed_before} removed before");
 }
 
-/// One of the two wins, after whichever request the other has stopped; its work is done, and nothing else.
+/// Exactly one of the two wins, regardless of the request at which it is paused; only its work takes effect.
 #[tokio::test]
 async fn a_volume_is_either_taken_back_or_removed() {
     let (mut won, mut lost) = (0, 0);
@@ -497,7 +497,7 @@ async fn a_volume_is_either_taken_back_or_removed() {
                 removed(&stored.store, &there).await.map(|end| end == Emptied::TakenBack)
             };
             let first = first.await.unwrap();
-            // A request that waited may find that the other has ended the stay; then it is asked again.
+            // A held request may find that the other has ended the stay; it is then retried.
             let case = format!("{verb:?} {passed} {is_removal_held}: {first:?}, {second:?}");
             let end = removed(&stored.store, &there).await;
             let kept = exists(&stored.store).await;
@@ -510,8 +510,8 @@ async fn a_volume_is_either_taken_back_or_removed() {
     assert!(won > 10 && lost > 10, "{won} taken back, {lost} removed");
 }
 
-/// Found by reading: a store whose creates are not atomic told a removal and an attach that they had created
-/// the same record. It had that of the attach, and the removal deleted the data below it.
+/// Found by review: a store whose creates are not atomic confirmed the same record to a removal and an
+/// attach. It had the attach's record, and the removal deleted the attached data.
 #[tokio::test]
 async fn a_removal_whose_tombstone_was_overwritten_deletes_nothing() {
     let (mut stored, there) = in_trash().await;
@@ -538,7 +538,7 @@ async fn a_removal_whose_tombstone_was_overwritten_deletes_nothing() {
     assert_eq!(ended.unwrap(), Emptied::Used);
 }
 
-/// The same of the object that says how a stay ends, while the entry is still there.
+/// The same for the object that records a stay's end, while the entry still exists.
 #[tokio::test]
 async fn an_end_of_a_stay_is_what_the_store_has() {
     let (stored, there) = in_trash().await;
@@ -570,8 +570,8 @@ async fn an_end_of_a_stay_is_what_the_store_has() {
     assert!(taken.unwrap());
 }
 
-/// Found by reading: a log that could not be read counted as used; the volume left the trash, and nothing
-/// ever removed it.
+/// Found by review: an unreadable log counted as used; the volume left the trash, and nothing ever removed
+/// it.
 #[tokio::test]
 async fn a_log_damaged_after_its_end_was_decided_waits() {
     let (stored, there) = in_trash().await;
@@ -589,7 +589,7 @@ async fn a_log_damaged_after_its_end_was_decided_waits() {
     assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
 }
 
-/// Found by reading: it counted as used, and leaked.
+/// Found by review: it counted as used, and leaked.
 #[tokio::test]
 async fn a_damaged_volume_that_was_repaired_stays_in_the_trash() {
     let stored = detached().await;
@@ -608,7 +608,7 @@ async fn a_damaged_volume_that_was_repaired_stays_in_the_trash() {
     assert_eq!(removed(&stored.store, &known).await.unwrap(), Emptied::Removed);
 }
 
-/// Found by reading: a sweep deleted the objects of a stay below another one that was removing the volume.
+/// Found by review: a sweep deleted the objects of a stay while another one was removing the volume.
 #[tokio::test]
 async fn a_stay_whose_removal_was_decided_is_not_replaced() {
     let (stored, first) = in_trash().await;
@@ -619,7 +619,7 @@ async fn a_stay_whose_removal_was_decided_is_not_replaced() {
     assert_eq!(removed(&stored.store, &first).await.unwrap(), Emptied::Removed);
 }
 
-/// Found by reading: the log was read before the removal, and the trash after it.
+/// Found by review: the log was read before the removal, and the trash after it.
 #[tokio::test]
 async fn a_volume_removed_before_it_is_taken_back_is_not_there() {
     let (stored, there) = in_trash().await;
@@ -627,7 +627,7 @@ async fn a_volume_removed_before_it_is_taken_back_is_not_there() {
     assert!(matches!(take_back(&stored.store, &id()).await, Err(LogFailure::WasDeleted(_))));
 }
 
-/// Found by reading: it counted as a store that does not answer, and no sweep of the bucket ended.
+/// Found by review: it counted as a store that does not answer, and every sweep of the bucket failed.
 #[tokio::test]
 async fn an_entry_that_is_too_long_is_named() {
     let (stored, there) = in_trash().await;
@@ -636,8 +636,8 @@ async fn an_entry_that_is_too_long_is_named() {
     assert!(matches!(failure, LogFailure::NotOfTrash { .. }), "{failure}");
 }
 
-/// Found by reading: the PUT of an operator that stood still landed after the volume was taken back, and a
-/// sweep removed the volume.
+/// Found by review: the PUT of a suspended operator arrived after the volume was taken back, and a sweep
+/// removed the volume.
 #[tokio::test]
 async fn an_entry_that_lands_after_the_volume_was_taken_back_is_void() {
     let stored = detached().await;

@@ -19,8 +19,10 @@ pub const PAGE_CLASS: u8 = 64;
 
 /// Units of [`CLASS_BYTES`] in a slab.
 const SLAB_UNITS: u64 = (SLAB_BYTES / CLASS_BYTES) as u64;
-/// Words of the bitmap of a slab: a bit for each slot of the smallest class.
-const BITMAP_WORDS: usize = (SLAB_UNITS / 64) as usize;
+/// Slots of which a slab has its bits with the rest.
+const WORD_SLOTS: usize = u64::BITS as usize;
+/// Words for the bits of the other slots of the smallest class.
+const MORE_WORDS: usize = SLAB_UNITS as usize / WORD_SLOTS - 1;
 /// No slab.
 const NONE: u32 = u32::MAX;
 
@@ -106,7 +108,6 @@ const fn slots_of(class: u8) -> usize {
 
 /// A slab.
 #[derive(Debug, Clone)]
-#[repr(C)] // what is read of each slab lies together
 struct PoolSlab {
     /// Neighbours in the list of slabs of its class with free slots, or of slabs without a class.
     next: u32,
@@ -114,19 +115,56 @@ struct PoolSlab {
     used: u16,
     /// 0 while it has none.
     class: u8,
-    /// A bit is set while its slot is used.
-    bitmap: [u64; BITMAP_WORDS],
+    /// A bit is set while its slot is used: of the first slots.
+    bits: u64,
 }
 
 impl PoolSlab {
-    const UNUSED: Self = Self { next: NONE, previous: NONE, used: 0, class: 0, bitmap: [0; BITMAP_WORDS] };
+    const UNUSED: Self = Self { next: NONE, previous: NONE, used: 0, class: 0, bits: 0 };
+}
+
+/// Slabs that were added together.
+#[derive(Debug, Clone)]
+struct SlabPart {
+    /// The number of the first one.
+    first: u32,
+    slabs: Box<[PoolSlab]>,
+    /// The bits of their other slots. The system has no memory for them before a slab has so many.
+    more: Box<[[u64; MORE_WORDS]]>,
+}
+
+impl SlabPart {
+    /// Slabs without a class, in a list in order.
+    fn new(first: u32, end: u32) -> Self {
+        let slab = |number: u32| PoolSlab {
+            next: if number + 1 < end { number + 1 } else { NONE },
+            previous: if number > first { number - 1 } else { NONE },
+            ..PoolSlab::UNUSED
+        };
+        let slabs: Box<[PoolSlab]> = (first..end).map(slab).collect();
+        Self { first, more: vec![[0; MORE_WORDS]; slabs.len()].into(), slabs }
+    }
+
+    /// The word with the bit of a slot of the slab at a place, and the bit.
+    #[inline]
+    fn word_mut(&mut self, place: usize, index: usize) -> (&mut u64, u64) {
+        let word = match (index / WORD_SLOTS).checked_sub(1) {
+            None => &mut self.slabs[place].bits,
+            Some(word) => &mut self.more[place][word],
+        };
+        (word, 1 << (index % WORD_SLOTS))
+    }
+
+    /// The words with the bits of the slab at a place.
+    fn words(&self, place: usize) -> impl Iterator<Item = u64> {
+        std::iter::once(self.slabs[place].bits).chain(self.more[place].iter().copied())
+    }
 }
 
 /// Slabs by number. Those of each growth are apart: none of the others moves.
 #[derive(Debug, Clone, Default)]
 struct PoolSlabs {
-    /// By the number of the first slab.
-    parts: Vec<(u32, Box<[PoolSlab]>)>,
+    parts: Vec<SlabPart>,
     count: u32,
 }
 
@@ -139,37 +177,33 @@ impl PoolSlabs {
         }
         let part = match &self.parts[..] {
             [_all] => 0,
-            parts => parts.partition_point(|(first, _)| *first <= slab) - 1,
+            parts => parts.partition_point(|part| part.first <= slab) - 1,
         };
-        Some((part, (slab - self.parts[part].0) as usize))
-    }
-
-    #[inline]
-    fn get(&self, slab: u32) -> Option<&PoolSlab> {
-        let (part, place) = self.locate(slab)?;
-        Some(&self.parts[part].1[place])
+        Some((part, (slab - self.parts[part].first) as usize))
     }
 
     #[inline]
     fn get_mut(&mut self, slab: u32) -> Option<&mut PoolSlab> {
         let (part, place) = self.locate(slab)?;
-        Some(&mut self.parts[part].1[place])
+        Some(&mut self.parts[part].slabs[place])
     }
 
     /// A slab that exists.
     fn at(&mut self, slab: u32) -> &mut PoolSlab {
         self.get_mut(slab).expect("the pool has the slab")
     }
+
+    /// The word with the bit of a slot, and the bit.
+    fn word_mut(&mut self, slab: u32, slot: PageSlot) -> (&mut u64, u64) {
+        let (part, place) = self.locate(slab).expect("the pool has the slab");
+        self.parts[part].word_mut(place, slot.index())
+    }
 }
 
 /// Slabs by which a pool grows, made on another thread: [`Pool::grow`] takes a time that does not depend on
 /// their number.
 #[derive(Debug)]
-pub struct PoolExtension {
-    from: u32,
-    /// In a list, in order.
-    slabs: Box<[PoolSlab]>,
-}
+pub struct PoolExtension(SlabPart);
 
 impl PoolExtension {
     /// Slabs for a pool of `from` slabs, which is to have `to`.
@@ -179,12 +213,7 @@ impl PoolExtension {
     #[must_use]
     pub fn new(from: u32, to: u32) -> Self {
         assert!(from <= to && to != NONE, "a pool only grows, and to a number of slabs");
-        let slab = |number: u32| PoolSlab {
-            next: if number + 1 < to { number + 1 } else { NONE },
-            previous: if number > from { number - 1 } else { NONE },
-            ..PoolSlab::UNUSED
-        };
-        Self { from, slabs: (from..to).map(slab).collect() }
+        Self(SlabPart::new(from, to))
     }
 }
 
@@ -203,70 +232,89 @@ pub enum SlotTaken {
 }
 
 /// The pool of a predecessor, which is read off its table. Its slots lie anywhere, so what is kept of each is
-/// a bit: the whole fits into the processor's cache.
+/// a bit, of most slabs in the word that has their class: the whole fits into the processor's cache.
 #[derive(Debug)]
 pub struct PoolRecovery {
-    /// By slab; 0 while it has none.
-    classes: Vec<u8>,
-    /// By slab: the first byte of its bits in `used`.
-    first_bytes: Vec<usize>,
-    used: Vec<u8>,
+    slabs: Vec<RecoveredSlab>,
+    /// Bits of the slabs with many slots, in the order in which their first slots are taken.
+    bits: Vec<u64>,
+}
+
+/// A slab of a predecessor.
+///
+/// ```text
+/// 63       56 55                                        0
+/// +----------+------------------------------------------+
+/// | class    | a bit for each slot, set while used      |   class 18 and greater
+/// | class    | its first word in `PoolRecovery::bits`    |   class 1 to 17
+/// +----------+------------------------------------------+
+/// ```
+/// 0 while it has no class.
+#[derive(Debug, Clone, Copy)]
+struct RecoveredSlab(u64);
+
+impl RecoveredSlab {
+    const CLASS_SHIFT: u32 = 56;
+    const REST: u64 = (1 << Self::CLASS_SHIFT) - 1;
+    /// The least class of which a slab has its bits here: as many slots as there are bits.
+    const LEAST_WITH_BITS: u8 = (SLAB_UNITS / (Self::CLASS_SHIFT as u64 + 1)) as u8 + 1;
+
+    const fn new(class: u8, rest: u64) -> Self {
+        Self((class as u64) << Self::CLASS_SHIFT | rest)
+    }
+
+    const fn class(self) -> u8 {
+        (self.0 >> Self::CLASS_SHIFT) as u8
+    }
+
+    const fn rest(self) -> u64 {
+        self.0 & Self::REST
+    }
+
+    /// True if a slab of this class has its bits here.
+    const fn has_bits(class: u8) -> bool {
+        class >= Self::LEAST_WITH_BITS
+    }
 }
 
 impl PoolRecovery {
     /// Of a pool of so many slabs.
     #[must_use]
     pub fn new(slabs: u32) -> Self {
-        Self { classes: vec![0; slabs as usize], first_bytes: Vec::new(), used: Vec::new() }
+        Self { slabs: vec![RecoveredSlab(0); slabs as usize], bits: Vec::new() }
     }
 
-    /// Looks at a slot that the table names. All are looked at before the first one is [taken](Self::take).
+    /// Uses a slot that the table names.
     ///
     /// # Errors
     /// [`SlotTaken`]: the table is damaged.
     #[inline]
-    pub fn look(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
-        let class =
-            slot.slab().and_then(|slab| self.classes.get_mut(slab as usize)).ok_or(SlotTaken::Beyond)?;
-        if *class == 0 {
-            *class = slot.class();
-        }
-        if *class == slot.class() { Ok(()) } else { Err(SlotTaken::OtherClass) }
-    }
-
-    /// Makes room for the slots of the slabs that were looked at.
-    pub fn make_room(&mut self) {
-        let mut bytes = 0;
-        self.first_bytes = self
-            .classes
-            .iter()
-            .map(|class| {
-                let first = bytes;
-                bytes += bytes_of(*class);
-                first
-            })
-            .collect();
-        self.used = vec![0; bytes];
-    }
-
-    /// Uses a slot that was looked at.
-    ///
-    /// # Errors
-    /// [`SlotTaken::Shared`]: the table is damaged.
-    #[inline]
     pub fn take(&mut self, slot: PageSlot) -> Result<(), SlotTaken> {
-        let slab = slot.slab().ok_or(SlotTaken::Beyond)? as usize;
-        // Another program may have changed the word since it was looked at.
-        if self.classes.get(slab) != Some(&slot.class()) {
+        let class = slot.class();
+        let slab = slot.slab().and_then(|slab| self.slabs.get_mut(slab as usize)).ok_or(SlotTaken::Beyond)?;
+        if slab.class() == 0 {
+            let first_word = self.bits.len();
+            if RecoveredSlab::has_bits(class) {
+                *slab = RecoveredSlab::new(class, 0);
+            } else {
+                *slab = RecoveredSlab::new(class, first_word as u64);
+                self.bits.resize(first_word + words_of(class), 0);
+            }
+        }
+        if slab.class() != class {
             return Err(SlotTaken::OtherClass);
         }
-        let byte = &mut self.used[self.first_bytes[slab] + slot.index() / 8];
-        let bit = 1 << (slot.index() % 8);
-        if *byte & bit != 0 {
+        let (at, bit) = (slot.index() / WORD_SLOTS, 1 << (slot.index() % WORD_SLOTS));
+        let word = if RecoveredSlab::has_bits(class) {
+            &mut slab.0
+        } else {
+            &mut self.bits[slab.rest() as usize + at]
+        };
+        if *word & bit != 0 {
             return Err(SlotTaken::Shared);
         }
         if safeguard(Safeguard::TakeSlotOnce) {
-            *byte |= bit;
+            *word |= bit;
         }
         Ok(())
     }
@@ -274,19 +322,24 @@ impl PoolRecovery {
     /// The pool.
     #[must_use]
     pub fn finish(self) -> Pool {
-        let Self { classes, first_bytes, used } = self;
-        let slab = |(class, first): (u8, usize)| {
-            let mut slab = PoolSlab { class, ..PoolSlab::UNUSED };
-            for (at, byte) in used[first..first + bytes_of(class)].iter().enumerate() {
-                slab.bitmap[at / 8] |= u64::from(*byte) << (at % 8 * 8);
-                slab.used += byte.count_ones() as u16;
+        let Self { slabs, bits } = self;
+        let mut part = SlabPart::new(0, u32::try_from(slabs.len()).expect("a number of slabs"));
+        for (place, found) in slabs.into_iter().enumerate() {
+            let (class, slab) = (found.class(), &mut part.slabs[place]);
+            slab.class = class;
+            if RecoveredSlab::has_bits(class) {
+                slab.bits = found.rest();
+                slab.used = slab.bits.count_ones() as u16;
+            } else if class > 0 {
+                let bits = &bits[found.rest() as usize..][..words_of(class)];
+                slab.bits = bits[0];
+                part.more[place][..bits.len() - 1].copy_from_slice(&bits[1..]);
+                slab.used = bits.iter().map(|word| word.count_ones() as u16).sum();
             }
-            slab
-        };
-        let slabs: Box<[PoolSlab]> = classes.into_iter().zip(first_bytes).map(slab).collect();
+        }
         let mut pool = Pool::new(0);
-        pool.slabs.count = u32::try_from(slabs.len()).expect("a number of slabs");
-        pool.slabs.parts.push((0, slabs));
+        pool.slabs.count = part.slabs.len() as u32;
+        pool.slabs.parts.push(part);
         for number in (0..pool.slabs.count).rev() {
             let &mut PoolSlab { class, used, .. } = pool.slabs.at(number);
             pool.in_use += u32::from(class > 0);
@@ -299,9 +352,9 @@ impl PoolRecovery {
     }
 }
 
-/// Bytes that have a bit for each slot of a slab; 0 of one without a class.
-const fn bytes_of(class: u8) -> usize {
-    if class == 0 { 0 } else { slots_of(class).div_ceil(8) }
+/// Words that have a bit for each slot of a slab of a class.
+const fn words_of(class: u8) -> usize {
+    slots_of(class).div_ceil(WORD_SLOTS)
 }
 
 /// The pool.
@@ -337,11 +390,12 @@ impl Pool {
     /// # Panics
     /// If they were made for a pool with another number of slabs.
     pub fn grow(&mut self, extension: PoolExtension) {
-        let PoolExtension { from, slabs } = extension;
+        let PoolExtension(part) = extension;
+        let from = part.first;
         assert_eq!(from, self.slabs.count, "the extension is for this pool");
-        let count = u32::try_from(slabs.len()).expect("it has fewer than 2^32");
+        let count = u32::try_from(part.slabs.len()).expect("it has fewer than 2^32");
         let Some(last) = count.checked_sub(1).map(|last| from + last) else { return };
-        self.slabs.parts.push((from, slabs));
+        self.slabs.parts.push(part);
         self.slabs.count += count;
         let first = self.first[0];
         let next = match self.slabs.get_mut(first) {
@@ -376,7 +430,7 @@ impl Pool {
     /// True if a slab has a used slot.
     #[must_use]
     pub fn is_in_use(&self, slab: u32) -> bool {
-        self.slabs.get(slab).is_some_and(|slab| slab.class != 0)
+        self.slabs.locate(slab).is_some_and(|(part, place)| self.slabs.parts[part].slabs[place].class != 0)
     }
 
     /// True if there is a free slot, or a slab for one.
@@ -388,9 +442,11 @@ impl Pool {
     /// True if this slot is used: it lies in the pool, in a slab of its class.
     #[must_use]
     pub fn has(&self, slot: PageSlot) -> bool {
-        let Some(slab) = slot.slab().and_then(|number| self.slabs.get(number)) else { return false };
-        let (word, bit) = Self::place(slot.index());
-        slab.class == slot.class() && slab.bitmap[word] & bit != 0
+        let Some((part, place)) = slot.slab().and_then(|slab| self.slabs.locate(slab)) else { return false };
+        let part = &self.slabs.parts[part];
+        let word = || part.words(place).nth(slot.index() / WORD_SLOTS);
+        part.slabs[place].class == slot.class()
+            && word().is_some_and(|word| word >> (slot.index() % WORD_SLOTS) & 1 == 1)
     }
 
     /// Uses a free slot of a class, in a slab that has used ones.
@@ -422,10 +478,10 @@ impl Pool {
     /// If it is not used.
     pub fn free(&mut self, slot: PageSlot) -> Option<u32> {
         let number = slot.slab().expect("a used slot lies in the pool");
-        let (word, bit) = Self::place(slot.index());
+        let (word, bit) = self.slabs.word_mut(number, slot);
+        assert!(*word & bit != 0, "a slot is freed once");
+        *word &= !bit;
         let slab = self.slabs.at(number);
-        assert!(slab.bitmap[word] & bit != 0, "a slot is freed once");
-        slab.bitmap[word] &= !bit;
         self.slot_bytes -= slot.len_bytes() as u64;
         let class = slot.class();
         let was_full = usize::from(slab.used) == slots_of(class);
@@ -453,14 +509,14 @@ impl Pool {
 
     /// Uses a free slot of a slab that has one.
     fn take_in(&mut self, slab: u32) -> PageSlot {
-        let PoolSlab { class, bitmap, .. } = self.slabs.at(slab);
-        let class = *class;
-        let (at, word) = bitmap
-            .iter()
-            .enumerate()
-            .find(|(_, word)| **word != u64::MAX)
+        let (part, place) = self.slabs.locate(slab).expect("the pool has the slab");
+        let part = &self.slabs.parts[part];
+        let class = part.slabs[place].class;
+        let (at, word) = (0..)
+            .zip(part.words(place))
+            .find(|(_, word)| *word != u64::MAX)
             .expect("a slab in a list has a free slot");
-        let index = at * 64 + word.trailing_ones() as usize;
+        let index = at * WORD_SLOTS + word.trailing_ones() as usize;
         debug_assert!(index < slots_of(class), "a slab in a list has a free slot");
         let slot = PageSlot::new(class, slab, index);
         self.mark(slab, slot);
@@ -469,21 +525,16 @@ impl Pool {
 
     /// Marks a free slot as used.
     fn mark(&mut self, number: u32, slot: PageSlot) {
-        let (word, bit) = Self::place(slot.index());
-        let slab = self.slabs.at(number);
+        let (word, bit) = self.slabs.word_mut(number, slot);
         if safeguard(Safeguard::TakeSlotOnce) {
-            slab.bitmap[word] |= bit;
+            *word |= bit;
         }
+        let slab = self.slabs.at(number);
         self.slot_bytes += slot.len_bytes() as u64;
         slab.used += 1;
         if usize::from(slab.used) == slots_of(slot.class()) {
             self.unlink(slot.class(), number);
         }
-    }
-
-    /// Word and bit of a slot in the bitmap of its slab.
-    const fn place(index: usize) -> (usize, u64) {
-        (index / 64, 1 << (index % 64))
     }
 
     /// Puts a slab at the head of a list.
@@ -510,89 +561,4 @@ impl Pool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn a_slab_gives_each_slot_once() {
-        for class in 1..=PAGE_CLASS {
-            let mut pool = Pool::new(2);
-            let mut taken = vec![pool.take_first(class)];
-            while let Some(slot) = pool.take(class) {
-                taken.push(slot);
-            }
-            assert_eq!(taken.len(), slots_of(class), "class {class}");
-            taken.sort_by_key(|slot| slot.unit());
-            for pair in taken.windows(2) {
-                assert!(pair[0].unit() + u64::from(class) <= pair[1].unit());
-            }
-            assert!(taken.iter().all(|slot| PageSlot::at(slot.class(), slot.unit()) == Some(*slot)));
-            assert_eq!((pool.slabs_in_use(), pool.next_slab()), (1, Some(1)));
-            let last = taken.pop().unwrap();
-            assert!(taken.into_iter().all(|slot| pool.free(slot).is_none()));
-            assert_eq!(pool.free(last), Some(0), "the last one frees the slab");
-            assert_eq!((pool.slabs_in_use(), pool.slot_bytes()), (0, 0));
-        }
-    }
-
-    /// The slab that is next has its memory already.
-    #[test]
-    fn a_pool_that_grew_gives_each_slab_once() {
-        for (from, to) in [(0, 1), (1, 1), (1, 3), (255, 256), (3, 256), (200, 700), (256, 512), (300, 301)] {
-            let mut pool = Pool::new(from);
-            let mut taken = BTreeSet::new();
-            if from > 1 {
-                taken.insert(pool.take_first(PAGE_CLASS).slab().unwrap());
-            }
-            let next = pool.next_slab();
-            pool.grow(PoolExtension::new(from, to));
-            assert_eq!(pool.slabs(), to);
-            assert!(next.is_none() || pool.next_slab() == next, "{from} {to}");
-            while let Some(slab) = pool.next_slab() {
-                assert!(taken.insert(pool.take_first(PAGE_CLASS).slab().unwrap()), "{slab} twice");
-            }
-            assert!(taken.into_iter().eq(0..to), "{from} {to}");
-        }
-    }
-
-    /// Slots that a damaged table may name.
-    #[test]
-    fn a_slot_that_cannot_be_is_refused() {
-        let at = |class, unit| PageSlot::at(class, unit).unwrap();
-        let mut recovery = PoolRecovery::new(1);
-        recovery.look(at(3, 6)).unwrap();
-        assert_eq!(recovery.look(at(4, 8)), Err(SlotTaken::OtherClass));
-        assert_eq!(recovery.look(at(3, SLAB_UNITS)), Err(SlotTaken::Beyond));
-        assert_eq!(recovery.look(at(3, 1 << 47)), Err(SlotTaken::Beyond));
-        recovery.make_room();
-        recovery.take(at(3, 6)).unwrap();
-        assert_eq!(recovery.take(at(3, 6)), Err(SlotTaken::Shared));
-        let mut pool = recovery.finish();
-        let has = |class, unit| pool.has(PageSlot::at(class, unit).unwrap());
-        assert!(has(3, 6), "it is used");
-        assert!(
-            ![(3, 9), (6, 6), (4, 8), (3, SLAB_UNITS), (3, 1 << 47)]
-                .map(|(class, unit)| has(class, unit))
-                .contains(&true)
-        );
-        assert_eq!(pool.take(3).map(PageSlot::unit), Some(0), "the free ones are given out");
-        assert_eq!([3, 9].map(|unit| pool.take(3).map(PageSlot::unit) == Some(unit)), [true; 2]);
-    }
-
-    #[test]
-    fn a_class_holds_its_bytes_and_costs_no_slot() {
-        let classes = [1, 64, 65, 3072, 3073, 3584, 4096].map(class_of);
-        assert_eq!(classes, [1, 1, 2, 48, 51, 56, 64]);
-        let all: BTreeSet<u8> = (1..=4096).map(class_of).collect();
-        for len_bytes in 1..=4096_usize {
-            let (class, smallest) =
-                (class_of(len_bytes), u8::try_from(len_bytes.div_ceil(CLASS_BYTES)).unwrap());
-            assert!(class >= smallest && slots_of(class) == slots_of(smallest), "{len_bytes}");
-        }
-        let slots: BTreeSet<usize> = all.iter().map(|class| slots_of(*class)).collect();
-        assert_eq!(slots.len(), all.len(), "no two classes have as many slots");
-        assert_eq!(all.len(), 48, "one of them is of lengths that are stored as they are");
-    }
-}
+mod tests;

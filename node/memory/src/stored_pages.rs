@@ -95,8 +95,8 @@ pub(crate) struct StoredPages<M> {
 }
 
 impl<M: PageMemory> StoredPages<M> {
-    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table twice: 8
-    /// bytes a page. Memory that no page needs is given back.
+    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table: 8 bytes a
+    /// page. Memory that no page needs is given back.
     ///
     /// # Errors
     /// [`RecoverError`]: the table is damaged, and nothing was changed.
@@ -120,15 +120,9 @@ impl<M: PageMemory> StoredPages<M> {
             let word = volume.memory.word(page);
             let word = Word::of(word).map_err(|source| RecoverError::Word { page, source })?;
             if let Some(slot) = word.slot() {
-                recovery.look(slot).map_err(|source| RecoverError::Slot { page, source })?;
-            }
-            volume.count(word, 1);
-        }
-        recovery.make_room();
-        for page in 0..head.pages {
-            if let Some(slot) = Word::of(volume.memory.word(page)).ok().and_then(Word::slot) {
                 recovery.take(slot).map_err(|source| RecoverError::Slot { page, source })?;
             }
+            volume.count(word, 1);
         }
         volume.pool = recovery.finish();
         let (spilled, limit) = (volume.spilled_pages, volume.spill_limit_pages);

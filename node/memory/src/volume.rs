@@ -37,8 +37,8 @@ pub struct MemoryVolume<M> {
 }
 
 impl<M: PageMemory> MemoryVolume<M> {
-    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table twice: 8
-    /// bytes a page. Memory that no page needs is given back.
+    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table: 8 bytes a
+    /// page. Memory that no page needs is given back.
     ///
     /// # Errors
     /// [`RecoverError`]: the table is damaged, and nothing was changed.

@@ -1,31 +1,31 @@
-//! Causes for which a store that answers serves no requests until a person removes them.
+//! Causes for which a reachable store rejects requests until a user fixes them.
 
-/// Reasons, other than missing rights, for which a store answers and serves no request of a kind. None of
-/// them ends by itself; each is removed at the store or at this host, and what waited continues.
+/// Cause, other than missing rights, for which a reachable store rejects a kind of request. None clears by
+/// itself; once it is fixed at the store or on this host, waiting requests continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Blocker {
-    /// The object lies in an archive class and cannot be read until it is restored.
+    /// The object is in an archive class and cannot be read until it is restored.
     Archived,
-    /// A quota or a spending cap is used up.
+    /// A quota or a spending cap is exhausted.
     Quota,
     /// The account is suspended, unpaid or not signed up.
     Account,
-    /// The key with which the bucket is encrypted is disabled, gone or not allowed.
+    /// The bucket's encryption key is disabled, deleted or not permitted.
     Key,
     /// The server's disks are full.
     ServerFull,
-    /// The bucket takes only objects with a checksum in the request, because Object Lock retains them.
+    /// The bucket requires a checksum in each upload because of Object Lock.
     Retention,
-    /// The bucket lies in another region or behind another endpoint.
+    /// The bucket is in another region or behind another endpoint.
     Region,
     /// This host's clock differs too much from the server's.
     Clock,
-    /// No credentials could be obtained, so nothing was sent.
+    /// No credentials could be obtained, so no request was sent.
     NoCredentials,
 }
 
 impl Blocker {
-    /// All of them.
+    /// All blockers.
     pub const ALL: [Self; 9] = [
         Self::Archived,
         Self::Quota,
@@ -38,7 +38,7 @@ impl Blocker {
         Self::NoCredentials,
     ];
 
-    /// Its name as a condition's reason.
+    /// Returns the reason for a condition.
     pub const fn reason(self) -> &'static str {
         match self {
             Self::Archived => "ObjectArchived",
@@ -53,7 +53,7 @@ impl Blocker {
         }
     }
 
-    /// The field of the `ObjectStore` resource to look at.
+    /// Returns the related field of the `ObjectStore` resource.
     pub const fn field(self) -> &'static str {
         match self {
             Self::Archived | Self::Quota | Self::Key | Self::Retention => "bucket",
@@ -63,7 +63,7 @@ impl Blocker {
         }
     }
 
-    /// The state of the store, as a clause.
+    /// Returns the state of the store as a clause.
     pub const fn state(self) -> &'static str {
         match self {
             Self::Archived => "an object lies in an archive class and cannot be read",
@@ -80,7 +80,7 @@ impl Blocker {
         }
     }
 
-    /// The remedy, as a command.
+    /// Returns the remedy as an instruction.
     pub const fn fix(self) -> &'static str {
         match self {
             Self::Archived => {

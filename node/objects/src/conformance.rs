@@ -1,7 +1,7 @@
 //! Requirements of every store: a list of named cases that run against any [`ObjectStore`].
 //!
-//! Each case works under keys of its own, so that cases may share a bucket and run side by side, and removes
-//! what it wrote. A case returns the requirement that the store broke; it never panics.
+//! Each case uses its own keys, so that cases can run in parallel in one bucket, and deletes its objects. A
+//! case returns the violated requirement; it never panics.
 
 mod create;
 mod list;
@@ -14,18 +14,18 @@ use bytes::Bytes;
 
 use crate::ObjectStore;
 
-/// The store under test and where a case may write.
+/// The store under test, and the key range for the cases.
 #[derive(Debug, Clone)]
 pub struct Ground {
     /// The store.
     pub store: Arc<dyn ObjectStore>,
-    /// A prefix without trailing `/` that nothing else uses; each case adds its name.
+    /// A prefix without trailing `/`, for exclusive use; each case adds its name.
     pub scope: String,
     /// Length of a segment that the store uploads in several requests, in bytes.
     pub large_bytes: usize,
 }
 
-/// A requirement that the store broke.
+/// A requirement that the store violated.
 #[derive(Debug)]
 pub struct Violation(String);
 
@@ -39,15 +39,15 @@ impl std::error::Error for Violation {}
 
 type Verdict<'a> = Pin<Box<dyn Future<Output = Result<(), Violation>> + Send + 'a>>;
 
-/// One thing every store must do.
+/// One requirement of every store.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// The requirement, as a file-name-like phrase.
+    /// The requirement as a kebab-case phrase.
     pub name: &'static str,
     check: for<'a> fn(&'a Ground) -> Verdict<'a>,
 }
 
-/// Everything a store must do.
+/// All requirements.
 pub const CASES: &[Case] = &[
     Case { name: "create-then-read", check: |ground| Box::pin(create::then_read(ground)) },
     Case { name: "second-create-loses", check: |ground| Box::pin(create::second_loses(ground)) },
@@ -68,10 +68,10 @@ pub const CASES: &[Case] = &[
 ];
 
 impl Case {
-    /// Runs the case under its own part of `ground.scope`.
+    /// Runs the case in its own part of `ground.scope`.
     ///
     /// # Errors
-    /// The requirement that the store broke, with the case's name.
+    /// The violated requirement, with the case's name.
     pub async fn run(&self, ground: &Ground) -> Result<(), Violation> {
         let own = Ground { scope: format!("{}/{}", ground.scope, self.name), ..ground.clone() };
         let verdict = (self.check)(&own).await;
@@ -80,10 +80,10 @@ impl Case {
     }
 }
 
-/// Runs every case, one after the other.
+/// Runs every case sequentially.
 ///
 /// # Errors
-/// Every requirement that the store broke, a line for each case.
+/// All violated requirements, one line per case.
 pub async fn run_all(ground: &Ground) -> Result<(), Violation> {
     let mut wrong = Vec::new();
     for case in CASES {
@@ -121,12 +121,12 @@ impl Ground {
     }
 }
 
-/// Names the operation during which the store failed.
+/// Adds the operation during which the store failed.
 fn during<E: std::error::Error + 'static>(what: &str) -> impl FnOnce(E) -> Violation {
     move |error| Violation(format!("{what}: {}", chain(&error)))
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut at = error.source();
@@ -138,7 +138,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Bytes that differ at every offset a mistake would mix up.
+/// Returns bytes that expose mixed-up offsets.
 fn pattern(len: usize) -> Bytes {
     (0..len).map(|at| ((at * 31) ^ (at >> 8) ^ (at >> 16)) as u8).collect::<Vec<u8>>().into()
 }
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(store.keys(), Vec::<String>::new());
     }
 
-    /// One after the other its creates are right.
+    /// Sequential creates work on such a store.
     #[tokio::test]
     async fn a_store_without_atomic_creates_breaks_one_case() {
         let (store, gate) = (MemoryStore::new(), Gate::new());

@@ -1,4 +1,4 @@
-//! Errors of a store and their kinds, which say what a caller may do.
+//! Errors of a store, and their kinds, which tell the caller how to react.
 
 use std::{error::Error, time::Duration};
 
@@ -7,52 +7,52 @@ use crate::Blocker;
 /// The underlying error of a store, kept for the log.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// Kinds of errors, by what a caller may do about them.
+/// Kinds of errors, by the caller's reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The object is not there: the store itself said so, not something in front of it.
+    /// The object does not exist, according to the store itself, not to an intermediary.
     NotFound,
-    /// The store asks for fewer requests: try again, later and later.
+    /// The store requests fewer requests: retry with backoff.
     Throttled,
-    /// The store cannot be reached or failed inside: try again; data in hand stays in hand.
+    /// The store is unreachable or failed internally: retry, and keep the data until then.
     Unavailable,
-    /// Another request touched the same key at the same time: try again.
+    /// Another request used the same key at the same time: retry.
     Conflict,
-    /// The store refuses these credentials: a person must act.
+    /// The store rejects these credentials: a user must act.
     Denied,
-    /// Something other than rights keeps the store from serving this: a person must act, and the same request
-    /// succeeds then.
+    /// A cause other than missing rights blocks the request: a user must act, after which the same request
+    /// succeeds.
     Blocked(Blocker),
-    /// The request can never succeed as it stands: a configuration or program error.
+    /// The request can never succeed in this form: a configuration or program error.
     Invalid,
-    /// The answer contradicts the request or the object's own description: never use it.
+    /// The response contradicts the request or the object's own description: never use it.
     Corrupt,
-    /// It is unknown if the write took effect: read the key back.
+    /// It is unknown whether the write took effect: read the key back.
     Ambiguous,
-    /// A create met an object that was there before.
+    /// A create found an existing object.
     Exists,
 }
 
-/// Reasons for which a request to a store failed.
+/// Reason why a request to a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No object has this key. Only an answer of the store itself says so: a proxy's 404 is
+    /// No object has this key. Only a response of the store itself proves that: a proxy's 404 is
     /// [`StoreError::Unavailable`].
     #[error("object {key} does not exist")]
     NotFound {
         /// Key relative to the store's prefix.
         key: String,
     },
-    /// The bucket itself is not there: a configuration error or a failover, and no word on any object.
+    /// The bucket does not exist: a configuration error or a failover, which proves nothing about objects.
     #[error("bucket {bucket} does not exist")]
     NoBucket {
         /// The bucket's name.
         bucket: String,
     },
-    /// The store asks for fewer requests.
+    /// The store requests fewer requests.
     #[error("the object store asks for fewer requests")]
     Throttled(#[source] Cause),
-    /// The store could not be reached, or failed inside.
+    /// The store was unreachable, or failed internally.
     #[error("the object store is not available")]
     Unavailable(#[source] Cause),
     /// The store did not answer in time.
@@ -64,36 +64,36 @@ pub enum StoreError {
     /// Another request for the same key was in progress.
     #[error("the object store met a conflicting request for the same key")]
     Conflict(#[source] Cause),
-    /// The credentials are unknown, wrong or not allowed to do this.
+    /// The credentials are unknown, wrong or lack the permission.
     #[error("the object store denied the request ({code})")]
     Denied {
-        /// The store's own code, such as `AccessDenied` or `SignatureDoesNotMatch`.
+        /// The store's error code, such as `AccessDenied` or `SignatureDoesNotMatch`.
         code: String,
-        /// The store's answer.
+        /// The store's response.
         #[source]
         source: Cause,
     },
-    /// Something other than rights keeps the store from serving the request. Nothing was written.
+    /// A cause other than missing rights blocks the request. Nothing was written.
     #[error("the object store cannot serve the request ({code}): {}; {}", blocker.state(), blocker.fix())]
     Blocked {
         /// The cause.
         blocker: Blocker,
-        /// The store's own code, such as `QuotaExceeded`.
+        /// The store's error code, such as `QuotaExceeded`.
         code: String,
-        /// The store's answer.
+        /// The store's response.
         #[source]
         source: Cause,
     },
-    /// The store does not take this kind of request, or not with these values.
+    /// The store does not support this kind of request, or not with these values.
     #[error("the object store refused the request ({code})")]
     Refused {
-        /// The store's own code, such as `NotImplemented` or `PermanentRedirect`.
+        /// The store's error code, such as `NotImplemented` or `PermanentRedirect`.
         code: String,
-        /// The store's answer.
+        /// The store's response.
         #[source]
         source: Cause,
     },
-    /// An argument or a configured value that can never work.
+    /// An argument or a configured value that is never valid.
     #[error("{what} {value:?} is not valid: {rule}")]
     Invalid {
         /// The argument's name.
@@ -108,12 +108,12 @@ pub enum StoreError {
     TooLarge {
         /// Key relative to the store's prefix.
         key: String,
-        /// Its length.
+        /// Length of the object.
         size_bytes: u64,
         /// Limit of the caller.
         max_bytes: u64,
     },
-    /// The object ends before the range that was asked for.
+    /// The object ends before the requested range.
     #[error("object {key} ends before byte {end} of the range asked for")]
     OutOfRange {
         /// Key relative to the store's prefix.
@@ -121,7 +121,7 @@ pub enum StoreError {
         /// End of the range, exclusive.
         end: u64,
     },
-    /// The answer has another length than the request or its own header says.
+    /// The length of the response differs from the request or its own header.
     #[error("object {key}: the store sent {got_bytes} bytes where {want_bytes} were due")]
     WrongLength {
         /// Key relative to the store's prefix.
@@ -131,7 +131,7 @@ pub enum StoreError {
         /// Bytes expected.
         want_bytes: u64,
     },
-    /// The answer lacks a field or makes no sense.
+    /// The response lacks a field or is nonsensical.
     #[error("the object store's answer has no usable {field}")]
     BadAnswer {
         /// The field that is missing or wrong.
@@ -140,7 +140,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The kind of the error: says what the caller may do.
+    /// Returns the kind of the error, which tells the caller how to react.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
@@ -158,16 +158,16 @@ impl StoreError {
     }
 }
 
-/// Reasons for which a create-once PUT did not answer "created".
+/// Reason why a create-once PUT was not confirmed.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// An object with this key was there.
+    /// An object with this key already existed.
     #[error("object {key} already exists")]
     Exists {
         /// Key relative to the store's prefix.
         key: String,
     },
-    /// The object may or may not have been written by this request: read the key back and compare.
+    /// This request may or may not have written the object: read the key back and compare.
     #[error("whether the object was created is not known")]
     Ambiguous(#[source] StoreError),
     /// Nothing was written.
@@ -176,7 +176,7 @@ pub enum CreateError {
 }
 
 impl CreateError {
-    /// The kind of the error: says what the caller may do.
+    /// Returns the kind of the error, which tells the caller how to react.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Exists { .. } => ErrorKind::Exists,

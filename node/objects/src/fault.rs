@@ -1,4 +1,4 @@
-//! Faults a test gives to the reference store.
+//! Faults that a test injects into the reference store.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -11,21 +11,21 @@ use crate::{ErrorKind, Verb};
 pub enum Fault {
     /// The request fails with an error of this kind and changes nothing.
     Before(ErrorKind),
-    /// The request takes effect and its answer is lost: a create is ambiguous, anything else unavailable.
+    /// The request takes effect but its response is lost: a create is ambiguous, all others are unavailable.
     LostReply,
-    /// The request is lost before it arrives, which the sender cannot know: [`Fault::LostReply`] without the
-    /// effect.
+    /// The request is lost on its route to the store, which the sender cannot know: [`Fault::LostReply`]
+    /// without the effect.
     LostRequest,
-    /// The request takes this much longer (tokio's clock, so a test may pause it).
+    /// The request takes this much longer (by tokio's clock, which tests may pause).
     Delay(Duration),
     /// The request waits at the gate before it takes effect.
     Hold(Gate),
-    /// The same; a create looks on arrival if its key is free, and stores its object after the gate whatever
-    /// is there then: create-once that is not atomic.
+    /// Like `Hold`, but a create checks the key on arrival, and stores its object after the gate
+    /// unconditionally: a create-once that is not atomic.
     HoldChecked(Gate),
 }
 
-/// Holds requests back until a test lets them go.
+/// Blocks requests until a test releases them.
 #[derive(Debug, Clone)]
 pub struct Gate {
     open: Arc<Semaphore>,
@@ -39,12 +39,12 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A closed gate.
+    /// Creates a closed gate.
     pub fn new() -> Self {
         Self { open: Arc::new(Semaphore::new(0)), waiting: Arc::new(Semaphore::new(0)) }
     }
 
-    /// Waits until one more request has come to the gate.
+    /// Waits until one more request has arrived at the gate.
     pub async fn arrival(&self) {
         self.waiting.acquire().await.expect("the gate's semaphores are never closed").forget();
     }
@@ -54,14 +54,14 @@ impl Gate {
         self.open.add_permits(1);
     }
 
-    /// Waits to be let through.
+    /// Waits for a release.
     pub(crate) async fn pass(&self) {
         self.waiting.add_permits(1);
         self.open.acquire().await.expect("the gate's semaphores are never closed").forget();
     }
 }
 
-/// The faults still to come.
+/// Pending faults.
 #[derive(Debug, Default)]
 pub(crate) struct FaultPlan {
     once: VecDeque<(Verb, Fault)>,
@@ -83,7 +83,7 @@ impl FaultPlan {
         self.always.clear();
     }
 
-    /// The fault of the next request of this verb: the oldest planned once, else the standing one.
+    /// Returns the fault for the verb's next request: the oldest one-time fault, else the permanent one.
     pub(crate) fn take(&mut self, verb: Verb) -> Option<Fault> {
         if let Some(at) = self.once.iter().position(|(planned, _)| *planned == verb) {
             return self.once.remove(at).map(|(_, fault)| fault);

@@ -1,9 +1,9 @@
 //! Object-store vocabulary, retry policy, reference store and conformance suite.
 //!
-//! Owns: the [`ObjectStore`] trait and the meaning of its answers, the errors and their kinds, the retry
-//! policy, the request counters. Also the in-memory reference store with its faults, and the suite every
-//! store passes.
-//! Does not own: object names (`holdfast_types::key`), any network protocol, any policy of a volume.
+//! Owns: the [`ObjectStore`] trait and the meaning of its results, the errors and their kinds, the retry
+//! policy, the request counters. Also the in-memory reference store with its faults, and the conformance
+//! suite for every store.
+//! Does not own: object names (`holdfast_types::key`), network protocols, volume policies.
 //! Invariants: objects are immutable; the only conditional request is a create-once PUT.
 
 mod blocker;

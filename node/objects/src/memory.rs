@@ -1,7 +1,7 @@
-//! The reference store: a map in memory that answers as S3 does, counts requests and fails on demand.
+//! The reference store: an in-memory map that behaves like S3, counts requests and fails on demand.
 //!
-//! Runs on: any tokio runtime (only [`Fault::Delay`] needs its timer). Clones share one map, and a clock that
-//! runs with tokio's: where a test pauses that, only the test's sleeps make objects older.
+//! Runs on: any tokio runtime (only [`Fault::Delay`] needs its timer). Clones share one map and a clock that
+//! follows tokio's: in a test that pauses it, only the test's sleeps age objects.
 
 use std::{
     collections::BTreeMap,
@@ -31,13 +31,13 @@ pub struct MemoryStore {
 #[derive(Debug)]
 struct MemoryContents {
     objects: Mutex<BTreeMap<String, Object>>,
-    /// Keys of unfinished uploads, and when each was begun.
+    /// Keys of unfinished uploads, and their start times.
     uploads: Mutex<Vec<(String, SystemTime)>>,
     faults: Mutex<FaultPlan>,
     requests: RequestMeter,
-    /// One moment by tokio's clock and by that of the store.
+    /// One moment on tokio's clock and on the store's clock.
     begun: (Instant, SystemTime),
-    /// True once its answers do not say the time any more.
+    /// True once its responses no longer contain the time.
     hides_time: AtomicBool,
 }
 
@@ -61,16 +61,16 @@ struct Object {
     last_modified: SystemTime,
 }
 
-/// The fate of the answer to a request that took effect.
+/// Response to a request that took effect.
 #[derive(PartialEq, Eq)]
 enum Reply {
     Sent,
-    /// Sent; what it says of the key was found on arrival.
+    /// Sent; it reflects the key's state on arrival.
     Checked,
     Lost,
 }
 
-/// Outcomes of a request that had no effect.
+/// Outcome of a request that had no effect.
 enum Stopped {
     /// The sender knows.
     Failed(StoreError),
@@ -88,29 +88,29 @@ impl From<Stopped> for StoreError {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty store whose clock says `time` now.
+    /// Creates an empty store whose clock starts at `time`.
     pub fn at(time: SystemTime) -> Self {
         Self {
             shared: Arc::new(MemoryContents { begun: (Instant::now(), time), ..MemoryContents::default() }),
         }
     }
 
-    /// Has lists say no time from now on, as behind a proxy that removes the header `Date`.
+    /// Omits the time from lists from now on, like a proxy that removes the header `Date`.
     pub fn hide_time(&self) {
         self.shared.hides_time.store(true, Ordering::Relaxed);
     }
 
-    /// Gives `fault` to the next request of `verb` that has none yet. Several are taken in order.
+    /// Injects `fault` into the next request of `verb` without a planned fault. Several are used in order.
     pub fn fail_next(&self, verb: Verb, fault: Fault) {
         self.faults().push(verb, fault);
     }
 
-    /// Gives `fault` to every request of `verb` until [`MemoryStore::heal`].
+    /// Injects `fault` into every request of `verb` until [`MemoryStore::heal`].
     pub fn fail_always(&self, verb: Verb, fault: Fault) {
         self.faults().set_always(verb, fault);
     }
@@ -122,22 +122,22 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets every fault.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.faults().clear();
     }
 
-    /// Requests so far.
+    /// Returns the number of requests so far.
     pub fn counts(&self) -> RequestCounts {
         self.shared.requests.counts()
     }
 
-    /// Every key, ascending: what a test looks at without sending a request.
+    /// Returns every key in ascending order, without a request.
     pub fn keys(&self) -> Vec<String> {
         self.objects().keys().cloned().collect()
     }
 
-    /// Replaces an object's bytes behind the store's back, as a fault of the medium would.
+    /// Changes an object's bytes directly, like a media fault.
     ///
     /// # Panics
     /// If no object has this key.
@@ -149,18 +149,18 @@ impl MemoryStore {
         object.body = body.into();
     }
 
-    /// Leaves an upload of `key` behind that was begun now, as a daemon does that is killed.
+    /// Adds an unfinished upload of `key` that starts now, as left behind by a killed daemon.
     pub fn leave_upload(&self, key: &str) {
         let now = self.now();
         self.shared.uploads.lock().push((key.to_owned(), now));
     }
 
-    /// The keys of the uploads that are left.
+    /// Returns the keys of the unfinished uploads.
     pub fn left_uploads(&self) -> Vec<String> {
         self.shared.uploads.lock().iter().map(|(key, _)| key.clone()).collect()
     }
 
-    /// The time by the store's clock.
+    /// Returns the time by the store's clock.
     pub fn now(&self) -> SystemTime {
         let (begun, time) = self.shared.begun;
         time + begun.elapsed()
@@ -174,7 +174,7 @@ impl MemoryStore {
         self.shared.faults.lock()
     }
 
-    /// Counts a request and lives through its fault up to the point where it takes effect.
+    /// Counts a request and applies its fault up to the point where it takes effect.
     async fn arrive(&self, verb: Verb) -> Result<Reply, Stopped> {
         let _metered = self.shared.requests.begin(verb);
         let fault = self.faults().take(verb);
@@ -207,7 +207,7 @@ impl MemoryStore {
         found.ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
     }
 
-    /// Refuses a key that a file-backed server could not hold beside those that are there.
+    /// Rejects a key that a file-backed server could not store next to the existing ones.
     fn check_room(&self, key: &str) -> Result<(), StoreError> {
         let objects = self.objects();
         let below = format!("{key}/");
@@ -220,7 +220,7 @@ impl MemoryStore {
         Ok(())
     }
 
-    /// Puts an object if the key is free; says whether it was.
+    /// Stores an object if the key is free; returns true if it was.
     fn insert(&self, key: &str, body: Bytes) -> bool {
         let mut objects = self.objects();
         let free = !objects.contains_key(key);

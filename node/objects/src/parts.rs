@@ -1,4 +1,4 @@
-//! The bytes of a segment, made while earlier ones are sent.
+//! The parts of a segment, created while earlier ones are sent.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,11 @@ use bytes::Bytes;
 
 use crate::StoreError;
 
-/// Most parts of an object: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>.
+/// Maximum parts of an object: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>.
 pub const MAX_PARTS: u64 = 10_000;
 
-/// Length of the parts of an object that has at most `most_bytes`: `usual`, or so long that a store takes all
-/// of them.
+/// Returns the part length for an object of at most `most_bytes`: `usual`, or longer if there would be too
+/// many parts.
 ///
 /// # Panics
 /// If a part does not fit into the memory of the machine.
@@ -19,52 +19,52 @@ pub fn part_length(most_bytes: u64, usual: usize) -> usize {
     usual.max(usize::try_from(most_bytes.div_ceil(MAX_PARTS)).expect("a part fits into memory"))
 }
 
-/// A piece of a segment. All pieces but the last have one length, which is at least 5 MiB: S3's smallest
-/// part. There are at most [`MAX_PARTS`].
+/// A part of a segment. All parts except the last have the same length, at least 5 MiB (S3's minimum). At
+/// most [`MAX_PARTS`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Its bytes.
+    /// Bytes of the part.
     pub bytes: Bytes,
-    /// No part follows.
+    /// True for the last part.
     pub is_last: bool,
 }
 
-/// The maker of the parts could not make one, and knows why.
+/// The producer could not create a part, and knows the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a part of the segment could not be made")]
 pub struct PartFailed;
 
-/// Reasons for which a segment was not stored.
+/// Reason why a segment was not stored.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
-    /// The store did not take it. The object may exist nevertheless; nothing refers to it.
+    /// The store did not accept it. The object may still exist; nothing refers to it.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Its parts ended early.
+    /// The producer failed.
     #[error(transparent)]
     Part(#[from] PartFailed),
 }
 
-/// Makes the parts of a segment, first to last.
+/// Creates the parts of a segment in order.
 #[async_trait]
 pub trait Parts: Send {
-    /// Makes the next part; not called after the last one.
+    /// Creates the next part; not called after the last one.
     ///
     /// # Errors
     /// [`PartFailed`]: the segment cannot be stored.
     async fn next(&mut self) -> Result<Part, PartFailed>;
 
-    /// Largest number of parts in memory at once, including the one that is being made; at least 1. The store
-    /// asks for a further part only after it stored one. The store asks for the number before each part.
+    /// Returns the maximum number of parts in memory, including the one being created; at least 1. The store
+    /// requests a further part only after it has stored one, and calls this before each part.
     fn max_at_once(&self) -> usize;
 }
 
-/// Parts that are in memory already.
+/// Parts that are already in memory.
 #[derive(Debug, Clone)]
 pub struct ReadyParts(VecDeque<Bytes>);
 
 impl ReadyParts {
-    /// These parts, or one without bytes.
+    /// Creates the list from these parts, or from one empty part.
     pub fn new(parts: impl IntoIterator<Item = Bytes>) -> Self {
         Self(parts.into_iter().collect())
     }
@@ -88,13 +88,13 @@ impl Parts for ReadyParts {
     }
 }
 
-/// The concatenation of all parts, for a store that keeps objects in memory.
+/// Concatenates all parts, for a store that keeps objects in memory.
 ///
 /// # Errors
 /// [`PartFailed`].
 ///
 /// # Panics
-/// If there are more than [`MAX_PARTS`], which a real store refuses.
+/// If there are more than [`MAX_PARTS`], which a real store rejects.
 pub async fn collect(parts: &mut dyn Parts) -> Result<Bytes, PartFailed> {
     let mut whole = Vec::new();
     let mut count = 0;

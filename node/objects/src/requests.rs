@@ -1,33 +1,33 @@
-//! Counts and latencies of the requests a store was sent: what bars and bills are about.
+//! Counts and latencies of the requests sent to a store, for limits and billing.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// A kind of request as stores bill it.
+/// Kind of a request, as in a store's price list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// A read of all or part of an object.
     Get,
-    /// An object in one request: a create-once PUT or a small segment.
+    /// A write of an object in one request: a create-once PUT or a small segment.
     Put,
     /// One page of a list.
     List,
     /// A deletion.
     Delete,
-    /// The beginning of a multipart upload.
+    /// The start of a multipart upload.
     StartUpload,
     /// One part of a multipart upload.
     UploadPart,
-    /// The end of a multipart upload: the object appears.
+    /// The completion of a multipart upload, which makes the object visible.
     CompleteUpload,
-    /// A multipart upload that was aborted.
+    /// The abort of a multipart upload.
     AbortUpload,
 }
 
 impl Verb {
-    /// Every verb, in the order of their counters.
+    /// Every verb, in the order of the counters.
     pub const ALL: [Self; 8] = [
         Self::Get,
         Self::Put,
@@ -39,7 +39,7 @@ impl Verb {
         Self::AbortUpload,
     ];
 
-    /// The verb as a metric label.
+    /// Returns the verb as a metric label.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -54,7 +54,7 @@ impl Verb {
     }
 }
 
-/// Requests sent, by verb. Every attempt counts: that is what a store bills.
+/// Requests sent, by verb. Counts every attempt, because a store bills each one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestCounts {
     /// Reads.
@@ -65,18 +65,18 @@ pub struct RequestCounts {
     pub list: u64,
     /// Deletions.
     pub delete: u64,
-    /// Multipart uploads begun.
+    /// Multipart uploads started.
     pub start_upload: u64,
-    /// Parts sent.
+    /// Parts uploaded.
     pub upload_part: u64,
     /// Multipart uploads completed.
     pub complete_upload: u64,
-    /// Multipart uploads that were aborted.
+    /// Multipart uploads aborted.
     pub abort_upload: u64,
 }
 
 impl RequestCounts {
-    /// Requests of one kind.
+    /// Returns the requests of one kind.
     pub const fn of(&self, verb: Verb) -> u64 {
         match verb {
             Verb::Get => self.get,
@@ -90,13 +90,13 @@ impl RequestCounts {
         }
     }
 
-    /// All requests together.
+    /// Returns the total number of requests.
     pub const fn total(&self) -> u64 {
         let Self { get, put, list, delete, start_upload, upload_part, complete_upload, abort_upload } = *self;
         get + put + list + delete + start_upload + upload_part + complete_upload + abort_upload
     }
 
-    /// Requests sent since `earlier`, a former reading of the same meter.
+    /// Returns the requests sent since `earlier`, a previous reading of the same meter.
     pub const fn since(&self, earlier: &Self) -> Self {
         Self {
             get: self.get - earlier.get,
@@ -111,18 +111,18 @@ impl RequestCounts {
     }
 }
 
-/// Counters of one verb. They only rise.
+/// Counters of one verb, which only increase.
 #[derive(Debug, Default)]
 pub struct VerbMeter {
-    /// Attempts begun.
+    /// Attempts started.
     pub requests: AtomicU64,
-    /// Attempts that ended in an error, "does not exist" and "already exists" aside.
+    /// Attempts that ended in an error other than "does not exist" or "already exists".
     pub errors: AtomicU64,
-    /// Microseconds all ended attempts took together.
+    /// Total duration of all ended attempts, in microseconds.
     pub micros: AtomicU64,
-    /// Body bytes sent or received.
+    /// Body bytes sent and received.
     pub body_bytes: AtomicU64,
-    /// Attempts by duration: [`RequestMeter::BUCKETS_MS`], the last one for everything longer.
+    /// Attempts by duration: [`RequestMeter::BUCKETS_MS`], and a last one for longer attempts.
     pub buckets: [AtomicU64; RequestMeter::BUCKETS_MS.len() + 1],
 }
 
@@ -136,18 +136,18 @@ impl RequestMeter {
     /// Upper bounds of the latency buckets, in milliseconds.
     pub const BUCKETS_MS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 
-    /// The counters of one verb.
+    /// Returns the counters of one verb.
     pub fn verb(&self, verb: Verb) -> &VerbMeter {
         &self.verbs[verb as usize]
     }
 
-    /// Counts an attempt that begins.
+    /// Counts the start of an attempt.
     pub fn begin(&self, verb: Verb) -> MeteredAttempt<'_> {
         self.verb(verb).requests.fetch_add(1, Ordering::Relaxed);
         MeteredAttempt { meter: self, verb, begun: Instant::now(), body_bytes: 0, failed: false }
     }
 
-    /// Counts the end of an attempt: how long it took, the body bytes it moved, and whether it failed.
+    /// Counts the end of an attempt: its duration, body bytes and failure.
     fn end(&self, verb: Verb, took: Duration, body_bytes: u64, failed: bool) {
         let meter = self.verb(verb);
         let bucket = Self::BUCKETS_MS
@@ -162,12 +162,12 @@ impl RequestMeter {
         }
     }
 
-    /// Time that all ended attempts took together.
+    /// Returns the total duration of all ended attempts.
     pub fn time(&self) -> Duration {
         Duration::from_micros(self.verbs.iter().map(|verb| verb.micros.load(Ordering::Relaxed)).sum())
     }
 
-    /// A reading of the request counters.
+    /// Returns a reading of the request counters.
     pub fn counts(&self) -> RequestCounts {
         let read = |verb| self.verb(verb).requests.load(Ordering::Relaxed);
         RequestCounts {
@@ -183,8 +183,8 @@ impl RequestMeter {
     }
 }
 
-/// An attempt that was counted as begun. Its end is counted when this is dropped, so also where its caller
-/// needs no answer any more: without an error then.
+/// A started attempt. Dropping it counts its end: without an error if the caller no longer waits for the
+/// response.
 #[derive(Debug)]
 #[must_use = "an attempt that is dropped has ended"]
 pub struct MeteredAttempt<'a> {
@@ -196,7 +196,7 @@ pub struct MeteredAttempt<'a> {
 }
 
 impl MeteredAttempt<'_> {
-    /// Counts the end of the attempt: the body bytes it moved, and whether it failed.
+    /// Counts the end of the attempt: its body bytes and failure.
     pub fn end(mut self, body_bytes: u64, failed: bool) {
         (self.body_bytes, self.failed) = (body_bytes, failed);
     }
@@ -212,7 +212,7 @@ impl Drop for MeteredAttempt<'_> {
 mod tests {
     use super::*;
 
-    /// The caller of a request that was dropped left an attempt that never ended.
+    /// Regression: a dropped request left an attempt that never ended.
     #[test]
     fn an_attempt_that_is_dropped_has_ended() {
         let meter = RequestMeter::default();

@@ -1,4 +1,4 @@
-//! Retry policy of requests: a pure function of the attempts so far.
+//! Retry policy of requests: a pure function of the previous attempts.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use holdfast_types::{Backoff, Jitter};
 
 use crate::ErrorKind;
 
-/// Limits on the attempts of a request and on the waits between them.
+/// Limits on a request's attempts and on the delays between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Wait before the second attempt; it doubles with each further one. After a throttled answer it starts
-    /// at four times this.
+    /// Delay before the second attempt; it doubles for each further one. After a throttled response it starts
+    /// at four times this value.
     pub first_delay: Duration,
-    /// The longest wait between two attempts.
+    /// Maximum delay between two attempts.
     pub max_delay: Duration,
-    /// Attempts in all.
+    /// Maximum number of attempts.
     pub max_attempts: u32,
-    /// No attempt begins later than this after the first.
+    /// Time after the first attempt when no further one starts.
     pub deadline: Duration,
 }
 
-/// The decision after a failed attempt.
+/// Decision after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Wait this long, then try again.
+    /// Waits this long, then retries.
     RetryAfter(Duration),
-    /// Hand the error to the caller.
+    /// Returns the error to the caller.
     Fail,
 }
 
@@ -38,9 +38,9 @@ impl RetryPolicy {
         deadline: Duration::from_secs(20),
     };
 
-    /// Decides what follows attempt number `attempt` (from 1), which failed with `kind`, `elapsed` after the
-    /// first attempt began. `jitter` is a random number from 0 up to 1: the wait is between half and all of
-    /// the backoff, and at least `retry_after`, for which the store asked.
+    /// Decides how to proceed after attempt number `attempt` (from 1), which failed with `kind`, `elapsed`
+    /// after the start of the first attempt. `jitter` is a random number in 0..1: the delay is between half
+    /// and all of the backoff, and at least the `retry_after` that the store requested.
     ///
     /// # Panics
     /// If `jitter` is not a number.

@@ -1,7 +1,7 @@
 //! The interface of an object store.
 //!
-//! Keys are `/`-separated paths relative to the store's own prefix. Every object is written once and never
-//! changed; creating a key once is the compare-and-swap that everything else rests on.
+//! Keys are `/`-separated paths relative to the store's own prefix. Objects are immutable; create-once is the
+//! compare-and-swap on which everything else is based.
 
 use std::{
     fmt,
@@ -14,28 +14,28 @@ use bytes::Bytes;
 
 use crate::{CreateError, Parts, SegmentError, StoreError};
 
-/// The longest key that [`check_key`] lets pass, in bytes. S3 allows 1024 for prefix and key together; see
+/// Maximum key length that [`check_key`] accepts, in bytes. S3 allows 1024 for prefix and key together; see
 /// <https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html>.
 pub const MAX_KEY_BYTES: usize = 512;
 
-/// The most entries one page of a list holds, whatever was asked for (S3's own limit).
+/// Maximum entries per page of a list, regardless of the request (S3's own limit).
 pub const MAX_PAGE_ENTRIES: usize = 1000;
 
-/// The most unfinished uploads that are listed at once; the others come after these.
+/// Maximum unfinished uploads listed at once; later calls list the others.
 pub const MAX_UNFINISHED: usize = 10_000;
 
-/// A multipart upload that was begun, and neither completed nor aborted: its parts are paid for.
+/// A multipart upload that was neither completed nor aborted: its parts are billed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnfinishedUpload {
-    /// Key relative to the store's prefix that its object would have.
+    /// Key of its object, relative to the store's prefix.
     pub key: String,
-    /// The store's name of it.
+    /// The store's upload id.
     pub id: String,
-    /// Time since its beginning, both by the store's clock; zero if the store does not say one of the times.
+    /// Time since its start by the store's clock; zero if the store does not return both times.
     pub age: Duration,
 }
 
-/// Proof that this create-once PUT, and no other writer's, made the object.
+/// Proof that this create-once PUT, and no other writer's, created the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Created;
@@ -43,7 +43,7 @@ pub struct Created;
 /// The end of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suffix {
-    /// The last bytes; fewer than asked for if the object is shorter.
+    /// The last bytes; fewer than requested if the object is shorter.
     pub bytes: Bytes,
     /// Length of the whole object in bytes.
     pub size_bytes: u64,
@@ -56,103 +56,103 @@ pub struct Entry {
     pub key: String,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// Time at which the store finished writing it, by the store's clock.
+    /// Time at which the store completed the write, by the store's clock.
     pub last_modified: SystemTime,
 }
 
-/// Consecutive entries of a list, ascending by the bytes of their keys.
+/// Consecutive entries of a list, in ascending byte order of their keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// The entries.
     pub entries: Vec<Entry>,
-    /// True if keys remain after the last entry; continue with `start_after` set to that entry's key.
+    /// True if more keys follow; continue with `start_after` set to the last entry's key.
     pub more: bool,
-    /// Time of the answer by the store's clock; none if the store does not say it.
+    /// Time of the response by the store's clock; `None` if the store does not return it.
     pub now: Option<SystemTime>,
 }
 
 impl Page {
-    /// Age of an entry of this page: both times are the store's. Zero if the store does not say the time, or
-    /// says one before the entry's: what depends on an age waits.
+    /// Returns the age of an entry of this page by the store's clock. Returns zero if the store's time is
+    /// missing or before the entry's: actions that depend on an age then wait.
     #[must_use]
     pub fn age(&self, entry: &Entry) -> Duration {
         self.now.and_then(|now| now.duration_since(entry.last_modified).ok()).unwrap_or_default()
     }
 }
 
-/// Consecutive folders of a list, ascending by the bytes of their names with the `/` behind them.
+/// Consecutive folders of a list, in ascending byte order of their names including the `/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Folders {
-    /// Their names, without prefix and `/`.
+    /// Names without prefix and `/`.
     pub names: Vec<String>,
-    /// Beginning of the next page (`from`); none if no folder remains.
+    /// Start of the next page (`from`); `None` if no folder remains.
     pub next: Option<String>,
 }
 
 impl Folders {
-    /// The key behind all keys of a folder, and before those of any later one: `0` is the character after
-    /// `/`.
+    /// Returns the key after all keys of a folder and before those of any later one: `0` is the character
+    /// after `/`.
     pub fn end_of(prefix: &str, name: &str) -> String {
         format!("{prefix}{name}0")
     }
 }
 
-/// A place that keeps immutable objects.
+/// A store of immutable objects.
 ///
-/// Methods retry inside their own deadline where repeating is harmless; [`ObjectStore::create`] is sent
-/// exactly once. Dropping a future leaves a write's outcome unknown.
+/// Methods retry idempotent requests within their own deadline; [`ObjectStore::create`] is sent exactly once.
+/// Dropping a future leaves a write's outcome unknown.
 #[async_trait]
 pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// Reads a whole object of at most `max_bytes`.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]; [`StoreError::TooLarge`] before any of a larger body is kept; else why the
-    /// store did not answer.
+    /// [`StoreError::NotFound`]; [`StoreError::TooLarge`] before reading a larger body; otherwise the reason
+    /// why the store did not answer.
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError>;
 
     /// Reads exactly the bytes `range` of an object.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] for an empty range; [`StoreError::OutOfRange`] if the object ends before the
-    /// range does.
+    /// range.
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError>;
 
-    /// Reads the last `len` bytes of an object, or all of a shorter one, and learns its size.
+    /// Reads the last `len` bytes of an object, or all of a shorter one, and returns its size.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if `len` is 0; [`StoreError::NotFound`]; else why the store did not answer.
+    /// [`StoreError::Invalid`] if `len` is 0; [`StoreError::NotFound`]; or the store did not answer.
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError>;
 
-    /// Creates an object if no object has that key: one PUT with `If-None-Match: *`. It is sent
-    /// again only after an answer that nothing was written because there are too many requests.
+    /// Creates an object if no object has that key: one PUT with `If-None-Match: *`. It is retried only after
+    /// a throttling response, which means that nothing was written.
     ///
     /// # Errors
-    /// [`CreateError::Exists`]: another object was there (perhaps by an earlier attempt of the caller's own).
+    /// [`CreateError::Exists`]: another object existed (possibly from an earlier attempt of the caller).
     /// [`CreateError::Ambiguous`]: it may or may not have been written; read the key back and compare.
     /// [`CreateError::Failed`]: nothing was written.
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError>;
 
-    /// Writes a segment, the concatenation of `parts`, under a key that no other writer uses. One part is one
-    /// PUT, several are a multipart upload; parts are made while earlier ones are sent. Safe to repeat with
-    /// the same bytes.
+    /// Writes a segment, the concatenation of `parts`, under a key that no other writer uses. One part
+    /// becomes one PUT, several a multipart upload; parts are created while earlier ones are sent. Idempotent
+    /// with the same bytes.
     ///
     /// # Errors
-    /// [`SegmentError`]. The first part that fails ends the upload.
+    /// [`SegmentError`]. The first failed part ends the upload.
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError>;
 
     /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) keys that begin with `prefix` and sort after
     /// `start_after`.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if `limit` is 0; else why the store did not answer.
+    /// [`StoreError::Invalid`] if `limit` is 0; otherwise the reason why the store did not answer.
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError>;
 
-    /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) folders: the parts behind `prefix`, up to the next
-    /// `/`, of keys that begin with it, each once, from the beginning or `from` the `next` of the page
-    /// before. Keys without that `/` are passed over. A page may have fewer than there are, also none; `next`
-    /// says if any remain.
+    /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) folders, each once: the parts after `prefix`, up to
+    /// the next `/`, of keys that begin with it. Starts at the beginning, or at `from`, the `next` of the
+    /// previous page. Skips keys without that `/`. A page may be short or empty although more folders follow,
+    /// in which case it has a `next`.
     ///
-    /// A store that cannot group its keys is asked for each folder's first key.
+    /// For a store that cannot group its keys, requests the first key of each folder.
     ///
     /// # Errors
     /// As [`ObjectStore::list`].
@@ -180,37 +180,37 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Deletes objects, in any order, 1,000 with a request; one that is not there counts as deleted. Only for
-    /// keys that are never created again.
+    /// Deletes objects in any order, 1,000 per request; a missing one counts as deleted. Only for keys that
+    /// are never created again.
     ///
     /// # Errors
-    /// The reason for which the store did not delete one of them; any of them may be gone.
+    /// Reason why the store did not delete one of them; any of them may be deleted.
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError>;
 
-    /// Lists multipart uploads under `prefix` that were begun and neither completed nor aborted, at least
-    /// [`MAX_UNFINISHED`] of them if there are as many. A store that makes no object of parts has none.
+    /// Lists unfinished multipart uploads under `prefix`, at least [`MAX_UNFINISHED`] of them if that many
+    /// exist. A store without multipart uploads has none.
     ///
     /// # Errors
-    /// The reason for which the store did not answer.
+    /// Reason why the store did not answer.
     async fn unfinished_uploads(&self, _prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
         Ok(Vec::new())
     }
 
-    /// Aborts an upload: the store frees its parts. One that is gone counts as aborted. Its writer, if it
-    /// still sends parts, begins another one.
+    /// Aborts an upload: the store frees its parts. A missing one counts as aborted. A writer that still
+    /// sends parts starts another upload.
     ///
     /// # Errors
-    /// The reason for which the store did not abort it.
+    /// Reason why the store did not abort it.
     async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<(), StoreError> {
         Ok(())
     }
 }
 
-/// Checks that `key` can name an object in every store: relative, no empty, `.` or `..` part, and only
+/// Checks that `key` is valid in every store: relative, no empty, `.` or `..` part, and only
 /// `A-Z a-z 0-9 . _ -` between the slashes.
 ///
 /// # Errors
-/// [`StoreError::Invalid`] with the rule that is broken.
+/// [`StoreError::Invalid`] with the violated rule.
 pub fn check_key(key: &str) -> Result<(), StoreError> {
     let broken = |rule| StoreError::Invalid { what: "key", value: key.to_owned(), rule };
     if key.is_empty() || key.len() > MAX_KEY_BYTES {

@@ -1,4 +1,4 @@
-//! One attempt, and its repetition: permits, time-outs, counting, and what is learned of the store.
+//! One attempt and its retries: permits, timeouts, metering, and updates of the store's availability.
 
 use std::{
     future::Future,
@@ -17,17 +17,17 @@ use crate::{
     store::S3Store,
 };
 
-/// Bytes of a body that moved in one attempt.
+/// Body bytes moved in one attempt.
 pub(crate) type BodyBytes = u64;
 
-/// Permits of one request, until this is dropped.
+/// Permits of one request, held until this is dropped.
 struct RequestPermits<'a> {
     _of_lane: Option<SemaphorePermit<'a>>,
     _of_all: SemaphorePermit<'a>,
 }
 
 impl S3Store {
-    /// Sends one request with a permit and within its limit, counts it, and learns of the store from its end.
+    /// Sends one request with a permit and within its limit, meters it, and updates the store's availability.
     pub(crate) async fn attempt<T>(
         &self,
         class: RequestClass,
@@ -38,7 +38,7 @@ impl S3Store {
         self.permitted_attempt(class, limit, request).await
     }
 
-    /// Waits for the permits of one request: outside its limits, since time in the queue is not the server's.
+    /// Waits for the permits of one request, outside its timeout: time in the queue is not the server's.
     async fn permits_of(&self, class: RequestClass) -> RequestPermits<'_> {
         let lane = match class.lane {
             Lane::First => None,
@@ -53,7 +53,7 @@ impl S3Store {
         RequestPermits { _of_lane: of_lane, _of_all: of_all }
     }
 
-    /// The same as [`Self::attempt`] for a caller that holds the permit.
+    /// Like [`Self::attempt`], for a caller that already holds the permit.
     pub(crate) async fn permitted_attempt<T>(
         &self,
         class: RequestClass,
@@ -79,7 +79,7 @@ impl S3Store {
         answer.map(|(value, _)| value)
     }
 
-    /// Sends a harmless request until it is answered, the retry policy ends it, or the error is permanent.
+    /// Retries an idempotent request until it succeeds, the retry policy ends it, or the error is permanent.
     pub(crate) async fn repeat<T, Fut>(
         &self,
         verb: Verb,
@@ -92,7 +92,7 @@ impl S3Store {
         self.repeat_as(RequestClass::repeated(verb), limit, request).await
     }
 
-    /// The same for a request of this class.
+    /// Like `repeat`, for a request of this class.
     pub(crate) async fn repeat_as<T, Fut>(
         &self,
         class: RequestClass,
@@ -108,7 +108,7 @@ impl S3Store {
             self.availability.admit(class).await?;
             let sent = Instant::now();
             let permits = self.permits_of(class).await;
-            // The wait for the first permits is no part of the retry policy's deadline.
+            // The wait for the first permits does not count towards the retry policy's deadline.
             let begun = *begun.get_or_insert_with(Instant::now);
             let answer = self.permitted_attempt(class, limit, request()).await;
             drop(permits);
@@ -137,7 +137,7 @@ impl S3Store {
         }
     }
 
-    /// Decides what follows attempt number `attempt`, `elapsed` after the first one began.
+    /// Decides how to proceed after attempt number `attempt`, `elapsed` after the start of the first one.
     pub(crate) fn decide(&self, attempt: u32, elapsed: Duration, failure: &RequestFailure) -> Decision {
         self.retry.decide(attempt, failure.error.kind(), elapsed, failure.retry_after, fastrand::f64())
     }

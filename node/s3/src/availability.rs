@@ -1,16 +1,16 @@
-//! Availability of one store, learned from its requests: how slowly it answers, and whether it answers.
+//! Availability of one store, learned from its requests: its latency and reachability.
 //!
-//! *Time limits.* A request that timed out would time out again with the same limit: each time-out doubles
-//! the limit of the next requests of its class, up to a bound, and a quick answer halves it again. Each class
-//! learns for itself, because a store that lists slowly may read quickly.
+//! *Timeouts.* A request that timed out would time out again with the same limit: each timeout doubles the
+//! limit of the next requests of its class, up to a bound, and a fast response halves it again. Each class
+//! learns separately, because a store that lists slowly may read quickly.
 //!
-//! *Admission.* While a store is unreachable, one request at a time is let through to probe it, every 500 ms
-//! or, with limits that grew, less often: no more than ten wait for an answer. All others wait for news. Any
-//! answer lets them pass; a failure ends them all, and their callers retry on their own schedule. So the load
-//! on a store that is unreachable does not grow with the number of volumes and readers that wait for it, and
-//! the permits bound it once it is back. No request is refused before one has failed meanwhile: a caller that
-//! joins several requests would drop the one that probes for the sake of one that was refused. A caller that
-//! drops it for another reason holds up the next probe by an interval, and nothing else.
+//! *Admission.* While a store is unreachable, only one request at a time is sent as a probe, every 500 ms or,
+//! with longer limits, less often: at most ten wait for a response. All others wait for the result. Any
+//! response admits them; a failure fails them all, and their callers retry on their own schedule. The load on
+//! an unreachable store thus does not grow with the number of waiting volumes and readers, and the permits
+//! bound it once the store is back. No waiting request fails before a probe has failed: otherwise, a caller
+//! that joins several requests would drop the probe because of a failed one. Dropping the probe for another
+//! reason only delays the next one by an interval.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -26,20 +26,20 @@ use crate::classify::RequestFailure;
 use crate::config::{AttemptLimit, MAX_HEAD_DOUBLINGS};
 use crate::request_class::{Lane, RequestClass};
 
-/// Most doublings of uploads: a body has 64 times as long, for a store that takes 16 KiB a second.
+/// Maximum doublings for uploads: a body gets 64 times as long, for a store that accepts 16 KiB/s.
 const MAX_BULK_DOUBLINGS: u32 = 6;
 
-/// Interval between requests that probe an unreachable store.
+/// Interval between probes of an unreachable store.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
 
-/// A request that was not sent, because the store does not answer.
+/// A request that was not sent because the store does not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{last} (not retried yet)")]
 struct NotSent {
     last: String,
 }
 
-/// A store that did not answer.
+/// State of an unreachable store.
 #[derive(Debug)]
 struct Unreachable {
     probe_after: Instant,
@@ -47,13 +47,13 @@ struct Unreachable {
     last: String,
 }
 
-/// An attempt that ended.
+/// An ended attempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attempted {
     pub(crate) class: RequestClass,
-    /// Limit of the same request with a body as long as the one that moved.
+    /// Limit of the same request with a body of the length that was moved.
     pub(crate) moved: AttemptLimit,
-    /// Doublings that the limit had.
+    /// Doublings of the limit in the attempt.
     pub(crate) doublings: u32,
     pub(crate) sent: Instant,
     pub(crate) took: Duration,
@@ -63,24 +63,24 @@ pub(crate) struct Attempted {
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
     known: Mutex<KnownOfStore>,
-    /// An answer of an unreachable store, or one more failure.
+    /// Notifies of a response of an unreachable store, or of one more failure.
     news: Notify,
 }
 
 #[derive(Debug, Default)]
 struct KnownOfStore {
-    /// Doublings of the limits; none where a class has no entry.
+    /// Doublings of the limits; a class without an entry has none.
     doublings: HashMap<RequestClass, u32>,
     unreachable: Option<Unreachable>,
-    /// Time of the last answer.
+    /// Time of the last response.
     answered: Option<Instant>,
-    /// Failures of requests to an unreachable store so far.
+    /// Failed requests to an unreachable store so far.
     failures: u64,
 }
 
 impl KnownOfStore {
-    /// Doublings of the limits of `class`. A create is not repeated after a time-out, and in doubt then: it
-    /// has as long as the slowest of the others that are small.
+    /// Returns the doublings of the limits of `class`. A create is not retried after a timeout, because its
+    /// outcome is then unknown: it uses the highest value of the other small requests.
     fn doublings(&self, class: RequestClass) -> u32 {
         let counts = |other: RequestClass| {
             other == class || (class == RequestClass::CREATE && other.lane == Lane::First)
@@ -88,10 +88,10 @@ impl KnownOfStore {
         self.doublings.iter().filter(|(other, _)| counts(**other)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
-    /// Admits a request, or returns the time at which a probe is due.
+    /// Admits a request, or returns the time of the next probe.
     ///
     /// # Errors
-    /// `Unavailable` with the last error, if a request failed since there were `failures`.
+    /// `Unavailable` with the last error, if a request failed since the count was `failures`.
     fn admit(
         &mut self,
         class: RequestClass,
@@ -114,9 +114,9 @@ impl KnownOfStore {
         self.answered.is_some_and(|answered| answered >= sent)
     }
 
-    /// Records a failure of a request to an unreachable store, and that no probe is due before `probe_after`.
+    /// Records a failed request to an unreachable store; the next probe is not due before `probe_after`.
     fn fail(&mut self, probe_after: Instant, error: &StoreError) {
-        // The text around it begins with the same words, so only the causes are kept.
+        // The surrounding text repeats itself, so only the causes are kept.
         let causes: Vec<String> =
             successors(error.source(), |&cause| cause.source()).map(ToString::to_string).collect();
         let last = if causes.is_empty() { error.to_string() } else { causes.join(": ") };
@@ -126,17 +126,17 @@ impl KnownOfStore {
 }
 
 impl Availability {
-    /// Doublings of the limits of `class`, as they are now.
+    /// Returns the current doublings of the limits of `class`.
     pub(crate) fn doublings(&self, class: RequestClass) -> u32 {
         self.lock().doublings(class)
     }
 
-    /// Time limit of an attempt of `class` whose limit is `limit` with an ordinary store.
+    /// Returns the time limit of an attempt of `class` whose limit for a fast store is `limit`.
     pub(crate) fn limit(&self, class: RequestClass, limit: AttemptLimit) -> Duration {
         limit.doubled(self.doublings(class))
     }
 
-    /// Learns from an attempt. Its failure ends the wait of others, but begins no outage.
+    /// Updates the state from an attempt. A failure ends the wait of others, but does not start an outage.
     pub(crate) fn learn(&self, attempted: &Attempted, answer: Result<(), &RequestFailure>) {
         let Attempted { class, moved, doublings, sent, took } = *attempted;
         let mut known = self.lock();
@@ -160,7 +160,7 @@ impl Availability {
                 Lane::First => MAX_HEAD_DOUBLINGS,
                 Lane::Small | Lane::Bulk => MAX_BULK_DOUBLINGS,
             };
-            // Requests that had the same limit and time out together double it once.
+            // Requests with the same limit that time out together double it only once.
             known.doublings.insert(class, now_doublings.max(doublings + 1).min(most));
         }
         if let Some(Unreachable { probe_after, .. }) = known.unreachable
@@ -174,7 +174,7 @@ impl Availability {
     /// Waits until a request may be sent.
     ///
     /// # Errors
-    /// `Unavailable` with the error of a request to an unreachable store that failed meanwhile.
+    /// `Unavailable` with the error of a request to the unreachable store that failed in the meantime.
     pub(crate) async fn admit(&self, class: RequestClass) -> Result<(), StoreError> {
         let failures = self.lock().failures;
         loop {
@@ -189,8 +189,8 @@ impl Availability {
         }
     }
 
-    /// Records that an operation ended without an answer to its last request, sent at `sent`. An answer to
-    /// any other request since then counts more: a slow upload is not an outage for reads that are answered.
+    /// Records that an operation ended without a response to its last request, sent at `sent`. A response to
+    /// any other request since then takes precedence: a slow upload is not an outage for successful reads.
     pub(crate) fn set_unreachable(&self, sent: Instant, now: Instant, failure: &RequestFailure) {
         let mut known = self.lock();
         if !known.was_answered_since(sent) {
@@ -199,13 +199,13 @@ impl Availability {
         }
     }
 
-    /// Sends the next request in any case: a caller needs a fresh answer.
+    /// Admits the next request unconditionally: a caller needs a fresh response.
     pub(crate) fn forget(&self) {
         self.lock().unreachable = None;
         self.news.notify_waiters();
     }
 
-    /// True if the last operation ended without an answer and no request was answered since.
+    /// Returns true if the last operation ended without a response and no request was answered since.
     pub(crate) fn is_unreachable(&self) -> bool {
         self.lock().unreachable.is_some()
     }
@@ -232,7 +232,7 @@ mod tests {
         StoreError::TimedOut { after: SECOND }.into()
     }
 
-    /// One that was not sent, because no credentials could be obtained.
+    /// A request that was not sent because no credentials could be obtained.
     fn not_sent() -> RequestFailure {
         let source = "no token".into();
         StoreError::Blocked { blocker: Blocker::NoCredentials, code: "not sent".to_owned(), source }.into()
@@ -242,7 +242,7 @@ mod tests {
         StoreError::Unavailable("no route".into()).into()
     }
 
-    /// Attempts of one class that move `body_bytes` each, sent with the limits of now.
+    /// Attempts of one class that move `body_bytes` each, sent with the current limits.
     struct Sender<'a>(&'a Availability, RequestClass, u64);
 
     impl Sender<'_> {
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(upload.limit(), (20 + 16 * 64) * SECOND, "there is a limit");
     }
 
-    /// Only limits of uploads were learned: a store whose answers began late was read no more.
+    /// Regression: only limits of uploads adapted; a store with slow first bytes could no longer be read.
     #[test]
     fn each_class_of_requests_learns_its_own_limit() {
         let availability = Availability::default();
@@ -295,7 +295,7 @@ mod tests {
             list.end(SECOND, Ok(()));
         }
         assert_eq!(list.limit(), 5 * SECOND);
-        // A body takes its time: that is not a slow answer.
+        // A body takes its time: that is not a slow response.
         let large = Sender(&availability, GET, 64 << 20);
         get.end(5 * SECOND, Err(&late()));
         large.end(10 * SECOND, Ok(()));
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(availability.doublings(GET), 1);
     }
 
-    /// Returns the answer to a request at `now`, of which one failed or not since it began to wait.
+    /// Returns the response to a request at `now`, which started to wait after `failures` failures.
     fn admit(availability: &Availability, now: Instant, failures: u64) -> Result<Option<Instant>, String> {
         let admitted = availability.lock().admit(GET, now, failures);
         admitted.map_err(|error| error.source().unwrap().to_string())
@@ -342,7 +342,7 @@ mod tests {
         assert!(!availability.is_unreachable(), "it answered another request after that one was sent");
     }
 
-    /// A request that never left the host ended an outage, and every reader and volume asked again at once.
+    /// Regression: a request that never left the host ended an outage, and all users retried at once.
     #[test]
     fn only_what_the_server_answered_ends_an_outage() {
         let blocked = |blocker| StoreError::Blocked { blocker, code: "x".to_owned(), source: "x".into() };
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(admit(&availability, begun, 1), Ok(Some(begun + 3 * SECOND)));
     }
 
-    /// A longer limit left dozens of probes in flight, each with a permit.
+    /// Regression: with a longer limit, dozens of probes were in flight, each with a permit.
     #[test]
     fn probes_with_longer_limits_are_sent_less_often() {
         let availability = Availability::default();
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(admit(&availability, due, 1), Ok(Some(due + 4 * PROBE_EVERY)));
     }
 
-    /// They were refused at once, and a caller that joins them dropped the one that was admitted.
+    /// Regression: they failed at once, and a caller that joined them dropped the admitted one.
     #[tokio::test]
     async fn requests_wait_for_the_answer_to_the_one_admitted() {
         let availability = Availability::default();

@@ -1,22 +1,22 @@
-//! Meaning of an answer of the server, or of its absence.
+//! Meaning of a server's response, or of its absence.
 //!
-//! Proxies, ingresses and load balancers answer with the same status codes as the server behind them, so a
-//! status alone proves nothing. An answer is the server's own when it has an S3 error code or the header
-//! `x-amz-request-id`; anything else means "not available", and leaves a write in doubt:
+//! Proxies, ingresses and load balancers use the same status codes as the server behind them, so a status
+//! alone proves nothing. A response comes from the server if it has an S3 error code or the header
+//! `x-amz-request-id`; any other means "not available", and leaves the outcome of a write unknown:
 //!
-//! - *does not exist* (404) needs the code `NoSuchKey`, or no code and the server's header. Believed wrongly
-//!   it ends a log too early, hides a truncation marker or another writer's record, and fails reads of data
-//!   that is there;
-//! - *exists* (412) and *conflict* (409) need the server's word too. Believed wrongly, 412 sends a writer to
-//!   read a place that holds nothing;
-//! - *done* (2xx) needs the fields that S3 always sends ([`foreign`]). Believed wrongly, a commit that was
-//!   never stored counts as stored;
-//! - *refused* (401, 403) needs the server's word, or a login page would be called a missing right;
+//! - *does not exist* (404) needs the code `NoSuchKey`, or no code and the server's header. If it were wrong,
+//!   it would end a log too early, hide a truncation marker or another writer's record, and fail reads of
+//!   existing data;
+//! - *exists* (412) and *conflict* (409) need the same proof. If it were wrong, 412 would make a writer read
+//!   an empty log position;
+//! - *done* (2xx) needs the fields that S3 always sends ([`foreign`]). If it were wrong, an unstored commit
+//!   would count as stored;
+//! - *refused* (401, 403) needs the same proof, or a login page would be reported as a missing right;
 //! - a bucket that does not exist is a failover or a configuration error: the server cannot be asked about
 //!   objects.
 //!
-//! An answer of the server about its account, quota, key, disks, clock or region is a [`Blocker`]: rights and
-//! the network are in order, and a message that named those would send a person to the wrong place.
+//! A response of the server about its account, quota, key, disks, clock or region is a [`Blocker`]: rights
+//! and network are correct, and naming them in a message would mislead the user.
 
 use std::error::Error;
 use std::time::Duration;
@@ -28,18 +28,18 @@ use aws_sdk_s3::{
 };
 use holdfast_objects::{Blocker, ErrorKind, StoreError};
 
-/// The longest that a `Retry-After` is honoured. A server in the field asks for a minute in each answer of an
-/// overload that lasts a second; callers retry later and later in any case.
+/// Maximum `Retry-After` that is honoured. A server in the field requests a minute in each response during an
+/// overload of one second; callers back off in any case.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// A failed request: what it means, and whether the server may have acted on it.
+/// A failed request: its meaning, and its possible effect on the server.
 #[derive(Debug)]
 pub(crate) struct RequestFailure {
-    /// Its meaning.
+    /// Meaning of the failure.
     pub(crate) error: StoreError,
-    /// Its effect, if it was a write.
+    /// Effect of a write.
     pub(crate) effect: WriteEffect,
-    /// The time for which the server asks before the next request; zero where it names none.
+    /// Delay that the server requests before the next request; zero if none.
     pub(crate) retry_after: Duration,
 }
 
@@ -48,19 +48,19 @@ impl RequestFailure {
         Self { error, effect, retry_after: Duration::ZERO }
     }
 
-    /// True if the server answered. A request that was not sent says nothing about it.
+    /// Returns true if the server answered. A request that was not sent proves nothing about it.
     pub(crate) fn is_answer(&self) -> bool {
         !matches!(self.error.kind(), ErrorKind::Unavailable | ErrorKind::Blocked(Blocker::NoCredentials))
             && !matches!(&self.error, StoreError::Refused { code, .. } if code == NOT_SENT)
     }
 
-    /// True if it counts as an error of the store: not an answer about an object that is there or is not.
+    /// Returns true if it counts as a store error: not a response about an existing or missing object.
     pub(crate) fn is_error(&self) -> bool {
         self.effect != WriteEffect::Exists && self.error.kind() != ErrorKind::NotFound
     }
 }
 
-/// Without an answer of the server, or with one that makes no sense, the effect is unknown.
+/// Without a valid response of the server, the effect is unknown.
 impl From<StoreError> for RequestFailure {
     fn from(error: StoreError) -> Self {
         Self::new(error, WriteEffect::Unknown)
@@ -70,15 +70,15 @@ impl From<StoreError> for RequestFailure {
 /// Effect of a failed write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteEffect {
-    /// Nothing: the server refused it, or never heard of it.
+    /// None: the server rejected it, or never received it.
     None,
-    /// Nothing, because the key was taken.
+    /// None, because the key was taken.
     Exists,
     /// Unknown.
     Unknown,
 }
 
-/// An answer that the S3 server did not give.
+/// A response that does not come from the S3 server.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "HTTP {status} without {lacks}: a proxy or another server answered; check the endpoint and what is in front of it"
@@ -88,7 +88,7 @@ pub(crate) struct ForeignAnswer {
     pub(crate) lacks: &'static str,
 }
 
-/// An answer of the S3 server that it failed inside.
+/// A response of the S3 server about an internal failure.
 #[derive(Debug, thiserror::Error)]
 #[error("the server answered HTTP {status} ({code})")]
 pub(crate) struct ServerFault {
@@ -98,7 +98,7 @@ pub(crate) struct ServerFault {
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// An answer whose body ended, or stopped, before all of it was there.
+/// A response whose body ended or stalled before it was complete.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off after {got_bytes} of {want_bytes} bytes")]
 pub(crate) struct BrokenAnswer {
@@ -108,25 +108,25 @@ pub(crate) struct BrokenAnswer {
     pub(crate) source: Box<dyn Error + Send + Sync>,
 }
 
-/// The code of a request that was not sent, because it could not be made.
+/// Code of a request that could not be built.
 const NOT_SENT: &str = "not sent";
 
-/// The error of a successful answer without `lacks`, which S3 sends with each answer of its kind.
+/// Returns the error for a successful response without `lacks`, which S3 always sends with it.
 pub(crate) fn foreign(status: u16, lacks: &'static str) -> StoreError {
     StoreError::Unavailable(ForeignAnswer { status, lacks }.into())
 }
 
-/// The code that the SDK makes up for a 404 without a body: no server's word.
+/// Code that the SDK substitutes for a 404 without a body: not the server's own.
 const MADE_UP: &str = "NotFound";
 
-/// True if the S3 server itself gave this error answer.
+/// Returns true if the S3 server itself sent this error response.
 pub(crate) fn is_from_s3<E: ProvideErrorMetadata>(failure: &SdkError<E, HttpResponse>) -> bool {
     let has_id = |raw: &HttpResponse| raw.headers().get("x-amz-request-id").is_some_and(|id| !id.is_empty());
     failure.code().is_some_and(|code| !matches!(code, "" | MADE_UP))
         || failure.raw_response().is_some_and(has_id)
 }
 
-/// Reads the failure of a request about `key` (empty for a list) in `bucket`.
+/// Classifies the failure of a request about `key` (empty for a list) in `bucket`.
 pub(crate) fn classify<E>(failure: SdkError<E, HttpResponse>, bucket: &str, key: &str) -> RequestFailure
 where
     E: Error + ProvideErrorMetadata + Send + Sync + 'static,
@@ -137,11 +137,11 @@ where
     let from_s3 = is_from_s3(&failure);
     let retry_after = failure.raw_response().map_or(Duration::ZERO, retry_after);
     let failure = match (status, &failure) {
-        // An error answer with a code the protocol knows, or at least a status.
+        // An error response with a known code, or at least a status.
         (Some(status), SdkError::ServiceError(_)) => {
             answered(Answer { status, code, message, from_s3 }, failure.into(), bucket, key)
         }
-        // No whole answer.
+        // No complete response.
         (_, SdkError::ConstructionFailure(_)) => {
             let error = StoreError::Refused { code: NOT_SENT.to_owned(), source: failure.into() };
             RequestFailure::new(error, WriteEffect::None)
@@ -149,7 +149,7 @@ where
         _ if any_cause(&failure, &is_credentials) => {
             RequestFailure::new(no_credentials(failure.into()), WriteEffect::None)
         }
-        // The whole answer is there, and no answer of S3: the page of a portal, for one.
+        // A complete response that does not come from S3, such as a portal's page.
         (Some(status), SdkError::ResponseError(_)) if !any_cause(&failure, &is_connection) => {
             foreign(status, "the content that S3 sends").into()
         }
@@ -161,13 +161,13 @@ where
     RequestFailure { retry_after, ..failure }
 }
 
-/// The time for which an answer asks, in seconds: no S3 server names a date.
+/// Returns the delay that a response requests, in seconds: no S3 server sends a date.
 fn retry_after(answer: &HttpResponse) -> Duration {
     let seconds = answer.headers().get("retry-after").and_then(|text| text.trim().parse().ok());
     Duration::from_secs(seconds.unwrap_or(0)).min(MAX_RETRY_AFTER)
 }
 
-/// The meaning of the error `code` that a server's answer names for one of several objects.
+/// Classifies the error `code` of one of several objects in a server's response.
 pub(crate) fn classify_code(code: &str, message: Option<&str>, bucket: &str) -> StoreError {
     let message = message.unwrap_or("no message");
     let status = match code {
@@ -180,14 +180,14 @@ pub(crate) fn classify_code(code: &str, message: Option<&str>, bucket: &str) -> 
     answered(answer, message.into(), bucket, "one of several").error
 }
 
-/// An error answer.
+/// An error response.
 struct Answer {
     status: u16,
-    /// Empty where it has none.
+    /// Error code, or empty.
     code: String,
-    /// The server's text; empty where it has none.
+    /// Error text of the server, or empty.
     message: String,
-    /// True if the answer looks like one of an S3 server.
+    /// True if the response looks like that of an S3 server.
     from_s3: bool,
 }
 
@@ -225,8 +225,8 @@ fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, 
     }
 }
 
-/// The cause for which the server does not serve the request, by the codes of Amazon, Ceph, MinIO and
-/// versitygw. A provider that has no code for it says it in the text of `AccessDenied` or `InvalidRequest`.
+/// Returns the blocker for the codes of Amazon, Ceph, MinIO and versitygw. A provider without a specific code
+/// explains it in the text of `AccessDenied` or `InvalidRequest`.
 fn blocker(status: u16, code: &str, message: &str) -> Option<Blocker> {
     let is_final = status < 500;
     Some(match code {
@@ -258,8 +258,8 @@ fn is_credentials(cause: &(dyn Error + 'static)) -> bool {
     cause.is::<CredentialsError>()
 }
 
-/// A request that was not sent for want of credentials. Only a provider that did not answer in time may do so
-/// later.
+/// Returns the error of a request that was not sent for lack of credentials. Only a credentials provider that
+/// timed out may succeed later.
 fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
     let late = |cause: &(dyn Error + 'static)| {
         matches!(cause.downcast_ref(), Some(CredentialsError::ProviderTimedOut(_)))
@@ -272,7 +272,7 @@ fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
     }
 }
 
-/// True if the request cannot have left: nothing listens at the address.
+/// Returns true if the request cannot have been sent: nothing listens at the address.
 fn never_connected(failure: &(dyn Error + 'static)) -> bool {
     any_cause(failure, &|cause| {
         let io = cause.downcast_ref::<std::io::Error>();
@@ -280,13 +280,13 @@ fn never_connected(failure: &(dyn Error + 'static)) -> bool {
     })
 }
 
-/// True for a connection that broke.
+/// Returns true for a broken connection.
 fn is_connection(cause: &(dyn Error + 'static)) -> bool {
     cause.is::<std::io::Error>() || cause.is::<hyper::Error>()
 }
 
-/// True if `test` holds for the error or one of its causes. An I/O error hides the error it was made from:
-/// its source is that error's source.
+/// Returns true if `test` holds for the error or one of its causes. An I/O error hides its inner error: its
+/// source is that error's source.
 pub(crate) fn any_cause(
     failure: &(dyn Error + 'static),
     test: &dyn Fn(&(dyn Error + 'static)) -> bool,
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(cases.map(|(text, _)| asked(text)), cases.map(|(_, seconds)| seconds));
     }
 
-    /// The kind says what a caller may do, the effect if the write may have happened.
+    /// The kind tells the caller how to react, the effect whether the write may have happened.
     #[test]
     fn answers_are_classified_by_remedy_and_effect() {
         let cases = [

@@ -1,4 +1,4 @@
-//! The server's clock: its time in each answer, and its difference to this host's.
+//! The server's clock: the time in each response, and its difference to this host's clock.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -9,16 +9,16 @@ use aws_sdk_s3::error::BoxError;
 use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
 use parking_lot::Mutex;
 
-/// Resolution of the time that a server says an object has.
+/// Resolution of an object's time at the server.
 const RESOLUTION: Duration = Duration::from_secs(1);
 
-/// The time of the answer to one request, by the server's clock: the header `Date`, which every server that
-/// has a clock sends (RFC 9110, 6.6.1). Clones are the same.
+/// Time of a response by the server's clock: the header `Date`, which every server with a clock sends (RFC
+/// 9110, 6.6.1). Clones share the value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AnswerDate(Arc<Mutex<Option<SystemTime>>>);
 
 impl AnswerDate {
-    /// The time of the last answer; none if it had no date that can be read.
+    /// Returns the time of the last response; `None` if it had no valid date.
     pub(crate) fn get(&self) -> Option<SystemTime> {
         *self.0.lock()
     }
@@ -45,21 +45,21 @@ fn read_date(text: &str) -> Option<SystemTime> {
     SystemTime::try_from(date).ok()
 }
 
-/// The server's clock, as far as one request can tell.
+/// The server's clock, as observed in one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerClock {
-    /// The server did not say when it stored the object.
+    /// The server did not return the object's time.
     Unknown,
-    /// No difference can be seen.
+    /// No difference is visible.
     Agrees,
-    /// At least so much ahead of this host's.
+    /// At least this far ahead of this host's clock.
     Ahead(Duration),
-    /// At least so much behind this host's.
+    /// At least this far behind this host's clock.
     Behind(Duration),
 }
 
 impl ServerClock {
-    /// Of a server that stored an object at `stored` by its clock, between the two times of this host.
+    /// Compares the server's time `stored` of an object with the two times of this host around its upload.
     pub(crate) fn of(stored: Option<SystemTime>, begun: SystemTime, ended: SystemTime) -> Self {
         let Some(stored) = stored else { return Self::Unknown };
         if stored > ended + RESOLUTION {
@@ -71,7 +71,7 @@ impl ServerClock {
         Self::Agrees
     }
 
-    /// The difference, where one can be seen.
+    /// Returns the difference, if one is visible.
     #[must_use]
     pub const fn difference(self) -> Duration {
         match self {
@@ -101,7 +101,7 @@ mod tests {
         for (stored, expected) in [
             (None, ServerClock::Unknown),
             (Some(at(1000)), ServerClock::Agrees),
-            // Cut to the whole second.
+            // Truncated to the whole second.
             (Some(at(999)), ServerClock::Agrees),
             (Some(at(1003)), ServerClock::Agrees),
             (Some(at(1900)), ServerClock::Ahead(seconds(898))),

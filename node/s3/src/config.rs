@@ -1,4 +1,4 @@
-//! Configuration of a bucket: name, endpoint, credentials, time limits.
+//! Configuration of a bucket: name, endpoint, credentials, timeouts.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -7,7 +7,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use crate::invalid_config::InvalidConfig;
 use crate::proxies::Proxies;
 
-/// Everything needed to reach one bucket.
+/// All settings needed to access one bucket.
 #[derive(Debug, Clone)]
 pub struct S3Config {
     /// Base URL of the server, such as `https://minio.storage:9000`; `None` for Amazon S3 itself.
@@ -16,19 +16,19 @@ pub struct S3Config {
     pub region: String,
     /// The bucket's name.
     pub bucket: String,
-    /// Put before every key with a `/` between; may be empty.
+    /// Prefix of every key, separated by `/`; may be empty.
     pub prefix: String,
     /// True to put the bucket into the path instead of the host name.
     pub path_style: bool,
-    /// The only certificate authorities to trust, as PEM; `None` for the system's.
+    /// CA certificates to trust exclusively, as PEM; `None` for the system's.
     pub ca_pem: Option<String>,
     /// Credentials to present.
     pub credentials: S3Credentials,
-    /// HTTP proxies on the way.
+    /// HTTP proxies between this host and the server.
     pub proxies: Proxies,
     /// Time limits of requests.
     pub timeouts: Timeouts,
-    /// Most requests in flight at once, a quarter of them uploads of segments; the rest wait in order.
+    /// Maximum requests in flight, a quarter of them segment uploads; others wait in order.
     pub max_concurrency: usize,
 }
 
@@ -48,7 +48,7 @@ pub enum S3Credentials {
     Environment,
     /// A role assumed with a projected service-account token.
     WebIdentity {
-        /// File that holds the token; read again whenever credentials expire.
+        /// File with the token, read again whenever credentials expire.
         token_file: PathBuf,
         /// The role to assume.
         role_arn: String,
@@ -72,13 +72,13 @@ impl fmt::Debug for S3Credentials {
 /// Time limits of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// To establish a connection.
+    /// For establishing a connection.
     pub connect: Duration,
-    /// One attempt, besides what [`Timeouts::per_mib`] adds; up to four times as long with a slow store.
+    /// For one attempt, plus [`Timeouts::per_mib`]; up to four times as long for a slow store.
     pub attempt: Duration,
-    /// Added to an attempt for every MiB of its body; longer with a slow store, too.
+    /// Added per MiB of an attempt's body; longer for a slow store, too.
     pub per_mib: Duration,
-    /// From the first attempt until no further one begins.
+    /// Time after the first attempt when no further one starts.
     pub deadline: Duration,
 }
 
@@ -93,20 +93,20 @@ impl Default for Timeouts {
     }
 }
 
-/// The most doublings of the time until an answer begins.
+/// Maximum doublings of the time to first byte.
 pub(crate) const MAX_HEAD_DOUBLINGS: u32 = 2;
 
-/// Time limit of one attempt while the store is as fast as usual.
+/// Time limit of one attempt while the store has its usual speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttemptLimit {
-    /// Until the answer begins.
+    /// Time to the start of the response.
     pub(crate) head: Duration,
-    /// Added for the body.
+    /// Additional time for the body.
     pub(crate) body: Duration,
 }
 
 impl AttemptLimit {
-    /// The limit after so many doublings, of which the head takes [`MAX_HEAD_DOUBLINGS`] at most.
+    /// Returns the limit after this many doublings; the head uses at most [`MAX_HEAD_DOUBLINGS`].
     pub(crate) fn doubled(self, doublings: u32) -> Duration {
         let head = self.head.saturating_mul(1 << doublings.min(MAX_HEAD_DOUBLINGS));
         head.saturating_add(self.body.saturating_mul(1 << doublings))
@@ -114,25 +114,25 @@ impl AttemptLimit {
 }
 
 impl Timeouts {
-    /// Limit of one attempt with a body of `body_bytes`.
+    /// Returns the limit of one attempt with a body of `body_bytes`.
     pub(crate) fn attempt_for(&self, body_bytes: u64) -> AttemptLimit {
         AttemptLimit { head: self.attempt, body: self.body(body_bytes) }
     }
 
-    /// Limit of the completion of an upload of `bytes` in parts. Some servers copy all parts on their own
-    /// disks: that has a sixteenth of what sending them may take.
+    /// Returns the limit for completing a multipart upload of `bytes`. Some servers copy all parts on their
+    /// own disks, which gets a sixteenth of the time for sending them.
     pub(crate) fn completion_for(&self, bytes: u64) -> AttemptLimit {
         AttemptLimit { head: self.deadline, body: self.body(bytes) / 16 }
     }
 
-    /// The time that a body of `bytes` may take.
+    /// Returns the time limit for a body of `bytes`.
     pub(crate) fn body(&self, bytes: u64) -> Duration {
         self.per_mib.saturating_mul(u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX))
     }
 }
 
 impl S3Config {
-    /// A configuration with the usual limits and the proxies of the environment; set what differs.
+    /// Returns a configuration with default limits and the environment's proxies.
     pub fn new(bucket: impl Into<String>, region: impl Into<String>, credentials: S3Credentials) -> Self {
         Self {
             endpoint: None,
@@ -148,20 +148,20 @@ impl S3Config {
         }
     }
 
-    /// URL of the server.
+    /// Returns the URL of the server.
     pub(crate) fn url(&self) -> String {
         self.endpoint.clone().unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", self.region))
     }
 
-    /// True if requests travel over TLS.
+    /// Returns true if requests use TLS.
     pub(crate) fn is_tls(&self) -> bool {
         self.endpoint.as_ref().is_none_or(|url| url.starts_with("https://"))
     }
 
-    /// Checks every field that can be checked without a request.
+    /// Checks every field, without a request.
     ///
     /// # Errors
-    /// The first field that can never work, and the fix.
+    /// The first invalid field, and the fix.
     pub fn check(&self) -> Result<(), InvalidConfig> {
         let invalid = |field, value: &str, fix| Err(InvalidConfig { field, value: value.to_owned(), fix });
         if let Some(url) = &self.endpoint {
@@ -216,7 +216,7 @@ impl S3Config {
     }
 }
 
-/// True if `pem` holds at least one certificate and the TLS library can trust all of them.
+/// Returns true if `pem` has at least one certificate and the TLS library can trust all of them.
 fn readable_authorities(pem: &str) -> bool {
     let mut roots = rustls::RootCertStore::empty();
     let added = CertificateDer::pem_slice_iter(pem.as_bytes())

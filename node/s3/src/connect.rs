@@ -1,4 +1,4 @@
-//! Building the SDK client: transport, proxies, trust, credentials, and none of the SDK's own retries.
+//! Builds the SDK client: transport, proxies, trust, credentials, without the SDK's own retries.
 
 use aws_config::{
     default_provider::credentials::DefaultCredentialsChain,
@@ -27,10 +27,10 @@ use crate::{
 };
 
 impl S3Store {
-    /// Prepares to talk to the bucket; sends nothing yet.
+    /// Prepares access to the bucket; sends no request yet.
     ///
     /// # Errors
-    /// A field of `config` that can never work here.
+    /// A field of `config` that is never valid on this host.
     pub async fn connect(config: S3Config) -> Result<Self, InvalidConfig> {
         config.check()?;
         check_trust(&config)?;
@@ -41,18 +41,18 @@ impl S3Store {
         }
         let through = proxy.as_ref().map(|proxy| proxy.config.clone());
         let http = transport(&config, through.unwrap_or_else(ProxyConfig::disabled));
-        // In a box: with all of the SDK's chain in it, this future is the largest of the daemon.
+        // Boxed: with all of the SDK's chain in it, this future is the largest of the daemon.
         let credentials = Box::pin(credentials(&config, region.clone())).await;
         let mut sdk = Config::builder()
             .behavior_version_latest()
             .region(region)
             .credentials_provider(credentials)
             .http_client(http)
-            // Attempts are repeated in `attempt.rs`, because the SDK's retries end where the body begins.
+            // `attempt.rs` retries, because the SDK's retries do not cover the body.
             .retry_config(RetryConfig::disabled())
             .timeout_config(TimeoutConfig::builder().connect_timeout(config.timeouts.connect).build())
             .stalled_stream_protection(StalledStreamProtectionConfig::enabled().build())
-            // Frames, records and manifests carry checksums of their own.
+            // Frames, records and manifests have their own checksums.
             .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
             .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
             .force_path_style(config.path_style);
@@ -63,7 +63,7 @@ impl S3Store {
     }
 }
 
-/// Refuses TLS that could never succeed, because this system trusts no certificate authority.
+/// Rejects TLS that could never succeed because this system trusts no certificate authority.
 fn check_trust(config: &S3Config) -> Result<(), InvalidConfig> {
     let wants_system = config.is_tls() && config.ca_pem.is_none();
     if wants_system && rustls_native_certs::load_native_certs().certs.is_empty() {
@@ -90,7 +90,7 @@ fn transport(config: &S3Config, proxy: ProxyConfig) -> SharedHttpClient {
     })
 }
 
-/// A client that speaks TLS, through `proxy`.
+/// Returns a client for TLS through `proxy`.
 fn secure(trust: TrustStore, max_idle: usize, proxy: ProxyConfig) -> SharedHttpClient {
     let tls = TlsContext::builder().with_trust_store(trust).build().expect("a trust store makes a context");
     Builder::new().build_with_connector_fn(move |settings, components| {
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// The address a read of `log/1` would go to.
+    /// Returns the address of a read of `log/1`.
     async fn address(endpoint: Option<&str>, path_style: bool) -> String {
         let credentials = S3Credentials::Static {
             access_key_id: "id".to_owned(),

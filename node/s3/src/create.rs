@@ -1,7 +1,7 @@
-//! Create-once PUT: repeated only where nothing was written, and honest about not knowing.
+//! Create-once PUT: retried only if nothing was written; otherwise reports an unknown outcome.
 //!
-//! After an answer that there are too many requests nothing was written, and the same bytes are sent again.
-//! An object that is there then may still be this call's own, so the caller reads it back.
+//! After a throttling response, nothing was written, and the same bytes are sent again. An object that exists
+//! then may still be this call's own, so the caller reads it back.
 
 use std::time::Instant;
 
@@ -16,12 +16,12 @@ use crate::{
     store::S3Store,
 };
 
-/// The permit that the attempts of a create go with.
+/// The permit used by the attempts of a create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CreatePermit {
-    /// One for each attempt.
+    /// One per attempt.
     Own,
-    /// One that the caller holds.
+    /// One held by the caller.
     OfCaller,
 }
 
@@ -77,7 +77,7 @@ impl S3Store {
         }
     }
 
-    /// Sends it once.
+    /// Sends the request once.
     async fn create_once(
         &self,
         key: &str,

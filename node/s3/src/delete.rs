@@ -1,7 +1,7 @@
-//! Delete: plain, for immutable keys; a missing object counts as deleted.
+//! Deletes immutable keys unconditionally; a missing object counts as deleted.
 //!
-//! One object is one `DELETE`, up to 1,000 are one `DeleteObjects`. Some servers do not know that request, or
-//! ask for checksums of it that others do not take: where it is refused, the objects are deleted one by one.
+//! One object is one `DELETE`, up to 1,000 are one `DeleteObjects`. Some servers do not support that request,
+//! or require a checksum in it that others reject: if it is rejected, the objects are deleted one by one.
 
 use std::collections::HashSet;
 
@@ -17,10 +17,9 @@ use crate::{
     store::S3Store,
 };
 
-/// Most keys in one request:
-/// <https://docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html>.
+/// Maximum keys in one request: <https://docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html>.
 const MAX_KEYS: usize = 1000;
-/// Objects that are deleted one by one at the same time.
+/// Parallel requests when deleting one by one.
 const PARALLEL: usize = 16;
 
 impl S3Store {
@@ -76,7 +75,7 @@ impl S3Store {
     }
 }
 
-/// Checks that the server deleted each of `keys`: it names them all.
+/// Checks that the server deleted each of `keys`: its response names them all.
 fn check(answer: &DeleteObjectsOutput, keys: &[String], bucket: &str) -> Result<(), StoreError> {
     let mut left: HashSet<&str> = keys.iter().map(String::as_str).collect();
     for deleted in answer.deleted() {

@@ -1,4 +1,4 @@
-//! Reads: whole, range, suffix. The body is read inside the attempt, so that a stalled one is tried again.
+//! Reads: whole, range, suffix. The body is read inside the attempt, so that a stalled one is retried.
 
 use std::ops::Range;
 use std::time::SystemTime;
@@ -13,14 +13,14 @@ use crate::{
     store::S3Store,
 };
 
-/// First part of the range header of an object's end.
+/// Prefix of the range header for an object's end.
 const SUFFIX: &str = "bytes=-";
 
-/// A GET's answer: its body and, if it is a part, the length of the whole.
+/// A GET's response: its body and, for a part, the length of the whole object.
 struct Part {
     bytes: Bytes,
     whole_bytes: Option<u64>,
-    /// Time by the server's clock at which the object was stored, in whole seconds.
+    /// Time at which the object was stored, by the server's clock, in whole seconds.
     stored: Option<SystemTime>,
 }
 
@@ -30,7 +30,7 @@ impl S3Store {
         Ok(self.get_part(key, None, max_bytes).await?.bytes)
     }
 
-    /// The same, and the time by the server's clock at which the object was stored, in whole seconds.
+    /// Like `get`, with the time at which the object was stored, by the server's clock, in whole seconds.
     pub(crate) async fn get_dated_object(
         &self,
         key: &str,
@@ -89,7 +89,7 @@ impl S3Store {
         self.repeat(Verb::Get, timeouts.attempt_for(max_bytes), || async move {
             let get = self.client.get_object().bucket(&self.config.bucket).key(full);
             let sent = get.set_range(range.map(str::to_owned)).send();
-            // The head of an answer never takes longer for a large object.
+            // The start of a response never takes longer for a large object.
             let after = self.availability.limit(RequestClass::repeated(Verb::Get), timeouts.attempt_for(0));
             let answer = match tokio::time::timeout(after, sent).await {
                 Ok(answer) => answer,
@@ -105,7 +105,7 @@ impl S3Store {
                     return Err(classify(failure, &self.config.bucket, key));
                 }
             };
-            // S3 says of each part which part it is; only the end of an empty object may be none.
+            // S3 labels each partial response with its range; only the end of an empty object may lack it.
             let is_nothing =
                 answer.content_length() == Some(0) && range.is_some_and(|r| r.starts_with(SUFFIX));
             if range.is_some() && answer.content_range().is_none() && !is_nothing {
@@ -123,7 +123,7 @@ fn nothing_asked(what: &'static str, value: String) -> StoreError {
     StoreError::Invalid { what, value, rule: "ask for at least one byte" }
 }
 
-/// Collects a body of at most `max_bytes`, and of exactly the length its header says.
+/// Collects a body of at most `max_bytes`, and of exactly the length in its header.
 async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result<Part, StoreError> {
     let whole_bytes = answer.content_range().map(whole_length).transpose()?;
     let want_bytes = answer.content_length().and_then(|length| u64::try_from(length).ok());
@@ -153,7 +153,7 @@ async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result
     Ok(Part { bytes: bytes.freeze(), whole_bytes, stored })
 }
 
-/// The length of the whole object, from `bytes 0-9/100`.
+/// Returns the length of the whole object from `bytes 0-9/100`.
 fn whole_length(content_range: &str) -> Result<u64, StoreError> {
     let whole = content_range.rsplit_once('/').and_then(|(_, whole)| whole.parse().ok());
     whole.ok_or(StoreError::BadAnswer { field: "Content-Range" })

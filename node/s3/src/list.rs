@@ -1,4 +1,4 @@
-//! One page of a list, checked: a page with skipped, repeated or disordered keys is an error.
+//! One validated page of a list: skipped, repeated or disordered keys are an error.
 
 use std::time::SystemTime;
 
@@ -7,11 +7,11 @@ use holdfast_objects::{Entry, Folders, MAX_PAGE_ENTRIES, Page, StoreError, Verb}
 
 use crate::{classify::classify, clock::AnswerDate, store::S3Store};
 
-/// Beginning of a page.
+/// Start of a page.
 enum Begin<'a> {
     /// After a key.
     After(Option<&'a str>),
-    /// By the token that the server gave with the page before, which the first page has not.
+    /// At the server's continuation token from the previous page; `None` for the first page.
     Page(Option<&'a str>),
 }
 
@@ -82,9 +82,9 @@ impl S3Store {
     }
 }
 
-/// The common prefixes of a page, ascending. Servers order those of a page otherwise, SeaweedFS by their
-/// names without the `/`, so the next page is asked for by the server's own token: no folder is between two
-/// pages.
+/// Returns the common prefixes of a page, in ascending order. Servers may order them differently within a
+/// page, SeaweedFS by names without the `/`, so the next page uses the server's own token: no folder is lost
+/// between two pages.
 fn folders(answer: &ListObjectsV2Output, root: &str, prefix: &str) -> Result<Folders, StoreError> {
     let missing = |field| StoreError::BadAnswer { field };
     let mut found: Vec<&str> = Vec::new();
@@ -184,7 +184,7 @@ mod tests {
             Folders { names, next: next.map(str::to_owned) }
         };
         assert_eq!(grouped(&["r/v/b-1/", "r/v/b/"], false, None).unwrap(), found(&["b-1", "b"], None));
-        // As SeaweedFS 4.53 orders them.
+        // In the order of SeaweedFS 4.53.
         assert_eq!(
             grouped(&["r/v/b/", "r/v/b-1/"], true, Some("t")).unwrap(),
             found(&["b-1", "b"], Some("t"))

@@ -1,5 +1,5 @@
-//! Probe of a bucket: checks that it can hold volumes, before an object store is Ready and again now and
-//! then.
+//! Probe of a bucket: checks that it is fit for volumes, before an object store becomes Ready and
+//! periodically afterwards.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,13 +15,13 @@ use crate::{
     store::S3Store,
 };
 
-/// The requirement that a bucket does not meet, and the remedy.
+/// The requirement that a bucket fails, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeFailure {
-    /// The server cannot be reached or does not answer.
+    /// The server is unreachable or does not answer.
     #[error("endpoint: the server cannot be reached; check the address, the network policy and the server")]
     Unreachable(#[source] StoreError),
-    /// The proxy on the way does not lead to the server.
+    /// The proxy does not reach the server.
     #[error(
         "endpoint: the server cannot be reached through the proxy {proxy} of {variable}; check the proxy, or put the \
          server's host into NO_PROXY of the node daemons and the operator"
@@ -35,38 +35,38 @@ pub enum ProbeFailure {
         #[source]
         source: StoreError,
     },
-    /// The server answers, but not now.
+    /// The server answers, but is throttling.
     #[error("endpoint: the server asks for fewer requests; it is tried again")]
     Throttled(#[source] StoreError),
-    /// The server answers that it failed inside.
+    /// The server reports an internal failure.
     #[error(
         "endpoint: the server is there and failed inside (HTTP {status} {code}); look at the server, or wait if it is \
          a provider's"
     )]
     ServerFails {
-        /// The answer's status.
+        /// HTTP status of the response.
         status: u16,
-        /// The server's code.
+        /// The server's error code.
         code: String,
-        /// The server's answer.
+        /// The server's response.
         #[source]
         source: StoreError,
     },
-    /// Something else answers at the address.
+    /// A different service answers at the address.
     #[error(
         "endpoint: an answer is not that of an S3 server (HTTP {status} without {lacks}); check the address and the \
          proxies, portals and gateways in front of it"
     )]
     NotS3 {
-        /// The answer's status.
+        /// HTTP status of the response.
         status: u16,
-        /// The part of it that S3 always sends.
+        /// The missing part, which S3 always sends.
         lacks: &'static str,
-        /// The answer.
+        /// The response.
         #[source]
         source: StoreError,
     },
-    /// Answers end before all of them is there.
+    /// Responses end prematurely.
     #[error(
         "endpoint: the server's answers break off in the middle; check the server, and the network and proxies in \
          front of it"
@@ -87,7 +87,7 @@ pub enum ProbeFailure {
         /// The bucket's name.
         bucket: String,
     },
-    /// The bucket lies in another region.
+    /// The bucket is in another region.
     #[error(
         "region: the bucket is not in {region}, or not behind this endpoint; set the bucket's own region, and the \
          endpoint of that region"
@@ -95,82 +95,82 @@ pub enum ProbeFailure {
     WrongRegion {
         /// The configured region.
         region: String,
-        /// The server's answer.
+        /// The server's response.
         #[source]
         source: StoreError,
     },
     /// The server does not know the credentials.
     #[error("credentials: the server does not accept them ({code}); check the key pair or role")]
     BadCredentials {
-        /// The server's code.
+        /// The server's error code.
         code: String,
-        /// The server's answer.
+        /// The server's response.
         #[source]
         source: StoreError,
     },
-    /// Something other than rights keeps the server from serving it.
+    /// A cause other than missing rights blocks the server.
     #[error("{}: {} ({code}, to {action}); {}", blocker.field(), blocker.state(), blocker.fix())]
     Blocked {
         /// The cause.
         blocker: Blocker,
         /// The operation.
         action: &'static str,
-        /// The server's code.
+        /// The server's error code.
         code: String,
-        /// The server's answer.
+        /// The server's response.
         #[source]
         source: StoreError,
     },
-    /// The credentials are known, but not allowed to do this.
+    /// The credentials are known, but lack the permission.
     #[error("credentials: not allowed to {action} ({code}); extend the bucket policy or role")]
     NotAllowed {
         /// The operation.
         action: &'static str,
-        /// The server's code.
+        /// The server's error code.
         code: String,
-        /// The server's answer.
+        /// The server's response.
         #[source]
         source: StoreError,
     },
-    /// A second create of the same key succeeded or replaced the object: two writers could hold one volume.
+    /// A second create of the same key succeeded or replaced the object: two writers could own one volume.
     #[error(
         "bucket: the server accepts If-None-Match but ignores it, so two nodes could write one volume; \
          use a server with conditional writes"
     )]
     CreateOnceIgnored,
-    /// Several creates of one key at once succeeded, or the object is not the winner's: two writers could
-    /// hold one volume.
+    /// Several concurrent creates of one key succeeded, or the object is not the winner's: two writers could
+    /// own one volume.
     #[error(
         "endpoint: the server lets several creates of one key at once succeed (If-None-Match is not atomic), \
          so two nodes could write one volume; use a server with atomic conditional writes, without a proxy \
          that imitates them"
     )]
     CreateOnceNotAtomic,
-    /// The server refuses create-once requests.
+    /// The server rejects create-once requests.
     #[error("bucket: the server does not support conditional writes (If-None-Match); use one that does")]
     CreateOnceUnsupported(#[source] StoreError),
-    /// An object does not come back as it was written.
+    /// An object is not read back as written.
     #[error(
         "bucket: an object was not read back as it was written; check the server and the proxies in front of it"
     )]
     BadRead(#[source] StoreError),
-    /// Something else the server refused.
+    /// The server rejected another request.
     #[error(
         "bucket: the server refused to {action} ({code}); use a server that takes the requests of Holdfast"
     )]
     Refused {
         /// The operation.
         action: &'static str,
-        /// The server's code.
+        /// The server's error code.
         code: String,
-        /// The server's answer.
+        /// The server's response.
         #[source]
         source: StoreError,
     },
 }
 
 impl ProbeFailure {
-    /// The field of the `ObjectStore` resource to look at.
+    /// Returns the related field of the `ObjectStore` resource.
     pub const fn field(&self) -> &'static str {
         match self {
             Self::Unreachable(_)
@@ -193,7 +193,7 @@ impl ProbeFailure {
         }
     }
 
-    /// The failure as a condition's reason.
+    /// Returns the failure as a condition's reason.
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "Unreachable",
@@ -217,10 +217,10 @@ impl ProbeFailure {
         }
     }
 
-    /// Reasons of a server through which two nodes could write one volume: no attach may rely on it.
+    /// Reasons of a server that lets two nodes write one volume: no attach may rely on it.
     pub const UNFENCED: [&str; 2] = ["CreateOnceIgnored", "CreateOnceNotAtomic"];
 
-    /// True if a later attempt may succeed without anybody's action.
+    /// Returns true if a later attempt may succeed without user action.
     pub const fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -235,42 +235,42 @@ impl ProbeFailure {
     }
 }
 
-/// Findings of a probe about a bucket that meets every requirement.
+/// Findings of a successful probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probed {
     /// The server's clock.
     pub clock: ServerClock,
 }
 
-/// Age of an object of a probe that its process did not live to delete.
+/// Age after which a probe object counts as left behind by a killed process.
 const LEFT_BEHIND: Duration = Duration::from_secs(3600);
-/// The most of them that a probe deletes.
+/// Maximum number of such objects that a probe deletes.
 const LEFT_AT_MOST: usize = 16;
 const PREFIX: &str = "probe/";
-/// Keys of a probe, one after the other: the first creates also open the connections, so that the later
-/// ones leave together.
+/// Sequential probe keys: the first creates also open the connections, so that the later ones are sent
+/// together.
 const ROUNDS: usize = 3;
-/// Creates of a key at once.
+/// Concurrent creates of a key.
 const RACERS: usize = 4;
 
-/// The body of a create, different for each of a key.
+/// Returns the body of a create, different for each create of a key.
 fn body(number: usize) -> Bytes {
     format!("holdfast probe: {number}").into()
 }
 
-/// True for the name of an object that a probe makes; other programs may use the prefix, too.
+/// Returns true for the name of a probe object; other programs may use the prefix, too.
 fn is_probe_key(key: &str) -> bool {
     let name = key.strip_prefix(PREFIX).unwrap_or_default();
     name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 impl S3Store {
-    /// Asks the bucket for everything volumes need: list, create-once (one of several creates at once wins,
-    /// and a later one fails), read, delete. Costs 15 PUTs, one LIST, three GETs and three DELETEs, and
-    /// another DELETE for each object that the LIST shows of a probe whose process was killed.
+    /// Checks all requirements of volumes: list, create-once (one of several concurrent creates wins, and a
+    /// later one fails), read, delete. Costs 15 PUTs, one LIST, three GETs and three DELETEs, and another
+    /// DELETE for each listed object of a killed process's probe.
     ///
     /// # Errors
-    /// The first requirement that the bucket does not meet.
+    /// The first requirement that the bucket fails.
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket))]
     pub async fn probe(&self) -> Result<Probed, ProbeFailure> {
         self.availability.forget();
@@ -294,7 +294,7 @@ impl S3Store {
                 && is_probe_key(&left.key)
                 && let Err(error) = self.delete_object(&left.key).await
             {
-                // The bucket meets every requirement; a later probe tries again.
+                // The bucket meets every requirement; a later probe retries.
                 tracing::warn!(
                     key = left.key,
                     error = &error as &dyn std::error::Error,
@@ -305,11 +305,10 @@ impl S3Store {
         Ok(Probed { clock })
     }
 
-    /// Asks a bucket that was probed before whether it still answers, and accepts the credentials. Costs one
-    /// LIST.
+    /// Checks that a probed bucket still answers, and accepts the credentials. Costs one LIST.
     ///
     /// # Errors
-    /// As those of [`Self::probe`].
+    /// Those of [`Self::probe`].
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket))]
     pub async fn ping(&self) -> Result<(), ProbeFailure> {
         self.availability.forget();
@@ -317,10 +316,9 @@ impl S3Store {
         listed.map(drop).map_err(|error| self.explain("list objects", error))
     }
 
-    /// Creates one key several times at once, and once more after that; then the object must be that of the
-    /// only create that succeeded. A server that looks whether the key is free, and stores the object later,
-    /// answers two of them that they created it, unless it looks and stores in less time than lies between
-    /// the arrivals of any two.
+    /// Creates one key several times concurrently, and once more after that; the object must then be that of
+    /// the only successful create. A server that checks the key first, and stores the object later, confirms
+    /// two of them, unless the gap is shorter than the time between any two arrivals.
     async fn probe_create_once(&self, key: &str) -> Result<ServerClock, ProbeFailure> {
         let begun = SystemTime::now();
         let answers = {
@@ -338,7 +336,7 @@ impl S3Store {
             match answer {
                 Ok(Created) => winners.push(racer),
                 Err(CreateError::Exists { .. }) => {}
-                // Amazon's answer to some of several at once: the object says which of them came first.
+                // Amazon's response to some of several concurrent creates: the object shows which one won.
                 Err(CreateError::Ambiguous(StoreError::Conflict(_))) => in_doubt.push(racer),
                 Err(error) => failed = failed.or(Some(error)),
             }
@@ -377,7 +375,7 @@ impl S3Store {
             CreateError::Failed(error) | CreateError::Ambiguous(error) => {
                 self.explain("create objects", error)
             }
-            // A fresh random key that exists: the server answers 412 to everything.
+            // A fresh random key exists: the server answers every create with 412.
             CreateError::Exists { key } => ProbeFailure::CreateOnceUnsupported(StoreError::Conflict(
                 format!("{key} was never there").into(),
             )),
@@ -385,7 +383,7 @@ impl S3Store {
     }
 
     fn explain(&self, action: &'static str, error: StoreError) -> ProbeFailure {
-        // Servers other than Amazon's say "not signed up" of a key that they do not know.
+        // Servers other than Amazon's report "not signed up" for a key that they do not know.
         const UNKNOWN_CALLER: [&str; 6] = [
             "InvalidAccessKeyId",
             "SignatureDoesNotMatch",
@@ -447,7 +445,7 @@ impl S3Store {
     }
 }
 
-/// True if a connection failed for lack of trust, not because of the network.
+/// Returns true if a connection failed for lack of trust, not because of the network.
 fn names_certificate(cause: &(dyn std::error::Error + 'static)) -> bool {
     any_cause(cause, &|cause| {
         let tls = cause.downcast_ref::<rustls::Error>();

@@ -1,8 +1,8 @@
-//! HTTP proxies between this host and the server, as the environment names them.
+//! HTTP proxies between this host and the server, from the environment.
 //!
-//! `HTTPS_PROXY` is for servers behind `https://`, by a CONNECT tunnel; `HTTP_PROXY` for those behind
-//! `http://`; `ALL_PROXY` for both where theirs is not set; `NO_PROXY` has the hosts, domains and networks
-//! that are reached directly, loopback always is. Each has its lower-case name, too.
+//! `HTTPS_PROXY` is for `https://` servers, through a CONNECT tunnel; `HTTP_PROXY` for `http://` servers;
+//! `ALL_PROXY` for both if the specific variable is not set; `NO_PROXY` has the hosts, domains and networks
+//! to reach directly, in addition to the loopback. Each has its lower-case name, too.
 
 use std::fmt;
 
@@ -12,22 +12,22 @@ use hyper_util::client::proxy::matcher::Matcher;
 
 use crate::invalid_config::InvalidConfig;
 
-/// Reached directly whatever the environment says.
+/// Always reached directly, regardless of the environment.
 const LOOPBACK: &str = "localhost,127.0.0.0/8,::1";
 
-/// In the place of a proxy, to ask which hosts are reached by one.
+/// Placeholder proxy, used to determine whether a host is reached through one.
 const ANY_PROXY: &str = "http://proxy.invalid";
 
-/// The proxies that are set. Their URLs may have a user and a password.
+/// The configured proxies. Their URLs may contain a user and a password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Proxies {
-    /// URL of the proxy to servers behind `http://`.
+    /// URL of the proxy to `http://` servers.
     pub http: Option<String>,
-    /// URL of the proxy to servers behind `https://`.
+    /// URL of the proxy to `https://` servers.
     pub https: Option<String>,
-    /// URL of the proxy to servers for which there is none of these.
+    /// URL of the proxy to servers without a specific one.
     pub all: Option<String>,
-    /// Hosts, domains and networks that are reached directly, separated by commas.
+    /// Hosts, domains and networks to reach directly, separated by commas.
     pub no_proxy: Option<String>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxies {
-    /// Those of this process's environment.
+    /// Reads the proxies from this process's environment.
     pub fn of_environment() -> Self {
         Self::of(|name| std::env::var(name).ok())
     }
@@ -72,23 +72,23 @@ impl Proxies {
         }
     }
 
-    /// The variable for servers with or without TLS, and its URL.
+    /// Returns the variable for servers with or without TLS, and its URL.
     fn of_servers(&self, with_tls: bool) -> Option<(&'static str, &str)> {
         let own = if with_tls { ("HTTPS_PROXY", &self.https) } else { ("HTTP_PROXY", &self.http) };
         let (variable, url) = if own.1.is_some() { own } else { ("ALL_PROXY", &self.all) };
         Some((variable, url.as_deref()?))
     }
 
-    /// The hosts that are reached directly.
+    /// Returns the hosts to reach directly.
     fn direct(&self) -> String {
         self.no_proxy.as_ref().map_or(LOOPBACK.to_owned(), |no| format!("{no},{LOOPBACK}"))
     }
 
-    /// The proxy through which requests to `endpoint` travel; none if they go directly, whatever the
-    /// variables have then.
+    /// Returns the proxy for requests to `endpoint`; `None` for direct requests, whose variables are not
+    /// validated.
     ///
     /// # Errors
-    /// The variable that has no usable URL.
+    /// The variable with an invalid URL.
     pub(crate) fn proxy(&self, endpoint: &str) -> Result<Option<Proxy>, InvalidConfig> {
         let with_tls = endpoint.starts_with("https://");
         let Some((variable, url)) = self.of_servers(with_tls) else { return Ok(None) };
@@ -115,8 +115,8 @@ impl Proxies {
         }))
     }
 
-    /// The proxy for services of the provider that give credentials. Those of the host itself, which speak
-    /// plain HTTP, are reached directly.
+    /// Returns the proxy for the provider's credential services. Those of the host itself, which speak plain
+    /// HTTP, are reached directly.
     pub(crate) fn of_token_service(&self) -> Option<ProxyConfig> {
         let (_variable, url) = self.of_servers(true)?;
         let config = ProxyConfig::https(with_scheme(url).as_str()).ok()?;
@@ -128,7 +128,7 @@ fn with_scheme(url: &str) -> String {
     if url.contains("://") { url.to_owned() } else { format!("http://{url}") }
 }
 
-/// A URL without its user and password.
+/// Returns a URL without its user and password.
 fn without_user(url: &str) -> &str {
     url.rsplit_once('@').map_or(url, |(_, host)| host)
 }
@@ -163,7 +163,7 @@ mod tests {
         }
         let all = [("ALL_PROXY", "http://all:3"), ("HTTPS_PROXY", " ")];
         assert_eq!(through(&all, "https://s3.example").as_deref(), Some("all:3 of ALL_PROXY"));
-        // What is not used is not judged.
+        // Unused variables are not validated.
         let socks = [("ALL_PROXY", "socks5://p:1080"), ("NO_PROXY", ".svc")];
         assert_eq!(through(&socks, "http://minio.storage.svc:9000"), None);
         assert_eq!(through(&socks, "http://127.0.0.1:9000"), None);

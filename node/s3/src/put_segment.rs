@@ -1,9 +1,9 @@
-//! Segment upload: one PUT for one part, a multipart upload for several. Repeatable, because no other writer
+//! Segment upload: one PUT for one part, a multipart upload for several. Idempotent, because no other writer
 //! uses the key.
 //!
-//! A part is in memory from its making until it is stored, and no more of them than the maker allows. A part
-//! keeps its bytes while its request is repeated, which the retry policy's deadline bounds; the first one
-//! that fails for good ends the upload.
+//! A part is in memory from its creation until it is stored; the producer limits their number. Its bytes are
+//! kept for retries, which the retry policy's deadline bounds; the first part that fails permanently ends the
+//! upload.
 
 use std::pin::pin;
 
@@ -26,13 +26,13 @@ use crate::{
 #[derive(Clone, Copy)]
 struct Upload<'a> {
     key: &'a str,
-    /// The key with the prefix of the bucket.
+    /// The key, including the bucket's prefix.
     full: &'a str,
-    /// Once it was started.
+    /// Set once the upload is started.
     id: &'a SetOnce<String>,
 }
 
-/// The parts of an upload that are stored, in order, and their length.
+/// The stored parts of an upload, in order, and their length.
 struct Sent {
     parts: Vec<CompletedPart>,
     bytes: u64,
@@ -78,7 +78,7 @@ impl S3Store {
     ) -> Result<(), SegmentError> {
         let id = SetOnce::new();
         let upload = Upload { key, full, id: &id };
-        // Parts are made while it is started.
+        // Parts are created while the upload is started.
         let mut start = pin!(self.start_upload(upload));
         let mut send = pin!(self.send_parts(upload, first, parts));
         let sent = tokio::select! {
@@ -122,7 +122,7 @@ impl S3Store {
         Ok(())
     }
 
-    /// Makes parts and sends them, so many at once as may be in memory; the first that fails ends it.
+    /// Creates and sends parts, several in parallel; the first failure ends the upload.
     async fn send_parts(
         &self,
         upload: Upload<'_>,
@@ -201,8 +201,8 @@ impl S3Store {
         .await
     }
 
-    /// A completion that is retried after its answer was lost finds no upload; then the object itself is
-    /// looked up.
+    /// Resolves a completion that finds no upload when retried after a lost response: looks up the object
+    /// itself.
     async fn settle_complete(
         &self,
         key: &str,
@@ -216,7 +216,7 @@ impl S3Store {
         completed
     }
 
-    /// Frees what an upload that failed left behind. Sweeps abort what is left, so an error is only logged.
+    /// Frees the parts of a failed upload. Sweeps abort remaining uploads, so an error is only logged.
     async fn abort_failed(&self, upload: Upload<'_>) {
         let Upload { key, full, id } = upload;
         let id = id.wait().await;

@@ -1,4 +1,4 @@
-//! One bucket and prefix, and the operations on it.
+//! One bucket and prefix, with the operations on it.
 
 use std::{fmt, ops::Range};
 
@@ -13,24 +13,24 @@ use tokio::sync::Semaphore;
 
 use crate::{availability::Availability, config::S3Config, proxies::Proxy};
 
-/// Uploads of segments get one permit in so many, and those of small segments as many: reads and log records
-/// never wait for more of them.
+/// Segment uploads get one permit in this many, and small segments as many again: reads and log records never
+/// wait for more of them.
 const BULK_SHARE: usize = 4;
 
-/// An object store in one bucket. Share it behind an `Arc`: it holds connections and permits.
+/// An object store in one bucket. Share it in an `Arc`: it holds connections and permits.
 pub struct S3Store {
     pub(crate) client: Client,
     pub(crate) config: S3Config,
     /// Requests in flight.
     pub(crate) permits: Semaphore,
-    /// Those of them that carry small segments.
+    /// Those requests that carry small segments.
     pub(crate) small: Semaphore,
-    /// Those of them that carry bulk.
+    /// Those requests that carry bulk segments.
     pub(crate) bulk: Semaphore,
     pub(crate) requests: RequestMeter,
     pub(crate) retry: RetryPolicy,
     pub(crate) availability: Availability,
-    /// On the way to the server.
+    /// Proxy to the server.
     pub(crate) proxy: Option<Proxy>,
     root: String,
 }
@@ -52,22 +52,22 @@ impl S3Store {
         }
     }
 
-    /// Counters and latencies of every attempt, for metrics.
+    /// Returns the counters and latencies of all attempts, for metrics.
     pub fn requests(&self) -> &RequestMeter {
         &self.requests
     }
 
-    /// Requests sent so far.
+    /// Returns the number of requests sent so far.
     pub fn counts(&self) -> RequestCounts {
         self.requests.counts()
     }
 
-    /// First part of every key of ours in the bucket: empty, or the prefix and `/`.
+    /// Returns the common prefix of the store's keys in the bucket: empty, or the prefix and `/`.
     pub(crate) fn root(&self) -> &str {
         &self.root
     }
 
-    /// The bucket's name for a key of ours.
+    /// Returns the key in the bucket for a key of the store.
     pub(crate) fn full_key(&self, key: &str) -> Result<String, StoreError> {
         check_key(key)?;
         Ok(format!("{}{key}", self.root))

@@ -1,7 +1,7 @@
-//! Multipart uploads that were begun and never completed: listed, aborted.
+//! Unfinished multipart uploads: listed and aborted.
 //!
-//! Their parts are in no list of objects, and are paid for until the upload is aborted. A list page that
-//! would mislead about whose upload is whose is an error.
+//! Their parts appear in no object list, and are billed until the upload is aborted. A list page that could
+//! attribute an upload to the wrong owner is an error.
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use holdfast_objects::{MAX_UNFINISHED, StoreError, UnfinishedUpload, Verb};
 
 use crate::{classify::classify, clock::AnswerDate, store::S3Store};
 
-/// The uploads of one page, and where the next one begins.
+/// The uploads of one page, and the start of the next one.
 type UploadPage = (Vec<UnfinishedUpload>, Option<(String, Option<String>)>);
 
 impl S3Store {
@@ -52,7 +52,7 @@ impl S3Store {
         .await
     }
 
-    /// Aborts an upload. One that is gone counts as aborted.
+    /// Aborts an upload. A missing one counts as aborted.
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, key = upload.key))]
     pub(crate) async fn abort_unfinished(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
         let full = self.full_key(&upload.key)?;
@@ -84,7 +84,7 @@ fn page(
         (Some(false) | None, _) => None,
     };
     let uploads = answer.uploads.unwrap_or_default().into_iter();
-    // Some servers take no notice of a prefix.
+    // Some servers ignore the prefix.
     let ours = uploads.filter(|upload| upload.key().is_none_or(|key| key.starts_with(prefix)));
     let uploads = ours.map(|upload| unfinished(upload, root, now)).collect::<Result<_, _>>()?;
     Ok((uploads, next))

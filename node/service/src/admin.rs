@@ -1,10 +1,10 @@
-//! The admin endpoint of a program: `/metrics`, `/healthz` (the process is alive), `/readyz` (it does its
-//! work), `/log-level`.
+//! The admin endpoint of a program: `/metrics`, `/healthz` (the process is alive), `/readyz` (it is ready),
+//! `/log-level`.
 //!
-//! Owns: HTTP, media types, who may change the log level: only a client of the same host, or of the same pod.
-//! Invariants: a request for anything but `PUT /log-level` changes nothing.
-//! On failure: a connection that fails ends; one that cannot be accepted is waited for. The drop of the
-//! endpoint ends all of them.
+//! Owns: HTTP, media types, the log level's protection: only clients on the same host or pod change it.
+//! Invariants: only `PUT /log-level` changes anything.
+//! On failure: a failed connection is closed; a failed accept is retried. Dropping the endpoint closes all
+//! connections.
 
 use std::fmt;
 use std::io;
@@ -30,17 +30,17 @@ use crate::log_level::{self, LogLevel};
 
 /// Media type of the metrics. Source: the OpenMetrics specification, which Prometheus reads.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Pause after a connection that could not be accepted (no file descriptor left, most likely).
+/// Pause after a failed accept (most likely because no file descriptor is left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Longest filter that is read; one directive has some ten bytes.
+/// Longest accepted filter; a directive has about ten bytes.
 const MAX_FILTER_BYTES: usize = 8 << 10;
-/// Longest wait for the filter of a request.
+/// Longest wait for the filter in a request.
 const FILTER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Listens on an address; on `[::]` for IPv4 too, and for IPv4 alone where the host has no IPv6.
+/// Listens on an address; `[::]` includes IPv4, and falls back to IPv4 alone on a host without IPv6.
 ///
 /// # Errors
-/// Those of `bind`: the address is not free, or not one of this host.
+/// Those of `bind`: the address is in use, or not one of this host.
 pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match TcpListener::bind(address).await {
         Err(error) if is_without_ipv6(&error) && address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) => {
@@ -50,37 +50,37 @@ pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// True if the kernel has no IPv6: it was started with `ipv6.disable=1`.
+/// Returns true if the kernel has no IPv6: it was started with `ipv6.disable=1`.
 fn is_without_ipv6(error: &io::Error) -> bool {
-    /// Source: `errno(3)`, the same on all architectures that we build for.
+    /// Source: `errno(3)`, the same on all supported architectures.
     const EAFNOSUPPORT: i32 = 97;
     error.raw_os_error() == Some(EAFNOSUPPORT)
 }
 
-/// A program, as its admin endpoint shows it.
+/// A program's state for its admin endpoint.
 pub trait Program: Send + Sync + 'static {
-    /// Reasons why the program is not ready; none when it is.
+    /// Returns the reasons why the program is not ready; empty if it is.
     fn not_ready(&self) -> Vec<String>;
 
-    /// Reason why the process should be restarted; none while it runs as it should.
+    /// Returns the reason why the process should be restarted; `None` if it is healthy.
     fn not_alive(&self) -> Option<String> {
         None
     }
 
-    /// The metrics as OpenMetrics text.
+    /// Returns the metrics as OpenMetrics text.
     ///
     /// # Errors
-    /// A metric cannot be written as text.
+    /// A metric cannot be formatted.
     fn metrics(&self) -> Result<String, fmt::Error>;
 }
 
-/// Shared by all requests.
+/// State shared by all requests.
 struct Endpoint<P> {
     program: P,
     level: LogLevel,
 }
 
-/// The address of a request's client, and whether that is a process of the same host or pod.
+/// The address of a request's client, and true if it is a process of the same host or pod.
 #[derive(Clone, Copy, Debug)]
 struct Client {
     address: SocketAddr,
@@ -94,7 +94,7 @@ impl Client {
     }
 }
 
-/// Answers requests until it is dropped.
+/// Serves requests until the future is dropped.
 pub async fn serve(listener: TcpListener, program: impl Program, level: LogLevel) {
     let router = router(program, level);
     let mut connections = JoinSet::new();
@@ -115,13 +115,13 @@ pub async fn serve(listener: TcpListener, program: impl Program, level: LogLevel
     }
 }
 
-/// Answers the requests of one connection.
+/// Serves the requests of one connection.
 async fn answer(stream: TcpStream, address: SocketAddr, router: Router) {
-    // Without an address of its own a connection has ended already.
+    // A connection without a local address has already ended.
     let Ok(own) = stream.local_addr() else { return };
     let service = TowerToHyperService::new(router.layer(Extension(Client::new(address, own.ip()))));
     let mut server = http1::Builder::new();
-    // With a timer, a client that does not finish its header is not waited for: 30 s, the default.
+    // With a timer, a client that does not complete its header is disconnected after 30 s, the default.
     server.timer(TokioTimer::new());
     if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!(%error, "connection ended");

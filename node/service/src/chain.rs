@@ -1,8 +1,8 @@
-//! The text of an error with its causes.
+//! Formats an error with its causes.
 
 use std::error::Error;
 
-/// An error and its sources in one line; a source whose text the line ends with already is not repeated.
+/// Formats an error and its sources in one line, skipping a source that would repeat the line's end.
 pub fn chain(error: &dyn Error) -> String {
     let mut message = error.to_string();
     let mut source = error.source();

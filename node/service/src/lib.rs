@@ -1,8 +1,8 @@
-//! The shell of a Holdfast program: what daemon, operator and CSI driver do alike around their own work.
+//! Common parts of all Holdfast programs: daemon, operator and CSI driver.
 //!
-//! Owns: the admin endpoint, logs and their level, traces and their export, the signals that end a process,
-//! the text of errors, the tasks that end with their owner.
-//! Does not own: what a program does, when it is ready, its metrics.
+//! Owns: the admin endpoint, logs and their level, traces and their export, termination signals, error
+//! formatting, tasks tied to their owner.
+//! Does not own: a program's work, readiness and metrics.
 
 pub mod admin;
 mod chain;

@@ -1,24 +1,24 @@
 //! The filter of logs and traces, readable and changeable while the process runs.
 //!
-//! Invariants: a filter that cannot be used changes nothing. A restart begins with `RUST_LOG` again.
+//! Invariants: an invalid filter changes nothing. A restart uses `RUST_LOG` again.
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
-/// Levels from silent to most talkative. Source: `tracing::level_filters`.
+/// Levels from silent to most verbose. Source: `tracing::level_filters`.
 const LEVELS: &str = "off, error, warn, info, debug, trace";
 
-/// A filter that cannot be used.
+/// An invalid filter.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidFilter {
     /// It has no directive.
     #[error("the filter is empty; write one of {LEVELS}")]
     Empty,
-    /// A word alone is not a level. (As a target it would silence everything else.)
+    /// A single word that is not a level. (As a target it would silence everything else.)
     #[error("`{0}` is not a level; write one of {LEVELS}, or target=level; separate several by commas")]
     NotALevel(String),
-    /// A directive is not understood.
+    /// A directive cannot be parsed.
     #[error("`{filter}`: {problem}; write one of {LEVELS}, or target=level; separate several by commas")]
     Directive {
         /// The whole filter.
@@ -28,43 +28,43 @@ pub enum InvalidFilter {
     },
 }
 
-/// The subscriber that the filter belonged to is gone.
+/// The subscriber of the filter was dropped.
 #[derive(Debug, thiserror::Error)]
 #[error("the log is closed: the process ends")]
 pub struct Closed(#[source] reload::Error);
 
-/// The filter of this process, shared by all that change it.
+/// The filter of this process, shared by everything that changes it.
 #[derive(Clone, Debug)]
 pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 
 impl LogLevel {
-    /// The layer to install, and the handle that changes its filter.
+    /// Returns the layer to install, and the handle that changes its filter.
     pub(crate) fn new(filter: EnvFilter) -> (reload::Layer<EnvFilter, Registry>, Self) {
         let (layer, handle) = reload::Layer::new(filter);
         (layer, Self(handle))
     }
 
-    /// The filter in use, in the syntax of `RUST_LOG`.
+    /// Returns the current filter, in the syntax of `RUST_LOG`.
     ///
     /// # Errors
-    /// The process ends.
+    /// The process is ending.
     pub fn current(&self) -> Result<String, Closed> {
         self.0.with_current(ToString::to_string).map_err(Closed)
     }
 
-    /// Uses `filter` from now on.
+    /// Replaces the filter.
     ///
     /// # Errors
-    /// The process ends.
+    /// The process is ending.
     pub fn replace(&self, filter: EnvFilter) -> Result<(), Closed> {
         self.0.reload(filter).map_err(Closed)
     }
 }
 
-/// Reads a filter: a level, or directives such as `info,holdfast_node=debug`.
+/// Parses a filter: a level, or directives such as `info,holdfast_node=debug`.
 ///
 /// # Errors
-/// [`InvalidFilter`] names what is accepted.
+/// [`InvalidFilter`] lists the accepted values.
 pub fn parse(filter: &str) -> Result<EnvFilter, InvalidFilter> {
     let filter = filter.trim();
     if filter.split(',').all(|directive| directive.trim().is_empty()) {
@@ -84,7 +84,7 @@ pub fn parse(filter: &str) -> Result<EnvFilter, InvalidFilter> {
 mod tests {
     use super::*;
 
-    /// `EnvFilter` takes a misspelt level for a target and then logs nothing else.
+    /// `EnvFilter` mistakes a misspelt level for a target, and then logs nothing else.
     #[test]
     fn a_misspelt_level_is_refused() {
         for wrong in ["", " ", "inof", "info,debgu", ",", "holdfast_node=loud", "info,a=b=c"] {

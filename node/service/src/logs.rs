@@ -1,9 +1,9 @@
-//! Log lines to standard error, written by a thread of their own.
+//! Log lines to standard error, written by a dedicated thread.
 //!
-//! Owns: the queue of lines, its bound, the count of lines that found it full. The subscriber of the process
-//! has it, so that every thread finds it: one that panics, too.
-//! Invariants: a thread that logs never waits for the program that reads standard error; the end of the
-//! process waits for at most `FLUSH_WITHIN`.
+//! Owns: the queue of lines, its bound, the count of lines dropped because it was full. The process's
+//! subscriber holds it, so that every thread can find it, even a panicking one.
+//! Invariants: a logging thread never waits for the reader of standard error; process exit waits for at most
+//! `FLUSH_WITHIN`.
 //! On failure: lines are dropped and counted ([`DroppedLines`]).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -20,19 +20,19 @@ use tracing::{Subscriber, dispatcher};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::Layer;
 
-/// Lines that wait to be written, at most; a line has some hundred bytes.
+/// Maximum number of queued lines; a line has about a hundred bytes.
 const MAX_LINES: usize = 8192;
-/// Longest wait of the process's end for lines to be written.
+/// Longest wait for queued lines at process exit.
 const FLUSH_WITHIN: Duration = Duration::from_millis(1500);
 
-/// The queue of lines and the thread that writes them. Clones share them. As a layer it changes no event.
+/// The queue of lines and its writer thread. Clones share them. As a layer it changes no event.
 #[derive(Clone)]
 pub(crate) struct Log(Arc<Queue>);
 
 struct Queue {
     writer: NonBlocking,
     dropped: ErrorCounter,
-    /// Until the lines are flushed.
+    /// Present until the lines are flushed.
     guard: Mutex<Option<WorkerGuard>>,
 }
 
@@ -49,12 +49,12 @@ impl Log {
         Self(Arc::new(Queue { dropped: writer.error_counter(), writer, guard: Mutex::new(Some(guard)) }))
     }
 
-    /// The log of the subscriber that is in use here; nothing before there is one.
+    /// Returns the log of the current subscriber; `None` without a subscriber.
     fn current() -> Option<Self> {
         dispatcher::get_default(|subscriber| subscriber.downcast_ref::<Self>().cloned())
     }
 
-    /// The writer of lines.
+    /// Returns the writer for lines.
     pub(crate) fn writer(&self) -> NonBlocking {
         self.0.writer.clone()
     }
@@ -63,24 +63,24 @@ impl Log {
         u64::try_from(self.0.dropped.dropped_lines()).unwrap_or(u64::MAX)
     }
 
-    /// Waits for the lines so far, for a bounded time: the process is about to end.
+    /// Waits for the queued lines, for a bounded time, before the process exits.
     pub(crate) fn flush(&self) {
         let Some(guard) = self.0.guard.lock().take() else { return };
         let (flushed, done) = mpsc::channel();
-        // The guard's drop waits for the writing thread, and may itself write to standard output.
+        // Dropping the guard waits for the writer thread, and may itself write to standard output.
         let flushing = std::thread::Builder::new().spawn(move || {
             drop(guard);
-            // Nothing waits for it any more when the limit has passed.
+            // After the timeout, nothing waits for this.
             let _waiting = flushed.send(());
         });
         if flushing.is_ok() {
-            // Whether or not they were written: the process ends.
+            // Written or not, the process exits.
             let _written = done.recv_timeout(FLUSH_WITHIN);
         }
     }
 }
 
-/// Logs panics as events, in place of the text on standard error.
+/// Logs panics as events, instead of as text on standard error.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let backtrace = Backtrace::capture();
@@ -89,7 +89,7 @@ pub(crate) fn log_panics() {
     }));
 }
 
-/// The metric `holdfast_log_dropped_lines`, for the registry of a program.
+/// The metric `holdfast_log_dropped_lines`, for a program's registry.
 #[derive(Clone, Copy, Debug)]
 pub struct DroppedLines;
 
@@ -103,12 +103,12 @@ impl Collector for DroppedLines {
     }
 }
 
-/// Lines that were dropped because standard error was not read.
+/// Returns the number of lines dropped because standard error was not read.
 pub fn dropped_lines() -> u64 {
     Log::current().map_or(0, |log| log.dropped_lines())
 }
 
-/// Waits for the lines so far, for a bounded time: the process is about to end.
+/// Waits for the queued lines, for a bounded time, before the process exits.
 pub fn flush() {
     if let Some(log) = Log::current() {
         log.flush();
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that takes nothing while this is held.
+    /// A reader that reads nothing while this is held.
     struct Stuck(Arc<Mutex<()>>);
 
     impl Write for Stuck {
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// The log was a static: all subscribers of a process shared one.
+    /// Regression: the log was a static, shared by all subscribers of a process.
     #[test]
     fn each_subscriber_has_a_log_of_its_own() {
         let (reads, begun) = (Arc::default(), Arc::default());

@@ -1,4 +1,4 @@
-//! The signals that ask a process to end.
+//! The signals that request the end of a process.
 
 use std::io;
 
@@ -12,15 +12,15 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// From now on these signals no longer end the process by themselves. Call it within a runtime.
+    /// Overrides the default action of these signals from now on. Must be called within a runtime.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The operating system rejected the request.
     pub fn listen() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for one of the signals. A future that is dropped loses none.
+    /// Waits for one of the signals. Dropping the future loses none.
     pub async fn requested(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}

@@ -1,8 +1,8 @@
-//! Tasks that may outlive the wait of their caller, or that no caller waits for.
+//! Tasks that may outlive their caller's wait, or that no caller waits for.
 //!
-//! Owns: every such task, from its beginning to its end or to the stop of its owner.
-//! Invariants: once [`Tasks::stop`] has returned, none of them runs, and none begins. Without a stop, the
-//! drop of the last clone ends them.
+//! Owns: every such task, from its start to its end or to the stop of its owner.
+//! Invariants: once [`Tasks::stop`] has returned, no task runs or starts. Without a stop, dropping the last
+//! clone ends them.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-/// The running tasks; none once they were stopped. Clones share them. A task that holds a clone keeps them
-/// all, until the stop.
+/// The running tasks; none once they are stopped. Clones share them. A task that holds a clone keeps all
+/// tasks alive until the stop.
 #[derive(Clone, Debug)]
 pub struct Tasks(Arc<Mutex<Option<JoinSet<()>>>>);
 
-/// A task that did not come to its end.
+/// A task that did not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfinished {
     /// Its owner was stopped.
     #[error("the process stops")]
     Stopped,
-    /// It panicked: a bug, which the log has.
+    /// It panicked, which is a bug; the log has the details.
     #[error("a bug ended it; the log has the panic")]
     Panicked,
 }
@@ -33,33 +33,33 @@ impl Default for Tasks {
 }
 
 impl Tasks {
-    /// None yet.
+    /// Starts without tasks.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(Some(JoinSet::new()))))
     }
 
-    /// Runs a task to its end, or until the stop drops it at a point where it waits: what it has begun on a
-    /// blocking thread ends by itself. After the stop the task does not begin.
+    /// Runs a task to its end, or until the stop drops it at an await point: its work on a blocking thread
+    /// ends by itself. After a stop, the task does not start.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut running = self.0.lock();
         let Some(running) = &mut *running else { return };
-        // Those that ended leave their place.
+        // Frees the entries of ended tasks.
         while running.try_join_next().is_some() {}
         running.spawn(task);
     }
 
-    /// Begins a task like [`Tasks::spawn`], and returns the wait for its result. It continues when the wait
-    /// is dropped.
+    /// Starts a task like [`Tasks::spawn`], and returns a future of its result. The task continues if that
+    /// future is dropped.
     ///
     /// # Errors
-    /// [`Unfinished`]: there is no result.
+    /// [`Unfinished`]: the task has no result.
     pub fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         task: F,
     ) -> impl Future<Output = Result<T, Unfinished>> + Send + use<T, F> {
         let (ends, ended) = oneshot::channel();
         self.spawn(async move {
-            // The caller may wait no longer.
+            // The caller may have stopped waiting.
             let _waited = ends.send(task.await);
         });
         let tasks = self.clone();
@@ -72,7 +72,7 @@ impl Tasks {
         }
     }
 
-    /// Stops all tasks, and waits until they have ended. Again it does nothing.
+    /// Stops all tasks, and waits until they have ended. Idempotent.
     pub async fn stop(&self) {
         let running = self.0.lock().take();
         if let Some(mut running) = running {

@@ -1,6 +1,6 @@
-//! Logs to standard error, and traces over OTLP where `OTEL_EXPORTER_OTLP_ENDPOINT` says to.
+//! Logs to standard error, and traces over OTLP if `OTEL_EXPORTER_OTLP_ENDPOINT` is set.
 //!
-//! Owns: the runtime that sends traces. The program's own has ended when the last ones are sent.
+//! Owns: the runtime that sends traces, because the program's own has ended when the last ones are sent.
 //! `RUST_LOG` is the filter at the start (default `info`).
 //! The exporter reads the other `OTEL_*` variables itself.
 
@@ -23,34 +23,34 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use crate::log_level::LogLevel;
 use crate::logs::{self, Log};
 
-/// Variable that turns the export of traces on. Source: the OpenTelemetry specification.
+/// Variable that enables the export of traces. Source: the OpenTelemetry specification.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const LOG_FILTER: &str = "RUST_LOG";
-/// Longest wait of the process's end for its last traces to be sent.
+/// Longest wait for the last traces at process exit.
 const SEND_WITHIN: Duration = Duration::from_secs(2);
 
-/// Reasons for which logs and traces cannot be started.
+/// Reason why logs and traces cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// A variable cannot be used.
+    /// A variable has an invalid value.
     #[error("environment variable {variable}: {problem}; write for example `{example}`")]
     Invalid {
         /// The variable.
         variable: &'static str,
-        /// The rule that it breaks.
+        /// The rule that it violates.
         problem: String,
-        /// A value that works.
+        /// A valid value.
         example: String,
     },
-    /// The thread that sends traces cannot be started.
+    /// The thread that sends traces could not be started.
     #[error("the thread that sends traces cannot be started")]
     Thread(#[source] io::Error),
-    /// The process logs already.
+    /// Logging has already been started in this process.
     #[error("logs were started twice")]
     Started(#[source] TryInitError),
 }
 
-/// Logs and traces of a process; finish it before the process ends.
+/// Logs and traces of a process; call `finish` before the process exits.
 #[must_use]
 pub struct Telemetry {
     level: LogLevel,
@@ -65,12 +65,12 @@ struct Export {
 }
 
 impl Telemetry {
-    /// The filter of what is logged and traced.
+    /// Returns the filter of logs and traces.
     pub fn log_level(&self) -> LogLevel {
         self.level.clone()
     }
 
-    /// Sends the traces that are still here and writes the last log lines, both within a limit. Call it
+    /// Sends the remaining traces and writes the last log lines, both within a time limit. Must be called
     /// outside a runtime.
     pub fn finish(self) {
         if let Some(Export { provider, runtime }) = self.export {
@@ -83,8 +83,8 @@ impl Telemetry {
     }
 }
 
-/// Starts logs and traces of the program `service`, whose traces carry `attributes`. Starts threads; call it
-/// outside a runtime.
+/// Starts logs and traces of the program `service`, whose traces carry `attributes`. Starts threads; must be
+/// called outside a runtime.
 ///
 /// # Errors
 /// [`TelemetryError`]; nothing was logged yet.
@@ -118,8 +118,8 @@ pub fn start(
     Ok(Telemetry { level, log, export })
 }
 
-/// Makes the spans of `tracing` those of `tracer`. A span begins with the first one below it, not when it is
-/// entered: until then it may be made a part of another program's trace (`trace::continue_in`).
+/// Returns a layer that exports spans through `tracer`. A span starts with the first one below it, not when
+/// entered: until then it can be attached to another program's trace (`trace::continue_in`).
 pub(crate) fn layer<S>(tracer: SdkTracer) -> OpenTelemetryLayer<S, SdkTracer>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
@@ -153,7 +153,7 @@ fn invalid(variable: &'static str, problem: &dyn Display, example: String) -> Te
     TelemetryError::Invalid { variable, problem: problem.to_string(), example }
 }
 
-/// The value of a variable; an empty one counts as absent.
+/// Returns the value of a variable; an empty one counts as absent.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }

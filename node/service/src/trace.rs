@@ -1,6 +1,6 @@
-//! The trace that a span is part of, as text that one program gives another.
+//! Trace context of a span, as text that programs pass to each other.
 //!
-//! Source of the text: `traceparent` of W3C Trace Context, <https://www.w3.org/TR/trace-context/>.
+//! Text format: `traceparent` of W3C Trace Context, <https://www.w3.org/TR/trace-context/>.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// The place of the current span in its trace; none where no traces are exported, or this one is not.
+/// Returns the current span's trace context; `None` if no traces, or not this one, are exported.
 pub fn current() -> Option<String> {
     let context = Span::current().context();
     if !context.span().span_context().is_sampled() {
@@ -23,8 +23,7 @@ pub fn current() -> Option<String> {
     text.remove(TRACEPARENT)
 }
 
-/// Makes `span`, in which nothing was done yet, a part of the trace of `traceparent`. A text that is none
-/// changes nothing.
+/// Makes `span`, in which no work was done yet, part of the trace of `traceparent`. Ignores invalid text.
 pub fn continue_in(span: &Span, traceparent: &str) {
     let text = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
     let context = TraceContextPropagator::new().extract(&text);

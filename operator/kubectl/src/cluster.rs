@@ -1,4 +1,4 @@
-//! The objects of a cluster that say how its volumes are.
+//! The cluster objects that describe the state of its volumes.
 
 use std::net::IpAddr;
 
@@ -10,18 +10,18 @@ use kube::api::ListParams;
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config, ResourceExt};
 
-/// Variables that name a proxy, and those with the hosts that are reached without it. The client library
-/// reads the first, and does not leave out the loopback.
+/// Variables that name a proxy, and those that list the hosts to reach without it. The client library reads
+/// only the first kind, and does not except the loopback.
 const PROXIES: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
 const DIRECT: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
-    /// Repeats no request: that a pod is unreachable is a status 503, which says why.
+    /// Does not retry requests: status 503 means that a pod is unreachable, and gives the reason.
     pub(crate) once: Client,
 }
 
-/// The objects that one reading found.
+/// The objects of one read of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) volumes: Vec<Volume>,
@@ -78,7 +78,7 @@ impl Cluster {
             .items)
     }
 
-    /// The pods with these labels, in one namespace or in all.
+    /// Returns the pods with these labels, in one namespace or in all.
     pub(crate) async fn pods(&self, namespace: Option<&str>, labels: &str) -> anyhow::Result<Vec<Pod>> {
         let client = self.client.clone();
         let pods: Api<Pod> = match namespace {
@@ -89,7 +89,7 @@ impl Cluster {
         Ok(found.map_err(reason).context("the pods cannot be listed")?.items)
     }
 
-    /// The events of `volume`, the oldest first.
+    /// Returns the events of `volume`, oldest first.
     pub(crate) async fn events(&self, volume: &Volume) -> anyhow::Result<Vec<Event>> {
         let events: Api<Event> = Api::all(self.client.clone());
         let fields = format!("involvedObject.kind=Volume,involvedObject.name={}", volume.name_any());
@@ -101,7 +101,7 @@ impl Cluster {
 }
 
 impl Seen {
-    /// The Volume called `name`; with a namespace that of the claim called so.
+    /// Returns the Volume called `name`, or with a namespace the Volume of the claim of that name.
     pub(crate) fn find(&self, name: &str, namespace: Option<&str>) -> anyhow::Result<&Volume> {
         let Some(namespace) = namespace else {
             return self.volumes.iter().find(|volume| volume.name_any() == name).ok_or_else(|| {
@@ -116,7 +116,7 @@ impl Seen {
                  {namespace}` says what it waits for"
             )
         };
-        // A claim that was deleted and made again left a Volume with deletionPolicy Retain.
+        // A claim that was deleted and created again left a Volume with deletionPolicy Retain.
         match found.next() {
             None => Ok(volume),
             Some(other) => bail!(
@@ -128,7 +128,7 @@ impl Seen {
     }
 }
 
-/// The API server's own words where `error` is its answer; kube would print the whole answer.
+/// Returns only the API server's message if `error` is its answer; kube would print the whole answer.
 pub(crate) fn reason(error: kube::Error) -> anyhow::Error {
     if let kube::Error::Api(status) = &error
         && !status.message.is_empty()
@@ -138,27 +138,27 @@ pub(crate) fn reason(error: kube::Error) -> anyhow::Error {
     error.into()
 }
 
-/// Time of the last occurrence of an event.
+/// Returns the time of the last occurrence of an event.
 pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
     let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
     let once = event.event_time.as_ref();
     series.or(once).map(|time| time.0).or(event.last_timestamp.as_ref().map(|time| time.0))
 }
 
-/// Namespace and name of the claim that `volume` was made for.
+/// Returns the namespace and name of the claim that `volume` was created for.
 pub(crate) fn claim_of(volume: &Volume) -> Option<&String> {
     volume.annotations().get(CLAIM)
 }
 
-/// True if `set` is what the variable says; the library adds a path.
+/// Returns true if `set` equals the variable's value; the library adds a path.
 fn is_same(set: &str, variable: &str) -> bool {
     set.trim_end_matches('/') == variable.trim_end_matches('/')
 }
 
-/// True if a host is reached without the proxy of the environment: the loopback, as through a tunnel or of a
-/// cluster on this machine, and what `direct` lists as for kubectl: hosts and domains with all below them
-/// (`.domain` and `*.domain`: only those below), each with or without a port, addresses and networks
-/// (`10.0.0.0/8`), `*`.
+/// Returns true if a host is reached without the proxy of the environment. That holds for the loopback, as
+/// used by tunnels and local clusters, and for entries of `direct` with kubectl's syntax: hosts, domains with
+/// their subdomains (`.domain` and `*.domain`: only subdomains), each with an optional port, addresses,
+/// networks (`10.0.0.0/8`), and `*`.
 fn is_direct(host: &str, port: u16, direct: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
     let address = host.parse::<IpAddr>().ok();
@@ -172,7 +172,7 @@ fn is_direct(host: &str, port: u16, direct: &str) -> bool {
             return true;
         }
         let (name, wanted) = match entry.rsplit_once(':') {
-            // Else it is an address of version 6 without a port.
+            // Otherwise it is an IPv6 address without a port.
             Some((name, wanted)) if !name.contains(':') || name.ends_with(']') => (name, Some(wanted)),
             Some(_) | None => (entry, None),
         };
@@ -185,7 +185,7 @@ fn is_direct(host: &str, port: u16, direct: &str) -> bool {
     })
 }
 
-/// True if the address is in a network, written as address, `/` and the bits of its prefix.
+/// Returns true if the address is in a network in CIDR notation.
 fn is_in_network(address: IpAddr, network: &str) -> bool {
     let Some((first, bits)) = network.split_once('/') else { return false };
     let (Ok(first), Ok(bits)) = (first.parse::<IpAddr>(), bits.parse::<u32>()) else { return false };
@@ -202,7 +202,7 @@ fn is_in_network(address: IpAddr, network: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// With HTTPS_PROXY set, each command failed in a cluster behind a tunnel.
+    /// Regression: with HTTPS_PROXY set, every command failed in a cluster behind a tunnel.
     #[test]
     fn the_loopback_is_reached_without_the_proxy() {
         for host in ["127.0.0.1", "localhost", "[::1]", "127.8.0.1"] {
@@ -218,7 +218,7 @@ mod tests {
         assert!(is_direct("anything.example", 6443, "*"));
     }
 
-    /// With such an entry kubectl reached the cluster and the plugin did not.
+    /// Regression: with such an entry, kubectl reached the cluster but the plugin did not.
     #[test]
     fn networks_ports_and_wildcards_are_reached_without_the_proxy() {
         for (host, entry) in [

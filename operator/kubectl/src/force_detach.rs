@@ -1,4 +1,4 @@
-//! `kubectl holdfast force-detach`: the annotation, once it is clear what it costs.
+//! `kubectl holdfast force-detach`: sets the annotation after showing the cost.
 
 use anyhow::{Context, bail};
 use holdfast_crds::{ByteSize, FORCE_DETACH, READY, Volume, VolumeStatus, is_true};
@@ -9,10 +9,10 @@ use serde_json::json;
 use crate::cluster::{Cluster, Seen, reason};
 use crate::problem;
 
-/// Words for what will be missing when `volume` is taken from `node`.
+/// Describes the data that will be missing after a force-detach of `volume` from `node`.
 ///
 /// # Errors
-/// That node has nothing to do with the volume, or is Ready and so can release it in order.
+/// The node does not serve the volume, or is Ready and can thus release it cleanly.
 pub(crate) fn check(
     volume: &Volume,
     seen: &Seen,
@@ -61,9 +61,9 @@ pub(crate) fn check(
     ))
 }
 
-/// True if a condition says that the log names `node` as the writer, and that this annotation replaces it: of
-/// a Volume for example that another cluster has attached, whose status names no node. The operator reads the
-/// log only while there is no device.
+/// Returns true if a condition says that the log names `node` as the writer and that this annotation replaces
+/// it: for example, another cluster has attached the volume, and the Volume's status names no node. The
+/// operator reads the log only while no device exists.
 fn is_named_by_log(status: &VolumeStatus, node: &str) -> bool {
     let annotation = format!("{FORCE_DETACH}=");
     let named = status.conditions.iter().flat_map(|condition| {
@@ -75,10 +75,10 @@ fn is_named_by_log(status: &VolumeStatus, node: &str) -> bool {
     status.device_path.is_none() && named.into_iter().any(|named| named == node)
 }
 
-/// Has the operator take `volume` from `node`.
+/// Requests that the operator take `volume` from `node`.
 pub(crate) async fn annotate(cluster: &Cluster, volume: &Volume, node: &str) -> anyhow::Result<()> {
     let volumes: Api<Volume> = Api::all(cluster.client.clone());
-    // Not another one of that name that was made meanwhile.
+    // Excludes a Volume of the same name that was created in the meantime.
     let uid = volume.metadata.uid.as_deref();
     let patch = json!({"metadata": {"uid": uid, "annotations": {FORCE_DETACH: node}}});
     volumes
@@ -119,7 +119,7 @@ mod tests {
         assert!(refused.ends_with("is not served by node a, but by node b"), "{refused}");
     }
 
-    /// A Volume that adopted, and whose status names no node, with a condition of this message.
+    /// Returns an adopted Volume whose status names no node, with a condition of this message.
     fn adopted(
         message: &str,
         device: Option<&str>,

@@ -1,9 +1,9 @@
-//! `kubectl holdfast`: the state of a cluster's volumes in words, and the one change that needs care.
+//! `kubectl holdfast`: describes the state of a cluster's volumes, and makes the one change that needs care.
 //!
-//! Owns: reading the objects that say how volumes are, and putting them together.
-//! Does not own: what a condition says; operator and daemons write it.
-//! Costs: one LIST of each kind; `top` and `restore` say their own. Only `force-detach --yes` changes
-//! anything; `preflight` makes Pods for a time.
+//! Owns: reading and combining the objects that describe the volumes.
+//! Does not own: the text of conditions; the operator and the daemons write it.
+//! Costs: one LIST of each kind; `top` and `restore` document their own. Only `force-detach --yes` changes
+//! anything; `preflight` creates temporary Pods.
 
 mod cluster;
 mod force_detach;
@@ -23,11 +23,11 @@ use clap::{Parser, Subcommand};
 use crate::cluster::Cluster;
 use crate::top::SortBy;
 
-/// Says how the volumes of a cluster are, and why.
+/// Shows the state of a cluster's volumes, and the reasons for it.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-holdfast", bin_name = "kubectl holdfast", version)]
 struct Settings {
-    /// Context of the kubeconfig; otherwise its current one.
+    /// Kubeconfig context; default: the current one.
     #[arg(long, global = true)]
     context: Option<String>,
     #[command(subcommand)]
@@ -36,10 +36,10 @@ struct Settings {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Counts volumes, nodes and object stores, and names everything that is wrong with them. Ends with 1 if
-    /// anything is.
+    /// Counts volumes, nodes and object stores, and lists every problem with them. Exits with 1 if there is
+    /// any.
     Status,
-    /// The whole state of one volume in words.
+    /// Describes the whole state of one volume.
     Why {
         /// Name of a Volume, or with --namespace of a PersistentVolumeClaim.
         name: String,
@@ -47,47 +47,47 @@ enum Command {
         #[arg(long, short)]
         namespace: Option<String>,
     },
-    /// Checks what node daemons need of nodes, by a short-lived privileged Pod on each; also before the chart
-    /// is installed. Ends with 1 if a node is not fit.
+    /// Checks the node daemon's requirements with a short-lived privileged Pod on each node; also works
+    /// before the chart is installed. Exits with 1 if a node fails.
     Preflight(preflight::Preflight),
-    /// The load of each attached volume, one line each. Ends with 1 if a node does not answer, or a volume
-    /// that is named is not attached.
+    /// Shows the load of each attached volume, one line each. Exits with 1 if a node does not answer, or if a
+    /// named volume is not attached.
     Top {
-        /// Names of Volumes, or of claims as NAMESPACE/NAME; otherwise all that are attached.
+        /// Names of Volumes, or of claims as NAMESPACE/NAME; default: all attached volumes.
         volumes: Vec<String>,
-        /// Order of the lines: names upwards, figures downwards.
+        /// Sort order of the lines: names ascending, figures descending.
         #[arg(long, value_enum, default_value_t = SortBy::Name)]
         sort_by: SortBy,
-        /// Time between the two reads that rates are made of.
+        /// Time between the two reads used to calculate rates.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
     },
-    /// Prints documents for the volumes and snapshots in the bucket of an ObjectStore that the cluster does
-    /// not have. Runs `holdfast-operator restore` in a pod of the operator, and ends as that command does.
+    /// Prints documents for the volumes and snapshots in an ObjectStore's bucket that the cluster does not
+    /// have. Runs `holdfast-operator restore` in a pod of the operator, and exits as that command does.
     Restore {
         /// Name of an ObjectStore.
         object_store: String,
-        /// Those of the volumes in the trash instead.
+        /// Prints the volumes in the trash instead.
         #[arg(long)]
         deleted: bool,
-        /// Volumes and snapshots of Holdfast alone, for a backup program that restores the claims.
+        /// Prints only Holdfast's volumes and snapshots, for a backup program that restores the claims.
         #[arg(long)]
         without_claims: bool,
-        /// Namespace of the release; otherwise it is looked for in all.
+        /// Namespace of the release; default: all namespaces are searched.
         #[arg(long, short)]
         namespace: Option<String>,
     },
-    /// Takes a volume from a node that is lost. What that node did not upload is missing afterwards.
+    /// Takes a volume from a lost node. Data that the node did not upload is missing afterwards.
     ForceDetach {
         /// Name of a Volume.
         volume: String,
-        /// The node that is lost.
+        /// The lost node.
         #[arg(long)]
         node: String,
         /// The node's daemon is Ready: only the volume's disk there is lost.
         #[arg(long)]
         although_ready: bool,
-        /// Do it. Without this it says what would be missing.
+        /// Makes the change. Without this, the command only shows which data would be missing.
         #[arg(long)]
         yes: bool,
     },

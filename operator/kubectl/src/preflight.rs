@@ -1,10 +1,10 @@
-//! `kubectl holdfast preflight`: `holdfast-node preflight` on nodes, before the chart is installed.
+//! `kubectl holdfast preflight`: runs `holdfast-node preflight` on nodes, before the chart is installed.
 //!
-//! Owns: a Pod on each node, from its creation to its deletion.
-//! Does not own: the checks; `holdfast-node` of the image makes them.
-//! Invariants: each Pod of a run is deleted when the run ends, also by an error or a signal. What a killed
-//! run left is deleted by the next one in the same namespace, and ends by itself at its time limit.
-//! Costs: for each node a Pod and a watch of it; no rights but those for Nodes, Pods and events.
+//! Owns: one Pod per node, from its creation to its deletion.
+//! Does not own: the checks; `holdfast-node` in the image makes them.
+//! Invariants: each Pod of a run is deleted when the run ends, even after an error or a signal. Pods of a
+//! killed run end at their time limit; the next run in the same namespace deletes them.
+//! Costs: one Pod and one watch per node; needs rights only for Nodes, Pods and events.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use crate::cluster::{Cluster, time_of};
 use crate::say;
 
-/// Registry path that a release's chart has before the names of its images; set where the release is built.
+/// Registry path of the images in a release's chart; set by the release build.
 const REGISTRY: Option<&str> = option_env!("HOLDFAST_REGISTRY");
 /// Selects the Pods of all runs.
 const LABELS: [(&str, &str); 2] =
@@ -38,7 +38,7 @@ const STATE_DIR: &str = "/var/lib/holdfast";
 const RUN_DIR: &str = "/run/holdfast";
 /// Time after that limit at which the kubelet ends a Pod whose run was killed.
 const GRACE: Duration = Duration::from_secs(60);
-/// Nodes that are checked at a time.
+/// Number of nodes checked in parallel.
 const AT_ONCE: usize = 32;
 
 /// Arguments of `preflight`.
@@ -50,7 +50,7 @@ pub(crate) struct Preflight {
     /// All Linux nodes of the cluster.
     #[arg(long)]
     all: bool,
-    /// Image of holdfast-node; otherwise the one of this version's chart.
+    /// Image of holdfast-node; default: the image in this version's chart.
     #[arg(long)]
     image: Option<String>,
     /// Namespace for the Pods, which are privileged.
@@ -59,7 +59,7 @@ pub(crate) struct Preflight {
     /// State directory on the nodes: the chart's node.stateDir.
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     state_dir: String,
-    /// Longest wait for a node, with the pull of the image.
+    /// Longest wait for a node, including the image pull.
     #[arg(long, default_value = "5m")]
     timeout: TimeSpan,
 }
@@ -74,7 +74,7 @@ struct Run {
     limit: Duration,
 }
 
-/// Result of a node.
+/// Result of one node.
 #[derive(Debug, PartialEq, Eq)]
 struct Checked {
     node: String,
@@ -84,19 +84,19 @@ struct Checked {
     failure: Option<String>,
 }
 
-/// End of a Pod.
+/// Outcome of a Pod.
 #[derive(Debug, PartialEq, Eq)]
 enum PodEnd {
-    /// The program ended with this code.
+    /// The program exited with this code.
     Exit(i32),
-    /// It did not run, or not to its end.
+    /// The program did not run, or not to completion.
     Failed(String),
 }
 
-/// Checks the nodes and prints what each one's Pod printed.
+/// Checks the nodes and prints each Pod's output.
 ///
 /// # Errors
-/// A node that does not exist, a Pod that the API server refuses; all Pods were deleted.
+/// A node does not exist, or the API server rejects a Pod. All Pods were deleted.
 pub(crate) async fn run(cluster: &Cluster, settings: Preflight) -> anyhow::Result<ExitCode> {
     let Preflight { nodes, all, image, namespace, state_dir, timeout } = settings;
     let client = cluster.client.clone();
@@ -123,7 +123,7 @@ pub(crate) async fn run(cluster: &Cluster, settings: Preflight) -> anyhow::Resul
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// True from the first SIGINT or SIGTERM on. The second one ends the process.
+/// Turns true at the first SIGINT or SIGTERM. The second signal ends the process.
 fn stop_at_signals() -> anyhow::Result<watch::Sender<bool>> {
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
@@ -143,8 +143,8 @@ fn stop_at_signals() -> anyhow::Result<watch::Sender<bool>> {
     Ok(stop)
 }
 
-/// Checks all nodes, some at a time. Returns how many failed. When it is to stop, or one Pod is refused, it
-/// starts no other and waits until those that were started are deleted.
+/// Checks all nodes, several in parallel, and returns the number of failures. After a stop or a rejected Pod
+/// it starts no further Pod, and waits until the started ones are deleted.
 async fn check_all(
     client: &Client,
     run: &Run,
@@ -178,7 +178,7 @@ async fn check_all(
     }
 }
 
-/// Checks one node; its Pod is gone afterwards.
+/// Checks one node and deletes its Pod.
 async fn check_node(
     client: Client,
     run: Run,
@@ -197,7 +197,7 @@ async fn check_node(
     let ended = tokio::time::timeout(run.limit, await_condition(pods.clone(), &pod, has_ended));
     let ended = tokio::select! {
         ended = ended => ended,
-        // An error means that the sender is gone: that is a stop too.
+        // An error means that the sender was dropped, which is also a stop.
         () = async { drop(stop.wait_for(|stop| *stop).await) } => {
             delete(&pods, &pod).await?;
             return Ok(Checked { node: name, log: String::new(), failure: Some("interrupted".to_owned()) });
@@ -228,7 +228,7 @@ async fn check_node(
     Ok(Checked { node: name, log: log.unwrap_or_default(), failure })
 }
 
-/// The last warning about a Pod, to be said behind another sentence.
+/// Returns the last warning about a Pod, as a suffix for another sentence.
 async fn last_warning(client: &Client, namespace: &str, pod: &str) -> String {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let fields = format!("involvedObject.kind=Pod,involvedObject.name={pod},type=Warning");
@@ -237,7 +237,7 @@ async fn last_warning(client: &Client, namespace: &str, pod: &str) -> String {
     last.map(|message| format!(": {message}")).unwrap_or_default()
 }
 
-/// Deletes the Pods that a selector finds.
+/// Deletes the Pods that match a selector.
 async fn remove(pods: &Api<Pod>, selector: &str) -> anyhow::Result<()> {
     for pod in pods.list(&ListParams::default().labels(selector)).await?.items {
         delete(pods, &pod.name_any()).await?;
@@ -245,7 +245,7 @@ async fn remove(pods: &Api<Pod>, selector: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Deletes a Pod at once, also where its node does not answer. The kubelet ends what still runs.
+/// Deletes a Pod immediately, even if its node does not answer. The kubelet ends remaining processes.
 async fn delete(pods: &Api<Pod>, name: &str) -> anyhow::Result<()> {
     match pods.delete(name, &DeleteParams::default().grace_period(0)).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -260,28 +260,28 @@ fn selector(run: Option<&str>) -> String {
     labels.join(",")
 }
 
-/// A name that no other run has.
+/// Returns a unique name for a run.
 fn run_name() -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:x}", now.as_nanos(), std::process::id())
 }
 
-/// The image of this version's chart.
+/// Returns the image of this version's chart.
 fn image_of(registry: Option<&str>) -> String {
     let path = registry.map(|registry| format!("{registry}/")).unwrap_or_default();
     format!("{path}holdfast-node:{}", env!("CARGO_PKG_VERSION"))
 }
 
-/// The nodes that the chart's DaemonSet runs on.
+/// Returns the nodes that the chart's DaemonSet runs on.
 fn linux(known: &[Node]) -> Vec<Node> {
     let is_linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
     known.iter().filter(is_linux).cloned().collect()
 }
 
-/// The nodes of these names, each once.
+/// Returns the nodes with these names, without duplicates.
 ///
 /// # Errors
-/// There is no node of that name.
+/// A node of that name does not exist.
 fn choose(known: &[Node], names: Vec<String>) -> anyhow::Result<Vec<Node>> {
     let mut chosen: Vec<Node> = Vec::new();
     for name in names {
@@ -295,7 +295,7 @@ fn choose(known: &[Node], names: Vec<String>) -> anyhow::Result<Vec<Node>> {
     Ok(chosen)
 }
 
-/// Reason why the kubelet of a node would start no Pod.
+/// Returns the reason why the kubelet of a node would start no Pod.
 fn unready(node: &Node) -> Option<String> {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let ready = conditions.into_iter().find(|condition| condition.type_ == READY)?;
@@ -305,8 +305,8 @@ fn unready(node: &Node) -> Option<String> {
     })
 }
 
-/// The Pod that checks `node`: privileged, and with the mounts of the chart's DaemonSet. Its configuration is
-/// the chart's default one, which is the daemon's.
+/// Builds the Pod that checks `node`: privileged, and with the mounts of the chart's DaemonSet. It uses the
+/// chart's default configuration, which equals the daemon's defaults.
 fn pod(node: &str, run: &Run) -> Value {
     let Run { name, image, namespace: _, state_dir, limit } = run;
     let mut labels = json!({ RUN: name });
@@ -321,7 +321,7 @@ fn pod(node: &str, run: &Run) -> Value {
             "nodeName": node,
             "hostPID": true,
             "restartPolicy": "Never",
-            // Where this program is killed, the kubelet ends the Pod.
+            // If this program is killed, the kubelet ends the Pod.
             "activeDeadlineSeconds": (*limit + GRACE).as_secs(),
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": false,
@@ -356,7 +356,7 @@ fn pod(node: &str, run: &Run) -> Value {
     })
 }
 
-/// The end of a Pod; nothing while it may still come to one.
+/// Returns the outcome of a Pod; `None` while it can still reach one.
 fn end(pod: &Pod) -> Option<PodEnd> {
     let status = pod.status.as_ref()?;
     let state = status.container_statuses.iter().flatten().find_map(|container| container.state.as_ref());
@@ -387,7 +387,7 @@ fn end(pod: &Pod) -> Option<PodEnd> {
     })
 }
 
-/// Refusal of a Pod. It holds for every node.
+/// Explains a rejected Pod. The reason applies to every node.
 fn refused(error: kube::Error, run: &Run) -> anyhow::Error {
     let namespace = &run.namespace;
     let answer = if let kube::Error::Api(status) = &error { Some(status) } else { None };
@@ -404,7 +404,7 @@ fn refused(error: kube::Error, run: &Run) -> anyhow::Error {
     anyhow::Error::from(error).context(said)
 }
 
-/// The text of a node.
+/// Formats the output for one node.
 fn text(checked: &Checked) -> String {
     let Checked { node, log, failure } = checked;
     let mut text = format!("Node {node}\n");

@@ -1,11 +1,11 @@
-//! Problems: the conditions that are not as they should be.
+//! Problems: conditions with an unhealthy status.
 
 use holdfast_crds::{Condition, DEVICES_KEPT, READY, Volume};
 use kube::ResourceExt;
 
 use crate::cluster::{Seen, claim_of};
 
-/// A condition that is not as it should be.
+/// A condition with an unhealthy status.
 #[derive(Debug)]
 pub(crate) struct Problem<'a> {
     /// Kind and name of the object, and the claim of a Volume.
@@ -13,7 +13,7 @@ pub(crate) struct Problem<'a> {
     pub(crate) condition: &'a Condition,
 }
 
-/// All problems of what was seen: object stores and nodes first, for volumes wait for them.
+/// Returns all problems; object stores and nodes come first, because volumes depend on them.
 pub(crate) fn all(seen: &Seen) -> Vec<Problem<'_>> {
     let mut found = Vec::new();
     for store in &seen.stores {
@@ -43,22 +43,22 @@ fn is_false(condition: &Condition, type_: &str) -> bool {
     condition.type_ == type_ && condition.status != "True"
 }
 
-/// The conditions of `volume` that are not as they should be.
+/// Returns the unhealthy conditions of `volume`.
 pub(crate) fn wrong(volume: &Volume) -> impl Iterator<Item = &Condition> {
     let is_wanted = volume.spec.desired_node().is_some() || volume.metadata.deletion_timestamp.is_some();
     volume.status.iter().flat_map(|status| &status.conditions).filter(move |condition| {
         match condition.type_.as_str() {
-            // The others say why.
+            // The other conditions give the reason.
             READY => false,
             "UnuploadedDataLost" => condition.status != "False",
-            // A volume that no node is to serve has neither.
+            // A volume without a requested node has neither.
             "Assigned" | "Attached" => condition.status != "True" && is_wanted,
             _ => condition.status != "True",
         }
     })
 }
 
-/// `volume` with its claim, as messages name it.
+/// Returns the name of `volume` and its claim for messages.
 pub(crate) fn title(volume: &Volume) -> String {
     let claim = claim_of(volume).map(|claim| format!(" (claim {claim})")).unwrap_or_default();
     format!("Volume {}{claim}", volume.name_any())

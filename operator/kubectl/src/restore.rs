@@ -1,7 +1,7 @@
 //! `kubectl holdfast restore`: the documents of `holdfast-operator restore`, from a pod of the operator.
 //!
-//! Owns: the choice of the pod, and passing on what the command there prints and how it ends.
-//! Does not own: the documents; the credentials of the bucket never leave the cluster.
+//! Owns: the choice of the pod, and forwarding the command's output and exit status.
+//! Does not own: the documents. The bucket's credentials never leave the cluster.
 //! Costs: one LIST of pods, one exec.
 //! On failure: a connection that breaks before the command has ended is an error: documents may be missing.
 
@@ -21,15 +21,15 @@ use crate::cluster::{Cluster, reason};
 
 /// Labels that the chart gives the operator's pods.
 const PODS: &str = "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=operator";
-/// Label that is the name of the release.
+/// Label that holds the release's name.
 const RELEASE: &str = "app.kubernetes.io/instance";
 /// Container and program of the operator.
 const CONTAINER: &str = "operator";
 const PROGRAM: &str = "holdfast-operator";
-/// Bytes that are passed on at once.
+/// Size of a forwarded chunk, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Runs the command with these options in a pod of the operator, and passes on its output and its exit code.
+/// Runs the command with these options in a pod of the operator, and forwards its output and exit code.
 pub(crate) async fn restore(
     cluster: &Cluster,
     store: &str,
@@ -63,10 +63,10 @@ pub(crate) async fn restore(
     exit_code(&status).map(ExitCode::from).with_context(|| format!("{PROGRAM} was not run in {title}"))
 }
 
-/// The pod in which the command is run: the first that is Ready.
+/// Returns the pod to run the command in: the first that is Ready.
 ///
 /// # Errors
-/// There is none, or the pods are of several releases.
+/// No pod is Ready, or the pods belong to several releases.
 fn choose(pods: &[Pod]) -> anyhow::Result<&Pod> {
     let mut releases = BTreeMap::<(String, String), Vec<&Pod>>::new();
     for pod in pods {
@@ -100,14 +100,14 @@ fn is_ready(pod: &Pod) -> bool {
     is_ready && pod.metadata.deletion_timestamp.is_none()
 }
 
-/// Name and phase of a pod that is not Ready.
+/// Returns the name and phase of a pod that is not Ready.
 fn state(pod: &Pod) -> String {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("without a phase");
     let ends = if pod.metadata.deletion_timestamp.is_some() { " and being deleted" } else { "" };
     format!("{}/{} is {phase}{ends}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
-/// The status of the command once all of its output was passed on; none if the connection broke.
+/// Returns the status of the command after forwarding all of its output; `None` if the connection broke.
 async fn end<S>(
     output: impl Future<Output = anyhow::Result<()>>,
     status: impl Future<Output = Option<S>>,
@@ -119,7 +119,7 @@ async fn end<S>(
             Ok(status.await)
         }
         ended = &mut status => {
-            // The streams of a connection that broke may have no end.
+            // The streams of a broken connection may never end.
             if ended.is_some() {
                 output.await?;
             }
@@ -128,7 +128,7 @@ async fn end<S>(
     }
 }
 
-/// Writes what comes from `from`, unchanged, until its end.
+/// Copies `from` to `to` unchanged until its end.
 async fn pass_on(mut from: impl AsyncRead + Unpin, mut to: impl Write) -> anyhow::Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
@@ -140,10 +140,10 @@ async fn pass_on(mut from: impl AsyncRead + Unpin, mut to: impl Write) -> anyhow
     }
 }
 
-/// The exit code of the command.
+/// Returns the exit code of the command.
 ///
 /// # Errors
-/// It was not run.
+/// The command did not run.
 fn exit_code(status: &Status) -> anyhow::Result<u8> {
     if status.status.as_deref() == Some("Success") {
         return Ok(0);

@@ -8,7 +8,7 @@ use holdfast_crds::{ByteSize, Condition, READY, is_true};
 use crate::cluster::Seen;
 use crate::problem;
 
-/// The text of the command.
+/// Returns the output of the command.
 pub(crate) fn status(seen: &Seen) -> String {
     let phases = seen.volumes.iter().map(|volume| {
         let phase = volume.status.as_ref().and_then(|status| status.phase);
@@ -41,8 +41,8 @@ pub(crate) fn status(seen: &Seen) -> String {
     text
 }
 
-/// Memory of the nodes for memory volumes, and disk for their pages that find none; empty where no node makes
-/// any.
+/// Describes the nodes' memory for memory volumes and disk space for spilled pages; empty if no node serves
+/// memory volumes.
 fn memory(seen: &Seen) -> String {
     let of_nodes = || seen.nodes.iter().filter_map(|node| node.status.as_ref()?.memory.as_ref());
     let memory = of_nodes().map(|memory| [memory.used_bytes, memory.promised_bytes, memory.limit_bytes]);
@@ -60,7 +60,7 @@ fn memory(seen: &Seen) -> String {
     text
 }
 
-/// The sums of the figures of all nodes; none without a node.
+/// Sums up the figures of all nodes; `None` without a node.
 fn sum(figures: impl Iterator<Item = [u64; 3]>) -> Option<[u64; 3]> {
     figures.reduce(|sum, more| std::array::from_fn(|at| sum[at].saturating_add(more[at])))
 }
@@ -70,7 +70,7 @@ fn ready(conditions: Option<&[Condition]>) -> String {
     (if is_ready { "Ready" } else { "not Ready" }).to_owned()
 }
 
-/// The numbers of equal words.
+/// Counts equal words.
 fn counted(words: impl Iterator<Item = String>) -> String {
     let mut counts = BTreeMap::<String, usize>::new();
     words.for_each(|word| *counts.entry(word).or_default() += 1);

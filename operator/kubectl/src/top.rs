@@ -1,9 +1,9 @@
 //! `kubectl holdfast top`: the load of each attached volume, from the metrics of the daemons.
 //!
-//! Owns: finding the daemons, two reads of each through the API server, and what is said of those that do
-//! not answer.
-//! Costs: one LIST of Volumes, one of pods, two requests to each daemon.
-//! On failure: a node that does not answer is named under the table; the others are in it.
+//! Owns: finding the daemons, two reads of each through the API server, and the messages about daemons that
+//! do not answer.
+//! Costs: one LIST of Volumes, one of pods, and two requests per daemon.
+//! On failure: lists a node that does not answer below the table; the other nodes are in the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -28,14 +28,14 @@ pub(crate) use table::SortBy;
 
 /// Labels that the chart gives the daemon's pods.
 const PODS: &str = "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=node";
-/// Name that the chart gives the port of the metrics.
+/// Name of the metrics port in the chart.
 const PORT: &str = "metrics";
-/// Longest wait for the answer of a daemon.
+/// Longest wait for a daemon's answer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Requests that are in flight at once, in a cluster of any size.
+/// Requests in flight at once, regardless of the cluster's size.
 const AT_ONCE: usize = 32;
 
-/// The text of the command, and whether all that was asked for is in it.
+/// Returns the output of the command, and true if it is complete.
 pub(crate) async fn top(
     cluster: &Cluster,
     names: &[String],
@@ -63,7 +63,7 @@ pub(crate) async fn top(
     Ok(outcome(&wanted, !names.is_empty(), answers.collect(), sort_by))
 }
 
-/// The Volumes of these names, or claims as `NAMESPACE/NAME`; without names all of them.
+/// Returns the Volumes of these names, or of claims as `NAMESPACE/NAME`; without names, all Volumes.
 fn wanted<'a>(volumes: &'a [Volume], names: &[String]) -> anyhow::Result<Vec<&'a Volume>> {
     if names.is_empty() {
         return Ok(volumes.iter().collect());
@@ -80,7 +80,7 @@ fn wanted<'a>(volumes: &'a [Volume], names: &[String]) -> anyhow::Result<Vec<&'a
     Ok(found)
 }
 
-/// The node that says that it serves `volume`.
+/// Returns the node that reports serving `volume`.
 fn node_of(volume: &Volume) -> Option<&String> {
     volume.status.as_ref()?.node.as_ref().filter(|node| !node.is_empty())
 }
@@ -89,14 +89,14 @@ fn node_of(volume: &Volume) -> Option<&String> {
 #[derive(Debug, PartialEq)]
 struct Daemon {
     node: String,
-    /// Namespace, and name with the port, or why it cannot be asked.
+    /// Namespace, and name with the port, or the reason why the daemon cannot be queried.
     target: Result<(String, String), String>,
 }
 
-/// The daemons among `pods`. While one is replaced, its node has two.
+/// Returns the daemons among `pods`. During a replacement, a node has two.
 ///
 /// # Errors
-/// There is none.
+/// No daemon exists.
 fn daemons(pods: &[Pod]) -> anyhow::Result<Vec<Daemon>> {
     let daemons: Vec<Daemon> = pods.iter().filter_map(daemon).collect();
     if daemons.is_empty() {
@@ -108,7 +108,7 @@ fn daemons(pods: &[Pod]) -> anyhow::Result<Vec<Daemon>> {
 fn daemon(pod: &Pod) -> Option<Daemon> {
     let (spec, status) = (pod.spec.as_ref()?, pod.status.clone().unwrap_or_default());
     let phase = status.phase.unwrap_or_default();
-    // Those that ended, by an eviction for example, stay as objects.
+    // Ended pods, for example evicted ones, remain as objects.
     if ["Succeeded", "Failed"].contains(&phase.as_str()) {
         return None;
     }
@@ -126,7 +126,7 @@ fn daemon(pod: &Pod) -> Option<Daemon> {
     Some(Daemon { node, target })
 }
 
-/// Reads the metrics of those of the `daemons` that are chosen, each for itself.
+/// Reads the metrics of the selected `daemons` in parallel.
 async fn read(
     client: &Client,
     daemons: &[Daemon],
@@ -151,13 +151,13 @@ async fn read_one(client: &Client, namespace: &str, pod: &str) -> Result<Reading
     let request = pods.get_subresource("proxy/metrics", pod).map_err(|error| error.to_string())?;
     let begin = Instant::now();
     let text = tokio::time::timeout(LIMIT, client.request_text(request)).await;
-    // The daemon reads its counters at some time between; the middle is wrong by half of it at most.
+    // The daemon reads its counters at some time in between; the midpoint is wrong by at most half of it.
     let at = begin + begin.elapsed() / 2;
     let text = text.map_err(|_elapsed| format!("no answer within {} s", LIMIT.as_secs()))?;
     Reading::new(at, &text.map_err(|error| format!("{:#}", reason(error)))?)
 }
 
-/// The text of the command, and whether all that was asked for is in it.
+/// Returns the output of the command, and true if it is complete.
 fn outcome(
     wanted: &[&Volume],
     is_named: bool,
@@ -177,7 +177,7 @@ fn outcome(
             }
         }
     }
-    // The daemon that replaces another answers late, and the other one serves meanwhile.
+    // A starting replacement answers late; meanwhile its predecessor serves.
     silent.retain(|node, _| !answered.contains(node));
     for node in wanted.iter().filter_map(|volume| node_of(volume)).filter(|node| !answered.contains(*node)) {
         silent.entry(node.clone()).or_insert_with(|| "no pod of the daemon is there".to_owned());

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use crate::cluster::{Seen, time_of};
 use crate::problem;
 
-/// The text of the command.
+/// Returns the output of the command.
 pub(crate) fn why(volume: &Volume, seen: &Seen, events: &[Event]) -> String {
     let mut text = format!("{}\n", problem::title(volume));
     let nothing = VolumeStatus::default();
@@ -58,7 +58,7 @@ fn write_condition(text: &mut String, title: &str, condition: &Condition) {
     }
 }
 
-/// The words for what `status` says of `volume`.
+/// Describes `volume` as its `status` reports it.
 fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
     let or = |value: &Option<String>, other: &str| value.clone().unwrap_or_else(|| other.to_owned());
     let wanted = volume.spec.desired_node().map_or_else(
@@ -108,7 +108,7 @@ fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
 
 type Behind<'a> = (&'static str, String, Option<&'a [Condition]>);
 
-/// The nodes and the object store behind `volume`, with their conditions.
+/// Returns the nodes and the object store that `volume` depends on, with their conditions.
 fn behind<'a>(volume: &Volume, status: &VolumeStatus, seen: &'a Seen) -> Vec<Behind<'a>> {
     let named = [volume.spec.desired_node(), status.assigned_node.as_deref(), status.node.as_deref()];
     let mut nodes: Vec<&str> = named.into_iter().flatten().filter(|node| !node.is_empty()).collect();
@@ -138,7 +138,7 @@ pub(crate) mod tests {
                "lastTransitionTime": "2026-11-26T00:00:00Z"})
     }
 
-    /// A volume that a silent node serves, another that none is to serve, and a node without a keeper.
+    /// A volume served by a silent node, one without a requested node, and a node without a keeper.
     pub(crate) fn seen() -> Seen {
         let object = |kind: &str, name: &str, spec: Value, status: Value| {
             json!({"apiVersion": "storage.holdfast.dev/v1alpha1", "kind": kind, "spec": spec,

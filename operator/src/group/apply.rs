@@ -1,4 +1,4 @@
-//! Carries out the steps of a plan, in order, each so that it may be repeated.
+//! Applies the idempotent steps of a plan in order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,19 +30,19 @@ pub(crate) struct GroupApplier<'a> {
     pub(crate) client: Client,
     /// Connections to object stores.
     pub(crate) connections: &'a Connections,
-    /// The group as the API server last returned it.
+    /// The group as last returned by the API server.
     pub(crate) group: VolumeGroupSnapshot,
-    /// Its VolumeSnapshots, as the API server last returned each.
+    /// Its VolumeSnapshots, each as last returned by the API server.
     pub(crate) snapshots: BTreeMap<String, Arc<VolumeSnapshot>>,
-    /// The attempt that is to begin later, if there is one.
+    /// The delayed attempt, if there is one.
     pub(crate) paused: Option<i64>,
 }
 
 impl GroupApplier<'_> {
-    /// Carries out one step.
+    /// Applies one step.
     ///
     /// # Errors
-    /// [`GroupFailure`]; the step may have taken effect, or a part of it.
+    /// [`GroupFailure`]; the step may have taken effect, fully or in part.
     pub(crate) async fn apply(
         &mut self,
         step: &GroupPlanStep,
@@ -64,7 +64,7 @@ impl GroupApplier<'_> {
         }
     }
 
-    /// The facts with what was written since they were observed.
+    /// Returns the facts, updated with the writes since they were observed.
     pub(crate) fn refreshed(&self, facts: &GroupFacts) -> GroupFacts {
         let mut facts = GroupFacts { status: self.group.status.clone().unwrap_or_default(), ..facts.clone() };
         for MemberFacts { name, snapshot, .. } in &mut facts.members {
@@ -79,7 +79,7 @@ impl GroupApplier<'_> {
         facts
     }
 
-    /// The object's finalizers with or without ours.
+    /// Returns the object's finalizers with or without ours.
     fn finalizers(&self, present: bool) -> Value {
         let mut finalizers = self.group.finalizers().to_vec();
         finalizers.retain(|name| name != GROUP_SNAPSHOT_FINALIZER);
@@ -100,7 +100,7 @@ impl GroupApplier<'_> {
         Ok(())
     }
 
-    /// Writes the status, unless it stands there already, under the version that it was planned from.
+    /// Writes the status if it differs, under the version that it was planned from.
     async fn report(&mut self, status: &VolumeGroupSnapshotStatus) -> Result<(), GroupFailure> {
         if self.group.status.as_ref() == Some(status) {
             return Ok(());
@@ -119,7 +119,7 @@ impl GroupApplier<'_> {
         Ok(())
     }
 
-    /// Creates VolumeSnapshots. One of its name that exists is observed by the next plan.
+    /// Creates VolumeSnapshots. If one of that name exists, the next plan observes it.
     async fn create(&mut self, places: &[usize], facts: &GroupFacts) -> Result<(), GroupFailure> {
         let params =
             PostParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -130,7 +130,7 @@ impl GroupApplier<'_> {
             .map_err(classify)
     }
 
-    /// Carries out one step for each VolumeSnapshot, all at once; returns the first failure after all ended.
+    /// Applies one step to each VolumeSnapshot in parallel; returns the first failure after all have ended.
     async fn change(
         &mut self,
         changes: &[MemberChange],
@@ -165,7 +165,7 @@ impl GroupApplier<'_> {
         first_failure(failures)
     }
 
-    /// Reads in the logs of volumes that no node served that they have not changed since.
+    /// Confirms from their logs that unserved volumes have not changed since their snapshots.
     async fn confirm(&self, unserved: &[Unserved]) -> Result<(), GroupFailure> {
         let mut touched = Vec::new();
         let all = join_all(unserved.iter().map(|unserved| self.is_confirmed(unserved))).await;
@@ -192,7 +192,7 @@ impl GroupApplier<'_> {
             .map_err(|source| GroupFailure::Log { volume: volume.clone(), source })
     }
 
-    /// Asks for the deletion of these objects, and of no others of their names.
+    /// Requests deletion of exactly these objects, not of others with the same names.
     async fn delete(&self, names: &[String]) -> Result<(), GroupFailure> {
         let api = self.snapshots_api();
         let all = names.iter().filter_map(|name| self.snapshots.get(name)).map(|snapshot| {
@@ -201,7 +201,7 @@ impl GroupApplier<'_> {
             let (api, name) = (&api, snapshot.name_any());
             async move {
                 match call(api.delete(&name, &params)).await {
-                    // It is gone, or another one has its name.
+                    // It was deleted, or another object has its name.
                     Err(error) if error.is_stale() => Ok(()),
                     deleted => deleted.map(|_| ()),
                 }
@@ -215,7 +215,7 @@ impl GroupApplier<'_> {
     }
 }
 
-/// The facts of the VolumeSnapshot of this name.
+/// Returns the facts of the VolumeSnapshot of this name.
 fn own_facts<'a>(facts: &'a GroupFacts, name: &str) -> Option<&'a SnapshotFacts> {
     let own = facts.own().find(|(member, _)| member.name == name).map(|(_, snapshot)| snapshot);
     own.or_else(|| facts.leftovers.iter().find(|left| left.name == name).map(|left| &left.facts))
@@ -225,7 +225,7 @@ fn first_failure<T, E>(outcomes: impl IntoIterator<Item = Result<T, E>>) -> Resu
     outcomes.into_iter().try_for_each(|outcome| outcome.map(|_| ()))
 }
 
-/// A conflict, or an object that is gone, means that the plan was made from an old state.
+/// A conflict or a missing object means that the plan was made from an old state.
 fn classify(error: ApiError) -> GroupFailure {
     if error.is_stale() { GroupFailure::Changed } else { GroupFailure::Api(error) }
 }
@@ -290,8 +290,8 @@ mod tests {
         held.0.iter().map(change).collect()
     }
 
-    /// Writes to all volumes wait for the last of these requests. A daemon that reports meanwhile is not
-    /// overwritten, and does not keep the others.
+    /// Writes to all volumes wait for the last of these requests. The operator does not overwrite a
+    /// concurrent report of a daemon, and one daemon's report does not delay the others.
     #[tokio::test(start_paused = true)]
     async fn all_nodes_are_released_at_once_and_under_the_version_that_was_read() {
         let (requests, mut received) = mpsc::unbounded_channel();

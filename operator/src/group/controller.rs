@@ -1,7 +1,7 @@
 //! Runs the VolumeGroupSnapshot controller: observe, plan, apply.
 //!
-//! VolumeSnapshots and Volumes are read from what the watches show, without a request: while writes wait, a
-//! reconciliation begins with the event of the last node and consists of the writes that release them all.
+//! VolumeSnapshots and Volumes are read from the watch caches, without a request: while writes are blocked,
+//! the event of the last node triggers a reconciliation that only sends the writes releasing all nodes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -31,13 +31,13 @@ use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
-/// Wait for the watches to show what was written last; they begin the next reconciliation themselves.
+/// Wait for the watches to show the last writes; they trigger the next reconciliation themselves.
 const UNSEEN: Duration = Duration::from_secs(1);
 
 /// Longest wait of a reconciliation for the first list of VolumeSnapshots and Volumes.
 const FIRST_LIST: Duration = Duration::from_secs(5);
 
-/// Time between an attempt that failed and the next one. Two groups with the same volumes get out of step.
+/// Delay between a failed attempt and the next one. The jitter separates two groups with the same volumes.
 const NEXT_ATTEMPT: Backoff =
     Backoff { first: Duration::from_secs(2), last: Duration::from_secs(60), jitter: Jitter::Half };
 
@@ -50,7 +50,7 @@ pub(crate) struct GroupDependencies {
     pub(crate) failures: FailureCounts,
 }
 
-/// State that reconciliations share.
+/// State shared by reconciliations.
 struct GroupReconciliations {
     context: Arc<GroupDependencies>,
     watched: Watched,
@@ -58,7 +58,7 @@ struct GroupReconciliations {
     pauses: Pauses,
 }
 
-/// The objects that the watches show.
+/// Cached objects of the watches.
 struct Watched {
     snapshots: Store<VolumeSnapshot>,
     volumes: Store<Volume>,
@@ -78,13 +78,12 @@ impl Cluster for Watched {
     }
 }
 
-/// The attempts that are to begin later, and when, by the uid of their group. After a restart they begin at
-/// once.
+/// Delayed attempts and their start times, by the uid of their group. After a restart, they start at once.
 #[derive(Debug, Default)]
 struct Pauses(Mutex<HashMap<String, (i64, Instant)>>);
 
 impl Pauses {
-    /// Lets this attempt, the second or a later one, begin later. `random` is a number from 0 up to 1.
+    /// Delays this attempt, the second or a later one. `random` is in 0..1.
     fn begin(&self, uid: &str, attempt: i64, random: f64) {
         let now = Instant::now();
         let failed = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
@@ -93,7 +92,7 @@ impl Pauses {
         pauses.insert(uid.to_owned(), (attempt, now + NEXT_ATTEMPT.delay(failed, random)));
     }
 
-    /// The time until this attempt may begin; `None` if it may.
+    /// Returns the time until this attempt may begin; `None` if it may begin now.
     fn left(&self, uid: &str, attempt: Option<i64>) -> Option<Duration> {
         let (paused, until) = self.0.lock().get(uid).copied()?;
         let left = until.saturating_duration_since(Instant::now());
@@ -101,7 +100,7 @@ impl Pauses {
     }
 }
 
-/// Runs until `stop` ends; reconciliations in progress are finished.
+/// Runs until `stop` ends; completes reconciliations in progress.
 pub(crate) async fn run(
     context: Arc<GroupDependencies>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
@@ -130,7 +129,7 @@ pub(crate) async fn run(
         .watches_stream(snapshot_events, |snapshot| group_of(&snapshot))
         .watches_stream(volume_events, move |volume| {
             let name = volume.name_any();
-            // A volume reports all the time; what is taken does not depend on it.
+            // A volume reports all the time; a group that was taken does not depend on it.
             let of_volume = |group: &Arc<VolumeGroupSnapshot>| {
                 (needs_volumes(group) && group.spec.volumes.contains(&name))
                     .then(|| ObjectRef::from_obj(group.as_ref()))
@@ -148,7 +147,7 @@ pub(crate) async fn run(
         .await;
 }
 
-/// The group that a VolumeSnapshot is of, or whose place it takes by its name.
+/// Returns the group of a VolumeSnapshot, or the one that expects a VolumeSnapshot of this name.
 fn group_of(snapshot: &VolumeSnapshot) -> Option<ObjectRef<VolumeGroupSnapshot>> {
     let by_name = || {
         let name = snapshot.name_any();
@@ -159,7 +158,7 @@ fn group_of(snapshot: &VolumeSnapshot) -> Option<ObjectRef<VolumeGroupSnapshot>>
     Some(ObjectRef::new(&named.or_else(by_name)?))
 }
 
-/// True if the plan for the group depends on its Volumes.
+/// Returns true if the plan for the group depends on its Volumes.
 fn needs_volumes(group: &VolumeGroupSnapshot) -> bool {
     !group.status.as_ref().is_some_and(is_finished)
 }
@@ -178,7 +177,7 @@ async fn reconcile(
     outcome.map(Action::requeue)
 }
 
-/// Plans and applies once. Returns when to look again if nothing about the group changes.
+/// Plans and applies once. Returns the time of the next look if nothing about the group changes.
 async fn reconcile_once(
     group: VolumeGroupSnapshot,
     shared: &GroupReconciliations,
@@ -194,7 +193,7 @@ async fn reconcile_once(
     let names = members.chain(facts.leftovers.iter().map(|left| &left.name));
     let snapshots: BTreeMap<_, _> =
         names.filter_map(|name| Some((name.clone(), watched.snapshot(name)?))).collect();
-    // What is older than the last write of our own would only lead to a conflict.
+    // A version older than our last write would only lead to a conflict.
     let is_old = |object: &Arc<VolumeSnapshot>| shared.last_writes.is_old(object.as_ref());
     if shared.last_writes.is_old(&group) || snapshots.values().any(is_old) {
         return Ok(UNSEEN);
@@ -235,7 +234,7 @@ async fn reconcile_once(
 
 async fn carry_out(work: &mut GroupApplier<'_>, facts: &GroupFacts, now: &Time) -> Result<(), GroupFailure> {
     match apply_all(work, plan(facts, now), facts, now).await {
-        // The attempt failed, and the plan says what follows.
+        // The attempt failed; the plan has the next steps.
         Err(GroupFailure::Touched(volumes)) => {
             let facts = GroupFacts { touched: volumes, ..work.refreshed(facts) };
             apply_all(work, plan(&facts, now), &facts, now).await
@@ -283,7 +282,7 @@ mod tests {
 
     use super::*;
 
-    /// Two groups of the same volumes that fail together would let each other fail without end.
+    /// Two groups of the same volumes that fail in step would make each other fail without end.
     #[tokio::test(start_paused = true)]
     async fn attempts_become_rarer_and_do_not_keep_step() {
         let pauses = Pauses::default();
@@ -316,7 +315,7 @@ mod tests {
             group_of(&snapshot).map(|group| group.name)
         };
         assert_eq!(snapshot("my-g-1-0", Some("my-g"), Some("my-g")).as_deref(), Some("my-g"));
-        // It may have the name that a group waits for.
+        // A group may be waiting for that name.
         assert_eq!(snapshot("my-g-1-0", None, None).as_deref(), Some("my-g"));
         assert_eq!(snapshot("my-g-1-0", Some("other"), None).as_deref(), Some("my-g"));
         assert_eq!(snapshot("plain", None, None), None);

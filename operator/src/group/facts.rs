@@ -1,4 +1,4 @@
-//! Facts that one plan for a group of snapshots is made from.
+//! Facts that a plan for a group of snapshots is based on.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use super::member::{attempt_of, is_member_of, member_name};
 use crate::snapshot::facts::SnapshotFacts;
 
-/// One group, its VolumeSnapshots and their Volumes, as seen at one moment.
+/// One group, its VolumeSnapshots and their Volumes, observed at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupFacts {
     /// `metadata.generation`.
@@ -22,16 +22,16 @@ pub(crate) struct GroupFacts {
     pub(crate) finalizer: bool,
     /// True if deletion was requested.
     pub(crate) deleting: bool,
-    /// The VolumeSnapshots of the present attempt, in the order of `spec.volumes`; none before the first.
+    /// The VolumeSnapshots of the current attempt, in the order of `spec.volumes`; empty before the first.
     pub(crate) members: Vec<MemberFacts>,
-    /// The VolumeSnapshots of the group that are not of the present attempt.
+    /// The VolumeSnapshots of the group's other attempts.
     pub(crate) leftovers: Vec<OwnSnapshot>,
-    /// True if there are VolumeSnapshots of a later attempt than the one that is known to be recorded.
+    /// True if VolumeSnapshots of a later attempt than the recorded one exist: the group's state is stale.
     pub(crate) is_old: bool,
-    /// True if the present attempt is to begin later.
+    /// True if the current attempt is delayed.
     pub(crate) is_paused: bool,
-    /// Volumes of the attempt that no node served when their snapshots were taken, and that changed after
-    /// that, by their logs.
+    /// Volumes of the attempt that were unserved when their snapshots were taken and that have changed since,
+    /// according to their logs.
     pub(crate) touched: Vec<String>,
 }
 
@@ -49,11 +49,11 @@ pub(crate) struct MemberFacts {
 /// Observed state of the VolumeSnapshot of one volume of a group.
 #[derive(Clone, Debug)]
 pub(crate) enum MemberSnapshot {
-    /// None has its name.
+    /// No VolumeSnapshot has its name.
     Missing,
-    /// One that the group did not create has its name.
+    /// A VolumeSnapshot that the group did not create has its name.
     Foreign,
-    /// It is there.
+    /// The group's own VolumeSnapshot exists.
     Own(Box<SnapshotFacts>),
 }
 
@@ -66,18 +66,18 @@ pub(crate) struct OwnSnapshot {
     pub(crate) facts: SnapshotFacts,
 }
 
-/// The VolumeSnapshots and Volumes in the cluster, as the watches show them.
+/// The VolumeSnapshots and Volumes in the cluster, from the watch caches.
 pub(crate) trait Cluster {
-    /// The VolumeSnapshot of this name.
+    /// Returns the VolumeSnapshot of this name.
     fn snapshot(&self, name: &str) -> Option<Arc<VolumeSnapshot>>;
-    /// All VolumeSnapshots that name this group.
+    /// Returns all VolumeSnapshots that name this group.
     fn snapshots_of(&self, group: &str) -> Vec<Arc<VolumeSnapshot>>;
-    /// The Volume of this name.
+    /// Returns the Volume of this name.
     fn volume(&self, name: &str) -> Option<Arc<Volume>>;
 }
 
 impl GroupFacts {
-    /// The facts of a group.
+    /// Collects the facts of a group.
     pub(crate) fn new(group: &VolumeGroupSnapshot, cluster: &impl Cluster) -> Self {
         let (name, uid) = (group.name_any(), group.uid().unwrap_or_default());
         let status = group.status.clone().unwrap_or_default();
@@ -121,12 +121,12 @@ impl GroupFacts {
         }
     }
 
-    /// True once all snapshots were taken: nothing about the volumes matters any more.
+    /// Returns true once all snapshots are taken: the state of the volumes no longer matters.
     pub(crate) fn is_finished(&self) -> bool {
         is_finished(&self.status)
     }
 
-    /// For the conditions of a report at this time.
+    /// Returns a builder for the conditions of a report at this time.
     pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
         ConditionBuilder {
             previous: &self.status.conditions,
@@ -135,14 +135,14 @@ impl GroupFacts {
         }
     }
 
-    /// The members whose VolumeSnapshots are there.
+    /// Returns the members whose VolumeSnapshots exist.
     pub(crate) fn own(&self) -> impl Iterator<Item = (&MemberFacts, &SnapshotFacts)> {
         self.members.iter().filter_map(|member| Some((member, member.own()?)))
     }
 }
 
 impl MemberFacts {
-    /// The facts of the VolumeSnapshot, if it is there.
+    /// Returns the facts of the VolumeSnapshot, if it exists.
     pub(crate) fn own(&self) -> Option<&SnapshotFacts> {
         match &self.snapshot {
             MemberSnapshot::Own(facts) => Some(facts),
@@ -151,24 +151,24 @@ impl MemberFacts {
     }
 }
 
-/// True once all snapshots of a group were taken.
+/// Returns true once all snapshots of a group are taken.
 pub(crate) fn is_finished(status: &VolumeGroupSnapshotStatus) -> bool {
     !status.snapshots.is_empty()
 }
 
 impl SnapshotFacts {
-    /// True if it is recorded of what the snapshot is to be taken, and by whom.
+    /// Returns true once the status records the volume and the taker of the snapshot.
     pub(super) fn is_recorded(&self) -> bool {
         self.status.volume_id.is_some()
     }
 
-    /// True if the snapshot is taken; and if a node was asked, that one let writes wait until the release.
+    /// Returns true once it is taken and, if by a node, writes were blocked until the release.
     pub(super) fn is_done(&self) -> bool {
         let is_released = self.status.group_progress == Some(GroupProgress::Released);
         self.status.snapshot_id.is_some() && (self.status.group_step.is_none() || is_released)
     }
 
-    /// True if a node was asked to let writes wait.
+    /// Returns true if a node was asked to block writes.
     pub(super) fn was_held(&self) -> bool {
         match self.status.group_step {
             Some(GroupStep::Hold | GroupStep::Release) => true,

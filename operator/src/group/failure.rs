@@ -1,4 +1,4 @@
-//! Failures of a step, in the words of a condition.
+//! Failures of a step, as reported in conditions.
 
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{Time, VolumeGroupSnapshotStatus};
@@ -12,10 +12,10 @@ use crate::requeue::Requeue;
 use crate::snapshot::failure::SnapshotFailure;
 use crate::volume::failure::{brief, log_reason, log_retry};
 
-/// Reasons for which a step failed.
+/// Reason why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GroupFailure {
-    /// The API server did not take a request.
+    /// The API server did not accept a request.
     #[error("the API server refused a request for the group of snapshots")]
     Api(#[source] ApiError),
     /// Another client changed the object since it was read.
@@ -27,7 +27,7 @@ pub(crate) enum GroupFailure {
     /// A step for a VolumeSnapshot failed.
     #[error("VolumeSnapshot {name}")]
     Snapshot {
-        /// Its name.
+        /// Name of the VolumeSnapshot.
         name: String,
         /// The failure.
         source: SnapshotFailure,
@@ -35,7 +35,7 @@ pub(crate) enum GroupFailure {
     /// The log of a volume could not be read.
     #[error("the log of Volume {volume} could not be read")]
     Log {
-        /// Its name.
+        /// Name of the volume.
         volume: String,
         /// The failure.
         source: LogFailure,
@@ -43,15 +43,15 @@ pub(crate) enum GroupFailure {
     /// The ObjectStore of a volume cannot be used.
     #[error("the ObjectStore of Volume {volume} cannot be used")]
     Connect {
-        /// Its name.
+        /// Name of the volume.
         volume: String,
         /// The failure.
         source: ConnectError,
     },
-    /// The recorded snapshot is none.
+    /// The recorded snapshot name is invalid.
     #[error("status.snapshotId of VolumeSnapshot {name} is not valid")]
     Recorded {
-        /// Its name.
+        /// Name of the VolumeSnapshot.
         name: String,
         /// The failure.
         source: InvalidSnapshotName,
@@ -62,7 +62,7 @@ pub(crate) enum GroupFailure {
 }
 
 impl GroupFailure {
-    /// The retry that fits the failure.
+    /// Returns the retry policy for the failure.
     pub(crate) fn retry(&self) -> Requeue {
         match self {
             Self::Changed | Self::Touched(_) => Requeue::Soon,
@@ -74,7 +74,7 @@ impl GroupFailure {
         }
     }
 
-    /// Reason of the condition; `None` when there is nothing to report.
+    /// Returns the condition's reason; `None` if there is nothing to report.
     fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Changed | Self::Touched(_) | Self::Api(_) | Self::Unseen => None,
@@ -85,7 +85,7 @@ impl GroupFailure {
         }
     }
 
-    /// The status that reports the failure; `None` when there is nothing to report.
+    /// Returns the status that reports the failure; `None` if there is nothing to report.
     pub(crate) fn status(&self, facts: &GroupFacts, now: &Time) -> Option<VolumeGroupSnapshotStatus> {
         let reason = self.reason()?;
         let message = match self {

@@ -1,21 +1,21 @@
-//! The VolumeSnapshots of a group: their names, and to whom they belong.
+//! The VolumeSnapshots of a group: their names and owners.
 
 use holdfast_crds::{SNAPSHOT_FINALIZER, VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 
-/// Name of the VolumeSnapshot of the volume at this place of `spec.volumes`.
+/// Returns the name of the VolumeSnapshot for the volume at this index of `spec.volumes`.
 pub(super) fn member_name(group: &str, attempt: i64, place: usize) -> String {
     format!("{group}-{attempt}-{place}")
 }
 
-/// The attempt that the name of a VolumeSnapshot of the group says.
+/// Returns the attempt encoded in the name of a group's VolumeSnapshot.
 pub(super) fn attempt_of(group: &str, member: &str) -> Option<i64> {
     member.strip_prefix(group)?.strip_prefix('-')?.split_once('-')?.0.parse().ok()
 }
 
-/// The VolumeSnapshot of the volume at this place of `spec.volumes`. It has its finalizer from the beginning:
-/// nothing is taken that a deletion would not look for.
+/// Builds the VolumeSnapshot for the volume at this index of `spec.volumes`. It has its finalizer from
+/// creation, so that a deletion cleans up every snapshot taken.
 pub(super) fn member(group: &VolumeGroupSnapshot, attempt: i64, place: usize) -> Option<VolumeSnapshot> {
     let spec = VolumeSnapshotSpec {
         volume: group.spec.volumes.get(place)?.clone(),
@@ -37,15 +37,15 @@ pub(super) fn member(group: &VolumeGroupSnapshot, attempt: i64, place: usize) ->
     Some(snapshot)
 }
 
-/// True if the VolumeGroupSnapshot that the spec names created the snapshot. One of a group that is gone is
-/// deleted by the garbage collector.
+/// Returns true if the VolumeGroupSnapshot named in the spec created the snapshot. The garbage collector
+/// deletes members of a deleted group.
 pub(crate) fn is_member(snapshot: &VolumeSnapshot) -> bool {
     snapshot.spec.group.as_deref().is_some_and(|group| {
         snapshot.owner_references().iter().any(|owner| is_controlling_group(owner) && owner.name == group)
     })
 }
 
-/// True if the group of this uid created the snapshot.
+/// Returns true if the group of this uid created the snapshot.
 pub(super) fn is_member_of(snapshot: &VolumeSnapshot, uid: &str) -> bool {
     is_member(snapshot)
         && snapshot.owner_references().iter().any(|owner| is_controlling_group(owner) && owner.uid == uid)
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(attempt_of("nightly", "other-3-1"), None);
     }
 
-    /// A group of the same name that was created later, and an owner that is no group.
+    /// Covers a later group of the same name, and an owner that is not a group.
     #[test]
     fn the_uid_of_the_owner_decides_and_not_its_name() {
         let mut snapshot = member(&group(), 1, 0).expect("it has two volumes");

@@ -14,12 +14,12 @@
 //! ```
 //!
 //! The point is any moment at which all nodes are Held. A volume that no node serves does not change, so its
-//! snapshot may come before that moment, as long as it has not changed after it: so no write to any volume
-//! waits for an object store.
+//! snapshot may precede that moment, provided that the volume has not changed since. Thus no write to any
+//! volume waits for an object store.
 //!
-//! `Release` in the present attempt says that all were Held. So an attempt that failed is replaced by the
-//! next one *before* its nodes are released: a process that dies between the two leaves no attempt that looks
-//! as if it had a point.
+//! `Release` in the current attempt implies that all were Held. The next attempt is therefore recorded
+//! *before* the nodes of a failed one are released: a process that dies in between leaves no attempt that
+//! falsely appears to have a point.
 
 use holdfast_crds::{
     ConditionStatus, GroupMember, GroupProgress, GroupStep, READY, SNAPSHOT_DELETED, Time, VOLUME_DELETED,
@@ -30,29 +30,29 @@ use super::facts::{GroupFacts, MemberFacts, MemberSnapshot, OwnSnapshot};
 use crate::snapshot::facts::SnapshotFacts;
 use crate::snapshot::plan::{SnapshotObstacle, SnapshotStep, TAKING, not_ready, recorded, released, source};
 
-/// Reason: the attempt failed, and another one begins by itself.
+/// Reason: the attempt failed; the operator starts the next one.
 const ATTEMPT_FAILED: &str = "AttemptFailed";
-/// Reason: a VolumeSnapshot of another owner has the name of one of the group.
+/// Reason: a VolumeSnapshot of another owner has the name of a group member.
 const NAME_TAKEN: &str = "NameTaken";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GroupPlanStep {
-    /// Put our finalizer on the object.
+    /// Adds our finalizer to the object.
     AddFinalizer,
-    /// Allow the API server to delete the object.
+    /// Allows the API server to delete the object.
     RemoveFinalizer,
-    /// Write the status.
+    /// Writes the status.
     Report(Box<VolumeGroupSnapshotStatus>),
-    /// Create the VolumeSnapshots of the volumes at these places of the spec, all at once.
+    /// Creates the VolumeSnapshots of the volumes at these indexes of the spec in parallel.
     Create(Vec<usize>),
-    /// Carry out one step for each of these VolumeSnapshots, all at once.
+    /// Applies one step to each of these VolumeSnapshots in parallel.
     Change(Vec<MemberChange>),
-    /// Read in their logs that the volumes of these VolumeSnapshots have not changed since.
+    /// Confirms from their logs that these snapshots' volumes have not changed since.
     Confirm(Vec<Unserved>),
-    /// Let this attempt begin later.
+    /// Delays this attempt.
     Pause(i64),
-    /// Ask for the deletion of these VolumeSnapshots, all at once.
+    /// Requests deletion of these VolumeSnapshots in parallel.
     Delete(Vec<String>),
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct MemberChange {
     pub(crate) step: SnapshotStep,
 }
 
-/// A snapshot of a volume that no node served.
+/// A snapshot of an unserved volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unserved {
     /// Name of the Volume.
@@ -74,7 +74,7 @@ pub(crate) struct Unserved {
     pub(crate) name: String,
 }
 
-/// The reason that an attempt has no point, or none that is known.
+/// Reason why an attempt has no known point.
 struct AttemptFailure {
     /// Name of the Volume.
     volume: String,
@@ -82,7 +82,7 @@ struct AttemptFailure {
     why: String,
 }
 
-/// Plans the next steps, in order; a failed step ends the plan.
+/// Plans the next steps in order; a failed step ends the plan.
 pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     if facts.deleting {
         return plan_deletion(facts, now);
@@ -90,14 +90,14 @@ pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     if !facts.finalizer {
         return vec![GroupPlanStep::AddFinalizer];
     }
-    // What is not known of the group says which of its VolumeSnapshots are wanted.
+    // The current state of the group decides which of its VolumeSnapshots are needed.
     if facts.is_old {
         return Vec::new();
     }
     if facts.is_finished() {
         return plan_finished(facts, now);
     }
-    // A VolumeSnapshot is created for an attempt that is recorded.
+    // VolumeSnapshots are only created for a recorded attempt.
     let Some(attempt) = facts.status.attempt else {
         let status = VolumeGroupSnapshotStatus {
             attempt: Some(1),
@@ -113,7 +113,7 @@ pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     steps
 }
 
-/// The first reason that the attempt failed.
+/// Returns the first reason why the attempt failed.
 fn failure(facts: &GroupFacts) -> Option<AttemptFailure> {
     let is_late = facts.status.taken_time.is_some() || facts.own().any(|(_, snapshot)| snapshot.was_held());
     facts.members.iter().find_map(|member| {
@@ -126,7 +126,7 @@ fn failure(facts: &GroupFacts) -> Option<AttemptFailure> {
     })
 }
 
-/// `is_late` is true once a node was asked to let writes wait: nothing begins any more.
+/// `is_late` is true once a node has been asked to block writes: from then on no new step begins.
 fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Option<String> {
     let name = &member.name;
     let snapshot = match &member.snapshot {
@@ -166,13 +166,13 @@ fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Op
     if is_settled { None } else { movement(snapshot) }
 }
 
-/// A change of the volume since it was recorded by whom its snapshot is taken.
+/// Returns a change of the volume since the taker of its snapshot was recorded.
 fn movement(snapshot: &SnapshotFacts) -> Option<String> {
     let Some(volume) = snapshot.volume.as_ref() else { return Some("it was deleted".to_owned()) };
     if !snapshot.is_of(volume) {
         return Some("another volume has its name".to_owned());
     }
-    // A node that holds it finishes that first.
+    // A node that holds the volume completes the hold first.
     if volume.deleting && !snapshot.was_held() {
         return Some("it is being deleted".to_owned());
     }
@@ -186,7 +186,7 @@ fn movement(snapshot: &SnapshotFacts) -> Option<String> {
     }
 }
 
-/// The next attempt is recorded before the nodes of this one are released: see above.
+/// Records the next attempt before releasing the nodes of this one: see above.
 fn fail(facts: &GroupFacts, attempt: i64, failure: &AttemptFailure, now: &Time) -> Vec<GroupPlanStep> {
     let next = attempt.saturating_add(1);
     let AttemptFailure { volume, why } = failure;
@@ -202,7 +202,7 @@ fn fail(facts: &GroupFacts, attempt: i64, failure: &AttemptFailure, now: &Time) 
     steps
 }
 
-/// Lets writes continue that wait, and deletes the VolumeSnapshots.
+/// Unblocks blocked writes, and deletes the VolumeSnapshots.
 fn dispose<'a>(snapshots: impl Iterator<Item = (&'a str, &'a SnapshotFacts)>) -> Vec<GroupPlanStep> {
     let (mut held, mut unwanted) = (Vec::new(), Vec::new());
     for (name, snapshot) in snapshots {
@@ -220,7 +220,7 @@ fn dispose<'a>(snapshots: impl Iterator<Item = (&'a str, &'a SnapshotFacts)>) ->
     steps
 }
 
-/// The next steps of an attempt that has not failed.
+/// Returns the next steps of an attempt that has not failed.
 fn proceed(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     if let Some(member) =
         facts.members.iter().find(|member| matches!(member.snapshot, MemberSnapshot::Foreign))
@@ -236,7 +236,7 @@ fn proceed(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
         .filter_map(|(place, member)| matches!(member.snapshot, MemberSnapshot::Missing).then_some(place))
         .collect();
     if !missing.is_empty() {
-        // An attempt may leave what cannot be deleted yet: there is never more than that of one.
+        // Limits leftovers to one attempt, even if they cannot be deleted yet.
         let waits = facts.is_paused || !facts.leftovers.is_empty();
         return if waits { Vec::new() } else { vec![GroupPlanStep::Create(missing)] };
     }
@@ -254,13 +254,13 @@ fn proceed(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     hold(facts, now)
 }
 
-/// True of a snapshot that the operator is to take.
+/// Returns true for a snapshot that the operator must take.
 fn is_untaken(snapshot: &SnapshotFacts) -> bool {
     snapshot.status.group_step.is_none() && snapshot.status.snapshot_id.is_none()
 }
 
-/// Records of what the snapshots are to be taken and by whom, once all of them can be. Nodes are asked last:
-/// what they prepare does not last.
+/// Records the volume and the taker of each snapshot, once all can be taken. Nodes are asked last, because
+/// their preparation does not last.
 fn record(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let (mut obstacles, mut unserved, mut asked) = (Vec::new(), Vec::new(), Vec::new());
     for (member, snapshot) in facts.own().filter(|(_, snapshot)| !snapshot.is_recorded()) {
@@ -304,7 +304,7 @@ const PREPARING: &str =
     "the nodes that serve the volumes prepare; status.groupProgress of its VolumeSnapshots says which have";
 const STORING: &str = "the contents of the volumes at one point are kept; it is Ready once all of its VolumeSnapshots are in their object stores";
 
-/// The steps from all recorded to all taken. Between Hold and Release there is no other request than these.
+/// Returns the steps from all recorded to all taken. Between Hold and Release, no other request is sent.
 fn hold(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let asked = || facts.own().filter(|(_, snapshot)| snapshot.status.group_step.is_some());
     let at = |step: GroupStep| asked().filter(move |(_, snapshot)| snapshot.status.group_step == Some(step));
@@ -353,7 +353,7 @@ fn hold(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     say_progress(facts, STORING, now)
 }
 
-/// All snapshots are taken, at one point.
+/// Completes the group: all snapshots were taken at one point.
 fn complete(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let message =
         "the snapshots hold what the volumes held at one point, as after a power cut of all of them at once";
@@ -368,7 +368,7 @@ fn complete(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     }))]
 }
 
-/// A complete group changes only with the deletion of its parts, and is never taken again.
+/// Plans for a complete group. It changes only when its members are deleted, and is never taken again.
 fn plan_finished(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let gone: Vec<_> = facts
         .members
@@ -404,7 +404,7 @@ fn plan_deletion(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     steps
 }
 
-/// Reports at each VolumeSnapshot what keeps it from being taken, and at the group what keeps that.
+/// Reports each VolumeSnapshot's obstacle in its own status, and the resulting delay in the group's status.
 fn say_obstacles(
     facts: &GroupFacts,
     obstacles: &[(&MemberFacts, &SnapshotFacts, SnapshotObstacle)],
@@ -435,7 +435,7 @@ fn say_obstacles(
     steps
 }
 
-/// Reports what a VolumeSnapshot of the group waits for, or else that the group continues.
+/// Reports what a VolumeSnapshot of the group waits for, or that the group makes progress.
 fn say_progress(facts: &GroupFacts, message: &str, now: &Time) -> Vec<GroupPlanStep> {
     let waits = facts.own().filter(|(_, snapshot)| !snapshot.is_done());
     let obstructed = waits.filter_map(|(member, snapshot)| Some((member, obstacle_of(snapshot)?))).next();
@@ -446,19 +446,19 @@ fn say_progress(facts: &GroupFacts, message: &str, now: &Time) -> Vec<GroupPlanS
     say(facts, reason, format!("Volume `{volume}`: VolumeSnapshot `{name}`: {why}"), now)
 }
 
-/// Reason and message of a failure that a snapshot reports.
+/// Returns the reason and message of a failure that a snapshot reports.
 fn obstacle_of(snapshot: &SnapshotFacts) -> Option<(&str, &str)> {
     let ready = find_condition(&snapshot.status.conditions, READY)?;
     (ready.status == "False" && ready.reason != TAKING).then_some((&ready.reason, &ready.message))
 }
 
-/// Reports that the group is not complete, unless it says so already.
+/// Reports that the group is incomplete, unless its status already does.
 fn say(facts: &GroupFacts, reason: &str, message: String, now: &Time) -> Vec<GroupPlanStep> {
     let status = waiting(facts, reason, message, now);
     if status == facts.status { Vec::new() } else { vec![GroupPlanStep::Report(Box::new(status))] }
 }
 
-/// The status of a group that is not complete. What is recorded stays.
+/// Returns the status of an incomplete group. Recorded fields are unchanged.
 pub(crate) fn waiting(
     facts: &GroupFacts,
     reason: &str,
@@ -476,7 +476,7 @@ fn report(name: &str, status: VolumeSnapshotStatus) -> MemberChange {
     MemberChange { name: name.to_owned(), step: SnapshotStep::Report(Box::new(status)) }
 }
 
-/// One step for all changes; nothing without one.
+/// Wraps all changes in one step; returns no step without changes.
 fn change(changes: Vec<MemberChange>) -> Vec<GroupPlanStep> {
     if changes.is_empty() { Vec::new() } else { vec![GroupPlanStep::Change(changes)] }
 }

@@ -1,16 +1,16 @@
-//! The proof that a volume that no node served still holds what its snapshot holds.
+//! Proof that an unserved volume still has the content of its snapshot.
 
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
 use holdfast_types::SnapshotName;
 
-/// Returns true if nothing has changed the volume since the snapshot, and no writer is attached that could
-/// have: then the volume held at every moment between the two what the snapshot holds.
+/// Returns true if nothing has changed the volume since the snapshot, and no attached writer could have: the
+/// volume then had the snapshot's content at every moment in between.
 ///
-/// The log is the last word on who writes. An attach that ended without a change changes nothing.
+/// The log is authoritative on writers. An attach that ended without a change changes nothing.
 ///
 /// # Errors
-/// The part of the log that cannot be read.
+/// A part of the log cannot be read.
 pub(super) async fn is_untouched(
     objects: &dyn ObjectStore,
     snapshot: &SnapshotName,
@@ -30,7 +30,7 @@ mod tests {
 
     const NODE: Nonce = Nonce([9; 16]);
 
-    /// A volume with a snapshot.
+    /// Creates a volume with a snapshot.
     async fn snapshot_in(store: &MemoryStore) -> SnapshotName {
         let volume: VolumeId = "v".parse().expect("an id");
         let creation = Creation::plain(64, Nonce([1; 16]), 0);
@@ -55,7 +55,7 @@ mod tests {
         assert!(!is_untouched(&store, &snapshot).await.expect("read"), "it may have been written to");
     }
 
-    /// Another snapshot of the volume changes its log, and not what it holds.
+    /// Another snapshot of the volume changes its log, but not its content.
     #[tokio::test]
     async fn another_snapshot_is_no_change() {
         let store = MemoryStore::new();

@@ -1,4 +1,4 @@
-//! Connections to object stores: one for each ObjectStore, renewed when its spec or a Secret changes.
+//! Connections to object stores: one per ObjectStore, replaced when its spec or a Secret changes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use tokio::sync::Mutex;
 
 use crate::requeue::Requeue;
 
-/// The reason for which there is no connection. No request was sent to the store.
+/// Reason why no connection exists. No request was sent to the store.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(crate) struct ConnectError(#[from] pub(crate) StoreConfigError);
 
 impl ConnectError {
-    /// The retry that fits the error.
+    /// Returns the retry policy for the error.
     pub(crate) fn retry(&self) -> Requeue {
         match &self.0 {
             StoreConfigError::Api(_) => Requeue::Later,
-            // A Secret is often created a moment after what refers to it, and Secrets are not watched.
+            // A Secret is often created after the object that refers to it, and is not watched.
             StoreConfigError::Missing(_)
             | StoreConfigError::NoSecret { .. }
             | StoreConfigError::NoSecretKey { .. }
@@ -31,7 +31,7 @@ impl ConnectError {
         }
     }
 
-    /// Reason of the condition.
+    /// Returns the condition's reason.
     pub(crate) fn reason(&self) -> &'static str {
         match &self.0 {
             StoreConfigError::Missing(_) => "ObjectStoreMissing",
@@ -45,8 +45,8 @@ impl ConnectError {
     }
 }
 
-/// Connections by the name of their ObjectStore. That of a deleted ObjectStore stays until the process ends:
-/// there are few.
+/// Connections by the name of their ObjectStore. The connection of a deleted ObjectStore stays until the
+/// process ends: there are few.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     open: Mutex<HashMap<String, Connection>>,
@@ -54,17 +54,17 @@ pub(crate) struct Connections {
 
 #[derive(Debug)]
 struct Connection {
-    /// The versions that the connection was made from.
+    /// The versions that the connection was created from.
     version: StoreVersion,
     store: Arc<S3Store>,
 }
 
 impl Connections {
-    /// The connection to the ObjectStore called `name`; a new one if it or its Secrets changed. Sends nothing
-    /// to the store.
+    /// Returns the connection to the ObjectStore called `name`, or a new one if the ObjectStore or its
+    /// Secrets changed. Sends no request to the store.
     ///
     /// # Errors
-    /// The fields that the ObjectStore lacks.
+    /// A field of the ObjectStore is missing or invalid.
     pub(crate) async fn open(&self, client: Client, name: &str) -> Result<Arc<S3Store>, ConnectError> {
         let found = store_config::read(&client, "the operator", name).await?;
         let mut open = self.open.lock().await;
@@ -78,8 +78,8 @@ impl Connections {
         Ok(store)
     }
 
-    /// The uids and resource versions of the Secrets that the last connection to the ObjectStore called
-    /// `name` was made from.
+    /// Returns the uids and resource versions of the Secrets that the last connection to the ObjectStore
+    /// called `name` was created from.
     pub(crate) async fn credentials_version(&self, name: &str) -> Option<String> {
         self.open.lock().await.get(name)?.version.of_secrets()
     }

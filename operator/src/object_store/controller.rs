@@ -27,8 +27,8 @@ use crate::requeue::{FailureCounts, MAX_AT_A_TIME, Requeue};
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
 
-/// Time for which a bucket that was probed is only asked if it answers. A probe writes and deletes, which a
-/// bucket with versions keeps.
+/// Time after a full probe during which only a reachability check is made. A full probe writes and deletes a
+/// key, and a versioned bucket keeps those versions.
 const PROVEN_FOR: Duration = Duration::from_secs(3600);
 
 /// Dependencies of every reconciliation.
@@ -41,20 +41,20 @@ pub(crate) struct StoreDependencies {
     pub(crate) failures: FailureCounts,
 }
 
-/// Uid and generation of what was probed.
+/// Uid and generation of the probed spec.
 type ProbedSpec = (Option<String>, Option<i64>);
 
 /// Probes of each ObjectStore, by name.
 #[derive(Default)]
 pub(crate) struct Probes {
-    /// Time of the last one. Our own report wakes the controller: it must not cause the next probe.
+    /// Time of the last probe. Our own report wakes the controller and must not cause the next probe.
     last: Mutex<HashMap<String, (ProbedSpec, Instant)>>,
-    /// The connection through which the bucket was found fit, and when that was.
+    /// The connection through which the bucket was found fit, and the time of that probe.
     proven: Mutex<HashMap<String, (Arc<S3Store>, Instant)>>,
 }
 
 impl Probes {
-    /// Notes a probe that begins now; else how long to wait until one may begin. A new spec never waits.
+    /// Records the start of a probe, or returns the time until one may start. A new spec never waits.
     fn begin(&self, store: &ObjectStore, now: Instant) -> Result<(), Duration> {
         let mut last = self.last.lock();
         let spec = (store.metadata.uid.clone(), store.metadata.generation);
@@ -69,8 +69,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Asks the bucket for everything volumes need, or only for an answer if that was proven lately, with the
-    /// same settings and credentials.
+    /// Runs a full probe of the bucket, or only a reachability check if a recent probe with the same settings
+    /// and credentials succeeded.
     async fn probe(&self, name: &str, connection: &Arc<S3Store>) -> Result<(), ProbeFailure> {
         let proven = match self.take_proven(name, connection, Instant::now()) {
             Some(since) => {
@@ -86,8 +86,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Forgets since when the bucket is known to be fit, and returns it if it was seen through this very
-    /// connection and not long ago.
+    /// Removes the record of the last successful probe, and returns its time if it used the same connection
+    /// and is recent.
     fn take_proven(&self, name: &str, connection: &Arc<S3Store>, now: Instant) -> Option<Instant> {
         let (through, since) = self.proven.lock().remove(name)?;
         let is_recent = now.saturating_duration_since(since) < PROVEN_FOR;
@@ -95,7 +95,7 @@ impl Probes {
     }
 }
 
-/// Runs until `stop` ends; reconciliations in progress are finished.
+/// Runs until `stop` ends; completes reconciliations in progress.
 pub(crate) async fn run(
     context: Arc<StoreDependencies>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
@@ -143,12 +143,12 @@ async fn probe(store: &ObjectStore, context: &StoreDependencies) -> Health {
 
 async fn report(store: &ObjectStore, health: &Health, context: &StoreDependencies) -> Result<(), ApiError> {
     let api: Api<ObjectStore> = Api::all(context.client.clone());
-    // The stream has only new generations; the last report is newer than what it holds.
+    // The stream has only new generations; the last report may be newer than the object it holds.
     let Some(current) = call(api.get_opt(&store.name_any())).await? else { return Ok(()) };
     let previous = current.status.as_ref();
     let before = previous.map(|status| status.conditions.clone()).unwrap_or_default();
     let status = ObjectStoreStatus {
-        // One that could not be read now says nothing new of the others.
+        // If a Secret cannot be read now, the versions of the last connection stay.
         credentials_version: context
             .connections
             .credentials_version(&store.name_any())
@@ -191,7 +191,7 @@ mod tests {
             secret_access_key: "secret".to_owned(),
             session_token: None,
         };
-        // Discard: nothing listens there.
+        // The discard port: no process listens there.
         let endpoint = Some("http://127.0.0.1:9".to_owned());
         let config = S3Config {
             endpoint,
@@ -202,7 +202,7 @@ mod tests {
         Arc::new(S3Store::connect(config).await.expect("sends nothing"))
     }
 
-    /// Each minute a probe left two versions of a key in a bucket that keeps versions.
+    /// Regression: each minute a probe left two versions of a key in a versioned bucket.
     #[tokio::test]
     async fn a_bucket_is_proven_for_an_hour_and_one_connection() {
         let (probes, one, renewed) = (Probes::default(), connection().await, connection().await);

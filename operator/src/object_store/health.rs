@@ -10,19 +10,19 @@ use holdfast_s3::ProbeFailure;
 use super::connect::ConnectError;
 use crate::requeue::Requeue;
 
-/// Time between two probes of a store that is Ready.
+/// Time between two probes of a Ready store.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Age at which a recorded probe time is renewed although nothing else changed.
+/// Age at which the recorded probe time is renewed even without another change.
 const MAX_RECORDED_AGE_SECONDS: i64 = 600;
 
-/// Reasons for which a store is not fit for volumes.
+/// Reasons why a store is not fit for volumes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unfit {
     /// No connection could be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The store lacks something.
+    /// The store fails a requirement.
     #[error("spec.{0}")]
     Probe(ProbeFailure),
 }
@@ -34,7 +34,7 @@ impl From<ProbeFailure> for Unfit {
 }
 
 impl Unfit {
-    /// The retry that fits the failure.
+    /// Returns the retry policy for the failure.
     pub(crate) fn retry(&self) -> Requeue {
         match self {
             Self::Connect(error) => error.retry(),
@@ -43,9 +43,9 @@ impl Unfit {
         }
     }
 
-    /// Message for the user: the same words while the fault is the same, because every new message is a write
-    /// that wakes others. A server's own text carries request ids; a lost connection's does not, and says
-    /// what to look at.
+    /// Returns the message for the user. It does not vary while the fault is the same, because every new
+    /// message is a write that triggers others. A server's own text contains request ids and is left out; the
+    /// text of a lost connection does not, and helps with the diagnosis.
     fn message(&self) -> String {
         match self {
             Self::Probe(failure @ (ProbeFailure::Unreachable(_) | ProbeFailure::Untrusted(_))) => {
@@ -55,7 +55,7 @@ impl Unfit {
         }
     }
 
-    /// True if it says nothing of the server.
+    /// Returns true if the failure says nothing about the server.
     const fn is_passing(&self) -> bool {
         match self {
             Self::Connect(_) => false,
@@ -71,7 +71,7 @@ impl Unfit {
     }
 }
 
-/// The text of the innermost source.
+/// Returns the text of the innermost source.
 fn root(error: &dyn std::error::Error) -> String {
     let mut at = error;
     while let Some(source) = at.source() {
@@ -83,8 +83,8 @@ fn root(error: &dyn std::error::Error) -> String {
 /// Result of a probe.
 pub(crate) type Health = Result<(), Unfit>;
 
-/// The status that reports `health`. That two creates of one key can succeed is not unsaid by a server that
-/// does not answer: nodes would attach volumes again.
+/// Returns the status that reports `health`. A missing fence (two creates of one key succeeded) stays
+/// reported while the server does not answer: otherwise nodes would attach volumes again.
 pub(crate) fn status(
     previous: &[Condition],
     generation: Option<i64>,
@@ -106,7 +106,7 @@ pub(crate) fn status(
         observed_generation: generation,
         last_probe_time: Some(now.clone()),
         credentials_version: None,
-        // Another field manager reports it.
+        // Reported by another field manager.
         sweep: None,
         conditions: vec![
             ConditionBuilder { previous, observed_generation: generation, now }
@@ -115,15 +115,15 @@ pub(crate) fn status(
     }
 }
 
-/// The condition by which a probe of the same spec found the server without a fence.
+/// Returns the condition in which a probe of the same spec found the server without a fence.
 fn unfenced(previous: &[Condition], generation: Option<i64>) -> Option<&Condition> {
     find_condition(previous, READY).filter(|said| {
         said.observed_generation == generation && ProbeFailure::UNFENCED.contains(&said.reason.as_str())
     })
 }
 
-/// True if `next` is worth a write: it changes what the user sees, or the recorded probe time is getting old.
-/// (Every write makes the volumes of the store look at it.)
+/// Returns true if `next` is worth a write: a visible change, or an old recorded probe time. Every write
+/// triggers a look by all volumes of the store.
 pub(crate) fn worth_writing(previous: Option<&ObjectStoreStatus>, next: &ObjectStoreStatus) -> bool {
     let Some(previous) = previous else { return true };
     let aged = match (&previous.last_probe_time, &next.last_probe_time) {
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// An outage took the verdict away, and nodes attached volumes through a server without a fence.
+    /// Regression: an outage removed the verdict, and nodes attached volumes through an unfenced server.
     #[test]
     fn an_outage_does_not_hide_that_a_fence_is_missing() {
         let now = time("2026-01-01T00:00:00Z");

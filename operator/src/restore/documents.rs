@@ -1,5 +1,5 @@
-//! The documents: a Volume that adopts, and for a claim its PersistentVolume and PersistentVolumeClaim, bound
-//! to each other. All of them retain: what is restored by mistake is deleted without harm.
+//! The documents: a Volume that adopts and, for a claim, its PersistentVolume and PersistentVolumeClaim,
+//! bound to each other. All use the retain policy, so that deleting an accidental restore does no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,11 +13,11 @@ use crate::volume::adoption::history;
 /// Name of the CSI driver.
 pub(super) const DRIVER: &str = "csi.holdfast.dev";
 
-/// The documents for all of them, and the names of the Volumes, in the same order. `names` are those of the
-/// Volumes that the cluster has; without `with_claims` nothing is printed for claims.
+/// Returns the documents for all `survivors`, and the names of the Volumes, in the same order. `names` are
+/// those of the Volumes in the cluster; without `with_claims` no claim is printed.
 ///
 /// # Errors
-/// A document cannot be written as YAML.
+/// A document cannot be serialized as YAML.
 pub(super) fn of<'a>(
     store: &str,
     survivors: &'a [Survivor],
@@ -59,7 +59,7 @@ pub(super) fn of<'a>(
 /// Appends a document.
 ///
 /// # Errors
-/// It cannot be written as YAML.
+/// It cannot be serialized as YAML.
 pub(super) fn append(out: &mut String, document: &Value) -> Result<(), serde_saphyr::SerializeError> {
     out.push_str("---\n");
     out.push_str(serde_saphyr::to_string(document)?.trim_end());
@@ -67,17 +67,17 @@ pub(super) fn append(out: &mut String, document: &Value) -> Result<(), serde_sap
     Ok(())
 }
 
-/// A line for people: nothing in it ends the line for a reader of YAML.
+/// Formats a one-line YAML comment: removes characters that YAML treats as line breaks.
 pub(super) fn comment(text: &str) -> String {
     let ends_line = |char: char| char.is_control() || matches!(char, '\u{2028}' | '\u{2029}');
     format!("# {}\n", text.replace(ends_line, " "))
 }
 
-/// Names and claims that the volumes were made for.
+/// Names and claims that the volumes were created for.
 struct NamesAndClaims<'a> {
     /// Number of volumes for each claim.
     claims: BTreeMap<(&'a str, &'a str), usize>,
-    /// Ids of the volumes that get them for a name.
+    /// Ids of the volumes that are named by their id.
     by_id: BTreeSet<&'a str>,
 }
 
@@ -95,7 +95,7 @@ impl<'a> NamesAndClaims<'a> {
         }
         let mut by_id = BTreeSet::new();
         loop {
-            // A name that is the id of a volume of another name, which gets its id, is not free either.
+            // The id of a volume that is named by its id is taken, too.
             let taken = |survivor: &&Survivor| {
                 let (id, name) = (survivor.id.as_str(), survivor.labels.get(Labels::VOLUME));
                 let is_free = |name| volumes.get(name) == Some(&1) && (name == id || !by_id.contains(name));
@@ -110,7 +110,7 @@ impl<'a> NamesAndClaims<'a> {
     }
 }
 
-/// Namespace and name of the claim that a volume was made for.
+/// Returns the namespace and name of the claim that a volume was created for.
 fn claim_of(survivor: &Survivor) -> Option<(&str, &str)> {
     survivor.labels.get(Labels::CLAIM_NAMESPACE).zip(survivor.labels.get(Labels::CLAIM_NAME))
 }
@@ -140,7 +140,7 @@ fn volume(object: &str, store: &str, survivor: &Survivor) -> Value {
     })
 }
 
-/// A claim that a volume was made for.
+/// A claim that a volume was created for.
 struct Claim<'a> {
     object: &'a str,
     store: &'a str,
@@ -198,7 +198,7 @@ impl Claim<'_> {
         ByteSize(self.survivor.size_bytes).to_string()
     }
 
-    /// An empty name keeps the cluster's default class away.
+    /// An empty name overrides the cluster's default class.
     fn storage_class(&self) -> &str {
         self.survivor.labels.get(Labels::STORAGE_CLASS).unwrap_or_default()
     }
@@ -239,7 +239,7 @@ mod tests {
         )
     }
 
-    /// The documents as the API server reads them.
+    /// Returns the documents as the API server reads them.
     fn read(survivors: &[Survivor], names: &[&str]) -> Vec<Value> {
         let names = names.iter().map(|&name| name.to_owned()).collect();
         let (text, _) = of("main", survivors, &names, true).expect("YAML");
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(names, ["disk", "c-1"], "one of the command line has its id for a name");
     }
 
-    /// The one of the two that the claim had is not known: a choice could serve a pod the data of another.
+    /// The volume that the claim used is unknown: a guess could give a pod another pod's data.
     #[test]
     fn two_volumes_of_one_name_get_no_claim() {
         for (survivors, names, expected) in [
@@ -291,7 +291,7 @@ mod tests {
             assert_eq!(found, expected);
         }
     }
-    /// The claim of a StatefulSet that was made again, while the first volume was retained.
+    /// Covers a StatefulSet's claim that was created again while the first volume was retained.
     #[test]
     fn two_volumes_of_one_claim_get_no_claim() {
         let claimed_as = |id, volume| {

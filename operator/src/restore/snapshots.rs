@@ -1,9 +1,9 @@
-//! The documents of snapshots: a VolumeSnapshot that adopts, and for one of a user its VolumeSnapshotContent
-//! and VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All of them retain.
+//! The documents of snapshots: an adopting VolumeSnapshot and, for a user's, its VolumeSnapshotContent and
+//! VolumeSnapshot of `snapshot.storage.k8s.io`, bound to each other. All use the retain policy.
 //!
-//! Invariants: the handle of a snapshot in CSI is the name of its VolumeSnapshot of `storage.holdfast.dev`.
-//! So a snapshot gets its old name, and the handle keeps its meaning, unless an object here has that name. A
-//! name that several snapshots of the bucket had means none of them: no snapshot gets it.
+//! Invariants: the CSI handle of a snapshot is the name of its VolumeSnapshot of `storage.holdfast.dev`. A
+//! snapshot therefore gets its old name, which keeps handles valid, unless an object here has that name. A
+//! name that several snapshots of the bucket had is ambiguous: none of them gets it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,21 +15,21 @@ use serde_json::{Value, json};
 
 use super::documents::{DRIVER, append, comment};
 
-/// Bytes of the longest name of a VolumeSnapshot.
+/// Maximum length of a VolumeSnapshot's name, in bytes.
 const MAX_NAME_BYTES: usize = 63;
 
-/// A snapshot of the bucket that was not forgotten.
+/// A snapshot in the bucket that was not forgotten.
 #[derive(Debug, Clone)]
 pub(super) struct FoundSnapshot {
-    /// Its place.
+    /// Its name: volume and sequence number.
     pub(super) name: SnapshotName,
-    /// The uid that it is registered with.
+    /// The uid that it is registered under.
     pub(super) uid: SnapshotUid,
-    /// The objects that it was taken for, where they are known.
+    /// The objects that it was taken for, if known.
     pub(super) origin: Labels,
-    /// Logical size of the volume there.
+    /// Logical size of the volume at the snapshot.
     pub(super) size_bytes: u64,
-    /// Time of its record.
+    /// Time of its log record.
     pub(super) taken: Option<Time>,
 }
 
@@ -38,23 +38,23 @@ pub(super) struct FoundSnapshot {
 pub(super) struct OfVolume<'a> {
     /// Name of the Volume.
     pub(super) object: &'a str,
-    /// The purpose for which the volume was made.
+    /// The objects that the volume was created for.
     pub(super) labels: &'a Labels,
     /// The snapshot.
     pub(super) found: &'a FoundSnapshot,
 }
 
-/// The VolumeSnapshots that the cluster has.
+/// The VolumeSnapshots in the cluster.
 #[derive(Debug)]
 pub(super) struct Here<'a> {
     /// All of them.
     pub(super) snapshots: &'a [VolumeSnapshot],
-    /// True if it has the kinds of `snapshot.storage.k8s.io`.
+    /// True if the cluster has the kinds of `snapshot.storage.k8s.io`.
     pub(super) has_user_kinds: bool,
 }
 
 impl Here<'_> {
-    /// True if an object of the cluster stands for the snapshot, or is to.
+    /// Returns true if an object of the cluster represents or will adopt the snapshot.
     fn has(&self, found: &FoundSnapshot) -> bool {
         let (name, uid) = (found.name.to_string(), found.uid.to_string());
         self.snapshots.iter().any(|it| {
@@ -64,11 +64,11 @@ impl Here<'_> {
     }
 }
 
-/// The documents for those of `all` that the cluster does not have; without `with_claims` nothing is printed
-/// for VolumeSnapshots of users.
+/// Returns the documents for the snapshots in `all` that the cluster does not have; without `with_claims` no
+/// VolumeSnapshot of users is printed.
 ///
 /// # Errors
-/// A document cannot be written as YAML.
+/// A document cannot be serialized as YAML.
 pub(super) fn of(
     all: &[OfVolume<'_>],
     here: &Here<'_>,
@@ -124,7 +124,7 @@ pub(super) fn of(
     Ok(out)
 }
 
-/// Number of snapshots for each VolumeSnapshot of users.
+/// Counts the snapshots of each user VolumeSnapshot.
 fn users<'a>(wanted: &[&OfVolume<'a>], here: &Here<'a>) -> BTreeMap<(&'a str, &'a str), usize> {
     let mut users = BTreeMap::new();
     let known = here.snapshots.iter().filter_map(VolumeSnapshot::user_snapshot);
@@ -134,13 +134,13 @@ fn users<'a>(wanted: &[&OfVolume<'a>], here: &Here<'a>) -> BTreeMap<(&'a str, &'
     users
 }
 
-/// Namespace and name of the user's VolumeSnapshot.
+/// Returns the namespace and name of the user's VolumeSnapshot.
 fn user_of(found: &FoundSnapshot) -> Option<(&str, &str)> {
     found.origin.get(Labels::USER_SNAPSHOT_NAMESPACE).zip(found.origin.get(Labels::USER_SNAPSHOT_NAME))
 }
 
-/// The name that the snapshot had, and no other one of `names`; else one that says of what it is, and that no
-/// snapshot had; else its uid.
+/// Returns the snapshot's old name if it is free and unique in `names`; otherwise a name derived from its
+/// volume that no snapshot had; otherwise its uid.
 fn free_name(snapshot: &OfVolume<'_>, names: &BTreeMap<&str, usize>, taken: &BTreeSet<String>) -> String {
     let OfVolume { object, labels: _, found } = snapshot;
     let had = found.origin.get(Labels::SNAPSHOT).filter(|had| names.get(had) == Some(&1)).map(str::to_owned);
@@ -218,7 +218,7 @@ mod tests {
         found(seq, &[(Labels::SNAPSHOT, name), user[0], user[1]])
     }
 
-    /// The text that is printed, and its documents as the API server reads them.
+    /// Returns the printed text, and its documents as the API server reads them.
     fn read(found: &[FoundSnapshot], snapshots: &[VolumeSnapshot], kinds: bool) -> (String, Vec<Value>) {
         let mut labels = Labels::default();
         assert!(labels.insert(Labels::CLAIM_NAME, "data") && labels.insert(Labels::FS_TYPE, "xfs"));
@@ -234,7 +234,7 @@ mod tests {
         VolumeSnapshot::new(name, serde_json::from_value(spec.clone()).expect("a spec"))
     }
 
-    /// The handle that a backup tool wrote down is that of the new cluster.
+    /// The handle that a backup tool recorded is valid in the new cluster.
     #[test]
     fn a_snapshot_of_a_user_gets_three_objects_and_its_handle() {
         let (_, documents) = read(&[users_own(7, "snapshot-1", "nightly")], &[], true);
@@ -287,7 +287,7 @@ mod tests {
         assert!(text.contains("# Several snapshots were taken for VolumeSnapshot shop/nightly"), "{text}");
     }
 
-    /// The oldest of them got the name, and a content that was kept named its data.
+    /// Regression: the oldest snapshot got the name, so a retained content referred to its data.
     #[test]
     fn a_name_that_two_snapshots_had_is_given_to_neither() {
         let of_name = |seq, name| found(seq, &[(Labels::SNAPSHOT, name)]);

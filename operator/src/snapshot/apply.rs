@@ -1,4 +1,4 @@
-//! Carries out the steps of a plan, in order, each so that it may be repeated.
+//! Applies the idempotent steps of a plan in order.
 
 use std::sync::Arc;
 
@@ -32,15 +32,15 @@ pub(crate) struct SnapshotApplier<'a> {
     pub(crate) client: Client,
     /// Connections to object stores.
     pub(crate) connections: &'a Connections,
-    /// The snapshot as the API server last returned it.
+    /// The snapshot as last returned by the API server.
     pub(crate) snapshot: VolumeSnapshot,
 }
 
 impl SnapshotApplier<'_> {
-    /// Carries out the steps in order, and reports the first failure.
+    /// Applies the steps in order, and reports the first failure.
     ///
     /// # Errors
-    /// That failure.
+    /// The first failure of a step.
     pub(crate) async fn carry_out(
         &mut self,
         steps: &[SnapshotStep],
@@ -49,7 +49,7 @@ impl SnapshotApplier<'_> {
     ) -> Result<(), SnapshotFailure> {
         for step in steps {
             if let Err(failure) = self.apply(step, facts, now).await {
-                // What an earlier step recorded stays.
+                // Keeps the fields that an earlier step recorded.
                 let recorded = self.snapshot.status.clone().unwrap_or_default();
                 let facts = SnapshotFacts { status: recorded, ..facts.clone() };
                 if let Some(status) = failure.status(&facts, now) {
@@ -61,7 +61,7 @@ impl SnapshotApplier<'_> {
         Ok(())
     }
 
-    /// Carries out one step.
+    /// Applies one step.
     ///
     /// # Errors
     /// [`SnapshotFailure`]; the step may have taken effect.
@@ -86,7 +86,7 @@ impl SnapshotApplier<'_> {
                 self.report(&status).await
             }
             SnapshotStep::Adopt(name) => {
-                // Where an older operator dropped the uid, the rest is recorded.
+                // If an older operator dropped the uid, the other fields are still recorded.
                 let place = facts.volume.as_ref().map(|volume| volume.object_store.clone());
                 let place = place.or_else(|| facts.status.object_store.clone());
                 let store = self.connections.open(self.client.clone(), place.as_deref().unwrap_or_default());
@@ -108,7 +108,7 @@ impl SnapshotApplier<'_> {
             SnapshotStep::Forget => {
                 let (store, volume) = self.place().await?;
                 let (name, uid) = (self.name()?, self.uid()?);
-                // An older operator may have dropped the uid of one that was adopted.
+                // An older operator may have dropped the uid of an adopted snapshot.
                 let is_dropped = facts.is_of_spec() && facts.status.snapshot_uid.is_none();
                 let known_by = name.filter(|_| is_dropped).map_or(Key::Uid(uid), |name| Key::Seq(name.seq));
                 Ok(forget(store.as_ref(), &volume, known_by).await?)
@@ -116,14 +116,14 @@ impl SnapshotApplier<'_> {
         }
     }
 
-    /// Stores the names of the objects in the object store. Those that another cluster stored stay.
+    /// Stores the names of the objects in the object store. Names stored by another cluster are kept.
     async fn store_origin(&self) -> Result<OriginPlace, SnapshotFailure> {
         let ((store, _volume), uid) = (self.place().await?, self.uid()?);
         let Some(name) = self.name()? else { return Ok(OriginPlace::NoSnapshot) };
         Ok(holdfast_log::store_origin(store.as_ref(), &name, uid, &origin(&self.snapshot)).await?)
     }
 
-    /// The store and the volume that are recorded.
+    /// Returns the recorded store and volume.
     async fn place(&self) -> Result<(Arc<S3Store>, VolumeId), SnapshotFailure> {
         let status = self.snapshot.status.as_ref();
         let store = status.and_then(|status| status.object_store.as_deref()).unwrap_or_default();
@@ -136,13 +136,13 @@ impl SnapshotApplier<'_> {
         Ok(self.snapshot.uid_in_store().unwrap_or_default().parse()?)
     }
 
-    /// The recorded name of the snapshot in the object store.
+    /// Returns the recorded name of the snapshot in the object store.
     fn name(&self) -> Result<Option<SnapshotName>, SnapshotFailure> {
         let name = self.snapshot.status.as_ref().and_then(|status| status.snapshot_id.as_ref());
         Ok(name.map(|name| name.parse()).transpose()?)
     }
 
-    /// The object's finalizers with or without ours.
+    /// Returns the object's finalizers with or without ours.
     fn finalizers(&self, present: bool) -> Value {
         let mut finalizers = self.snapshot.finalizers().to_vec();
         finalizers.retain(|name| name != SNAPSHOT_FINALIZER);
@@ -166,8 +166,8 @@ impl SnapshotApplier<'_> {
         Ok(())
     }
 
-    /// Writes the status, unless it stands there already. The resource version makes the write fail if the
-    /// daemon reported anything since the plan was made.
+    /// Writes the status if it differs. The resource version makes the write fail if the daemon has reported
+    /// anything since the plan was made.
     async fn report(&mut self, status: &VolumeSnapshotStatus) -> Result<(), SnapshotFailure> {
         if self.snapshot.status.as_ref() == Some(status) {
             return Ok(());
@@ -186,7 +186,7 @@ impl SnapshotApplier<'_> {
     }
 }
 
-/// The labels that say which objects the snapshot is of.
+/// Returns the labels that name the objects the snapshot belongs to.
 fn origin(snapshot: &VolumeSnapshot) -> Labels {
     let (name, user) = (snapshot.name_any(), snapshot.user_snapshot());
     let is_for_clone = snapshot.owner_references().iter().any(|owner| owner.kind == Volume::kind(&()));
@@ -210,7 +210,7 @@ fn origin(snapshot: &VolumeSnapshot) -> Labels {
     labels
 }
 
-/// The snapshot of this name that the log has, and that was not forgotten.
+/// Finds the snapshot of this name in the log, unless it was forgotten.
 async fn find(store: &dyn ObjectStore, name: &SnapshotName) -> Result<Snapshot, SnapshotError> {
     let SnapshotName { volume, seq } = name;
     let there = holdfast_log::snapshots(store, volume).await?;
@@ -218,7 +218,7 @@ async fn find(store: &dyn ObjectStore, name: &SnapshotName) -> Result<Snapshot, 
     found.ok_or_else(|| SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq: *seq })
 }
 
-/// The status of a snapshot that is there, with reason and message of its condition.
+/// Returns the status of an existing snapshot, with reason and message of its condition.
 fn ready(
     facts: &SnapshotFacts,
     present: Option<&VolumeSnapshotStatus>,
@@ -239,9 +239,9 @@ fn ready(
     }
 }
 
-/// The status after an attempt to store the names of the objects: they are stored, others are and stay, or
-/// the condition [`NAMES_STORED`] gives the cause, and the next resync tries again. Its words stay while its
-/// reason does: each report of a new one would begin the next attempt at once.
+/// Returns the status after an attempt to store the names of the objects. Either the names are stored, or
+/// others are and stay, or the condition [`NAMES_STORED`] gives the cause and the next resync retries. The
+/// message stays while the reason does: every new message would trigger the next attempt at once.
 fn with_names(
     facts: &SnapshotFacts,
     present: Option<&VolumeSnapshotStatus>,
@@ -289,14 +289,14 @@ fn with_names(
     status
 }
 
-/// The names that a snapshot has in the log of its volume.
+/// Key of a snapshot in the log of its volume.
 #[derive(Clone, Copy)]
 enum Key {
     Uid(SnapshotUid),
     Seq(Seq),
 }
 
-/// Forgets the snapshot of this key, if the log has it. A volume that is gone has none.
+/// Forgets the snapshot with this key, if the log has it. A deleted volume has none.
 async fn forget(store: &dyn ObjectStore, volume: &VolumeId, key: Key) -> Result<(), SnapshotError> {
     let there = match holdfast_log::snapshots(store, volume).await {
         Err(SnapshotError::NotFound(_) | SnapshotError::Deleted(_)) => return Ok(()),
@@ -312,7 +312,7 @@ async fn forget(store: &dyn ObjectStore, volume: &VolumeId, key: Key) -> Result<
     }
 }
 
-/// A conflict, or an object that is gone, means that the plan was made from an old state.
+/// A conflict or a missing object means that the plan was made from an old state.
 fn classify(error: ApiError) -> SnapshotFailure {
     if error.is_stale() { SnapshotFailure::Changed } else { SnapshotFailure::Api(error) }
 }
@@ -327,7 +327,7 @@ mod tests {
 
     const UID: SnapshotUid = SnapshotUid([7; 16]);
 
-    /// The operator dies after it took the snapshot, and after it forgot it.
+    /// Covers an operator that dies after taking the snapshot, and after forgetting it.
     #[tokio::test]
     async fn taking_and_deleting_a_snapshot_twice_changes_nothing_more() {
         let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
@@ -354,8 +354,8 @@ mod tests {
         (SnapshotFacts::new(&snapshot, None), snapshot.status.unwrap_or_default())
     }
 
-    /// The ObjectStore was gone, and the snapshot Ready: each half minute an attempt, and no condition said
-    /// it.
+    /// Regression: the ObjectStore was deleted and the snapshot Ready; an attempt was made every half minute,
+    /// and no condition reported it.
     #[test]
     fn names_that_cannot_be_stored_are_said_once() {
         let (facts, status) = taken();
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!((stored.origin_stored, stored.conditions.len()), (Some(true), 0));
     }
 
-    /// `restore` printed them as if a user had taken them.
+    /// Regression: `restore` printed these snapshots as if a user had taken them.
     #[test]
     fn a_snapshot_that_no_user_asked_for_says_its_purpose() {
         let spec = json!({ "volume": "data" });
@@ -393,14 +393,14 @@ mod tests {
         assert_eq!(origin(&snapshot).get(Labels::MADE_FOR), Some(Labels::FOR_READERS));
     }
 
-    /// Each of them said that the names are there.
+    /// Regression: in each of these cases the status claimed that the names are stored.
     #[test]
     fn names_that_are_not_those_of_the_object_count_as_not_stored() {
         let (facts, status) = taken();
         let later = Time(Timestamp::from_second(60).expect("a time"));
         for (place, reason, stored) in [
             (OriginPlace::Others, "OtherNames", Some(false)),
-            // An ObjectStore that is corrected later has it.
+            // The snapshot may exist in the ObjectStore once that is corrected.
             (OriginPlace::NoSnapshot, "SnapshotNotFound", None),
         ] {
             let told = with_names(&facts, Some(&status), Ok(place), &later);
@@ -409,7 +409,7 @@ mod tests {
         }
     }
 
-    /// The status is a free string to all that may write it: the operator panicked at each reconciliation.
+    /// Regression: the status may contain any string; the operator panicked at each reconciliation.
     #[test]
     fn a_uid_that_is_none_is_an_error() {
         let (_, mut status) = taken();
@@ -430,7 +430,7 @@ mod tests {
         assert!(brief(&failure).starts_with("status.snapshotUid is not valid: "), "{}", brief(&failure));
     }
 
-    /// An older operator drops the field that says under which uid the snapshot is registered.
+    /// An older operator drops the field with the snapshot's registered uid.
     #[tokio::test]
     async fn a_snapshot_without_its_uid_is_forgotten_by_its_place() {
         let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));

@@ -32,7 +32,7 @@ pub(crate) struct SnapshotDependencies {
     pub(crate) failures: FailureCounts,
 }
 
-/// Runs until `stop` ends; reconciliations in progress are finished.
+/// Runs until `stop` ends; completes reconciliations in progress.
 pub(crate) async fn run(
     context: Arc<SnapshotDependencies>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
@@ -43,7 +43,7 @@ pub(crate) async fn run(
     controller
         .watches(Api::<Volume>::all(client), watcher::Config::default(), move |volume| {
             let name = volume.name_any();
-            // A volume reports all the time; what is taken does not depend on it.
+            // A volume reports all the time; a taken snapshot does not depend on it.
             let of_volume = |snapshot: &Arc<VolumeSnapshot>| {
                 (snapshot.spec.volume == name && needs_volume(snapshot))
                     .then(|| ObjectRef::from_obj(snapshot.as_ref()))
@@ -61,10 +61,10 @@ pub(crate) async fn run(
         .await;
 }
 
-/// True if the plan for the snapshot depends on its Volume.
+/// Returns true if the plan for the snapshot depends on its Volume.
 fn needs_volume(snapshot: &VolumeSnapshot) -> bool {
     let is_taken = snapshot.status.as_ref().is_some_and(|status| status.snapshot_id.is_some());
-    // Its group takes it.
+    // The group takes the snapshot.
     let is_left_alone = snapshot.metadata.deletion_timestamp.is_none() && is_member(snapshot);
     !is_taken && !is_left_alone
 }

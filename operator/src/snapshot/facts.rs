@@ -1,4 +1,4 @@
-//! Facts that one plan for a snapshot is made from.
+//! Facts that a plan for a snapshot is based on.
 
 use holdfast_crds::{
     ConditionBuilder, GroupProgress, GroupStep, PROVISIONED, SNAPSHOT_FINALIZER, Time, Volume,
@@ -10,30 +10,30 @@ use kube::ResourceExt;
 use crate::group::member::is_member;
 use crate::volume::facts::ClusterFacts;
 
-/// Annotation of a VolumeSnapshot: identity of the volume that it is to be of. A Volume of that name that has
-/// another one is not the source.
+/// Annotation of a VolumeSnapshot: required identity of its volume. A Volume of the right name with another
+/// identity is not the source.
 pub(crate) const OF_VOLUME_ID: &str = "holdfast.dev/of-volume-id";
 
-/// One snapshot and its volume, as seen at one moment.
+/// One snapshot and its volume, observed at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotFacts {
     /// `metadata.generation`.
     pub(crate) generation: i64,
     /// `spec`.
     pub(crate) spec: VolumeSnapshotSpec,
-    /// `status`, as all writers reported it so far.
+    /// `status`, as reported by all writers so far.
     pub(crate) status: VolumeSnapshotStatus,
     /// True if our finalizer is on the object.
     pub(crate) finalizer: bool,
     /// True if deletion was requested.
     pub(crate) deleting: bool,
-    /// The Volume that the spec names.
+    /// The Volume named in the spec.
     pub(crate) volume: Option<SourceVolume>,
-    /// The identity that it must have: of a snapshot that the operator made for a clone.
+    /// The identity that the Volume must have; set on snapshots that the operator created for a clone.
     pub(crate) of_volume_id: Option<String>,
-    /// True if the VolumeGroupSnapshot that the spec names created it.
+    /// True if the VolumeGroupSnapshot named in the spec created it.
     pub(crate) is_of_group: bool,
-    /// Name of the VolumeSnapshot that stands for the snapshot that this one is to adopt.
+    /// Name of another VolumeSnapshot that represents the snapshot this one must adopt.
     pub(crate) rival: Option<String>,
 }
 
@@ -44,16 +44,16 @@ pub(crate) struct SourceVolume {
     pub(crate) id: Option<String>,
     /// Name of its ObjectStore.
     pub(crate) object_store: String,
-    /// The node that serves it.
+    /// The node that serves the volume.
     pub(crate) node: Option<String>,
-    /// True if its deletion was requested.
+    /// True if the volume's deletion was requested.
     pub(crate) deleting: bool,
     /// True for a memory volume.
     pub(crate) is_memory: bool,
 }
 
 impl SourceVolume {
-    /// Reads it off the object.
+    /// Reads the facts from the object.
     pub(crate) fn of(volume: &Volume) -> Self {
         let facts = ClusterFacts::new(volume);
         let exists = is_true(&facts.status.conditions, PROVISIONED);
@@ -67,9 +67,9 @@ impl SourceVolume {
     }
 }
 
-/// Name of the first other VolumeSnapshot among `all` that stands for the snapshot which `snapshot` is to
-/// adopt: each could delete it under the other. One that took or adopted it comes first, then the one that
-/// was created first.
+/// Returns the name of the first other VolumeSnapshot among `all` that represents the snapshot `snapshot`
+/// must adopt: either one could delete it while the other still uses it. One that took or adopted the
+/// snapshot comes first, then the oldest object.
 pub(crate) fn rival_of<'a>(
     snapshot: &VolumeSnapshot,
     all: impl IntoIterator<Item = &'a VolumeSnapshot>,
@@ -94,7 +94,7 @@ pub(crate) fn rival_of<'a>(
 }
 
 impl SnapshotFacts {
-    /// The facts of a snapshot and of its Volume.
+    /// Collects the facts of a snapshot and its Volume.
     pub(crate) fn new(snapshot: &VolumeSnapshot, volume: Option<&Volume>) -> Self {
         Self {
             generation: snapshot.metadata.generation.unwrap_or_default(),
@@ -109,19 +109,19 @@ impl SnapshotFacts {
         }
     }
 
-    /// True if the recorded snapshot is the one that the spec names.
+    /// Returns true if the recorded snapshot is the one named in the spec.
     pub(crate) fn is_of_spec(&self) -> bool {
         self.spec.snapshot_id.is_some() && self.spec.snapshot_id == self.status.snapshot_id
     }
 
-    /// The node that was asked for the snapshot, has not taken it, and still serves its volume. One that only
-    /// prepares itself was not asked yet.
+    /// Returns the node that was asked to take the snapshot, has not taken it, and still serves the volume. A
+    /// node that only prepares was not asked yet.
     pub(crate) fn taking(&self) -> Option<&str> {
         self.asked().filter(|_| self.status.group_step != Some(GroupStep::Prepare))
     }
 
-    /// True if a node was asked to prepare itself, and said that it does: it knows groups, and has begun
-    /// nothing.
+    /// Returns true if a node was asked to prepare and reports preparing: it knows groups, and has started no
+    /// snapshot.
     pub(crate) fn is_only_prepared(&self) -> bool {
         let Self { status, .. } = self;
         let prepares = [GroupProgress::Preparing, GroupProgress::Prepared].map(Some);
@@ -130,21 +130,21 @@ impl SnapshotFacts {
             && status.snapshot_id.is_none()
     }
 
-    /// The node that was asked for the snapshot or to prepare itself for it, has not taken it, and still
-    /// serves its volume.
+    /// Returns the node that was asked to take or prepare the snapshot, has not taken it, and still serves
+    /// the volume.
     pub(crate) fn asked(&self) -> Option<&str> {
         let asked = self.status.node.as_deref().filter(|_| self.status.snapshot_id.is_none())?;
         let volume = self.volume.as_ref().filter(|volume| self.is_of(volume))?;
         (volume.node.as_deref() == Some(asked)).then_some(asked)
     }
 
-    /// True if the snapshot is recorded to be of this volume: the same identity in the same ObjectStore.
+    /// Returns true if the snapshot is recorded for this volume: the same identity in the same ObjectStore.
     pub(crate) fn is_of(&self, volume: &SourceVolume) -> bool {
         let store = self.status.object_store.as_deref();
         volume.id == self.status.volume_id && store == Some(volume.object_store.as_str())
     }
 
-    /// For the conditions of a report at this time.
+    /// Returns a builder for the conditions of a report at this time.
     pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
         ConditionBuilder {
             previous: &self.status.conditions,

@@ -1,4 +1,4 @@
-//! Failures of a step, in the words of a condition.
+//! Failures of a step, as reported in conditions.
 
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{Time, VolumeSnapshotStatus};
@@ -11,10 +11,10 @@ use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
 use crate::volume::failure::{brief, log_reason, log_retry};
 
-/// Reasons for which a step failed.
+/// Reason why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SnapshotFailure {
-    /// The API server did not take a request.
+    /// The API server did not accept a request.
     #[error("the API server refused a request for the snapshot")]
     Api(#[source] ApiError),
     /// Another client changed the object since it was read.
@@ -23,13 +23,13 @@ pub(crate) enum SnapshotFailure {
     /// The ObjectStore cannot be used.
     #[error("the ObjectStore cannot be used")]
     Connect(#[from] ConnectError),
-    /// The recorded identity is none of a volume.
+    /// The recorded volume identity is invalid.
     #[error("status.volumeId is not valid")]
     Recorded(#[from] InvalidVolumeId),
-    /// The recorded name is none of a snapshot.
+    /// The recorded snapshot name is invalid.
     #[error("status.snapshotId is not valid")]
     RecordedName(#[from] InvalidSnapshotName),
-    /// The recorded uid is none.
+    /// The recorded uid is invalid.
     #[error("status.snapshotUid is not valid")]
     RecordedUid(#[from] InvalidSnapshotUid),
     /// The snapshot was not taken, or not forgotten.
@@ -44,14 +44,14 @@ impl From<LogFailure> for SnapshotFailure {
 }
 
 impl SnapshotFailure {
-    /// The retry that fits the failure.
+    /// Returns the retry policy for the failure.
     pub(crate) fn retry(&self) -> Requeue {
         match self {
             Self::Changed => Requeue::Soon,
             Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
             Self::Snapshot(SnapshotError::Log(failure)) => log_retry(failure),
-            // The Volume is about to say so, or a person attached it.
+            // The Volume will report this soon, or a user attached it manually.
             Self::Snapshot(SnapshotError::Attached { .. }) => Requeue::Later,
             Self::Snapshot(_) | Self::Recorded(_) | Self::RecordedName(_) | Self::RecordedUid(_) => {
                 Requeue::Rarely
@@ -59,7 +59,7 @@ impl SnapshotFailure {
         }
     }
 
-    /// Reason of the condition; `None` when there is nothing to report.
+    /// Returns the condition's reason; `None` if there is nothing to report.
     pub(crate) fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Changed | Self::Api(_) => None,
@@ -73,7 +73,7 @@ impl SnapshotFailure {
         }
     }
 
-    /// The status that reports the failure; `None` when there is nothing to report.
+    /// Returns the status that reports the failure; `None` if there is nothing to report.
     pub(crate) fn status(&self, facts: &SnapshotFacts, now: &Time) -> Option<VolumeSnapshotStatus> {
         let place = facts.volume.as_ref().map(|volume| volume.object_store.as_str());
         let store = facts.status.object_store.as_deref().or(place).unwrap_or_default();

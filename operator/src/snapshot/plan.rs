@@ -9,11 +9,11 @@
 //! deletion asked --> once no node takes it: forgotten in the log, then the object goes
 //! ```
 //!
-//! One with `spec.snapshotID` is not taken but adopted: it is looked for in the log of the volume. Once a
-//! snapshot is Ready, the names of its objects are stored in the object store, for `restore` in another
+//! A snapshot with `spec.snapshotID` is not taken but adopted: it is looked up in the log of the volume. Once
+//! a snapshot is Ready, the names of its objects are stored in the object store, for `restore` in another
 //! cluster.
 //!
-//! A snapshot of a group is recorded and driven by `group`, until it is taken or to be deleted.
+//! A snapshot of a group is recorded and driven by `group`, until it is taken or its deletion is requested.
 
 use holdfast_crds::{
     ByteSize, ConditionStatus, DeletionPolicy, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED,
@@ -28,9 +28,9 @@ use super::facts::{SnapshotFacts, SourceVolume};
 pub(crate) const TAKING: &str = "Taking";
 /// Reason: the snapshot names a group that did not create it.
 const NOT_IN_GROUP: &str = "NotInGroup";
-/// Reason: the snapshot to adopt is of another volume.
+/// Reason: the snapshot to adopt belongs to another volume.
 const NOT_OF_VOLUME: &str = "NotOfVolume";
-/// Reason: another VolumeSnapshot stands for the snapshot to adopt.
+/// Reason: another VolumeSnapshot represents the snapshot to adopt.
 const ID_TAKEN: &str = "IdTaken";
 /// Reason: an operator that does not know `spec.snapshotID` took another snapshot.
 const OTHER_SNAPSHOT: &str = "OtherSnapshot";
@@ -38,41 +38,41 @@ const OTHER_SNAPSHOT: &str = "OtherSnapshot";
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SnapshotStep {
-    /// Put our finalizer on the object.
+    /// Adds our finalizer to the object.
     AddFinalizer,
-    /// Allow the API server to delete the object.
+    /// Allows the API server to delete the object.
     RemoveFinalizer,
-    /// Write the status.
+    /// Writes the status.
     Report(Box<VolumeSnapshotStatus>),
-    /// Take the snapshot of the recorded volume, which no node serves, and report it.
+    /// Takes the snapshot of the recorded, unserved volume, and reports it.
     Take,
-    /// Report the snapshot that the log of this volume has at the place of the name.
+    /// Reports the snapshot that the volume's log holds under this name.
     Adopt(SnapshotName),
-    /// Store the names of its objects in the object store, and report that.
+    /// Stores the names of its objects in the object store, and reports that.
     StoreOrigin,
-    /// Forget the snapshot in the log of the recorded volume, if it is there.
+    /// Forgets the snapshot in the log of the recorded volume, if it exists.
     Forget,
 }
 
-/// The reason that a snapshot cannot be taken now.
+/// Reason why a snapshot cannot be taken now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotObstacle {
     /// Reason of the condition.
     pub(crate) reason: &'static str,
     /// State of the Volume.
     pub(crate) state: String,
-    /// Way out for a snapshot that is of no group.
+    /// Fix for a snapshot outside a group.
     fix: &'static str,
 }
 
 impl SnapshotObstacle {
-    /// Message of the condition of a snapshot that is of no group.
+    /// Returns the condition's message for a snapshot outside a group.
     fn message(&self) -> String {
         format!("spec.volume: {}; {}", self.state, self.fix)
     }
 }
 
-/// Plans the next steps, in order; a failed step ends the plan.
+/// Plans the next steps in order; a failed step ends the plan.
 pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if facts.deleting {
         return plan_deletion(facts, now);
@@ -86,7 +86,7 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if let Some(group) = &facts.spec.group {
         return plan_member(facts, group, now);
     }
-    // What was asked for is reported by the node's daemon.
+    // The node's daemon reports on the request.
     if facts.finalizer && facts.taking().is_some() {
         return Vec::new();
     }
@@ -97,7 +97,7 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
             return vec![SnapshotStep::Report(Box::new(status))];
         }
     };
-    // Nothing is taken that a deletion would not look for. The change is planned again.
+    // No snapshot is taken before the finalizer guarantees its cleanup. The change triggers the next plan.
     if !facts.finalizer {
         return vec![SnapshotStep::AddFinalizer];
     }
@@ -111,7 +111,7 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     steps
 }
 
-/// The status that records of what the snapshot is to be taken, and by which node.
+/// Returns the status that records the snapshot's volume and the node that takes it.
 pub(crate) fn recorded(
     facts: &SnapshotFacts,
     volume: &SourceVolume,
@@ -128,7 +128,7 @@ pub(crate) fn recorded(
     }
 }
 
-/// A snapshot that is there already, by its name.
+/// Plans for an existing snapshot, given by name.
 fn plan_adoption(facts: &SnapshotFacts, name: &str, now: &Time) -> Vec<SnapshotStep> {
     let not_ready =
         |reason, message| vec![SnapshotStep::Report(Box::new(not_ready(facts, reason, message, now)))];
@@ -161,7 +161,7 @@ fn plan_adoption(facts: &SnapshotFacts, name: &str, now: &Time) -> Vec<SnapshotS
     }
 }
 
-/// A snapshot of a group is taken with the others only, and never by itself.
+/// Plans for a snapshot of a group, which is only taken together with the others.
 fn plan_member(facts: &SnapshotFacts, group: &str, now: &Time) -> Vec<SnapshotStep> {
     if facts.is_of_group || facts.taking().is_some() {
         return Vec::new();
@@ -175,7 +175,7 @@ fn plan_member(facts: &SnapshotFacts, group: &str, now: &Time) -> Vec<SnapshotSt
     }))]
 }
 
-/// No node has to do with a snapshot that is taken, nor with the group of one.
+/// Plans for a taken snapshot, in which neither a node nor its group is involved.
 fn plan_taken(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if !facts.finalizer {
         return vec![SnapshotStep::AddFinalizer];
@@ -188,12 +188,12 @@ fn plan_taken(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
             );
             return vec![SnapshotStep::Report(Box::new(not_ready(facts, OTHER_SNAPSHOT, message, now)))];
         }
-        // An operator of an older release dropped it.
+        // An operator of an older release dropped the uid.
         if let (None, Ok(name)) = (&facts.status.snapshot_uid, wanted.parse()) {
             return vec![SnapshotStep::Adopt(name)];
         }
     }
-    // The node still has to let writes continue, or to say that it did.
+    // The node must still unblock writes, or report that it did.
     if facts.status.group_step.is_some() {
         match facts.status.group_progress {
             None | Some(GroupProgress::Preparing | GroupProgress::Prepared | GroupProgress::Held) => {
@@ -202,7 +202,7 @@ fn plan_taken(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
             Some(GroupProgress::Released | GroupProgress::Lapsed) => {}
         }
     }
-    // Daemons and operators of older releases report no size for people.
+    // Daemons and operators of older releases do not report the display size.
     let size = facts.status.size_bytes.map(|bytes| ByteSize(bytes).to_string());
     let size = facts.status.size.clone().or(size);
     let ended = VolumeSnapshotStatus { node: None, size, ..facts.status.clone() };
@@ -220,12 +220,12 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if !facts.finalizer {
         return Vec::new();
     }
-    // Writes wait for nothing any more.
+    // Writes no longer need to be blocked.
     if facts.status.group_step == Some(GroupStep::Hold) {
         return vec![SnapshotStep::Report(Box::new(released(facts)))];
     }
-    // What the node has begun may be registered at any time: it is looked for after that. Its daemon says
-    // meanwhile what it waits for. One of the previous release takes what it is asked to prepare.
+    // A snapshot that the node has started may be registered at any time, so it is looked up after that; its
+    // daemon reports obstacles. A daemon of the previous release takes a snapshot when asked to prepare.
     if facts.asked().is_some() && !facts.is_only_prepared() {
         return Vec::new();
     }
@@ -234,8 +234,8 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         return vec![SnapshotStep::RemoveFinalizer];
     }
     let mut steps = Vec::new();
-    // No node is asked any more. The failure of an earlier attempt stays reported: each write of ours begins
-    // the next attempt.
+    // No node is asked any more. The failure of an earlier attempt stays reported: each of our writes
+    // triggers the next attempt.
     if facts.status.node.is_some() || is_true(&facts.status.conditions, READY) {
         let message = "the snapshot is being deleted from the log of its volume";
         steps.push(SnapshotStep::Report(Box::new(VolumeSnapshotStatus {
@@ -247,15 +247,15 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     steps
 }
 
-/// The status by which a node lets writes continue. Everything that its daemon reported stays.
+/// Returns the status that makes a node unblock writes. Everything that its daemon reported is kept.
 pub(crate) fn released(facts: &SnapshotFacts) -> VolumeSnapshotStatus {
     VolumeSnapshotStatus { group_step: Some(GroupStep::Release), ..facts.status.clone() }
 }
 
-/// The volume of which the snapshot is to be taken, and its identity.
+/// Returns the volume to snapshot, and its identity.
 ///
 /// # Errors
-/// Why it cannot be taken now.
+/// Reason why the snapshot cannot be taken now.
 pub(crate) fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), SnapshotObstacle> {
     let name = &facts.spec.volume;
     let obstacle = |reason, state, fix| Err(SnapshotObstacle { reason, state, fix });
@@ -310,7 +310,7 @@ pub(crate) fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Sna
     }
 }
 
-/// The status of a snapshot that is not there, or not any more. What is recorded stays.
+/// Returns the status of a snapshot that does not exist, or no longer exists. Recorded fields are unchanged.
 pub(crate) fn not_ready(
     facts: &SnapshotFacts,
     reason: &str,

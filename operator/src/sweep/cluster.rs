@@ -1,4 +1,4 @@
-//! The cluster as sweeps see it: ObjectStores, their buckets, and reports about them.
+//! The cluster as seen by sweeps: ObjectStores, their buckets, and reports about them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use serde_json::json;
 use crate::object_store::connect::{ConnectError, Connections};
 use crate::volume::identity::id_of;
 
-/// Field manager of `status.sweep`, and of `status.exclusiveBytes` of snapshots: the report of a probe does
-/// not contain it, and would remove it.
+/// Field manager of `status.sweep`, and of `status.exclusiveBytes` of snapshots. With a shared field manager,
+/// the report of a probe, which lacks them, would remove them.
 const FIELD_MANAGER: &str = "holdfast-operator-sweep";
 
 /// A Volume of the cluster.
@@ -31,7 +31,7 @@ pub(crate) struct VolumeHere {
 }
 
 impl VolumeHere {
-    /// True if it has its data in the ObjectStore of this name.
+    /// Returns true if its data is in the ObjectStore of this name.
     pub(crate) fn uses(&self, object_store: &str) -> bool {
         self.is_provisioned && self.object_store.as_deref() == Some(object_store)
     }
@@ -39,13 +39,13 @@ impl VolumeHere {
 
 /// The cluster.
 pub(crate) trait Cluster: Send + Sync + 'static {
-    /// All ObjectStores.
+    /// Lists all ObjectStores.
     fn object_stores(&self) -> impl Future<Output = Result<Vec<ObjectStore>, ApiError>> + Send;
 
-    /// The Volumes, by their identity; one that is being deleted counts while it may still be retained.
+    /// Lists the Volumes by identity; one being deleted counts while it may still be retained.
     fn volumes(&self) -> impl Future<Output = Result<HashMap<String, VolumeHere>, ApiError>> + Send;
 
-    /// The bucket of an ObjectStore; another one when its spec or a Secret changed.
+    /// Opens the bucket of an ObjectStore; reopens it if its spec or a Secret changed.
     fn open(&self, name: &str) -> impl Future<Output = Result<Arc<dyn Bucket>, ConnectError>> + Send;
 
     /// Writes the result of a sweep.
@@ -55,7 +55,7 @@ pub(crate) trait Cluster: Send + Sync + 'static {
         status: &SweepStatus,
     ) -> impl Future<Output = Result<(), ApiError>> + Send;
 
-    /// Writes what each snapshot of the ObjectStore alone needs.
+    /// Writes each snapshot's exclusive bytes in the ObjectStore.
     fn report_snapshots(
         &self,
         store: &ObjectStore,
@@ -65,11 +65,11 @@ pub(crate) trait Cluster: Send + Sync + 'static {
     /// Writes an event.
     fn publish(&self, store: &ObjectStore, event: Event) -> impl Future<Output = ()> + Send;
 
-    /// The time of day.
+    /// Returns the current time of day.
     fn now(&self) -> Timestamp;
 }
 
-/// The cluster behind an API server.
+/// A cluster behind an API server.
 pub(crate) struct ApiServer {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
@@ -100,7 +100,7 @@ impl Cluster for ApiServer {
             }
             let (volume, is_provisioned) = (&volume, exists && !is_going);
             let object_store = volume.spec.object_store.clone();
-            // Of two with one identity the other is refused.
+            // If two have one identity, the other one was rejected.
             if is_provisioned || !here.contains_key(&id_of(volume)) {
                 here.insert(id_of(volume), VolumeHere { object_store, is_provisioned });
             }
@@ -114,7 +114,7 @@ impl Cluster for ApiServer {
 
     async fn report(&self, store: &ObjectStore, status: &SweepStatus) -> Result<(), ApiError> {
         let name = store.name_any();
-        // Not that of another ObjectStore of this name.
+        // Excludes another ObjectStore of the same name.
         let patch = json!({
             "apiVersion": ObjectStore::api_version(&()),
             "kind": ObjectStore::kind(&()),
@@ -153,7 +153,7 @@ impl Cluster for ApiServer {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             match call(api.patch_status(&name, &params, &Patch::Apply(patch))).await {
                 Ok(_) => {}
-                // It was deleted meanwhile.
+                // It was deleted in the meantime.
                 Err(error) if error.is_stale() => {}
                 Err(error) => return Err(error),
             }
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::object_store::health;
 
-    /// A request each for what changed, and none for what belongs to another ObjectStore or was not found.
+    /// Sends one request per change, and none for snapshots of other ObjectStores or missing ones.
     #[tokio::test]
     async fn the_space_of_snapshots_is_written_where_it_changed() {
         let (requests, mut received) = mpsc::unbounded_channel();
@@ -231,7 +231,7 @@ mod tests {
         );
     }
 
-    /// With one field manager for both, each report removed what the other had written.
+    /// Regression: with one field manager for both, each report removed the other's fields.
     #[tokio::test]
     async fn a_result_is_written_beside_the_report_of_a_probe() {
         let (requests, mut received) = mpsc::unbounded_channel();

@@ -6,7 +6,7 @@ use holdfast_log::LogFailure;
 
 use crate::object_store::connect::ConnectError;
 
-/// A sweep that did not come to its end. What it deleted was not needed.
+/// A sweep that did not complete. The objects that it deleted were not needed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SweepFailed {
     /// No connection could be made.
@@ -15,7 +15,7 @@ pub(crate) enum SweepFailed {
     /// The Volumes could not be listed.
     #[error("the Volumes cannot be listed")]
     Api(#[from] ApiError),
-    /// A field cannot be used.
+    /// A field has an invalid value.
     #[error(transparent)]
     Field(#[from] FieldError),
     /// The store did not answer.

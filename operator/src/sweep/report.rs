@@ -1,4 +1,4 @@
-//! The result of a sweep as others see it: status and events.
+//! Reports of a sweep's result: status and events.
 
 use holdfast_crds::{FORCE_DETACH, SkippedVolume, SweepStatus, Time};
 use holdfast_log::LogFailure;
@@ -11,16 +11,16 @@ use kube::runtime::events::{Event, EventType};
 use super::failure::SweepFailed;
 use super::trash::TrashReport;
 
-/// Volumes that the status names.
+/// Maximum number of volumes named in the status.
 const NAMED_VOLUMES: usize = 10;
-/// Volumes that an event names: its note is short.
+/// Maximum number of volumes named in an event, whose note is short.
 const NOTED_VOLUMES: usize = 3;
-/// Longest reason for which a volume was skipped, in bytes.
+/// Maximum length of the reason for a skipped volume, in bytes.
 const REASON_BYTES: usize = 256;
 /// Action of the events.
 const ACTION: &str = "Sweep";
 
-/// The status that reports a sweep which ended at `now` and left `trashed_volumes` in the trash.
+/// Returns the status of a sweep that ended at `now` and left `trashed_volumes` in the trash.
 pub(crate) fn status(report: &SweepReport, trashed_volumes: u64, now: Timestamp) -> SweepStatus {
     let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots: _, skipped, uploads: _ } = report;
     let skip = |Skipped { volume, error }: &Skipped| {
@@ -41,7 +41,7 @@ pub(crate) fn status(report: &SweepReport, trashed_volumes: u64, now: Timestamp)
     }
 }
 
-/// The event about volumes that were skipped.
+/// Returns the event about skipped volumes.
 pub(crate) fn skipped(report: &SweepReport) -> Option<Event> {
     let named = report.skipped.iter().take(NOTED_VOLUMES);
     let named: Vec<String> =
@@ -59,7 +59,7 @@ pub(crate) fn skipped(report: &SweepReport) -> Option<Event> {
     })
 }
 
-/// The event about unfinished uploads that stay because the store did not abort them.
+/// Returns the event about unfinished uploads that the store did not abort.
 pub(crate) fn unfinished(report: &SweepReport) -> Option<Event> {
     report.uploads.failed.as_ref().map(|error| {
         let text = format!(
@@ -71,7 +71,7 @@ pub(crate) fn unfinished(report: &SweepReport) -> Option<Event> {
     })
 }
 
-/// The event about volumes that left the trash because they are used.
+/// Returns the event about volumes that left the trash because they are in use.
 pub(crate) fn used(trash: &TrashReport) -> Option<Event> {
     let named = trash.used.iter().take(NOTED_VOLUMES).map(VolumeId::as_str);
     let named: Vec<&str> = named.collect();
@@ -88,7 +88,7 @@ pub(crate) fn used(trash: &TrashReport) -> Option<Event> {
     })
 }
 
-/// The event about volumes that stay in the trash longer than they should.
+/// Returns the event about volumes that stay in the trash beyond their time.
 pub(crate) fn stuck(store: &str, trash: &TrashReport) -> Option<Event> {
     let named = trash.stuck.iter().take(NOTED_VOLUMES);
     let named: Vec<String> =
@@ -105,10 +105,10 @@ pub(crate) fn stuck(store: &str, trash: &TrashReport) -> Option<Event> {
     })
 }
 
-/// The steps that end the stay of a volume in the trash, where its failure does not say them.
+/// Returns the steps that get a volume out of the trash, unless its failure already names them.
 fn way_out(store: &str, failure: &LogFailure) -> String {
     if let LogFailure::StillAttached { node, .. } = failure {
-        // It came there by an older version, which did not ask for the writer.
+        // An older version trashed it without checking for a writer.
         format!(
             ". It goes once the node has detached it. If that node is lost, adopt the volume (spec.volumeID, \
              spec.source.existing), annotate that Volume with {FORCE_DETACH}={node}, then delete it"
@@ -124,7 +124,7 @@ fn way_out(store: &str, failure: &LogFailure) -> String {
     }
 }
 
-/// The event about a store whose answers say no time.
+/// Returns the event about a store whose responses carry no time.
 pub(crate) fn undated(trash: &TrashReport) -> Option<Event> {
     trash.is_undated.then(|| {
         warning(
@@ -137,7 +137,7 @@ pub(crate) fn undated(trash: &TrashReport) -> Option<Event> {
     })
 }
 
-/// The event about a sweep that failed.
+/// Returns the event about a failed sweep.
 pub(crate) fn failed(error: &SweepFailed) -> Event {
     let text = format!(
         "the sweep did not come to its end: {}. Garbage stays in the bucket. It is tried again; correct what the message \
@@ -163,8 +163,8 @@ mod tests {
 
     use super::*;
 
-    /// An entry of an older version, whose writer is lost, never left the trash, and nothing said what ends
-    /// that.
+    /// Regression: an entry from an older version, whose writer is lost, never left the trash, and no message
+    /// gave the remedy.
     #[test]
     fn a_volume_that_waits_for_a_lost_writer_names_the_way_out() {
         let id = || -> VolumeId { "v".parse().expect("an id") };
@@ -178,7 +178,7 @@ mod tests {
         assert!(note.len() < 1024, "{}", note.len());
     }
 
-    /// The message named a command that lacked the store, and whose documents retain their snapshots.
+    /// Regression: the message named a command without the store, whose documents retain their snapshots.
     #[test]
     fn a_volume_that_waits_for_its_snapshots_names_the_way_out() {
         let id: VolumeId = "v".parse().expect("an id");

@@ -1,4 +1,4 @@
-//! The task that sweeps: looks which ObjectStore is due, sweeps its bucket, reports, looks again.
+//! The task that sweeps: selects the next due ObjectStore, sweeps its bucket, reports, and repeats.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::metrics::Metrics;
 /// Time between two looks at the ObjectStores.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Time between two looks which volumes in a trash are used here: another cluster may remove them, and keeps
-/// them for a day by default, as long as an interval between two sweeps. Costs one LIST.
+/// Time between two checks for trashed volumes that are used here: another cluster may remove them. It keeps
+/// them for a day by default, as long as the interval between two sweeps. Costs one LIST.
 const LOOK_EVERY: Duration = Duration::from_hours(1);
 
 /// State of the sweeps of one ObjectStore.
@@ -31,19 +31,19 @@ const LOOK_EVERY: Duration = Duration::from_hours(1);
 struct SweepState {
     /// Memory of the last sweep, and the connection through which it read.
     remembered: Option<(Arc<dyn Bucket>, SweepMemory)>,
-    /// The last look into the trash of this instance.
+    /// Time of this instance's last look into the trash.
     looked: Option<Instant>,
-    /// End of the last sweep of this instance.
+    /// End of this instance's last sweep.
     ended: Option<Instant>,
-    /// The last failure since then, and the number of failures.
+    /// Time of the last failure since then, and the number of failures.
     failed: Option<(Instant, u32)>,
-    /// The last sweep could not abort uploads, and an event said so.
+    /// True if the last sweep could not abort uploads, and an event reported it.
     keeps_uploads: bool,
     random: f64,
 }
 
 impl SweepState {
-    /// Facts about the ObjectStore; none if it is not to be swept at all.
+    /// Returns the facts about the ObjectStore; `None` if it must not be swept at all.
     fn facts(&self, store: &ObjectStore, led_since: Instant, now: Timestamp) -> Option<Facts> {
         let status = store.status.as_ref();
         let is_ready = status.is_some_and(|status| is_true(&status.conditions, READY));
@@ -51,12 +51,12 @@ impl SweepState {
         if !is_ready || schedule.suspend || store.metadata.deletion_timestamp.is_some() {
             return None;
         }
-        // A time in the future is that of a clock which was wrong.
+        // A time in the future comes from a wrong clock.
         let reported = status.and_then(|status| status.sweep.as_ref());
         let reported = reported.and_then(|sweep| Duration::try_from(now.duration_since(sweep.time.0)).ok());
         let ended = self.ended.map(|at| at.elapsed());
         Some(Facts {
-            // The sweep fails for an interval that cannot be read.
+            // An interval that cannot be parsed makes the sweep fail.
             interval: schedule.interval().unwrap_or_default(),
             led_for: led_since.elapsed(),
             ended_ago: [ended, reported].into_iter().flatten().min(),
@@ -76,12 +76,12 @@ struct Sweeps<C> {
     random: fn() -> f64,
 }
 
-/// Sweeps until it is dropped. Begins when this instance becomes the leader.
+/// Sweeps until the future is dropped. Starts when this instance becomes the leader.
 pub(crate) async fn run(cluster: impl Cluster, metrics: Arc<Metrics>) {
     let (led_since, known, random) = (Instant::now(), HashMap::new(), fastrand::f64 as fn() -> f64);
     let mut sweeps = Sweeps { cluster, metrics, led_since, known, random };
     loop {
-        // What is due next is read again: a sweep may have taken hours.
+        // Reads the list again: a sweep may have taken hours.
         if !sweeps.sweep_next().await {
             sleep(EVERY).await;
         }
@@ -89,7 +89,7 @@ pub(crate) async fn run(cluster: impl Cluster, metrics: Arc<Metrics>) {
 }
 
 impl<C: Cluster> Sweeps<C> {
-    /// Sweeps the ObjectStore that waits longest. Returns false if none is due.
+    /// Sweeps the ObjectStore that has been due longest. Returns false if none is due.
     async fn sweep_next(&mut self) -> bool {
         let stores = match self.cluster.object_stores().await {
             Ok(stores) => stores,
@@ -130,7 +130,7 @@ impl<C: Cluster> Sweeps<C> {
         true
     }
 
-    /// Takes the volumes that are used here out of the trash, if it is time to look.
+    /// Takes volumes that are used here out of the trash, if a look is due.
     async fn look(&mut self, store: &ObjectStore) {
         let known = known(&mut self.known, self.random, store);
         let is_ready = store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY));
@@ -150,7 +150,7 @@ impl<C: Cluster> Sweeps<C> {
         }
     }
 
-    /// The ObjectStore that is due and waits longest.
+    /// Returns the due ObjectStore that has waited longest.
     fn due(&mut self, stores: Vec<ObjectStore>) -> Option<ObjectStore> {
         let now = self.cluster.now();
         let mut due = Vec::new();
@@ -159,7 +159,7 @@ impl<C: Cluster> Sweeps<C> {
             if let Some(facts) = known.facts(&store, self.led_since, now)
                 && facts.is_due()
             {
-                // One that failed comes after those that were not tried since.
+                // A failed one comes after those that were not tried since.
                 let waits = facts.failed.map(|(ago, _)| ago).or(facts.ended_ago).unwrap_or(Duration::MAX);
                 due.push((waits, store));
             }
@@ -224,7 +224,7 @@ impl<C: Cluster> Sweeps<C> {
     }
 }
 
-/// State of the sweeps of an ObjectStore; new where there is none.
+/// Returns the state of an ObjectStore's sweeps, creating it if absent.
 fn known<'a>(
     all: &'a mut HashMap<String, SweepState>,
     random: fn() -> f64,

@@ -1,15 +1,15 @@
-//! The time for a sweep: a pure function of what happened and how long ago.
+//! Schedule of a sweep: a pure function of past events and their age.
 
 use std::time::Duration;
 
 use holdfast_types::{Backoff, Jitter};
 
-/// Wait of a new leader before its first sweep: other work comes first.
+/// Delay before a new leader's first sweep: other work has priority.
 const FIRST_AFTER: Duration = Duration::from_mins(5);
-/// Waits after failed sweeps.
+/// Delays after failed sweeps.
 const RETRY: Backoff =
     Backoff { first: Duration::from_mins(5), last: Duration::from_hours(6), jitter: Jitter::Fifth };
-/// The part of an interval by which it is at most longer.
+/// Maximum extension of an interval, as a fraction of it.
 const SPREAD: f64 = 0.1;
 
 /// Facts about the sweeps of one ObjectStore.
@@ -19,11 +19,11 @@ pub(crate) struct Facts {
     pub(crate) interval: Duration,
     /// Time since this instance became the leader.
     pub(crate) led_for: Duration,
-    /// Time since a sweep came to its end.
+    /// Time since the last completed sweep.
     pub(crate) ended_ago: Option<Duration>,
-    /// Time since this instance failed, and its failures in a row.
+    /// Time since this instance's last failure, and the number of consecutive failures.
     pub(crate) failed: Option<(Duration, u32)>,
-    /// A number from 0 up to 1, the same until the next sweep.
+    /// A number in 0..1 that is constant until the next sweep.
     pub(crate) random: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Empties the trash of a bucket: removes the volumes whose time is over, and none that is used.
+//! Empties the trash of a bucket: removes expired volumes that are not in use.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -14,26 +14,26 @@ use super::cluster::{Cluster, VolumeHere};
 use super::failure::SweepFailed;
 use crate::object_store::trash_terms;
 
-/// Age of what a stay left when it ended, by the store's clock, until it is deleted.
+/// Age, by the store's clock, at which the remains of an ended stay are deleted.
 const LEFT_FOR: Duration = Duration::from_hours(24);
 
-/// A trash after it was emptied.
+/// Result of emptying a trash.
 #[derive(Default)]
 pub(crate) struct TrashReport {
-    /// The volumes in it.
+    /// The volumes that remain in the trash.
     pub(crate) volumes: BTreeSet<VolumeId>,
-    /// Those that left it because a node has attached them, without a Volume here.
+    /// Volumes removed from the trash because a node has attached them, without a Volume here.
     pub(crate) used: Vec<VolumeId>,
-    /// Those in it whose time is over, and why they stay.
+    /// Expired volumes that could not be removed, with the reason.
     pub(crate) stuck: Vec<(VolumeId, LogFailure)>,
-    /// True if the store does not say the time: nothing of the bucket comes of age.
+    /// True if the store reports no time, so that nothing in the bucket can expire.
     pub(crate) is_undated: bool,
 }
 
 /// Empties the trash of a bucket.
 ///
 /// # Errors
-/// The store or the API server did not answer. What was removed until then was due.
+/// The store or the API server did not answer. All volumes removed until then had expired.
 pub(super) async fn empty_trash(
     cluster: &impl Cluster,
     store: &ObjectStore,
@@ -61,7 +61,7 @@ pub(super) async fn empty_trash(
             if !there.is_ending && replaced(bucket, &there.stay).await? {
                 continue;
             }
-            // Its end was decided before the later one began.
+            // Its end was decided before the later stay began.
             there.is_ending = true;
         }
         match end(bucket, &there, here.get(volume.as_str()), &name, &terms).await {
@@ -84,7 +84,7 @@ pub(super) async fn empty_trash(
     Ok(report)
 }
 
-/// Lists the trash of a bucket, and changes nothing.
+/// Lists the trash of a bucket without changing it.
 ///
 /// # Errors
 /// The store did not answer.
@@ -95,7 +95,7 @@ pub(super) async fn count_trash(bucket: &dyn Bucket) -> Result<TrashReport, Swee
     Ok(TrashReport { volumes, is_undated, ..TrashReport::default() })
 }
 
-/// Takes back the volumes in the trash that Volumes of this cluster have: the cluster was set back.
+/// Takes back volumes in the trash that have a Volume in this cluster: the cluster was restored.
 ///
 /// # Errors
 /// The store or the API server did not answer.
@@ -127,7 +127,7 @@ pub(super) async fn take_back_used(
     Ok(())
 }
 
-/// Ends a stay that is over. `here` is the Volume that has the identity.
+/// Ends an expired stay. `here` is the Volume that has the identity.
 async fn end(
     bucket: &dyn Bucket,
     there: &Trashed,
@@ -138,12 +138,12 @@ async fn end(
     match here {
         _ if there.is_ending => empty(bucket, there, terms).await,
         None => empty(bucket, there, terms).await,
-        // It was provisioned before the stay began: the cluster was set back, or another one deleted it.
+        // Provisioned before the stay began: this cluster was restored, or another one deleted the volume.
         Some(here) if here.uses(store) => {
             take_back(bucket, &there.stay.volume).await?;
             Ok(Emptied::TakenBack)
         }
-        // About to take it back, refused, or of another bucket.
+        // It is about to take the volume back, was rejected, or uses another bucket.
         Some(_) => Ok(Emptied::NotDue),
     }
 }

@@ -1,16 +1,16 @@
-//! Adoption of a volume that the object store holds already: `spec.source.existing`.
+//! Adoption of a volume that already exists in the object store: `spec.source.existing`.
 //!
-//! Nothing is written to the store but what takes the volume out of the trash. What another writer did not
-//! upload is not decided here: the log lets no node attach a volume that it calls attached elsewhere, until a
-//! user names that node in the annotation [`FORCE_DETACH`].
+//! Adoption writes nothing to the store, except to take the volume out of the trash. It does not decide about
+//! another writer's unuploaded data: the log rejects every attach while it shows the volume as attached
+//! elsewhere, until a user names that node in the annotation [`FORCE_DETACH`].
 
 use holdfast_crds::FORCE_DETACH;
 
 use super::facts::{AttachedWriter, ClusterFacts};
 use super::found_in_store::LastWriter;
 
-/// Obstacle to the removal of a volume: a writer that was not called lost, maybe of another cluster, still
-/// has it attached.
+/// Returns the obstacle to the removal of a volume: a writer, possibly in another cluster, that still has it
+/// attached and was not declared lost.
 pub(crate) fn still_attached(facts: &ClusterFacts) -> Option<String> {
     let writer = facts.log_writer.as_ref().filter(|writer| !facts.is_cut_off(writer))?;
     let AttachedWriter { node, epoch, data_seq: _ } = writer;
@@ -24,7 +24,7 @@ pub(crate) fn still_attached(facts: &ClusterFacts) -> Option<String> {
     ))
 }
 
-/// Says who wrote the volume last.
+/// Describes the last writer of the volume.
 pub(crate) fn history(last: Option<&LastWriter>) -> String {
     let Some(LastWriter { node, epoch, since, is_attached }) = last else {
         return "no node has attached it yet".to_owned();

@@ -1,4 +1,4 @@
-//! Carries out the steps of a plan, in order, each so that it may be repeated.
+//! Applies the idempotent steps of a plan in order.
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
@@ -19,8 +19,8 @@ use super::plan::{OperatorStep, operators_part};
 use super::source_volume::{clone_snapshot, clone_snapshot_name, is_made_for};
 use crate::object_store::connect::Connections;
 
-/// The nonce of tombstones. With the time of the deletion request it makes their bytes depend on the Volume
-/// alone, so that a retry finds its own tombstone.
+/// The nonce of tombstones. Together with the time of the deletion request, it makes their bytes depend only
+/// on the Volume, so that a retry recognizes its own tombstone.
 const TOMBSTONE: Nonce = Nonce([0; 16]);
 
 /// Applies steps to one volume.
@@ -31,12 +31,12 @@ pub(crate) struct VolumeApplier<'a> {
     pub(crate) connections: &'a Connections,
     /// The cluster that volumes are created for.
     pub(crate) cluster: &'a Cluster,
-    /// The volume as the API server last returned it.
+    /// The volume as last returned by the API server.
     pub(crate) volume: Volume,
 }
 
 impl VolumeApplier<'_> {
-    /// Carries out one step.
+    /// Applies one step.
     ///
     /// # Errors
     /// [`VolumeFailure`]; the step may have taken effect.
@@ -64,7 +64,7 @@ impl VolumeApplier<'_> {
                 let is_going = self.volume.metadata.deletion_timestamp.is_some();
                 let id = volume_id(&self.volume);
                 let taken = match take_back(store.as_ref(), &id).await {
-                    // The operator before this one may have sent what this one did not find.
+                    // The previous operator may have sent a request whose object this one did not find.
                     Ok(taken) if *is_begun => {
                         bar(store.as_ref(), &id, stay(&self.volume)).await.map(|()| taken)
                     }
@@ -75,7 +75,7 @@ impl VolumeApplier<'_> {
                         tracing::info!(volume = %self.volume.name_any(), "volume taken out of the trash");
                     }
                     Ok(false) => {}
-                    // Its time in the trash was over before `Retain` was set.
+                    // Its retention ended before `Retain` was set.
                     Err(LogFailure::WasDeleted(_)) if is_going => {
                         tracing::warn!(volume = %self.volume.name_any(), "volume was removed before");
                     }
@@ -111,7 +111,7 @@ impl VolumeApplier<'_> {
         }
     }
 
-    /// Creates the VolumeSnapshot for this clone. One of its name that exists is observed by the next plan.
+    /// Creates the VolumeSnapshot for this clone. If one of that name exists, the next plan observes it.
     async fn take_source(&self, source: &str, volume_id: &str) -> Result<(), VolumeFailure> {
         let params =
             PostParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -121,7 +121,7 @@ impl VolumeApplier<'_> {
         Ok(())
     }
 
-    /// Deletes the VolumeSnapshot that was made for this clone, and no other of its name.
+    /// Deletes the VolumeSnapshot that was created for this clone, but no other one of that name.
     async fn drop_source(&self) -> Result<(), VolumeFailure> {
         let snapshots: Api<VolumeSnapshot> = Api::all(self.client.clone());
         let clone = self.volume.uid().unwrap_or_default();
@@ -141,7 +141,7 @@ impl VolumeApplier<'_> {
         self.patch(json!({ "spec": { "size": ByteSize(size_bytes).to_string() } })).await
     }
 
-    /// Finalizer and identity, in one write.
+    /// Writes the finalizer and the identity in one request.
     async fn register(&mut self) -> Result<(), VolumeFailure> {
         let mut patch = self.finalizers(true);
         if self.volume.spec.volume_id.is_none() {
@@ -150,7 +150,7 @@ impl VolumeApplier<'_> {
         self.patch(patch).await
     }
 
-    /// The object's finalizers with or without ours.
+    /// Returns the object's finalizers with or without ours.
     fn finalizers(&self, present: bool) -> Value {
         let mut finalizers = self.volume.finalizers().to_vec();
         finalizers.retain(|name| name != VOLUME_FINALIZER);
@@ -169,7 +169,7 @@ impl VolumeApplier<'_> {
     }
 
     /// The resource version makes the write fail if another client changed the object since it was read, so
-    /// that a list of finalizers is never written over another.
+    /// that no other list of finalizers is overwritten.
     async fn patch(&mut self, mut patch: Value) -> Result<(), VolumeFailure> {
         patch["metadata"]["resourceVersion"] = json!(self.volume.resource_version());
         let params =
@@ -179,9 +179,9 @@ impl VolumeApplier<'_> {
         Ok(())
     }
 
-    /// Writes the operator's part of the status, unless it stands there already. The resource version makes
-    /// the write fail if the daemon reported anything since the plan was made: a grant never moves past a
-    /// claim it did not see.
+    /// Writes the operator's part of the status if it differs. The resource version makes the write fail if
+    /// the daemon has reported anything since the plan was made: a grant never overrides a claim that the
+    /// plan did not see.
     async fn report(&mut self, status: &VolumeStatus) -> Result<(), VolumeFailure> {
         let present = self.volume.status.as_ref().map(operators_part).unwrap_or_default();
         if present == *status {
@@ -200,7 +200,7 @@ impl VolumeApplier<'_> {
     }
 }
 
-/// Puts the volume of a Volume into the trash. Returns false if it has no data.
+/// Trashes the data of a Volume. Returns false if it has none.
 async fn keep_in_trash(
     store: &dyn ObjectStore,
     volume: &Volume,
@@ -214,23 +214,23 @@ async fn keep_in_trash(
     Ok(is_kept)
 }
 
-/// The name of the stay in the trash that the deletion of this object begins: the same for each attempt.
+/// Returns the name of the trash stay that this object's deletion begins: the same for each attempt.
 fn stay(volume: &Volume) -> Nonce {
     let deleted = unix_ms(volume.metadata.deletion_timestamp.as_ref());
     let uid = volume.uid().and_then(|uid| uid.parse::<SnapshotUid>().ok());
-    // An API server gives every object a UUID.
+    // The API server gives every object a UUID.
     uid.map_or_else(random_nonce, |uid| {
         Nonce((u128::from_be_bytes(uid.0) ^ u128::from(deleted)).to_be_bytes())
     })
 }
 
-/// The id under which a Volume is stored.
+/// Returns the id under which a Volume is stored.
 pub(super) fn volume_id(volume: &Volume) -> VolumeId {
     VolumeId::try_from(id_of(volume)).expect("a uid, or what the API server admits as spec.volumeID")
 }
 
-/// Returns true if this object of this cluster created the volume in the store. One of the same name that was
-/// deleted with its objects retained was created at another time.
+/// Returns true if this object of this cluster created the volume in the store. An earlier Volume of the same
+/// name, deleted with its objects retained, has a different creation time.
 ///
 /// # Errors
 /// The create record cannot be read.
@@ -244,18 +244,18 @@ async fn is_own(store: &dyn ObjectStore, volume: &Volume, cluster: &str) -> Resu
     }
 }
 
-/// Creates the volume in its store, under an identity of its own: nodes know by it that local data is of this
-/// volume, and not of one with the same id in another bucket or before the bucket was emptied.
+/// Creates the volume in its store, under its own identity. Nodes use the identity to tell their local data
+/// from that of a volume with the same id in another bucket, or in this bucket before it was emptied.
 ///
-/// The first create record in the store decides. A retry finds it and leaves it as it is, with its identity,
-/// however the ObjectStore spells the place by then. So does a Volume that was saved, deleted with its
-/// objects retained, and created again under its name in the same cluster.
+/// The first create record in the store decides. A retry finds it and keeps it with its identity, even if the
+/// ObjectStore describes the location differently by then. The same holds for a Volume that was saved,
+/// deleted with its objects retained, and created again under its name in the same cluster.
 ///
-/// Returns the sectors that the volume has, or will have once a daemon has grown it. `wanted_sectors` is
-/// `None` for those of the snapshot.
+/// Returns the volume's size in sectors, or its size after a daemon has grown it. With `wanted_sectors`
+/// `None`, the snapshot's size is used.
 ///
 /// # Errors
-/// [`LogFailure`]: the id is taken, or why the store did not create it; nothing was changed.
+/// [`LogFailure`]: the id is taken, or the store did not create the volume; nothing was changed.
 async fn provision(
     store: &dyn ObjectStore,
     volume: &Volume,
@@ -278,7 +278,7 @@ async fn provision(
     };
     match holdfast_log::provision(store, &id, creation.clone()).await {
         Err(LogFailure::ExistsOtherwise { sectors, .. }) if accepts(wanted_sectors, sectors) => {
-            // What else it was created with is compared once the sizes agree.
+            // The other creation parameters are compared once the sizes agree.
             if creation.source.is_some() {
                 holdfast_log::provision(store, &id, Creation { sectors, ..creation }).await?;
             }
@@ -290,8 +290,8 @@ async fn provision(
     }
 }
 
-/// Checks that the volume was created. Of a snapshot whose VolumeSnapshot is gone nothing says which one it
-/// was, if the bucket was set back meanwhile.
+/// Checks that the volume was created. If the VolumeSnapshot is deleted and the bucket was restored, the
+/// snapshot used can no longer be determined.
 async fn check_is_there(
     store: &dyn ObjectStore,
     volume: &VolumeId,
@@ -306,8 +306,8 @@ async fn check_is_there(
     }
 }
 
-/// The failure to create a volume that was deleted. One that began with a snapshot too late, after that was
-/// deleted, was removed by the attempt itself: later attempts fail for the same reason.
+/// Returns the failure to create a deleted volume. If the volume was created from a snapshot after that
+/// snapshot's deletion, the attempt itself removed it: later attempts fail for the same reason.
 async fn was_deleted(
     store: &dyn ObjectStore,
     volume: VolumeId,
@@ -322,21 +322,20 @@ async fn was_deleted(
     })
 }
 
-/// A nonce that no other record has.
+/// Returns a unique nonce.
 pub(crate) fn random_nonce() -> Nonce {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("every Linux has getrandom(2)");
     Nonce(bytes)
 }
 
-/// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in
-/// the status, and the daemon grows the volume when it attaches it. Where the spec leaves the size open, any
-/// size is.
+/// A volume that was created smaller is the right one: the spec grew before its creation was recorded in the
+/// status, and the daemon grows the volume at the attach. Without a size in the spec, any size is accepted.
 fn accepts(wanted_sectors: Option<u64>, sectors: u64) -> bool {
     wanted_sectors.is_none_or(|wanted| sectors <= wanted)
 }
 
-/// A conflict, or an object that is gone, means that the plan was made from an old state.
+/// A conflict or a missing object means that the plan was made from an old state.
 fn classify(error: ApiError) -> VolumeFailure {
     if error.is_stale() { VolumeFailure::Changed } else { VolumeFailure::Api(error) }
 }
@@ -376,8 +375,8 @@ mod tests {
         assert_eq!(store.counts().put, 3, "each attempt is one PUT");
     }
 
-    /// Found by reading: every create record had the identity 0, so that local data of a volume in one bucket
-    /// passed for that of the volume with the same id in another.
+    /// Found by review: every create record had the identity 0, so that local data of a volume passed for
+    /// that of the volume with the same id in another bucket.
     #[tokio::test]
     async fn one_uid_in_two_buckets_has_two_identities() {
         let stores = [MemoryStore::new(), MemoryStore::new()];
@@ -388,7 +387,7 @@ mod tests {
         assert!(first != second && first != Nonce::default() && second != Nonce::default());
     }
 
-    /// A cluster restored from a backup brings back the Volume, with its uid, after its objects were removed.
+    /// A cluster restored from a backup brings back the Volume with its uid after its objects were removed.
     #[tokio::test]
     async fn a_removed_volume_is_not_provisioned_again() {
         let store = MemoryStore::new();
@@ -402,12 +401,12 @@ mod tests {
         Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
     }
 
-    /// The number of stays in the trash.
+    /// Returns the number of stays in the trash.
     async fn stays(store: &MemoryStore) -> usize {
         read_trash(store).await.expect("listed").stays.len()
     }
 
-    /// A Volume that is applied again under its name and id has its data, and keeps it.
+    /// A Volume that is applied again under its name and id gets its data back, and keeps it.
     #[tokio::test]
     async fn a_volume_that_is_applied_again_leaves_the_trash() {
         let store = MemoryStore::new();
@@ -423,7 +422,7 @@ mod tests {
         }
     }
 
-    /// Found by reading: a retried deletion made a second stay, and one that was late could not be made void.
+    /// Found by review: a retried deletion made a second stay, and a delayed one could not be invalidated.
     #[tokio::test]
     async fn the_attempts_of_a_deletion_are_one_stay() {
         let store = MemoryStore::new();
@@ -437,7 +436,7 @@ mod tests {
         }
     }
 
-    /// Found by reading: it was removed at once, and a scrub might have repaired it.
+    /// Found by review: it was removed at once, although a scrub might have repaired it.
     #[tokio::test]
     async fn a_damaged_volume_is_kept_as_long() {
         let store = MemoryStore::new();
@@ -453,7 +452,7 @@ mod tests {
         keep_in_trash(&store, &volume(), &terms(), None).await.expect_err("nothing is known");
     }
 
-    /// The operator may die between the PUT and the status, or never see the answer of the PUT.
+    /// The operator may die between the PUT and the status, or miss the answer of the PUT.
     #[tokio::test]
     async fn a_repeated_provision_keeps_the_first_identity() {
         let store = MemoryStore::new();
@@ -464,7 +463,7 @@ mod tests {
         assert_eq!(identity(&store).await, first);
     }
 
-    /// A Volume with the id of one in the store, by its name or by its cluster another one.
+    /// Covers a Volume with the id of an existing volume, but with another name or cluster.
     #[tokio::test]
     async fn an_id_of_another_origin_is_taken_and_never_removed() {
         let store = MemoryStore::new();
@@ -489,12 +488,12 @@ mod tests {
 
     const UID: SnapshotUid = SnapshotUid([7; 16]);
 
-    /// A snapshot whose VolumeSnapshot is there.
+    /// A snapshot whose VolumeSnapshot exists.
     fn known(name: &SnapshotName) -> SourceSnapshot {
         SourceSnapshot { name: name.clone(), uid: Some(UID) }
     }
 
-    /// A volume in the store, a snapshot of it, and a Volume that is to begin with that.
+    /// Creates a volume in the store, a snapshot of it, and a Volume that starts from the snapshot.
     async fn snapshot_in(store: &MemoryStore) -> (VolumeId, SnapshotName, Volume) {
         let source: VolumeId = "source".parse().expect("an id");
         let plain = Creation::plain(100, Nonce([1; 16]), 0);
@@ -507,7 +506,7 @@ mod tests {
         (source, name, fork)
     }
 
-    /// The operator dies after each step, and the VolumeSnapshot is deleted before it is back.
+    /// The operator dies after each step, and the VolumeSnapshot is deleted before it restarts.
     #[tokio::test]
     async fn an_interrupted_restore_is_finished_without_its_volume_snapshot() {
         let store = MemoryStore::new();
@@ -516,7 +515,7 @@ mod tests {
         let smaller = restore(Some(50)).await;
         assert!(matches!(smaller, Err(LogFailure::SmallerThanSource { snapshot_sectors: 100, .. })));
         store.fail_next(Verb::Put, Fault::LostReply);
-        // Its answer is lost.
+        // The answer is lost.
         let _unknown = restore(None).await;
         assert_eq!(restore(None).await.expect("created"), 100);
         holdfast_log::forget(&store, &source, snapshot.seq).await.expect("deleted");
@@ -527,7 +526,7 @@ mod tests {
         assert!(is_own(&store, &fork, CLUSTER).await.expect("read"));
     }
 
-    /// Found by reading: where the sizes differed, the volume was taken for one that began with the snapshot.
+    /// Found by review: if the sizes differed, the volume passed for one created from the snapshot.
     #[tokio::test]
     async fn a_volume_of_another_origin_is_not_taken_for_a_restored_one() {
         let store = MemoryStore::new();
@@ -539,7 +538,7 @@ mod tests {
         }
     }
 
-    /// The ObjectStore was made again and points elsewhere, or the bucket was set back.
+    /// The ObjectStore was recreated for another location, or the bucket was restored.
     #[tokio::test]
     async fn a_volume_begins_with_the_snapshot_of_its_uid() {
         let store = MemoryStore::new();
@@ -554,7 +553,7 @@ mod tests {
         assert!(matches!(unknown, Err(LogFailure::NoSuchSource { .. })), "{unknown:?}");
         assert!(!is_own(&store, &fork, CLUSTER).await.expect("read"), "nothing was created");
         assert_eq!(restore(Some(UID)).await.expect("created"), 100);
-        // The VolumeSnapshot may be deleted before the status says that the volume exists.
+        // The VolumeSnapshot may be deleted before the status records that the volume exists.
         assert_eq!(restore(None).await.expect("it is there"), 100);
     }
 
@@ -577,8 +576,8 @@ mod tests {
         assert_eq!(remove(&volume_id(&fork)).await.expect("removed"), []);
     }
 
-    /// A Volume that was applied again with a size that was too small was `Failed`, and to delete it removed
-    /// the objects that an earlier one of its name had retained.
+    /// Regression: a Volume that was applied again with too small a size was `Failed`; deleting it removed
+    /// the objects that an earlier Volume of its name had retained.
     #[tokio::test]
     async fn retained_data_outlives_a_failed_volume_of_its_name() {
         let at = |time: &str| Some(holdfast_crds::Time(time.parse().expect("a time")));

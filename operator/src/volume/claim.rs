@@ -1,8 +1,8 @@
-//! The PersistentVolumeClaim that a Volume was made for: its owner reads there what happened to the data.
+//! The PersistentVolumeClaim that a Volume was created for: its events inform the owner about the data.
 //!
 //! Owns: the operator's events about claims.
-//! On failure: it is logged, and the work on the Volume continues. There is no event where the claim is gone,
-//! or another one has its name.
+//! On failure: the failure is logged, and the work on the Volume continues. If the claim was deleted or its
+//! name was reused, no event is written.
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
@@ -14,8 +14,8 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use super::owner::volume_of;
 
-/// Publishes these events of `volume` about its claim, if it has one. The claim is read for its uid:
-/// `kubectl describe` shows no event without it.
+/// Publishes these events of `volume` on its claim, if it has one. Reads the claim for its uid, without which
+/// `kubectl describe` shows no event.
 pub(super) async fn publish(events: Vec<Event>, volume: &Volume, client: &Client, recorder: &Recorder) {
     if events.is_empty() {
         return;
@@ -46,14 +46,14 @@ pub(super) async fn publish(events: Vec<Event>, volume: &Volume, client: &Client
     recorder.publish(events, &claim.object_ref(&())).await;
 }
 
-/// True of what may stand in the path of a request.
+/// Returns true if `text` is valid in the path of a request.
 fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
 }
 
-/// True if the claim has the volume. A claim that was deleted and made again under its name has another one,
-/// and the Volume may be retained. The PersistentVolume is read where it has another name than the Volume.
+/// Returns true if the claim is bound to the volume. A recreated claim is bound to another one, while this
+/// Volume may be retained. Reads the PersistentVolume if its name differs from the Volume's.
 async fn is_of(claim: &PersistentVolumeClaim, volume: &Volume, client: &Client) -> Result<bool, ApiError> {
     let (bound, name) = (claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()), volume.name_any());
     let Some(bound) = bound.filter(|bound| is_name(bound)) else { return Ok(false) };
@@ -93,8 +93,8 @@ mod tests {
         }]
     }
 
-    /// The requests that it takes to publish `events`, as path and body. The API server answers what is asked
-    /// for the claim, and refuses events if `refuses`.
+    /// Returns the requests that publish `events`, as path and body. The API server answers requests for the
+    /// claim, and rejects events if `refuses`.
     async fn requests(
         events: Vec<Event>,
         volume: &Volume,
@@ -149,7 +149,7 @@ mod tests {
 
     const CLAIM_PATH: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 
-    /// The events of the Volume were in the namespace `default`, where a user of a claim may not read.
+    /// Regression: the events were in the namespace `default`, which a claim's user may not read.
     #[tokio::test]
     async fn an_event_is_about_the_claim_with_its_uid() {
         let volume = volume(Some("shop/data"));
@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// A backup program names the PersistentVolume as it likes: no event came to its claim.
+    /// Regression: a backup program chooses the PersistentVolume's name, and its claim got no events.
     #[tokio::test]
     async fn an_event_comes_to_the_claim_of_a_persistent_volume_of_another_name() {
         let asked = requests(lost(), &volume(Some("shop/data")), bound_to("of-a-backup-pvc-1"), false).await;

@@ -42,17 +42,17 @@ use crate::object_store::connect::Connections;
 use crate::object_store::trash_terms;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
-/// The same for a volume that is not provisioned.
+/// Resync interval of a volume that is not provisioned.
 const UNPROVISIONED: Duration = Duration::from_secs(60);
 
-/// Longest time after its creation during which a Volume that is not provisioned adds to the trace of that.
+/// Longest time after its creation during which an unprovisioned Volume adds spans to the creation's trace.
 const TRACED_FOR: Duration = Duration::from_secs(600);
 
-/// Wait for the watch to show what was written last; it begins the next reconciliation itself.
+/// Wait for the watch to show the last write; it triggers the next reconciliation itself.
 const UNSEEN: Duration = Duration::from_secs(1);
 
-/// Time between two looks at a node that is to release a volume and does not, and at a Volume that is to be
-/// cloned and is not provisioned yet.
+/// Time between two looks at a node that has yet to release a volume, and at a Volume to be cloned that is
+/// not provisioned yet.
 const IN_DOUBT: Duration = Duration::from_secs(10);
 
 /// Dependencies of every reconciliation.
@@ -67,7 +67,7 @@ pub(crate) struct VolumeDependencies {
     pub(crate) namespace: String,
 }
 
-/// State that reconciliations share.
+/// State shared by reconciliations.
 struct VolumeReconciliations {
     context: Arc<VolumeDependencies>,
     cluster: Cluster,
@@ -76,7 +76,7 @@ struct VolumeReconciliations {
     faults: Faults,
 }
 
-/// Runs until `stop` ends; reconciliations in progress are finished.
+/// Runs until `stop` ends; completes reconciliations in progress.
 pub(crate) async fn run(
     context: Arc<VolumeDependencies>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
@@ -135,13 +135,13 @@ pub(crate) async fn run(
     }
 }
 
-/// True if the Volume is to be deleted and has this identity: its objects go once no snapshot is left.
+/// Returns true if the Volume is being deleted and waits for the end of its snapshots.
 fn waits_for_snapshots(volume: &Volume, volume_id: Option<&str>) -> bool {
     let id = volume.status.as_ref().and_then(|status| status.volume_id.as_deref());
     volume.metadata.deletion_timestamp.is_some() && id.is_some() && id == volume_id
 }
 
-/// True if the Volume waits for the VolumeSnapshot of this name, to begin with what it holds.
+/// Returns true if the Volume waits for the VolumeSnapshot of this name, to start from its content.
 fn is_to_begin_with(volume: &Volume, snapshot: &str) -> bool {
     let facts = ClusterFacts { store: StoreFact::Ready, ..ClusterFacts::new(volume) };
     let is_clone = facts.source_in_question().is_some();
@@ -176,7 +176,7 @@ async fn reconcile(volume: Arc<Volume>, shared: Arc<VolumeReconciliations>) -> R
     outcome.map(Action::requeue)
 }
 
-/// The trace of the creation, until the volume is provisioned, or was not for a while.
+/// Returns the creation's trace, until the volume is provisioned or the time limit has passed.
 fn creation(volume: &Volume, now: Timestamp) -> Option<&str> {
     let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let created = volume.metadata.creation_timestamp.as_ref()?.0;
@@ -186,7 +186,7 @@ fn creation(volume: &Volume, now: Timestamp) -> Option<&str> {
     creation.map(String::as_str)
 }
 
-/// Plans and applies once. Returns when to look again if nothing about the volume changes.
+/// Plans and applies once. Returns the time of the next look if nothing about the volume changes.
 async fn reconcile_once(volume: Volume, shared: &VolumeReconciliations) -> Result<Duration, VolumeFailure> {
     let context = &shared.context;
     if shared.last_writes.is_old(&volume) {
@@ -211,7 +211,7 @@ async fn reconcile_once(volume: Volume, shared: &VolumeReconciliations) -> Resul
         shared.last_writes.note(&work.volume);
     }
     if let Some(after) = &work.volume.status {
-        // The other conditions say why it is Ready, or not.
+        // The other conditions give the reason why it is Ready or not.
         let changes = changes(&before.conditions, &after.conditions).into_iter();
         context.recorder.publish(changes.filter(|change| change.action != READY), &reference).await;
         let of_data = changes_of_data(&before.conditions, &after.conditions);
@@ -220,7 +220,7 @@ async fn reconcile_once(volume: Volume, shared: &VolumeReconciliations) -> Resul
     }
     outcome?;
     let conditions = work.volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    // What keeps a volume from being provisioned may be in the store, or in another Volume.
+    // The obstacle to provisioning may be in the store or in another Volume.
     Ok(match (is_true(conditions, PROVISIONED), facts.source_in_question()) {
         (true, _) => again,
         (false, Some(_source)) => IN_DOUBT,
@@ -249,7 +249,7 @@ async fn carry_out(
     Ok(())
 }
 
-/// Writes a failure into the status, and returns it.
+/// Writes a failure into the status and returns it.
 async fn report(
     work: &mut VolumeApplier<'_>,
     facts: &ClusterFacts,
@@ -257,7 +257,7 @@ async fn report(
     now: &Time,
 ) -> Result<(), VolumeFailure> {
     if let Some(mut status) = failure.status(facts, now) {
-        // What an earlier step recorded stays: else the next plan records it again, without end.
+        // Keeps recorded fields: otherwise each plan would record them again, without end.
         let recorded = work.volume.status.clone().unwrap_or_default();
         (status.volume_id, status.restored_from) = (recorded.volume_id, recorded.restored_from);
         work.apply(&OperatorStep::Report(Box::new(status))).await?;
@@ -265,8 +265,8 @@ async fn report(
     Err(failure)
 }
 
-/// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a
-/// request each.
+/// Queries only the objects that the plan depends on: a daemon's figures change all the time, and must not
+/// cost a request each.
 async fn observe(
     volume: &Volume,
     facts: &mut ClusterFacts,
@@ -322,14 +322,14 @@ async fn observe(
     Ok(())
 }
 
-/// Terms of the store for the volume once it is deleted; none if nothing is kept. A reader is a fork of what
-/// stays, and holds nothing else.
+/// Returns the store's retention terms for the deleted volume; `None` if it is not kept. A reader is a fork
+/// of retained data, and has no data of its own.
 fn terms(volume: &Volume, store: &ObjectStore) -> Option<Terms> {
     let is_reader = volume.labels().contains_key(READERS_OF);
     Some(trash_terms(store)).filter(|terms| !terms.keep.is_zero() && !is_reader)
 }
 
-/// Looks up the VolumeSnapshot of a clone and, until there is one, the Volume to take it of.
+/// Queries the VolumeSnapshot of a clone and, until it exists, the Volume to snapshot.
 async fn observe_source(facts: &mut ClusterFacts, context: &VolumeDependencies) -> Result<(), VolumeFailure> {
     let (Some(source), Some(name)) = (facts.source_in_question(), facts.clone_snapshot()) else {
         return Ok(());
@@ -367,7 +367,7 @@ mod tests {
 
     use super::*;
 
-    /// A backup of many claims every night would have filled the trash.
+    /// A nightly backup of many claims would otherwise fill the trash.
     #[test]
     fn a_reader_is_not_kept_in_the_trash() {
         let spec = json!({ "bucket": "bucket", "credentials": { "environment": {} }, "keepDeleted": "24h" });
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(terms(&volume, &store), None);
     }
 
-    /// A Volume that is never provisioned added a span to the trace every ten seconds, without end.
+    /// Regression: a never provisioned Volume added a span to the trace every ten seconds, without end.
     #[test]
     fn a_volume_is_in_the_trace_of_its_creation_until_it_is_provisioned() {
         let object = json!({

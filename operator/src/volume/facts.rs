@@ -1,4 +1,4 @@
-//! Facts that one plan for a volume is made from.
+//! Facts that a plan for a volume is based on.
 
 use holdfast_crds::{
     ACKNOWLEDGE_LOSS, ConditionBuilder, DeletionPolicy, DetachCause, FORCE_DETACH,
@@ -17,7 +17,7 @@ use super::identity::id_of;
 use super::snapshot_fact::SnapshotFact;
 use super::source_fact::SourceFact;
 
-/// One volume and what it depends on, as seen at one moment.
+/// One volume and its dependencies, observed at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterFacts {
     /// `metadata.name`.
@@ -26,61 +26,61 @@ pub(crate) struct ClusterFacts {
     pub(crate) uid: String,
     /// The volume's identity in the object store.
     pub(crate) id: String,
-    /// Another Volume that has this identity, and may be the one that it belongs to.
+    /// Another Volume that has this identity, and may be its owner.
     pub(crate) rival: Option<String>,
-    /// Content of the object store under this identity, where the volume is to be adopted.
+    /// Content of the object store under this identity, if the volume is to be adopted.
     pub(crate) found: Option<FoundInStore>,
     /// `metadata.generation`.
     pub(crate) generation: i64,
     /// `spec`.
     pub(crate) spec: VolumeSpec,
-    /// `status`, as all writers reported it so far.
+    /// `status`, as reported by all writers so far.
     pub(crate) status: VolumeStatus,
     /// True if our finalizer is on the object.
     pub(crate) finalizer: bool,
     /// True if deletion was requested.
     pub(crate) deleting: bool,
-    /// The node that the user force-detached, by annotation.
+    /// The node that the user force-detached by annotation.
     pub(crate) force_detach: Option<String>,
-    /// The writer that the log calls attached, where the plan depends on it.
+    /// The writer attached according to the log, if the plan depends on it.
     pub(crate) log_writer: Option<AttachedWriter>,
-    /// The epoch of the writer that released the volume last, where the log was read and calls none attached.
+    /// The epoch of the last writer to release the volume, if the log was read and shows no attached writer.
     pub(crate) released_epoch: Option<u64>,
-    /// The sign by which the node in doubt is lost.
+    /// The sign that the node in doubt is lost.
     pub(crate) lost: Option<DetachCause>,
-    /// The epoch whose loss a person has read of, by annotation.
+    /// The epoch whose loss a user acknowledged by annotation.
     pub(crate) acknowledged: Option<u64>,
-    /// The object store the volume names.
+    /// The object store that the volume names.
     pub(crate) store: StoreFact,
-    /// For how long that keeps deleted volumes; nothing if it does not.
+    /// The store's retention terms for deleted volumes; `None` if it keeps none.
     pub(crate) trash: Option<Terms>,
-    /// The VolumeSnapshot that the volume is to begin with.
+    /// The VolumeSnapshot that the volume starts from.
     pub(crate) snapshot: SnapshotFact,
-    /// True if the VolumeSnapshot with the name of the one for this clone was not made for it.
+    /// True if another object has the name of the VolumeSnapshot for this clone.
     pub(crate) is_clone_name_taken: bool,
-    /// The Volume that the volume is to begin with.
+    /// The Volume that this one starts from.
     pub(crate) source: SourceFact,
-    /// True if a StorageNode describes the node that should serve the volume, or the volume is there already.
+    /// True if a StorageNode describes the node that should serve the volume, or that node already serves it.
     pub(crate) node_known: bool,
 }
 
-/// The state of a volume's writers, by its log.
+/// The state of a volume's writers, according to its log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WriterInLog {
     /// This one is attached.
     Attached(AttachedWriter),
-    /// None is; the last one had this epoch, 0 if there was none.
+    /// None is attached; the last one had this epoch, or 0 without any.
     Released(u64),
 }
 
-/// The writer that a volume's log calls attached.
+/// The writer that is attached according to a volume's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedWriter {
     /// Its node.
     pub(crate) node: String,
     /// Its epoch.
     pub(crate) epoch: u64,
-    /// The last record of the log that changed what the volume holds.
+    /// The last record of the log that changed the volume's content.
     pub(crate) data_seq: u64,
 }
 
@@ -90,12 +90,12 @@ impl WriterInLog {
     /// # Errors
     /// The part of the log that cannot be read.
     pub(crate) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Self, LogFailure> {
-        // A commit that a LIST does not show yet would be called missing.
+        // A commit that LIST does not show yet would be reported missing.
         Ok(Self::of(&holdfast_log::read_manifest_to_end(objects, volume).await?))
     }
 
-    /// Reads it from the log as far as LIST shows that: a LIST, and a GET of the last record of a volume that
-    /// was detached with its root. For a caller that looks again: a removal reads and ends the log at once.
+    /// Reads it from the log as far as LIST shows it: a LIST, and a GET of the last record if the volume was
+    /// detached with its root. For callers that check again: a removal reads the log to its end.
     ///
     /// # Errors
     /// The part of the log that cannot be read.
@@ -119,11 +119,11 @@ impl WriterInLog {
 pub(crate) enum StoreFact {
     /// Not read, because the plan does not depend on it.
     NotLooked,
-    /// The volume names none.
+    /// The volume names no object store.
     None,
     /// No ObjectStore has that name.
     Missing,
-    /// It was not probed since its spec changed.
+    /// It has not been probed since its spec changed.
     Unprobed,
     /// It is not fit for volumes.
     NotReady {
@@ -137,7 +137,7 @@ pub(crate) enum StoreFact {
 }
 
 impl StoreFact {
-    /// Reads the fact off an ObjectStore.
+    /// Reads the fact from an ObjectStore.
     pub(crate) fn of(store: Option<&ObjectStoreResource>) -> Self {
         let Some(store) = store else { return Self::Missing };
         let unprobed = ObjectStoreStatus::default();
@@ -156,7 +156,7 @@ impl StoreFact {
 }
 
 impl ClusterFacts {
-    /// For the conditions of a report at this time.
+    /// Returns a builder for the conditions of a report at this time.
     pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
         ConditionBuilder {
             previous: &self.status.conditions,
@@ -165,7 +165,7 @@ impl ClusterFacts {
         }
     }
 
-    /// The facts that stand in `volume` itself.
+    /// Collects the facts that `volume` itself contains.
     pub(crate) fn new(volume: &Volume) -> Self {
         Self {
             name: volume.name_any(),
@@ -192,9 +192,9 @@ impl ClusterFacts {
         }
     }
 
-    /// True if the plan depends on the log's writer: a node was cut off, and the epoch that may be replaced
-    /// is not known, or it may have released the volume after that. While a device is reported, no node waits
-    /// for that permission.
+    /// Returns true if the plan depends on the log's writer: a node was force-detached, and either the
+    /// replaceable epoch is unknown or the node may have released the volume since. While a device is
+    /// reported, no node waits for that permission.
     pub(crate) fn needs_log_writer(&self) -> bool {
         // A memory volume has no log.
         if self.needs_store() || self.spec.is_memory() {
@@ -211,21 +211,21 @@ impl ClusterFacts {
         }
     }
 
-    /// True if the plan depends on the object store: it does until the volume exists there, and when it must
-    /// be removed.
+    /// Returns true if the plan depends on the object store: until the volume exists there, and during its
+    /// removal.
     pub(crate) fn needs_store(&self) -> bool {
         self.deleting || !is_true(&self.status.conditions, PROVISIONED)
     }
 
-    /// True if the plan depends on what the object store holds under the volume's identity.
+    /// Returns true if the plan depends on the object store's content under the volume's identity.
     pub(crate) fn needs_found(&self) -> bool {
         self.is_adopted() && !self.deleting && self.needs_store() && self.store == StoreFact::Ready
     }
 
-    /// True if the plan depends on the log's writer, because it would remove the volume
-    /// ([`WriterInLog::glance`]): one that was adopted, of which a writer may have been cut off here, or
-    /// whose removal was refused. Of any other volume no writer may be attached, in whichever cluster, and
-    /// the removal itself looks for that.
+    /// Returns true if the plan would remove the volume and thus depends on the log's writer
+    /// ([`WriterInLog::glance`]). That holds for an adopted volume, whose writer may have been force-detached
+    /// here, and after a rejected removal. Any other volume must have no attached writer in any cluster,
+    /// which the removal itself checks.
     pub(crate) fn needs_last_writer(&self) -> bool {
         let is_removed = self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete;
         let exists = is_true(&self.status.conditions, PROVISIONED);
@@ -236,8 +236,8 @@ impl ClusterFacts {
             && (self.is_adopted() || self.may_be_cut_off() || self.is_deletion_blocked())
     }
 
-    /// True if the volume is removed also where its log is damaged, so that its writer is unknown. What was
-    /// adopted has another cluster's data more often than not, and waits.
+    /// Returns true if the volume is removed even with a damaged log, whose writer is unknown. An adopted
+    /// volume, which usually has another cluster's data, waits.
     pub(crate) fn is_removed_damaged(&self) -> bool {
         self.needs_last_writer() && !self.is_adopted()
     }
@@ -246,7 +246,7 @@ impl ClusterFacts {
         matches!(self.spec.source, VolumeSource::Existing(_))
     }
 
-    /// True if [`Self::is_cut_off`] may be true of a writer.
+    /// Returns true if [`Self::is_cut_off`] may hold for a writer.
     fn may_be_cut_off(&self) -> bool {
         let status = &self.status;
         self.counted_record().is_some()
@@ -260,27 +260,27 @@ impl ClusterFacts {
         said.is_some_and(|said| said.reason == "DeletionBlocked")
     }
 
-    /// The node whose existence the plan depends on: the one that should serve the volume but does not yet.
+    /// Returns the desired node if it does not serve yet: the plan depends on its existence.
     pub(crate) fn node_in_question(&self) -> Option<&str> {
         self.desired().filter(|desired| self.serving() != Some(*desired))
     }
 
-    /// The node that should serve the volume.
+    /// Returns the node that should serve the volume.
     pub(crate) fn desired(&self) -> Option<&str> {
         if self.deleting { None } else { self.spec.desired_node() }
     }
 
-    /// The node the volume is granted to.
+    /// Returns the node that has the grant.
     pub(crate) fn assigned(&self) -> Option<&str> {
         self.status.assigned_node.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// The node that serves the volume now, unless it is cut off.
+    /// Returns the node that serves the volume now, unless it was force-detached.
     pub(crate) fn serving(&self) -> Option<&str> {
         self.status.node.as_deref().filter(|name| !name.is_empty() && !self.is_force_detached(name))
     }
 
-    /// Name of the object store, as the user wrote it.
+    /// Returns the name of the object store, as written by the user.
     pub(crate) fn store_name(&self) -> &str {
         self.spec.object_store.as_deref().unwrap_or_default()
     }

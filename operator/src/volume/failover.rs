@@ -1,19 +1,19 @@
-//! Decides, without a person, whether the node that serves a volume is lost.
+//! Decides automatically whether the node that serves a volume is lost.
 //!
-//! Asked only while that node is to release the volume and has not done so. A wrong answer never mixes data:
-//! the node is fenced by its epoch, as by the annotation. What it had not uploaded is missing then, so a node
-//! that still answers is waited for.
+//! Only applies while that node must release the volume and has not done so. A wrong decision never mixes
+//! data: the node is fenced by its epoch, as with the annotation. Its unuploaded data is missing then, so the
+//! operator waits for a node that still answers.
 
 use holdfast_crds::{DetachCause, FailoverPolicy};
 use k8s_openapi::api::core::v1::Node;
 
 use super::facts::ClusterFacts;
 
-/// Taint by which a person, or a program that powers nodes off, says that a node is off. Source:
-/// kubernetes.io, "Non-graceful node shutdown".
+/// Taint with which a user, or a program that powers nodes off, marks a node as off. Source: kubernetes.io,
+/// "Non-graceful node shutdown".
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// Returns the sign that a node is lost: of its Node object, and of its daemon's heartbeat.
+/// Returns the sign that a node is lost, from its Node object and its daemon's heartbeat.
 pub(crate) fn loss(node: Option<&Node>, is_silent: bool) -> Option<DetachCause> {
     let taints = node.and_then(|node| node.spec.as_ref()).and_then(|spec| spec.taints.as_deref());
     if taints.unwrap_or_default().iter().any(|taint| taint.key == OUT_OF_SERVICE) {
@@ -32,7 +32,7 @@ fn is_ready(node: &Node) -> bool {
 }
 
 impl ClusterFacts {
-    /// The node that claims the volume and is to release it, if it may be cut off without a person.
+    /// Returns the claiming node that must release the volume, if it may be force-detached automatically.
     pub(crate) fn node_in_doubt(&self) -> Option<&str> {
         let automatic = self.spec.failover_policy == FailoverPolicy::Automatic;
         self.serving().filter(|serving| automatic && self.desired() != Some(*serving))

@@ -11,10 +11,10 @@ use super::plan::{deleting, pending};
 use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
 
-/// Reasons for which a step failed.
+/// Reason why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeFailure {
-    /// The API server did not take a request.
+    /// The API server did not accept a request.
     #[error("the API server refused a request for the volume")]
     Api(#[source] ApiError),
     /// Another client changed the object since it was read.
@@ -29,7 +29,7 @@ pub(crate) enum VolumeFailure {
 }
 
 impl VolumeFailure {
-    /// The retry that fits the failure.
+    /// Returns the retry policy for the failure.
     pub(crate) fn retry(&self) -> Requeue {
         match self {
             Self::Changed => Requeue::Soon,
@@ -39,7 +39,7 @@ impl VolumeFailure {
         }
     }
 
-    /// Reason of the condition; `None` when there is nothing to report.
+    /// Returns the condition's reason; `None` if there is nothing to report.
     fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Changed | Self::Api(_) => None,
@@ -48,7 +48,7 @@ impl VolumeFailure {
         }
     }
 
-    /// The status that reports the failure; `None` when there is nothing to report.
+    /// Returns the status that reports the failure; `None` if there is nothing to report.
     pub(crate) fn status(&self, facts: &ClusterFacts, now: &Time) -> Option<VolumeStatus> {
         let reason = self.reason()?;
         let message =
@@ -61,7 +61,7 @@ impl VolumeFailure {
         Some(pending(facts, &Obstacle::new(phase, reason, message), now))
     }
 
-    /// The field that the failure is about.
+    /// Returns the field that the failure refers to.
     fn field(&self, facts: &ClusterFacts) -> &'static str {
         match self {
             Self::Log(
@@ -120,7 +120,7 @@ impl VolumeFailure {
     }
 }
 
-/// The retry that fits a failure of the log.
+/// Returns the retry policy for a failure of the log.
 pub(crate) fn log_retry(failure: &LogFailure) -> Requeue {
     if let LogFailure::Store { source, .. } | LogFailure::Volumes { source } = failure {
         return Requeue::of(source.kind());
@@ -128,7 +128,7 @@ pub(crate) fn log_retry(failure: &LogFailure) -> Requeue {
     if failure.is_transient() { Requeue::Later } else { Requeue::Rarely }
 }
 
-/// Reason of a condition for a failure of the log.
+/// Returns the condition's reason for a failure of the log.
 pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
     match failure {
         LogFailure::Store { source, .. } | LogFailure::Volumes { source } => match source.kind() {
@@ -146,7 +146,7 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
         LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. } => "InvalidSize",
         LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
-        // As the plan says it, which looks before.
+        // The same reason as in the plan, which checks before.
         LogFailure::StillAttached { .. } => "DeletionBlocked",
         LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
         LogFailure::OtherSnapshot { .. } => "SnapshotReplaced",
@@ -156,8 +156,8 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
     }
 }
 
-/// A failure and its direct source. Deeper ones carry request ids, and a message that differs at every
-/// attempt would be a write at every attempt.
+/// Formats a failure and its direct source. Deeper sources contain request ids; a message that differs at
+/// every attempt would cause a write at every attempt.
 pub(crate) fn brief(failure: &dyn std::error::Error) -> String {
     let source = failure.source().map(|source| format!(": {source}"));
     format!("{failure}{}", source.unwrap_or_default())
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(VolumeFailure::Changed.status(&facts, &now), None);
     }
 
-    /// A full quota was called a missing right in the bucket's policy.
+    /// Regression: a full quota was reported as a missing right in the bucket's policy.
     #[test]
     fn what_blocks_the_store_is_named_with_its_fix() {
         let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// A Volume was deleted: it stays, and says what to delete first.
+    /// A deleted Volume stays, and its message names the snapshots to delete first.
     #[test]
     fn a_volume_with_snapshots_says_what_to_delete() {
         let volume = "v".parse().expect("a volume id");
@@ -259,7 +259,7 @@ mod tests {
         );
     }
 
-    /// Another cluster attached it after the plan had looked.
+    /// Another cluster attached it after the plan was made.
     #[test]
     fn a_volume_attached_elsewhere_says_where_and_what_to_do() {
         let (volume, epoch) = ("v".parse().expect("a volume id"), holdfast_types::Epoch(7));
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    /// A snapshot was deleted after the volume that is to begin with it recorded it.
+    /// The snapshot was deleted after the volume that starts from it recorded it.
     #[test]
     fn a_snapshot_that_is_gone_fails_the_volume_and_names_the_field() {
         let (volume, snapshot) = ("v".parse().expect("an id"), "w@7".parse().expect("a snapshot"));
@@ -312,7 +312,7 @@ mod tests {
         assert!(message.ends_with("restore another"), "{message}");
     }
 
-    /// The Volume was saved, and is applied again with another snapshot, or with none.
+    /// The Volume was saved, and is applied again with another snapshot or none.
     #[test]
     fn a_volume_that_began_otherwise_is_adopted_or_left() {
         let (volume, snapshot) = ("v".parse().expect("an id"), Some("w@7".parse().expect("a snapshot")));

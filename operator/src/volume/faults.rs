@@ -1,8 +1,8 @@
-//! Faults that a pod notices, reported by the daemon that serves its volume.
+//! Faults that affect pods, reported by the daemon that serves the volume.
 //!
-//! Owns: memory of the faults in progress, by Volume, so that each begins, changes and ends with one event.
-//! Does not own: the conditions, which the daemon writes; the events about the Volume, which it writes too.
-//! On failure: an operator that starts remembers nothing; it reports a fault in progress once more.
+//! Owns: the memory of current faults, by Volume, so that each start, change and end causes one event.
+//! Does not own: the conditions and the events about the Volume, both written by the daemon.
+//! On failure: a restarted operator has no memory; it reports each current fault once more.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 pub(crate) struct Faults(Mutex<HashMap<String, Vec<Condition>>>);
 
 impl Faults {
-    /// The faults of `volume` that began, changed or ended since it was last seen. A fault of which nothing
-    /// is said any more, because no node serves the volume, has no end.
+    /// Returns the faults of `volume` that began, changed or ended since the last call. If the condition
+    /// disappears because no node serves the volume, no end is reported.
     pub(super) fn changes(&self, volume: &Volume) -> Vec<Event> {
         let Some(uid) = volume.uid() else { return Vec::new() };
         let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
@@ -73,7 +73,7 @@ mod tests {
         vec![(type_, action.to_owned(), reason.to_owned())]
     }
 
-    /// The owner of a claim saw a pod that hangs, and nothing that said why.
+    /// Regression: a claim's owner saw a hanging pod without any explanation.
     #[test]
     fn a_fault_has_an_event_when_it_begins_changes_and_ends() {
         use ConditionStatus::{False, True};
@@ -106,7 +106,7 @@ mod tests {
         assert!(faults.0.lock().is_empty());
     }
 
-    /// Conditions of the operator have events of their own.
+    /// The operator's conditions have their own events.
     #[test]
     fn a_condition_of_the_operator_is_no_fault_of_the_node() {
         let faults = Faults::default();

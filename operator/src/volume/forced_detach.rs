@@ -1,12 +1,12 @@
-//! Takes a volume from a node that is lost, and reports what is missing because of it.
+//! Takes a volume from a lost node, and reports the data that is missing because of it.
 //!
-//! The signs of the node say so (`failover.rs`), or a person does: the user puts the annotation
-//! [`FORCE_DETACH`] with the node's name on the Volume. It counts once: `status.forcedDetach` remembers the
-//! node until the annotation is gone and another attach has followed, so that an old one never takes the
-//! volume from a node that got it back later, and a permission is not lost before it is used. The node may be
-//! the one that is to serve the volume: then its disk is lost, and it attaches without it.
-//! `status.forcedDetach.epoch` is the permission of the next attach, which replaces the writer of that epoch
-//! and no other. The log decides (invariant 19 in `docs/invariants.md`): what is written here may be stale.
+//! The trigger is the node's state (`failover.rs`) or a user, who sets the annotation [`FORCE_DETACH`] with
+//! the node's name on the Volume. The annotation counts once: `status.forcedDetach` remembers the node until
+//! the annotation is removed and another attach has followed. An old annotation thus never takes the volume
+//! from a node that got it back later, and a permission is not lost before its use. The node may be the
+//! desired one: then its disk is lost, and it attaches without it. `status.forcedDetach.epoch` permits the
+//! next attach to replace the writer of that epoch and no other. The log decides (invariant 19 in
+//! `docs/invariants.md`): the status may be stale.
 
 use holdfast_crds::{
     ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DATA_LOST, DetachCause, Durability, FORCE_DETACH,
@@ -15,22 +15,22 @@ use holdfast_crds::{
 
 use super::facts::{AttachedWriter, ClusterFacts};
 
-/// Losses that a status names one by one, besides the newest. Older ones are summed up: a volume that moves
-/// on from node to node for months, while no person reads of it, keeps a status of one size.
+/// Number of losses listed individually in a status, besides the newest. Older ones are summed up, which
+/// bounds the status of a volume that moves from node to node for months without acknowledgements.
 pub(super) const MAX_EARLIER: usize = 8;
 
 impl ClusterFacts {
-    /// True if the node that reports that it serves the volume must release it, whatever it does.
+    /// Returns true if the node that reports serving the volume must release it unconditionally.
     pub(super) fn is_force_detached(&self, serving: &str) -> bool {
         let remembered =
             self.status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == serving);
         let is_again = match remembered {
             None => false,
-            // The same node attaches without the state that it lost; what it reports then has another epoch.
+            // The same node attaches without its lost state, and then reports another epoch.
             Some(forced_detach) if self.desired() == Some(serving) => {
                 forced_detach.epoch.is_none() || forced_detach.epoch != self.status.epoch
             }
-            // A grant that has moved stays moved until the next node claims the volume.
+            // A moved grant stays moved until the next node claims the volume.
             Some(_) => self.assigned() == Some(serving),
         };
         if self.lost.is_some() {
@@ -40,22 +40,22 @@ impl ClusterFacts {
         (is_named || (remembered.is_some() && self.unused_permission().is_some())) && !is_again
     }
 
-    /// The log's word on a node's epoch: it may have attached without ever reporting it.
+    /// Returns the epoch in the log for a node, which may have attached without ever reporting it.
     fn logged_epoch(&self, node: &str) -> Option<u64> {
         self.log_writer.as_ref().filter(|writer| writer.node == node).map(|writer| writer.epoch)
     }
 
-    /// The record that stays without an annotation: of an unused permission, or of a loss that no person has
-    /// read of yet. It ends when the node released the volume after all.
+    /// Returns the record to keep without an annotation: of an unused permission, or of a loss that no user
+    /// has acknowledged yet. It is dropped if the node released the volume after all.
     fn kept_record(&self) -> Option<&ForcedDetach> {
         if let Some(unused) = self.unused_permission() {
             return Some(unused);
         }
-        // Of a memory volume no person has to read: the condition `ContentLost` stays.
+        // A memory volume needs no acknowledgement: the condition `ContentLost` stays.
         if self.spec.is_memory() {
             return None;
         }
-        // A later writer's release says nothing of what the node that was cut off had not uploaded.
+        // The release by a later writer is no evidence about the unuploaded data of the force-detached node.
         let is_back = |record: &ForcedDetach| {
             let released = self.released_epoch.filter(|_| self.may_be_back());
             released.is_some_and(|epoch| record.epoch.is_some_and(|cut_off| epoch <= cut_off))
@@ -65,28 +65,28 @@ impl ClusterFacts {
         })
     }
 
-    /// The record of a node that was cut off, unless its annotation is gone.
+    /// Returns the record of a force-detached node, unless its annotation was removed.
     pub(super) fn counted_record(&self) -> Option<&ForcedDetach> {
         let is_named = |record: &ForcedDetach| self.force_detach.as_ref() == Some(&record.node);
         let record = self.status.forced_detach.as_ref();
         record.filter(|record| record.cause != DetachCause::Annotation || is_named(record))
     }
 
-    /// True if this writer, which the log calls attached, was cut off by a user or by the signs of its node.
-    /// A node of another cluster may have the same name: a later epoch is not the one that was meant.
+    /// Returns true if this writer, attached according to the log, was force-detached by a user or by its
+    /// node's state. A node of another cluster may have the same name: a later epoch is a different writer.
     pub(super) fn is_cut_off(&self, writer: &AttachedWriter) -> bool {
         let is_meant = |node: Option<&str>, until: Option<u64>| {
             node == Some(&*writer.node) && until.is_none_or(|until| writer.epoch <= until)
         };
         let record = self.counted_record();
         let is_recorded = record.is_some_and(|record| is_meant(Some(&record.node), record.epoch));
-        // A node that still claims the volume was cut off: else the plan waits for its detach.
+        // A node that still claims the volume was force-detached: otherwise the plan waits for its detach.
         let is_claimant = is_meant(self.status.node.as_deref(), self.status.epoch);
         let was_counted = record.is_some_and(|record| {
             record.cause == DetachCause::Annotation && record.node == writer.node && record.epoch.is_some()
         });
-        // A node that gave its claim up for the deletion leaves the epoch that it had. It did not detach in
-        // the log: what it had not uploaded is deleted with the volume.
+        // A node that released its claim for the deletion leaves its epoch behind. It did not detach in the
+        // log: its unuploaded data is deleted with the volume.
         let is_left = self.deleting
             && self.serving().is_none()
             && self.status.epoch.is_some_and(|until| writer.epoch <= until);
@@ -96,20 +96,20 @@ impl ClusterFacts {
             || (!was_counted && is_meant(self.force_detach.as_deref(), None))
     }
 
-    /// True if the node that was cut off may have released the volume since: it claims it no more, and no
-    /// other does.
+    /// Returns true if the force-detached node may have released the volume since: neither it nor another
+    /// node claims it.
     pub(super) fn may_be_back(&self) -> bool {
         let claims = self.status.node.as_deref().is_some_and(|node| !node.is_empty());
         let record = self.status.forced_detach.as_ref();
         !claims && record.is_some_and(|record| record.cause != DetachCause::Annotation)
     }
 
-    /// True if a person has read what is missing because of that node.
+    /// Returns true if a user has acknowledged the loss on that node.
     pub(super) fn is_acknowledged(&self, record: &ForcedDetach) -> bool {
         self.acknowledged.is_some_and(|epoch| record.epoch.is_none_or(|cut_off| cut_off == epoch))
     }
 
-    /// The force-detach that no attach has followed yet, while any node claims the volume.
+    /// Returns the force-detach that no attach has followed yet, while any node claims the volume.
     fn unused_permission(&self) -> Option<&ForcedDetach> {
         let claimant = self.status.node.as_deref().filter(|node| !node.is_empty())?;
         self.status.forced_detach.as_ref().filter(|remembered| match (self.status.epoch, remembered.epoch) {
@@ -120,8 +120,8 @@ impl ClusterFacts {
     }
 }
 
-/// The record of the node that was cut off: its last report at that moment. Its epoch is the log's, where the
-/// log still calls that node attached.
+/// Returns the record of the force-detached node: its last report at that moment. Its epoch is taken from the
+/// log if the log still shows that node as attached.
 pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDetach> {
     let status = &facts.status;
     if let (Some(cause), Some(lost)) = (facts.lost, status.node.as_deref()) {
@@ -130,7 +130,7 @@ pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDe
     let Some(named) = facts.force_detach.as_deref() else { return facts.kept_record().cloned() };
     let remembered = status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == named);
     if let Some(remembered) = remembered {
-        // A node that got the volume back since is not affected by an annotation from before.
+        // An older annotation does not affect a node that has got the volume back since.
         let since = facts.logged_epoch(named).filter(|_| facts.desired() != Some(named));
         return Some(ForcedDetach { epoch: remembered.epoch.or(since), ..remembered.clone() });
     }
@@ -141,7 +141,7 @@ pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDe
     facts.logged_epoch(named).map(|_| unreported(facts, named, DetachCause::Annotation, now))
 }
 
-/// Losses from before the newest one, which no person has acknowledged.
+/// Losses before the newest one that no user has acknowledged.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct EarlierLosses {
     /// The latest of them, oldest first.
@@ -150,8 +150,8 @@ pub(super) struct EarlierLosses {
     pub(super) older: Option<OlderLosses>,
 }
 
-/// The losses from before that of `newest`, which no person has acknowledged: a node is cut off while the
-/// loss of another one is still unread.
+/// Returns the unacknowledged losses before `newest`: a node may be force-detached while an earlier loss is
+/// still unacknowledged.
 pub(super) fn earlier_losses(facts: &ClusterFacts, newest: Option<&ForcedDetach>) -> EarlierLosses {
     let is_same = |old: &ForcedDetach, new: &ForcedDetach| (&old.node, &old.time) == (&new.node, &new.time);
     let replaced = facts
@@ -159,7 +159,7 @@ pub(super) fn earlier_losses(facts: &ClusterFacts, newest: Option<&ForcedDetach>
         .forced_detach
         .iter()
         .filter(|old| newest.is_some_and(|new| !is_same(old, new)) && !facts.is_acknowledged(old));
-    // Epochs grow: the acknowledgement of a loss is one of all before it, which its message lists.
+    // Epochs grow: acknowledging a loss acknowledges all before it, which its message lists.
     let is_read = |epoch: Option<u64>| facts.acknowledged.is_some_and(|read| epoch <= Some(read));
     let unread = facts.status.earlier_losses.iter().chain(replaced).filter(|loss| !is_read(loss.epoch));
     let mut named: Vec<ForcedDetach> = unread.cloned().collect();
@@ -170,7 +170,7 @@ pub(super) fn earlier_losses(facts: &ClusterFacts, newest: Option<&ForcedDetach>
     EarlierLosses { named, older }
 }
 
-/// The sum with one loss more, which is later than all in it.
+/// Adds a loss, later than all before, to the sum.
 fn add(sum: Option<OlderLosses>, loss: &ForcedDetach) -> OlderLosses {
     let begun = sum.is_none();
     let sum = sum.unwrap_or_else(|| OlderLosses {
@@ -183,7 +183,7 @@ fn add(sum: Option<OlderLosses>, loss: &ForcedDetach) -> OlderLosses {
         epoch: None,
     });
     let through = if begun { &loss.durable_through } else { &sum.durable_through };
-    // A time that one of them lacks is one that is not known of all.
+    // If one loss lacks a time, the sum has none.
     let earliest = through.as_ref().zip(loss.durable_through.as_ref());
     OlderLosses {
         count: sum.count.saturating_add(1),
@@ -199,7 +199,7 @@ fn add(sum: Option<OlderLosses>, loss: &ForcedDetach) -> OlderLosses {
 fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
     let status = &facts.status;
     let unreported = unreported(facts, node, cause, now);
-    // The figures are up to a minute old: they may be of before a commit.
+    // The figures are up to a minute old, and may predate a commit.
     let in_log = facts.log_writer.as_ref().filter(|writer| writer.node == node);
     let remembered = status.forced_detach.as_ref().filter(|record| record.node == node);
     let is_last_commit_reported = match in_log {
@@ -208,7 +208,7 @@ fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time)
     };
     ForcedDetach {
         is_last_commit_reported,
-        // A node may be cut off from an attach of a memory volume that it never reported.
+        // A node may be force-detached from an attach of a memory volume that it never reported.
         epoch: unreported.epoch.or(status.epoch).or(status.last_epoch),
         durability: status.durability,
         dirty_bytes: status.dirty_bytes,
@@ -230,8 +230,8 @@ fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) 
     }
 }
 
-/// Says what is missing by these losses, the newest last, and by those of which only the sum is known;
-/// nothing without any.
+/// Describes the data missing because of these losses, newest last, and of the summed-up losses; returns
+/// `None` without any.
 pub(super) fn data_lost(
     facts: &ClusterFacts,
     losses: &[&ForcedDetach],
@@ -239,7 +239,7 @@ pub(super) fn data_lost(
     now: &Time,
 ) -> Option<Condition> {
     let Some((newest, earlier)) = losses.split_last() else {
-        // The newest were none after all.
+        // The newest losses turned out to be none.
         let message = summed(older?);
         return Some(facts.conditions(now).build(
             DATA_LOST,
@@ -251,7 +251,7 @@ pub(super) fn data_lost(
     let ForcedDetach { node, cause, epoch, durability, is_last_commit_reported, dirty_bytes, .. } = newest;
     let (begins, after) = (cut_off(newest), after(newest));
     let flushed = match durability {
-        // Its settings may have changed since the flush, or since the report.
+        // Its settings may have changed since the flush or the report.
         Some(Durability::Object) => "; nothing that was flushed with durability object is among it",
         Some(Durability::Local) | None => "",
     };
@@ -309,7 +309,7 @@ pub(super) fn data_lost(
     Some(facts.conditions(now).build(DATA_LOST, status, reason, message))
 }
 
-/// Says what is known of losses that are not named one by one.
+/// Describes losses that are only known as a sum.
 fn summed(older: &OlderLosses) -> String {
     let OlderLosses { count, not_reported, dirty_bytes, first_time, last_time, durable_through, epoch } =
         older;
@@ -332,13 +332,13 @@ fn cut_off(loss: &ForcedDetach) -> String {
     format!("node {} was cut off at {}{}", loss.node, loss.time.0, sign(loss.cause))
 }
 
-/// The writes that may be missing.
+/// Describes the writes that may be missing.
 fn after(loss: &ForcedDetach) -> String {
     let through = loss.durable_through.as_ref();
     through.map_or_else(|| "since its last commit".to_owned(), |through| format!("after {}", through.0))
 }
 
-/// The sign by which the node was lost, for the message.
+/// Describes the sign that the node was lost.
 fn sign(cause: DetachCause) -> &'static str {
     match cause {
         DetachCause::Annotation => "",

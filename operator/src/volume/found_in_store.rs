@@ -1,4 +1,4 @@
-//! The volume that an object store holds under an identity.
+//! The volume stored under an identity in an object store.
 
 use holdfast_crds::Time;
 use holdfast_format::manifest::{Manifest, Writer};
@@ -18,12 +18,12 @@ pub(crate) enum FoundInStore {
     Volume {
         /// Logical size.
         size_bytes: u64,
-        /// The writer that attached it last.
+        /// The writer of the last attach.
         last: Option<LastWriter>,
     },
 }
 
-/// The writer that attached a volume last.
+/// The writer of a volume's last attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LastWriter {
     /// Its node.
@@ -37,8 +37,8 @@ pub(crate) struct LastWriter {
 }
 
 impl FoundInStore {
-    /// Reads it: a LIST, and a GET of the last record of a volume that is detached, else of each since the
-    /// last checkpoint.
+    /// Reads it from the store: a LIST, and a GET of the last record of a detached volume, otherwise of each
+    /// record since the last checkpoint.
     ///
     /// # Errors
     /// The part of the log that cannot be read.
@@ -46,7 +46,7 @@ impl FoundInStore {
         Ok(Self::of(&holdfast_log::read_manifest_to_end(objects, volume).await?))
     }
 
-    /// The content that a log says.
+    /// Returns the content described by a log.
     pub(crate) fn of(manifest: &Manifest) -> Self {
         if manifest.is_deleted() {
             return Self::Tombstone;

@@ -1,9 +1,9 @@
-//! The place of a volume in the object store, and the obstacles to it.
+//! The location of a volume's data, and the obstacles to creating it.
 
 use holdfast_crds::VolumePhase;
 use holdfast_types::{SnapshotName, SnapshotUid};
 
-/// Reason for which a volume cannot be provisioned now.
+/// Reason why a volume cannot be provisioned now.
 #[derive(Clone, Debug)]
 pub(crate) struct Obstacle {
     /// State of the volume meanwhile.
@@ -20,42 +20,42 @@ impl Obstacle {
     }
 }
 
-/// The snapshot that a volume begins with.
+/// The snapshot that a volume starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SourceSnapshot {
     /// Its name in the object store.
     pub(crate) name: SnapshotName,
-    /// Its uid; none where the VolumeSnapshot that it was recorded from is gone: then nothing is created.
+    /// Its uid; `None` if the VolumeSnapshot that it was recorded from was deleted: then nothing is created.
     pub(crate) uid: Option<SnapshotUid>,
 }
 
-/// The place of a volume's data.
+/// The location of a volume's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// The memory of the node that serves it: nothing is created before that.
+    /// The memory of the node that serves it: nothing is created before the attach.
     Memory,
-    /// It is to be created.
+    /// An object store in which it must be created.
     New {
         /// Size to create it with.
         size_bytes: u64,
     },
-    /// It is to be created with the content of a snapshot.
+    /// An object store in which it must be created with the content of a snapshot.
     Restored {
-        /// Size to create it with; `None`: that of the snapshot.
+        /// Size to create it with; `None`: the snapshot's size.
         size_bytes: Option<u64>,
         /// The snapshot in the same object store.
         snapshot: SourceSnapshot,
     },
-    /// It is to be created once a snapshot of another Volume is taken.
+    /// An object store in which it is created once a snapshot of another Volume is taken.
     Cloned {
         /// Name of that Volume.
         source: String,
         /// Its identity.
         volume_id: String,
     },
-    /// It is there.
+    /// An object store in which it already exists.
     Existing {
-        /// Size that it has.
+        /// Size of the existing volume.
         size_bytes: u64,
     },
 }

@@ -1,7 +1,7 @@
-//! Identity of a volume in its object store, and the object that it belongs to.
+//! Identity of a volume in its object store, and the object that owns it.
 //!
-//! Invariants: one identity belongs to one Volume object of the cluster at a time; a volume in the store is a
-//! Volume's own if its create record names this object of this cluster.
+//! Invariants: one identity belongs to one Volume object of the cluster at a time. A volume in the store
+//! belongs to a Volume if its create record names this object of this cluster.
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{FS_TYPE, STORAGE_CLASS, Volume};
@@ -10,23 +10,23 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::OnceCell;
 
-/// The namespace that every cluster has, and whose uid identifies it.
+/// The namespace that exists in every cluster, and whose uid identifies it.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
-/// Identity of a volume: the one that was recorded, else that of the spec, else the uid of the object.
+/// Returns the volume's identity: recorded, otherwise in the spec, otherwise the object's uid.
 pub(crate) fn id_of(volume: &Volume) -> String {
     let recorded = volume.status.as_ref().and_then(|status| status.volume_id.clone());
     let written = || volume.spec.volume_id.clone();
     recorded.or_else(written).or_else(|| volume.metadata.uid.clone()).unwrap_or_default()
 }
 
-/// Name of the Volume that has the identity of `volume` before it, unless `volume` certainly came first.
+/// Returns the name of the Volume that owns the identity of `volume`, unless `volume` certainly came first.
 ///
-/// The ObjectStores that they name do not count: two may describe one bucket, and a node knows a volume by
-/// its identity alone.
+/// The ObjectStores that they name do not matter: two may describe one bucket, and a node knows a volume only
+/// by its identity.
 ///
-/// The one that recorded the identity comes first, then the one that was created first. Two of the same
-/// second wait for each other: a controller that acts on the first may not have seen the second yet.
+/// The Volume that recorded the identity comes first, then the oldest. Two created in the same second wait
+/// for each other: a controller that acts on the first may not have seen the second yet.
 pub(crate) fn rival_of<'a>(volume: &Volume, all: impl IntoIterator<Item = &'a Volume>) -> Option<String> {
     let id = id_of(volume);
     let place = |one: &Volume| {
@@ -42,7 +42,7 @@ pub(crate) fn rival_of<'a>(volume: &Volume, all: impl IntoIterator<Item = &'a Vo
         .map(|(_place, name)| name)
 }
 
-/// Labels of the volume's create record. What does not fit is left out.
+/// Returns the labels of the volume's create record, without those that do not fit.
 pub(crate) fn labels(volume: &Volume, cluster: &str) -> Labels {
     let annotation = |name: &str| volume.annotations().get(name).map(String::as_str);
     let claim = volume.claim();
@@ -63,17 +63,17 @@ pub(crate) fn labels(volume: &Volume, cluster: &str) -> Labels {
     labels
 }
 
-/// The cluster that the operator works in.
+/// The operator's cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     uid: OnceCell<String>,
 }
 
 impl Cluster {
-    /// Its uid, which is asked for once.
+    /// Returns its uid, requested once and cached.
     ///
     /// # Errors
-    /// The API server did not say it.
+    /// The API server did not return it.
     pub(crate) async fn uid(&self, client: &Client) -> Result<&str, ApiError> {
         let asked = self.uid.get_or_try_init(|| async {
             let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// A Volume with this id in its spec, created at that second; `recorded` if it has it in its status.
+    /// Builds a Volume with this id, created at that second; `recorded` puts the id into its status, too.
     fn volume(name: &str, id: &str, second: u32, recorded: bool) -> Volume {
         let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main", "volumeID": id });
         let mut volume = Volume::new(name, serde_json::from_value(spec).expect("a spec"));
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(rival(&first, &volume("a", "y", 1, true)), None);
     }
 
-    /// One that was refused was named, by the order of a hash map, in place of the one that has the identity.
+    /// Regression: depending on the order of a hash map, a rejected Volume was named instead of the owner.
     #[test]
     fn of_several_the_first_is_named() {
         let (holder, refused) = (volume("holder", "x", 3, true), volume("refused", "x", 1, false));
@@ -137,8 +137,8 @@ mod tests {
         }
     }
 
-    /// Two ObjectStores of one bucket gave one volume to two objects; in two buckets, a node that served one
-    /// took it for the other.
+    /// Regression: two ObjectStores of one bucket gave one volume to two objects; in two buckets, a node that
+    /// served one volume mistook it for the other.
     #[test]
     fn one_identity_in_two_object_stores_is_taken() {
         let first = volume("a", "x", 1, true);

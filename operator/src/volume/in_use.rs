@@ -1,10 +1,10 @@
-//! Counts volumes for the guard of the chart (`templates/policies.yaml`): while nodes serve any, nothing that
-//! serves them is deleted; while there are any, their kinds are not; while one is in an ObjectStore, that is
-//! not.
+//! Counts volumes for the chart's deletion guard (`templates/policies.yaml`). While nodes serve volumes, the
+//! guard protects the components that serve them; while volumes exist, their CRDs; while an ObjectStore has
+//! volumes, that ObjectStore.
 //!
-//! Owns: `data` of the ConfigMap `holdfast-in-use`. A first volume is written at once, another number once a
-//! minute, 0 when there were none for [`NONE_FOR`]: each attach and each detach wrote it.
-//! On failure: the old numbers stay, and they are written again.
+//! Owns: `data` of the ConfigMap `holdfast-in-use`. Limits the writes on attach and detach: the first volume
+//! is written at once, other changes once a minute, and 0 after [`NONE_FOR`] without volumes.
+//! On failure: the old numbers stay, and the write is retried.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,24 +21,24 @@ use tokio::time::{Instant, sleep};
 
 /// Name of the ConfigMap.
 const IN_USE: &str = "holdfast-in-use";
-/// Key of the number of volumes that a node claims.
+/// Key of the number of volumes claimed by nodes.
 const ATTACHED: &str = "attached";
 /// Key of the number of all volumes.
 const VOLUMES: &str = "volumes";
-/// Before the name of an ObjectStore: key of the number of its volumes.
+/// Key prefix, followed by the name of an ObjectStore, of the number of its volumes.
 const OF_STORE: &str = "objectstore.";
 /// Time between two counts, which are made in memory.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// Time between two writes of a number, while it is not 0.
+/// Time between two writes of a nonzero number.
 const NUMBER_EVERY: Duration = Duration::from_secs(60);
-/// Time without a volume after which 0 is written: where one volume is used, a pod that is replaced by
-/// another writes nothing.
+/// Time without volumes after which 0 is written, so that replacing the pod of a single volume writes
+/// nothing.
 const NONE_FOR: Duration = Duration::from_secs(10);
 
-/// Runs until it is dropped.
+/// Runs until the future is dropped.
 pub(crate) async fn run(client: Client, namespace: String, volumes: Store<Volume>) {
-    // Before the first list there would be none.
+    // Before the first list, the count would be 0.
     if volumes.wait_until_ready().await.is_err() {
         return;
     }
@@ -60,8 +60,8 @@ pub(crate) async fn run(client: Client, namespace: String, volumes: Store<Volume
     }
 }
 
-/// Numbers of volumes that are not 0, by their key in the ConfigMap: [`ATTACHED`], [`VOLUMES`], and one for
-/// each ObjectStore.
+/// Nonzero numbers of volumes, by their key in the ConfigMap: [`ATTACHED`], [`VOLUMES`], and one for each
+/// ObjectStore.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Counts(BTreeMap<String, usize>);
 
@@ -75,14 +75,14 @@ impl Counts {
     }
 }
 
-/// The numbers that were written last.
+/// The last written numbers.
 #[derive(Clone, Debug)]
 struct Written {
     counts: Counts,
     at: Instant,
 }
 
-/// True if the numbers are to be written now. `last_some` has those that were not 0 within [`NONE_FOR`].
+/// Returns true if a write is due. `last_some` has the numbers that were nonzero within [`NONE_FOR`].
 fn is_due(
     written: Option<&Written>,
     counts: &Counts,
@@ -131,7 +131,7 @@ fn count<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Counts {
 mod tests {
     use super::*;
 
-    /// Each attach and each detach wrote the ConfigMap.
+    /// Regression: each attach and each detach wrote the ConfigMap.
     #[test]
     fn only_the_first_volume_is_counted_at_once() {
         let start = Instant::now();

@@ -1,13 +1,13 @@
-//! The claim that a Volume holds the data of now: that of its PersistentVolume.
+//! The claim that currently owns a Volume's data: that of its PersistentVolume.
 //!
 //! A PersistentVolume may be bound to another claim later: it was retained, restored by a backup program, or
-//! filled by a populator. The Volume's annotation follows, so that events of losses, alerts and the guard of
-//! deletions name the claim that has the data, also before it is attached for the first time.
+//! filled by a populator. The Volume's annotation is updated, so that loss events, alerts and the deletion
+//! guard name the claim that has the data, even before its first attach.
 //!
-//! Owns: the annotation [`CLAIM`] of Volumes that were made for a claim and whose PersistentVolume is bound.
-//! While none is, the last claim stays. A Volume without the annotation is left alone: a person made it, or
-//! removed the annotation to delete it.
-//! On failure: it is logged; a Volume that is attached gets its claim from the CSI driver too.
+//! Owns: the annotation [`CLAIM`] of Volumes that were created for a claim and whose PersistentVolume is
+//! bound. While it is unbound, the last claim stays. A Volume without the annotation is never changed: a user
+//! created it, or removed the annotation to delete it.
+//! On failure: the failure is logged; the CSI driver also writes the claim of an attached Volume.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -25,11 +25,11 @@ use serde_json::json;
 
 /// Name of the CSI driver.
 const DRIVER: &str = "csi.holdfast.dev";
-/// Attempts to write a claim, and the time between two.
+/// Number of attempts to write a claim, and the time between two.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Follows the PersistentVolumes of the cluster; never ends.
+/// Follows the cluster's PersistentVolumes; never returns.
 pub(super) async fn run(client: Client, volumes: Store<Volume>) {
     let bound = watcher(Api::<PersistentVolume>::all(client.clone()), watcher::Config::default());
     let mut bound = pin!(bound.default_backoff().applied_objects());
@@ -46,7 +46,7 @@ pub(super) async fn run(client: Client, volumes: Store<Volume>) {
     }
 }
 
-/// Writes the claim of a PersistentVolume to its Volume, unless it stands there.
+/// Writes the claim of a PersistentVolume to its Volume, unless it is already there.
 async fn follow<V: AsRef<Volume>>(
     bound: &PersistentVolume,
     client: &Client,
@@ -77,12 +77,12 @@ async fn write(volumes: &Api<Volume>, name: &str, claim: &str) -> Result<(), Api
     call(volumes.patch(name, &params, &Patch::Merge(patch))).await.map(drop)
 }
 
-/// The Volume of a PersistentVolume of ours that is bound, and its claim as the annotation names it.
+/// Returns the Volume of a bound PersistentVolume of this driver, and its claim in the annotation's format.
 fn claim_of(bound: &PersistentVolume) -> Option<(&str, String)> {
     Some((volume_of(bound)?, bound_claim(bound)?))
 }
 
-/// Name of the Volume of a PersistentVolume, if it is one of ours.
+/// Returns the name of a PersistentVolume's Volume, if it belongs to this driver.
 pub(super) fn volume_of(bound: &PersistentVolume) -> Option<&str> {
     let csi = bound.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER)?;
     Some(&csi.volume_handle)
@@ -107,12 +107,12 @@ mod tests {
             .expect("an object")
     }
 
-    /// The annotation that the Volume gets, which had the claim `default/first`.
+    /// Returns the annotation that the Volume gets after it had the claim `default/first`.
     async fn written(bound: &PersistentVolume) -> Option<Value> {
         written_over(bound, Some("default/first")).await
     }
 
-    /// The annotation that the Volume gets, which had this one.
+    /// Returns the annotation that the Volume gets after it had this one.
     async fn written_over(bound: &PersistentVolume, had: Option<&str>) -> Option<Value> {
         let (requests, mut received) = mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -140,7 +140,7 @@ mod tests {
         received.recv().await
     }
 
-    /// Between the binding and the first attach, a loss was reported to a claim that is gone.
+    /// Regression: between binding and first attach, a loss was reported to a deleted claim.
     #[tokio::test]
     async fn a_volume_follows_its_persistent_volume_to_another_claim() {
         let claim = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name, "uid": "u" });
@@ -156,8 +156,8 @@ mod tests {
         }
     }
 
-    /// A PersistentVolume that is released keeps the claim that it had: with two of one Volume, each list and
-    /// each change of the released one named the claim that is gone.
+    /// Regression: a released PersistentVolume keeps its claim. With two PersistentVolumes of one Volume,
+    /// each list and each change of the released one wrote the deleted claim.
     #[tokio::test]
     async fn a_persistent_volume_that_is_released_or_deleted_names_no_claim() {
         let first = json!({ "namespace": "shop", "name": "first", "uid": "u" });
@@ -171,8 +171,8 @@ mod tests {
         assert_eq!(written_over(&deleted, Some("shop2/second")).await, None);
     }
 
-    /// From the first binding on it was refused to delete a Volume that a person had made, and one whose
-    /// annotation was removed as the refusal asks for.
+    /// Regression: from the first binding on, a user could not delete a Volume created manually, or one whose
+    /// annotation was removed as the rejection message asks for.
     #[tokio::test]
     async fn a_volume_that_names_no_claim_is_left_alone() {
         let claim = json!({ "namespace": "shop", "name": "data", "uid": "u" });

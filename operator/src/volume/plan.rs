@@ -8,8 +8,8 @@
 //!                                      node empty                nodeName changed
 //! any phase -- deletion asked --> Deleting (until node is empty and the objects are gone)
 //! ```
-//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`forced_detach.rs`), and so
-//! does one that is lost by its signs (`failover.rs`).
+//! A node named by the annotation `holdfast.dev/force-detach` counts as gone (`forced_detach.rs`), and so
+//! does a node that is lost by its signs (`failover.rs`).
 
 use holdfast_crds::{
     ASSIGNED, ATTACHED, Condition, ConditionStatus, DATA_LOST, DeletionPolicy, FORCE_DETACH, ForcedDetach,
@@ -26,58 +26,58 @@ use super::found_in_store::FoundInStore;
 use super::home::{Home, Obstacle, SourceSnapshot};
 use super::provisionable::provisionable;
 
-/// Its reason for a volume that the object store held already.
+/// Reason for a volume that already existed in the object store.
 const ADOPTED: &str = "Adopted";
-/// Reason for a volume whose removal has begun, and waits for something.
+/// Reason for a volume whose removal has begun and is blocked.
 const INTERRUPTED: &str = "DeletionInterrupted";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum OperatorStep {
-    /// Put our finalizer on the object, and its identity into its spec where that has none.
+    /// Adds our finalizer to the object, and writes the identity into a spec that has none.
     Register,
-    /// Write the size of an adopted volume into its spec.
+    /// Writes the size of an adopted volume into its spec.
     SetSize {
         /// Logical size.
         size_bytes: u64,
     },
-    /// Write the operator's part of the status.
+    /// Writes the operator's part of the status.
     Report(Box<VolumeStatus>),
-    /// Create the volume's first record, and write its size into its spec where that has none.
+    /// Creates the volume's first record, and writes the size into a spec that has none.
     Provision {
-        /// Logical size; `None`: that of the snapshot.
+        /// Logical size; `None`: the snapshot's size.
         size_bytes: Option<u64>,
-        /// The snapshot whose content it begins with.
+        /// The snapshot whose content the volume starts with.
         snapshot: Option<SourceSnapshot>,
     },
-    /// Create the VolumeSnapshot that the clone begins with.
+    /// Creates the VolumeSnapshot that the clone starts from.
     TakeSource {
-        /// Name of the Volume to take it of.
+        /// Name of the Volume to snapshot.
         source: String,
         /// Its identity.
         volume_id: String,
     },
-    /// Delete the VolumeSnapshot that was created for the clone, if it is there.
+    /// Deletes the VolumeSnapshot that was created for the clone, if it exists.
     DropSource,
-    /// Take the volume out of the trash, if it is there.
+    /// Takes the volume out of the trash, if it is there.
     TakeBack {
-        /// True if it may still come there: a request of an attempt to delete it may be in flight.
+        /// True if a request of an earlier deletion attempt may be in flight and still trash the volume.
         is_begun: bool,
     },
-    /// Put the volume into the trash, or leave a tombstone and remove its other objects.
+    /// Trashes the volume, or leaves a tombstone and removes its other objects.
     RemoveObjects {
-        /// True if the objects may be those of another Volume or cluster: then they stay.
+        /// True if the objects may belong to another Volume or cluster: then they are kept.
         if_own: bool,
-        /// For how long the ObjectStore keeps the volume; nothing if it does not.
+        /// The ObjectStore's retention terms for the volume; `None` if it is not kept.
         keep: Option<Terms>,
-        /// Epoch of the writer that was called lost, and need not detach first.
+        /// Epoch of the writer that was declared lost and need not detach first.
         cut_off: Option<u64>,
     },
-    /// Allow the API server to delete the object.
+    /// Allows the API server to delete the object.
     RemoveFinalizer,
 }
 
-/// Plans the next steps, in order; a failed step ends the plan.
+/// Plans the next steps in order; a failed step ends the plan.
 pub(crate) fn plan(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     if facts.deleting { plan_deletion(facts, now) } else { plan_service(facts, now) }
 }
@@ -93,7 +93,7 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     }
     match provisionable(facts) {
         Err(obstacle) => steps.push(OperatorStep::Report(Box::new(pending(facts, &obstacle, now)))),
-        // Nothing is created under an identity that a saved object would lack. The change is planned again.
+        // A saved object must contain the identity before anything is created under it.
         Ok(_) if facts.spec.volume_id.is_none() => steps.push(OperatorStep::Register),
         Ok(Home::Existing { size_bytes }) if facts.spec.size.is_none() => {
             steps.push(OperatorStep::SetSize { size_bytes });
@@ -125,21 +125,21 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
     if !facts.finalizer {
         steps.push(OperatorStep::Register);
     }
-    // The identity is recorded before anything is created under it, so that a deletion knows what to look
-    // for; and the snapshot, so that every attempt begins with the same.
+    // Records the identity before anything is created under it, so that a deletion finds all objects; and the
+    // snapshot, so that every attempt starts from the same one.
     if facts.status != recorded.status {
         let message = format!("creating the volume in ObjectStore {}", facts.store_name());
         let obstacle = Obstacle::new(VolumePhase::Pending, "Provisioning", message);
         steps.push(OperatorStep::Report(Box::new(pending(&recorded, &obstacle, now))));
     }
     steps.push(home);
-    // Before the volume counts as provisioned: no plan looks for the VolumeSnapshot after that.
+    // Before the volume counts as provisioned: later plans ignore the VolumeSnapshot.
     steps.extend(is_clone.then_some(OperatorStep::DropSource));
     steps.push(OperatorStep::Report(Box::new(provisioned(&recorded, now))));
     steps
 }
 
-/// The finalizer comes first: a deletion removes the VolumeSnapshot.
+/// Plans the snapshot of a clone's source. The finalizer comes first: a deletion removes the VolumeSnapshot.
 fn plan_source(facts: &ClusterFacts, source: String, volume_id: String, now: &Time) -> Vec<OperatorStep> {
     if !facts.finalizer {
         return vec![OperatorStep::Register];
@@ -168,7 +168,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     if facts.status.volume_id.is_none() || (is_retained && !exists) {
         return drop_source.into_iter().chain([OperatorStep::RemoveFinalizer]).collect();
     }
-    // It may be in the trash, by an earlier attempt or from before the cluster was set back.
+    // It may be in the trash because of an earlier attempt, or from before a restore of the cluster.
     if is_retained && (facts.store == StoreFact::Ready || !is_removing(facts)) {
         let take_back = OperatorStep::TakeBack { is_begun: is_removing(facts) };
         let take_back = (facts.store == StoreFact::Ready).then_some(take_back);
@@ -204,7 +204,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         None => {
             let (if_own, keep) = (facts.rival.is_some() || !exists, facts.trash.clone().filter(|_| exists));
             let cut_off = facts.log_writer.as_ref().map(|writer| writer.epoch);
-            // The failure of an earlier attempt stays reported: each write of ours begins the next attempt.
+            // The failure of an earlier attempt stays reported: each of our writes triggers the next attempt.
             let message = match keep {
                 Some(_) => format!("putting the volume into the trash of ObjectStore {store}"),
                 None => format!("removing the volume's objects from ObjectStore {store}"),
@@ -218,19 +218,19 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     }
 }
 
-/// The last work of a node that is to release the volume.
+/// Describes the last work of a node that must release the volume.
 fn last_work(facts: &ClusterFacts) -> &'static str {
     if facts.spec.is_memory() { "detach" } else { "final commit" }
 }
 
-/// True if an attempt to remove the volume's objects has begun.
+/// Returns true if an attempt to remove the volume's objects has begun.
 fn is_removing(facts: &ClusterFacts) -> bool {
     let waits = |reason: &str| ["WaitingForDetach", "DeletionBlocked"].contains(&reason);
     let said = find_condition(&facts.status.conditions, PROVISIONED);
     facts.status.phase == Some(VolumePhase::Deleting) && said.is_some_and(|said| !waits(&said.reason))
 }
 
-/// The status of a volume that does not exist in its object store yet.
+/// Returns the status of a volume that does not exist in its object store yet.
 pub(crate) fn pending(facts: &ClusterFacts, obstacle: &Obstacle, now: &Time) -> VolumeStatus {
     let mut conditions = vec![facts.conditions(now).build(
         PROVISIONED,
@@ -261,7 +261,7 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     let mut conditions = vec![exists(facts, now), assigned];
     conditions.extend(resized(facts, now));
     let forced_detach = forced_detach(facts, now);
-    // A memory volume has nothing to upload. Its next node says that the content is lost.
+    // A memory volume has nothing to upload. Its next node reports the lost content.
     let EarlierLosses { named, older } = if facts.spec.is_memory() {
         EarlierLosses::default()
     } else {
@@ -285,8 +285,8 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     with_ready(facts, status, now)
 }
 
-/// Adds the condition [`READY`]: the volume is where its spec wants it. Every reader of Kubernetes objects
-/// knows that one.
+/// Adds the condition [`READY`]: the volume's state matches its spec. Generic Kubernetes tools read this
+/// condition.
 fn with_ready(facts: &ClusterFacts, mut status: VolumeStatus, now: &Time) -> VolumeStatus {
     let builder = facts.conditions(now);
     let of = |type_| find_condition(&status.conditions, type_);
@@ -317,7 +317,7 @@ fn with_ready(facts: &ClusterFacts, mut status: VolumeStatus, now: &Time) -> Vol
     status
 }
 
-/// Says that the volume exists in its object store, and how it came to this object.
+/// Reports that the volume exists in its object store, and its origin.
 fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
     let build = |reason, message: String| {
         facts.conditions(now).build(PROVISIONED, ConditionStatus::True, reason, message)
@@ -335,7 +335,7 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
                 history(last.as_ref())
             ),
         ),
-        // What was found stays said.
+        // Keeps the message about the adopted volume.
         (_, Some(before)) if before.reason == ADOPTED => build(ADOPTED, before.message.clone()),
         _ => match &facts.status.restored_from {
             Some(snapshot) => build(
@@ -347,7 +347,7 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
     }
 }
 
-/// The status of a volume that is being deleted.
+/// Returns the status of a volume that is being deleted.
 pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now: &Time) -> VolumeStatus {
     let exists = if is_true(&facts.status.conditions, PROVISIONED) {
         ConditionStatus::True
@@ -359,7 +359,7 @@ pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now:
         volume_id: facts.status.volume_id.clone(),
         // Stays while a node serves the volume: the grant ends with the final commit.
         assigned_node: facts.serving().and(facts.assigned()).map(str::to_owned),
-        // Says of which epoch an annotation spoke that is still there.
+        // Names the epoch that a remaining annotation referred to.
         forced_detach: facts.counted_record().cloned(),
         conditions: vec![facts.conditions(now).build(PROVISIONED, exists, reason, &message)],
         ..base(facts)
@@ -367,7 +367,7 @@ pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now:
     with_ready(facts, status, now)
 }
 
-/// The grant and what there is to say about it. The grant moves only while no node serves the volume.
+/// Returns the grant and its condition. The grant moves only while no node serves the volume.
 fn assignment(facts: &ClusterFacts, now: &Time) -> (Option<String>, Condition) {
     let desired = facts.desired();
     let waiting = |from: &str| {
@@ -444,7 +444,7 @@ fn base(facts: &ClusterFacts) -> VolumeStatus {
     }
 }
 
-/// The operator's part of a status: what [`OperatorStep::Report`] writes, nothing else.
+/// Returns the operator's part of a status, exactly as written by [`OperatorStep::Report`].
 pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
     let own = [PROVISIONED, ASSIGNED, RESIZED, DATA_LOST, READY];
     VolumeStatus {

@@ -1,4 +1,4 @@
-//! Obstacles between a Volume and its place in the object store; without one, how it gets that place.
+//! Obstacles to creating a Volume in its object store; without one, the way to create it.
 
 use holdfast_crds::{ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
 
@@ -8,14 +8,14 @@ use super::home::{Home, Obstacle, failed};
 use super::source_snapshot::restorable;
 use super::source_volume::clonable;
 
-/// Decides how the volume gets its place in the object store.
+/// Decides how the volume is created in the object store.
 ///
 /// # Errors
-/// Why it cannot have one now; the message names the field to change.
+/// Reason why it cannot be created now; the message names the field to change.
 pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
     check_size(facts)?;
     if let Some(rival) = &facts.rival {
-        // A memory volume cannot be retained: it has nothing that the other one could keep.
+        // A memory volume cannot be retained: it has no data that the other one could keep.
         let how = if facts.spec.is_memory() { "" } else { " with spec.deletionPolicy `Retain`" };
         return failed(
             "IdTaken",
@@ -49,7 +49,7 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
     }
 }
 
-/// Size of the volume that the object store holds, if it can be adopted.
+/// Returns the size of the volume in the object store, if it can be adopted.
 fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle> {
     let (id, store) = (&facts.id, facts.store_name());
     match &facts.found {
@@ -90,7 +90,7 @@ fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle>
     }
 }
 
-/// Checks a size that is written.
+/// Checks the size given in the spec.
 fn check_size(facts: &ClusterFacts) -> Result<(), Obstacle> {
     match (&facts.spec.size, facts.spec.size_bytes()) {
         (Some(_), Err(error)) => failed("InvalidSize", error.to_string()),

@@ -1,4 +1,4 @@
-//! The VolumeSnapshot that a volume names, as observed.
+//! Observed state of the VolumeSnapshot that a volume names.
 
 use holdfast_crds::{READY, VolumeSnapshot, find_condition, is_final_snapshot_reason};
 use holdfast_types::{SnapshotName, SnapshotUid};
@@ -12,7 +12,7 @@ pub(crate) enum SnapshotFact {
     Missing,
     /// Its deletion was requested.
     Deleting,
-    /// It is not taken yet.
+    /// It has not been taken yet.
     NotReady {
         /// Reason and message of its condition.
         why: String,
@@ -22,25 +22,25 @@ pub(crate) enum SnapshotFact {
         /// Reason and message of its condition.
         why: String,
     },
-    /// It is taken.
+    /// It was taken.
     Ready(TakenSnapshot),
 }
 
 /// A snapshot in an object store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TakenSnapshot {
-    /// Its name there.
+    /// Its name in the object store.
     pub(crate) name: SnapshotName,
-    /// The uid that it is registered with: that of the VolumeSnapshot.
+    /// The uid that it is registered under: that of the VolumeSnapshot.
     pub(crate) uid: SnapshotUid,
     /// Name of the ObjectStore.
     pub(crate) object_store: String,
-    /// Logical size of the volume when it was taken.
+    /// Logical size of the volume at the snapshot.
     pub(crate) size_bytes: u64,
 }
 
 impl SnapshotFact {
-    /// Reads the fact off a VolumeSnapshot.
+    /// Reads the fact from a VolumeSnapshot.
     pub(crate) fn of(snapshot: Option<&VolumeSnapshot>) -> Self {
         let Some(snapshot) = snapshot else { return Self::Missing };
         if snapshot.metadata.deletion_timestamp.is_some() {

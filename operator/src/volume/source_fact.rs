@@ -1,8 +1,8 @@
-//! The Volume that another one is to begin with, as observed.
+//! Observed state of the Volume that another one starts from.
 
 use holdfast_crds::{PROVISIONED, Volume, is_true};
 
-/// Observed state of the Volume that a volume is to begin with.
+/// Observed state of the Volume that a volume starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SourceFact {
     /// Not read, because the plan does not depend on it.
@@ -11,7 +11,7 @@ pub(crate) enum SourceFact {
     Missing,
     /// Its deletion was requested.
     Deleting,
-    /// It is not in its object store yet.
+    /// It does not exist in its object store yet.
     NotProvisioned,
     /// It is a memory volume, which has no snapshots.
     Memory,
@@ -21,13 +21,13 @@ pub(crate) enum SourceFact {
         object_store: String,
         /// Its identity there.
         volume_id: String,
-        /// Its size in bytes, where its spec says it.
+        /// Its size in bytes, if its spec has one.
         size_bytes: Option<u64>,
     },
 }
 
 impl SourceFact {
-    /// Reads the fact off a Volume.
+    /// Reads the fact from a Volume.
     pub(crate) fn of(volume: Option<&Volume>) -> Self {
         let Some(volume) = volume else { return Self::Missing };
         if volume.metadata.deletion_timestamp.is_some() {

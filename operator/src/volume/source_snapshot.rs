@@ -1,10 +1,10 @@
-//! The snapshot that a volume begins with: `spec.source.snapshot`.
+//! The snapshot that a volume starts from: `spec.source.snapshot`.
 //!
-//! The name of the VolumeSnapshot is looked up until it is Ready. What it names then is recorded in
-//! `status.restoredFrom` before anything is created, and every later attempt restores that: another
-//! VolumeSnapshot may have the name meanwhile. The log of the snapshot's volume says if it still exists, and
-//! that it is the one of the VolumeSnapshot: its uid is registered there. A bucket that was set back, or
-//! another bucket, may have a snapshot of the same name. So nothing is created without the VolumeSnapshot.
+//! The VolumeSnapshot is looked up by name until it is Ready. The identity it then has is recorded in
+//! `status.restoredFrom` before anything is created, and every later attempt restores that snapshot: the name
+//! may be reused in the meantime. The log of the source volume shows whether the snapshot still exists, and
+//! the uid registered there proves that it belongs to the VolumeSnapshot. A restored bucket, or another
+//! bucket, may have a snapshot of the same name. So nothing is created without the VolumeSnapshot.
 
 use holdfast_crds::{ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
 use holdfast_types::{SnapshotName, SnapshotUid};
@@ -14,7 +14,7 @@ use super::home::{Obstacle, SourceSnapshot, failed};
 use super::snapshot_fact::{SnapshotFact, TakenSnapshot};
 
 impl ClusterFacts {
-    /// The field that names what the volume begins with.
+    /// Returns the field that names the volume's source.
     pub(crate) fn source_field(&self) -> &'static str {
         match &self.spec.source {
             VolumeSource::Volume(_) => "spec.source.volume.name",
@@ -24,7 +24,7 @@ impl ClusterFacts {
         }
     }
 
-    /// Name of the VolumeSnapshot that the plan depends on.
+    /// Returns the name of the VolumeSnapshot that the plan depends on.
     pub(crate) fn snapshot_in_question(&self) -> Option<&str> {
         let VolumeSource::Snapshot(source) = &self.spec.source else { return None };
         let is_open = !self.deleting && self.needs_store();
@@ -32,11 +32,11 @@ impl ClusterFacts {
     }
 }
 
-/// The snapshot in the object store that the volume begins with: the recorded one, else the one that the
-/// VolumeSnapshot `source` stands for now. `wanted` is the size of the spec in bytes.
+/// Returns the snapshot in the object store that the volume starts from: the recorded one, otherwise the
+/// current one of the VolumeSnapshot `source`. `wanted` is the spec's size in bytes.
 ///
 /// # Errors
-/// Why the volume cannot begin with it now; the message names the field to change.
+/// Reason why the volume cannot start from it now; the message names the field to change.
 pub(super) fn restorable(
     facts: &ClusterFacts,
     source: &str,
@@ -86,7 +86,7 @@ pub(super) fn restorable(
     }
 }
 
-/// The uid of the recorded snapshot, if the VolumeSnapshot is still the one that it was recorded from.
+/// Returns the recorded snapshot's uid, if the VolumeSnapshot is still the one it was recorded from.
 fn recorded_uid(facts: &ClusterFacts, recorded: &SnapshotName) -> Option<SnapshotUid> {
     match &facts.snapshot {
         SnapshotFact::Ready(taken) => {
@@ -101,7 +101,7 @@ fn recorded_uid(facts: &ClusterFacts, recorded: &SnapshotName) -> Option<Snapsho
     }
 }
 
-/// Checks that the volume of the spec can hold a snapshot, and is in its store.
+/// Checks that the spec's volume can hold the snapshot, and uses the same store.
 fn fits(
     facts: &ClusterFacts,
     source: &str,

@@ -1,9 +1,9 @@
-//! The Volume that another one begins with: `spec.source.volume`.
+//! The Volume that another one starts from: `spec.source.volume`.
 //!
-//! The operator creates a VolumeSnapshot of it, named after the uid of the new Volume, and restores that as
-//! `source_snapshot.rs` does. The VolumeSnapshot names the identity of the source: a Volume that gets its
-//! name after that is not cloned. It is deleted as soon as the new volume exists, before `Provisioned` says
-//! so, and with a Volume that is deleted before that.
+//! The operator creates a VolumeSnapshot of it, named after the uid of the new Volume, and restores that like
+//! `source_snapshot.rs`. The VolumeSnapshot names the identity of the source, so a Volume that reuses the
+//! source's name is not cloned. The VolumeSnapshot is deleted as soon as the new volume exists, before
+//! `Provisioned` reports it, or together with the new Volume if that is deleted earlier.
 
 use holdfast_crds::{
     ByteSize, DeletionPolicy, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotSpec, VolumeSource,
@@ -18,16 +18,16 @@ use super::source_fact::SourceFact;
 use super::source_snapshot::restorable;
 use crate::snapshot::facts::OF_VOLUME_ID;
 
-/// Label of a VolumeSnapshot that the operator made for a clone: the name of the Volume that begins with it.
+/// Label of a VolumeSnapshot that the operator created for a clone: the clone's Volume name.
 const CLONE_LABEL: &str = "holdfast.dev/clone";
 
 impl ClusterFacts {
-    /// Name of the VolumeSnapshot that is made for this clone.
+    /// Returns the name of the VolumeSnapshot for this clone.
     pub(crate) fn clone_snapshot(&self) -> Option<String> {
         matches!(self.spec.source, VolumeSource::Volume(_)).then(|| clone_snapshot_name(&self.uid))
     }
 
-    /// Name of the Volume that this one begins with, while the plan depends on its VolumeSnapshot.
+    /// Returns the source Volume's name, while the plan depends on its VolumeSnapshot.
     pub(crate) fn source_in_question(&self) -> Option<&str> {
         let VolumeSource::Volume(source) = &self.spec.source else { return None };
         let is_open = !self.deleting && self.needs_store();
@@ -35,17 +35,17 @@ impl ClusterFacts {
     }
 }
 
-/// Name of the VolumeSnapshot for the clone with this uid.
+/// Returns the name of the VolumeSnapshot for the clone with this uid.
 pub(super) fn clone_snapshot_name(uid: &str) -> String {
     format!("clone-{uid}")
 }
 
-/// True if the VolumeSnapshot was made for the Volume with this uid.
+/// Returns true if the VolumeSnapshot was created for the Volume with this uid.
 pub(super) fn is_made_for(snapshot: &VolumeSnapshot, uid: &str) -> bool {
     snapshot.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
 }
 
-/// The VolumeSnapshot for `clone`, of Volume `source` as long as it has this identity.
+/// Builds the VolumeSnapshot for `clone`, of Volume `source` with exactly this identity.
 pub(super) fn clone_snapshot(clone: &Volume, source: &str, volume_id: &str) -> VolumeSnapshot {
     let uid = clone.uid().unwrap_or_default();
     let spec = VolumeSnapshotSpec {
@@ -68,10 +68,10 @@ pub(super) fn clone_snapshot(clone: &Volume, source: &str, volume_id: &str) -> V
     snapshot
 }
 
-/// Decides the next step of a clone of Volume `source`. `wanted` is the size of the spec in bytes.
+/// Decides the next step of a clone of Volume `source`. `wanted` is the spec's size in bytes.
 ///
 /// # Errors
-/// Why the volume cannot begin with it now; the message names the field to change.
+/// Reason why the volume cannot start from it now; the message names the field to change.
 pub(super) fn clonable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Result<Home, Obstacle> {
     let name = clone_snapshot_name(&facts.uid);
     let restored =
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// The uid of the owner decides, not the name: a Volume of the same name has another uid.
+    /// The owner's uid decides, not its name: another Volume of the same name has another uid.
     #[test]
     fn a_snapshot_is_made_for_one_clone() {
         let spec = json!({ "objectStore": "store", "source": { "volume": { "name": "original" } } });

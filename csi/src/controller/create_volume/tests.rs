@@ -38,7 +38,7 @@ fn the_same_request_finds_its_own_volume() {
     }
 }
 
-/// After ControllerModifyVolume the same request was refused, with the advice to delete the volume.
+/// Regression: after ControllerModifyVolume, the same request failed with the advice to delete the volume.
 #[test]
 fn settings_are_compared_until_the_spec_was_changed() {
     let first = wanted("pvc-1", 1 << 30);
@@ -53,7 +53,7 @@ fn settings_are_compared_until_the_spec_was_changed() {
     assert_eq!(first.accept(&volume).expect_err("no request changes that").code(), Code::AlreadyExists);
 }
 
-/// A PersistentVolume alone was not enough to find the data again.
+/// Regression: the PersistentVolume alone was not enough to find the data again.
 #[test]
 fn a_new_volume_states_its_identity_and_purpose() {
     let first = WantedVolume::try_from(CreateVolumeRequest {
@@ -95,7 +95,7 @@ fn for_readers(name: &str, snapshot: Option<&str>, modes: &[Mode]) -> CreateVolu
     }
 }
 
-/// ReadOnlyMany was refused.
+/// Regression: ReadOnlyMany was rejected.
 #[test]
 fn readers_of_many_nodes_need_something_to_read() {
     let modes = [Mode::MultiNodeReaderOnly];
@@ -121,7 +121,7 @@ fn readers_of_many_nodes_need_something_to_read() {
     }
 }
 
-/// A volume of a user has the name that the hash of another gave.
+/// A user's volume has the name that the hash of another name produced.
 #[test]
 fn a_name_that_only_looks_the_same_is_refused() {
     let hashed = wanted("A.b", 1 << 30);
@@ -149,7 +149,7 @@ fn a_small_claim_is_rounded_up_for_its_file_system() {
     assert_eq!([bytes(""), bytes("btrfs"), bytes("xfs")], [8 << 20, 128 << 20, 300 << 20]);
 }
 
-/// It stayed as it was after the StorageClass had been corrected, and barred the claim's name.
+/// Regression: the Volume stayed after the StorageClass had been corrected, and blocked the claim's name.
 #[test]
 fn a_volume_of_a_corrected_class_is_made_again() {
     let with = |store: &str, claim: Option<&str>| {
@@ -222,7 +222,7 @@ fn a_volume_begins_with_its_source_and_no_other() {
     }
 }
 
-/// A node that an autoscaler has yet to make has no label: with a node affinity a pod was never scheduled.
+/// A node that an autoscaler has yet to create has no label: with a node affinity, a pod was never scheduled.
 #[test]
 fn a_volume_for_any_node_has_no_topology() {
     let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main" });
@@ -259,7 +259,7 @@ fn a_volume_for_ublk_is_made_for_nodes_with_it() {
     assert!(refused.message().contains("exists with another transport"), "{}", refused.message());
 }
 
-/// A request for a memory volume that half of its size suffices for, on node `a`.
+/// A request for a memory volume with a memory limit of half its size, on node `a`.
 fn in_memory(name: &str, required_bytes: i64) -> CreateVolumeRequest {
     let parameters = [("backend", "memory"), ("maxMemoryPercent", "50")];
     let parameters = parameters.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -289,8 +289,8 @@ fn a_memory_volume_is_made_for_the_chosen_node() {
     assert!(refused.message().contains("backend `memory`"), "{}", refused.message());
 }
 
-/// An autoscaler that copied the labels of a full node made one node after the other for a pod whose memory
-/// volume was on the full one.
+/// Regression: an autoscaler copied the labels of a full node, and created one node after another for a pod
+/// whose memory volume was on the full one.
 #[test]
 fn a_memory_volume_is_not_for_a_copy_of_its_node() {
     let wanted = WantedVolume::try_from(in_memory("pvc-1", 1 << 30)).expect("a request");
@@ -331,7 +331,7 @@ fn what_a_memory_volume_does_not_have_is_refused_by_field() {
     }
 }
 
-/// The scheduler tries another node.
+/// The scheduler then tries another node.
 #[test]
 fn a_node_that_cannot_promise_the_memory_is_exhausted() {
     let parameters = MemoryParameters { max_percent: Some(50), ..MemoryParameters::default() };

@@ -1,12 +1,12 @@
-//! Measures uploads against a store at a distance, where there is no machine and no S3 server: the seals of
-//! one volume and of several, against a serial upload in the same run.
+//! Measures uploads against a simulated remote store, without a VM or S3 server: the seals of one volume and
+//! of several, compared with a serial upload in the same run.
 //!
 //! ```sh
 //! cargo run --release --example uploads                 # 30 ms a request, 80 MB/s a connection
 //! cargo run --release --example uploads -- 20 80 256    # 20 ms, 80 MB/s, 256 MiB of upload memory
 //! ```
-//! Reading, compression, checksums, the memory's ledger and the order of the requests are the daemon's; the
-//! store sleeps. Times depend on the host: only the ratios to the serial upload mean anything elsewhere.
+//! Reading, compression, checksums, the memory ledger and the request order are the daemon's code; the store
+//! sleeps. Times depend on the host: only the ratios to the serial upload are portable.
 #![allow(clippy::print_stdout, reason = "its output is for people")]
 
 use std::fs::File;
@@ -37,14 +37,14 @@ mod store;
 
 /// Dirty data of a seal, in blocks: 64 MiB, the default of `data.seal_size`.
 const SEAL_BLOCKS: u64 = 512;
-/// Seals of each volume, one after the other.
+/// Consecutive seals per volume.
 const SEALS: u64 = 6;
-/// As the daemon's.
+/// Equals the daemon's.
 const PART_BYTES: usize = 8 << 20;
-/// Bytes of a commit record, about.
+/// Approximate size of a commit record, in bytes.
 const RECORD_BYTES: usize = 500;
 
-/// Time of the host.
+/// Wall-clock time of the host.
 struct HostTime;
 
 impl Environment for HostTime {
@@ -97,7 +97,7 @@ impl Sides for DataFile {
 /// Contents of the data file.
 #[derive(Debug, Clone, Copy)]
 enum Contents {
-    /// This program, over and over: about as libraries compress.
+    /// This program, repeated: compresses about as well as libraries.
     Program,
     /// Incompressible.
     Noise,
@@ -124,12 +124,12 @@ impl Contents {
     }
 }
 
-/// The dirty blocks of a seal, with these dirty sectors in each.
+/// Returns the dirty blocks of a seal, with these dirty sectors in each.
 fn dirty(mask: Mask) -> Vec<DirtyBlock> {
     (0..SEAL_BLOCKS).map(|block| DirtyBlock { block: Block(block), a: mask, b: Mask::EMPTY }).collect()
 }
 
-/// Figures of a row.
+/// Figures of one row.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     seconds: f64,
@@ -139,7 +139,7 @@ struct Measured {
     requests: u64,
     sent_bytes: u64,
     memory_bytes: u64,
-    /// Growth of the resident set at its peak.
+    /// Peak growth of the resident set.
     resident_bytes: u64,
 }
 
@@ -167,7 +167,7 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// A line of this process's status, in bytes.
+/// Returns a line of this process's status, in bytes.
 fn status_bytes(name: &str) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("read the status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)).context("no such line")?;
@@ -175,7 +175,7 @@ fn status_bytes(name: &str) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Runs `work`, which sends to `store`.
+/// Measures `work`, which sends to `store`.
 async fn measure(
     volumes: u64,
     store: &DistantStore,
@@ -198,7 +198,7 @@ async fn measure(
     })
 }
 
-/// Uploads each seal with one thread and one request, and then its record.
+/// Uploads each seal with one thread and one request, followed by its record.
 async fn serially(store: &DistantStore, data: &DataFile) -> Result<u64> {
     for seq in 0..SEALS {
         let data = data.clone();
@@ -221,7 +221,7 @@ async fn serially(store: &DistantStore, data: &DataFile) -> Result<u64> {
     Ok(0)
 }
 
-/// Uploads the seals of so many volumes as the daemon does. Returns the most memory that they held.
+/// Uploads the seals of `volumes` volumes like the daemon. Returns the peak of the upload memory.
 async fn as_the_daemon(
     volumes: u64,
     options: &Options,

@@ -1,5 +1,5 @@
-//! An object store at a distance: each request takes a round trip, and its body the time of its bytes on a
-//! connection of its own. It counts and forgets what it is sent.
+//! A simulated remote object store: each request takes a round trip, plus the transfer time of its body on
+//! its own connection. It counts and discards its input.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use holdfast_objects::{CreateError, Created, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::{Semaphore, SetOnce};
 
-/// Connections that carry segments at once, as many as the S3 client opens for them.
+/// Parallel connections for segments, as many as the S3 client opens for them.
 const CONNECTIONS: usize = 16;
 
-/// Counters of a store, and the time that it takes.
+/// Counters of a store, and its timing.
 #[derive(Debug)]
 pub(crate) struct DistantStore {
     round_trip: Duration,
-    /// Of one connection.
+    /// Bandwidth of one connection.
     bytes_per_second: f64,
     connections: Semaphore,
     requests: AtomicU64,
@@ -36,12 +36,12 @@ impl DistantStore {
         }
     }
 
-    /// Requests, and bytes of their bodies, so far.
+    /// Returns the number of requests, and their body bytes, so far.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.requests.load(Ordering::Relaxed), self.sent_bytes.load(Ordering::Relaxed))
     }
 
-    /// One request.
+    /// Simulates one request.
     async fn request(&self, body_bytes: usize) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.sent_bytes.fetch_add(body_bytes as u64, Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl DistantStore {
         self.request(part.len()).await;
     }
 
-    /// Sends the parts, so many at once as may be in memory, once the upload is started.
+    /// Sends the parts, with as many in parallel as may be in memory, once the upload is started.
     async fn send_all(
         &self,
         first: Bytes,
@@ -89,7 +89,7 @@ impl DistantStore {
         Ok(())
     }
 
-    /// A whole object in one request.
+    /// Stores a whole object in one request.
     pub(crate) async fn put_whole(&self, object: Bytes) {
         self.send(object).await;
     }
@@ -118,7 +118,7 @@ impl ObjectStore for DistantStore {
         Ok(Created)
     }
 
-    /// As the S3 client does (`node/s3/src/put_segment.rs`).
+    /// Works like the S3 client (`node/s3/src/put_segment.rs`).
     async fn put_segment(&self, _key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         let first = parts.next().await?;
         if first.is_last {

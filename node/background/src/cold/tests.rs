@@ -22,8 +22,8 @@ fn damaged() -> ColdError {
     ObjectError::Frame { key: KEY.to_owned(), source }.into()
 }
 
-/// Runs a read whose tries end with `answers`, in this order; returns its end and the waits between the
-/// tries.
+/// Runs a read whose attempts end with `answers`, in this order; returns its result and the delays between
+/// the attempts.
 fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Duration>) {
     let time = ScriptedTime::new(|_wait| {});
     let answers = Mutex::new(answers.into_iter());
@@ -37,7 +37,7 @@ fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Dura
     (done, time.waits.into_inner())
 }
 
-/// Each of these failed the client's read at once, and an ext4 on the volume became read-only.
+/// Regression: each of these failed the client's read at once, and an ext4 on the volume became read-only.
 #[test]
 fn a_read_waits_out_answers_of_proxies_and_failovers() {
     let refused = || StoreError::Refused { code: "HTTP 421".to_owned(), source: "x".into() };
@@ -55,11 +55,11 @@ fn a_read_waits_out_answers_of_proxies_and_failovers() {
     assert_eq!((done.unwrap(), waits.len()), (7, 7));
 }
 
-/// Damage and absence were believed at the first word.
+/// Regression: damage and absence were trusted without confirmation.
 #[test]
 fn a_finding_that_is_not_found_again_fails_no_read() {
     for finding in [missing, damaged] {
-        // The whole block, then the range alone, then the range again.
+        // The whole block, then only the range, then the range again.
         let (done, waits) = read(vec![Err(finding()), Err(finding()), Ok(7)]);
         assert_eq!((done.unwrap(), &waits[..]), (7, &[CONFIRM_AFTER][..]));
     }

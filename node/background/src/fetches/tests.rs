@@ -13,7 +13,7 @@ use holdfast_log::Indexes;
 
 const SEALS: u64 = 10;
 
-/// A volume whose first block was written in [`SEALS`] seals, a sector of its own in each.
+/// A volume whose first block was written in [`SEALS`] seals, each with its own sector.
 struct Volume {
     store: MemoryStore,
     runs: Runs,
@@ -39,7 +39,7 @@ impl Volume {
         volume
     }
 
-    /// The whole block; its indexes are kept from then on.
+    /// Returns the plan of the whole block; caches its indexes.
     fn plan(&self) -> Composition {
         let plan = self.indexes.compose(&self.store, Block(0), Mask::FULL, &self.runs);
         plan.now_or_never().unwrap().unwrap()
@@ -49,7 +49,7 @@ impl Volume {
         self.store.counts().get
     }
 
-    /// A read of the block, whose waits are over at once.
+    /// Reads the block without real delays.
     async fn read(&self) -> Arc<Vec<u8>> {
         let reader = &self.fetches.reader();
         let time = ScriptedTime::new(|_wait| {});
@@ -69,13 +69,13 @@ fn assert_whole(block: &[u8]) {
     }
 }
 
-/// Each failure began the whole block again.
+/// Regression: each failure restarted the whole block.
 #[test]
 fn a_failed_get_costs_its_own_repeat_only() {
     for failures in 1..=SEALS {
         let volume = Volume::new();
         let before = volume.gets();
-        // So many of the first try.
+        // That many requests of the first attempt fail.
         for _ in 0..failures {
             volume.store.fail_next(Verb::Get, Fault::Before(ErrorKind::Unavailable));
         }
@@ -84,7 +84,7 @@ fn a_failed_get_costs_its_own_repeat_only() {
     }
 }
 
-/// The one that failed ended the others, which were on their way.
+/// Regression: the failed request ended the others in flight.
 #[tokio::test]
 async fn a_late_get_is_not_repeated_for_one_that_failed() {
     let volume = Volume::new();
@@ -99,7 +99,7 @@ async fn a_late_get_is_not_repeated_for_one_that_failed() {
     assert_eq!(volume.gets() - before, SEALS + 1);
 }
 
-/// The same for the indexes that say which frames make up a block.
+/// The same for the indexes that map the block to frames.
 #[tokio::test]
 async fn a_late_index_is_not_repeated_for_one_that_failed() {
     let mut volume = Volume::new();
@@ -136,7 +136,7 @@ fn a_finding_comes_before_an_unavailable_frame() {
     assert_whole(&read.unwrap());
 }
 
-/// Each reader whose predecessor failed, or was dropped, began the whole block again.
+/// Regression: each reader whose predecessor failed, or was dropped, restarted the whole block.
 #[tokio::test]
 async fn a_dropped_reader_leaves_what_has_arrived() {
     let volume = Volume::new();
@@ -156,7 +156,7 @@ async fn a_dropped_reader_leaves_what_has_arrived() {
     assert!(volume.fetches.in_progress.lock().is_empty());
 }
 
-/// Each of them fetched the block, one after the other.
+/// Regression: each of them fetched the block, sequentially.
 #[tokio::test]
 async fn readers_share_a_fetch_that_no_slot_takes() {
     const READERS: usize = 8;

@@ -11,7 +11,7 @@ use crate::{ColdError, Fetches};
 
 const BLOCKS: u64 = 128;
 
-/// A volume of which each block was written in one seal, with bytes that nothing compresses.
+/// A volume whose blocks were written in one seal with incompressible bytes.
 struct Volume {
     store: MemoryStore,
     runs: Runs,
@@ -68,7 +68,7 @@ impl Volume {
 #[test]
 fn neighbouring_blocks_come_with_one_request() {
     let volume = Volume::new();
-    // 31 blocks and less than a block of the next; 4 MiB hold 32.
+    // 31 blocks and part of the next: 4 MiB hold 32.
     for (blocks, requests) in [(1, 1), (8, 1), (32, 1), (33, 2), (128, 4)] {
         let (fetched, gets) = volume.fetch(&volume.plans(0..blocks));
         assert_eq!(gets, requests, "{blocks} blocks");
@@ -105,7 +105,7 @@ fn a_damaged_frame_fails_its_own_block() {
     }
 }
 
-/// A frame lies in the requests of others where a damaged index has frames that overlap: the readers of both
+/// Regression: overlapping frames of a damaged index are in the requests of others, and the readers of both
 /// ended the daemon.
 #[test]
 fn frames_that_overlap_fail_their_blocks() {
@@ -120,7 +120,7 @@ fn frames_that_overlap_fail_their_blocks() {
     assert!(fetched.iter().all(Result::is_err));
 }
 
-/// The failure of a joined request says nothing about one of its frames.
+/// The failure of a joined request is no finding about any of its frames.
 #[test]
 fn a_failed_request_is_a_finding_about_no_block() {
     let volume = Volume::new();

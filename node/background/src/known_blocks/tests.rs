@@ -12,7 +12,7 @@ use crate::slots::NoSlot;
 
 const BLOCKS_OF_CHUNK: u64 = CHUNK_SECTORS / BLOCK_SECTORS;
 
-/// A run with a frame of each of these blocks.
+/// Returns a run with a frame of each of these blocks.
 fn run(number: u8, blocks: &[u64]) -> Run {
     let mut builder = SegmentBuilder::default();
     for block in blocks {
@@ -25,7 +25,7 @@ fn runs(list: &[Run]) -> Runs {
     Runs::new(Lineage::of("v".parse().unwrap()).into(), list)
 }
 
-/// A slot of `table` with a content of its own.
+/// Returns a slot of `table` with its own content.
 fn slot(table: &SlotTable, number: u64) -> SlabSlot {
     let key = ContentKey::of_index("slot", number);
     let is_proven = |_, _| -> std::future::Ready<std::io::Result<bool>> { unreachable!("none is old") };
@@ -54,14 +54,14 @@ fn a_block_is_known_until_a_commit_may_have_changed_it() {
         known.found(Block(block), &found(slot, Mask::FULL), &list);
     }
     assert!([near, far].map(|block| is_known(&mut known, block, &list)).iter().all(|known| *known));
-    // Two commits between the reads, of other blocks of the first one's chunk.
+    // Two commits between the reads, of other blocks in the first one's chunk.
     let elsewhere = run(2, &[3 * BLOCKS_OF_CHUNK]);
     let list = runs(&[elsewhere.clone(), first.clone()]);
     assert!(is_known(&mut known, far, &list));
     let list = runs(&[run(3, &[near + 1]), elsewhere, first]);
     assert!(!is_known(&mut known, near, &list));
     assert!(is_known(&mut known, far, &list));
-    // A merge makes another list.
+    // A merge creates another list.
     let list = runs(&[run(4, &[near, far])]);
     assert!(!is_known(&mut known, far, &list));
 }
@@ -104,7 +104,7 @@ fn only_the_sectors_that_the_slot_has_are_known() {
     assert_eq!([0b0010, 0b0110, 0b1110, 0b0001].map(&mut finds), [true, true, false, false]);
 }
 
-/// A place whose slot is gone costs memory until it is swept.
+/// A place whose slot is gone uses memory until it is swept.
 #[test]
 fn a_block_whose_slot_is_gone_is_not_known_and_takes_no_memory() {
     let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));
@@ -139,14 +139,14 @@ fn a_volume_knows_as_many_blocks_as_it_reads() {
     assert!(known.places.len() <= MAX_PLACES);
 }
 
-/// Found by reading: the bitmaps and tables of each group of ext4 with `flex_bg`, 2 GiB apart, had one place
-/// for all groups, and two of them took all places that there may be.
+/// Found by review: the bitmaps and tables of each ext4 group with `flex_bg`, 2 GiB apart, shared one place,
+/// and two of them grew the table to its maximum.
 #[test]
 fn blocks_at_a_distance_of_two_gib_have_places_of_their_own() {
     let (table, mut known) = (SlotTable::new(1024 + 64, 64, 1), KnownBlocks::default());
     let list = runs(&[run(1, &[0])]);
     let held: Vec<SlabSlot> = (0..1024).map(|number| slot(&table, number)).collect();
-    // 64 groups, of each the first 16 blocks.
+    // 64 groups, with their first 16 blocks each.
     let blocks: Vec<u64> = (0..1024).map(|number| ((number / 16) << 14) + number % 16).collect();
     for (block, slot) in blocks.iter().zip(&held) {
         known.found(Block(*block), &found(slot, Mask::FULL), &list);
@@ -156,7 +156,7 @@ fn blocks_at_a_distance_of_two_gib_have_places_of_their_own() {
     assert!(known.places.len() <= 8 * 1024, "{} places", known.places.len());
 }
 
-/// The slab evicts what is not used: it must hear of uses that it did not serve, of each block once a time.
+/// The slab evicts unused blocks: it must be told of uses it did not serve, at most once per block and call.
 #[test]
 fn a_block_that_is_used_stays_in_the_slab() {
     let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));
@@ -169,12 +169,12 @@ fn a_block_that_is_used_stays_in_the_slab() {
         assert_eq!(used.len(), 1);
         used.iter().for_each(|slot| table.used(slot.upgrade().unwrap().slot()));
         assert_eq!(known.take_used().len(), 0);
-        // Others, each read once, take all other slots.
+        // Others, each read once, fill all other slots.
         (1..60).for_each(|number| drop(slot(&table, 1000 * (round + 1) + number)));
     }
 }
 
-/// Found by reading: of more blocks than are named at a time the slab never heard of the rest.
+/// Found by review: with more used blocks than fit one report, the rest was never reported.
 #[test]
 fn the_slab_hears_of_each_block_that_is_used() {
     let (table, mut known) = (SlotTable::new(2000 + 64, 64, 1), KnownBlocks::default());
@@ -185,7 +185,7 @@ fn the_slab_hears_of_each_block_that_is_used() {
     }
     let mut heard = std::collections::BTreeSet::new();
     for _ in 0..known.places.len() / SWEPT {
-        // The same order each time, as a program that reads in a loop has it.
+        // The same order each time, like a program that reads in a loop.
         for block in 0..2000 {
             is_known(&mut known, block, &list);
         }

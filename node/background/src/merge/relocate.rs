@@ -1,6 +1,6 @@
-//! Copies what is read of segments of which little is left into a new one.
+//! Copies the readable sectors of sparse segments to a new one.
 //!
-//! Only frames that pass their checksums are copied: what a network changed must not become what is stored.
+//! Only copies frames that pass their checksums: bytes changed by a network must not be stored.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -21,12 +21,12 @@ use holdfast_log::{Indexes, ObjectError};
 
 /// Largest read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
-/// Bytes between two frames that are read along.
+/// Maximum gap between two frames in one read, in bytes.
 const MAX_GAP: u64 = 32 << 10;
-/// Reads at once.
+/// Number of parallel reads.
 const PARALLEL: usize = 8;
 
-/// The reason why frames were not moved, and the segment that it is about.
+/// Reason why frames were not moved, and the affected segment.
 pub(super) type NotMoved = (Option<SegmentId>, ObjectError);
 
 /// Stores relocated frames.
@@ -36,38 +36,38 @@ pub(super) struct Mover<'a, S, T> {
     pub(super) objects: &'a dyn ObjectStore,
     pub(super) indexes: &'a Indexes,
     pub(super) plan: &'a MergePlan,
-    /// Segments that this attempt and those before it stored.
+    /// Segments stored by this and earlier attempts.
     pub(super) stored: &'a mut HashMap<Fingerprint, SegmentRef>,
 }
 
-/// A part to read, and the number of the new frame that it is for.
+/// A part to read, with the index of the new frame that contains it.
 #[derive(Debug, Clone, Copy)]
 struct WantedPart {
     part: MovedPart,
     frame: usize,
-    /// It is read as it is stored.
+    /// True to read it in stored form.
     is_as_stored: bool,
 }
 
-/// Parts that one request reads.
+/// Parts read in one request.
 struct Batch {
     from: SegmentId,
     range: Range<u64>,
     wanted: Vec<WantedPart>,
 }
 
-/// A frame that is made of parts.
+/// A frame composed of parts.
 struct NewFrame {
     parts: Vec<MovedPart>,
-    /// Its stored bytes where it is as it was stored, else its sectors.
+    /// Its stored bytes if it is unchanged, otherwise its sectors.
     bytes: Vec<u8>,
 }
 
 impl<S: Sides, T: Environment> Mover<'_, S, T> {
-    /// Stores `moved` as a segment of the volume, if no attempt did so before.
+    /// Stores `moved` as a segment of the volume, unless an earlier attempt did.
     ///
     /// # Errors
-    /// The segment of which a frame is not there or damaged; none where the new one was not stored.
+    /// The segment with a missing or damaged frame; `None` if the new one was not stored.
     pub(super) async fn store(
         &mut self,
         moved: &MovedFrames,
@@ -124,7 +124,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
         }
     }
 
-    /// The parts of a batch, whose frames pass their checksums.
+    /// Reads the parts of a batch, whose frames must pass their checksums.
     async fn read(&self, batch: &Batch) -> Result<Vec<(WantedPart, Vec<u8>)>, NotMoved> {
         let key = self.plan.inputs.lineage().segment_key(batch.from);
         let read = match self.objects.get_range(&key, batch.range.clone()).await {
@@ -154,7 +154,7 @@ impl<S: Sides, T: Environment> Mover<'_, S, T> {
     }
 }
 
-/// The reads of the parts of `frames`, by segment and offset.
+/// Returns the reads for the parts of `frames`, by segment and offset.
 fn batches(frames: &[NewFrame]) -> Vec<Batch> {
     let mut by_place: BTreeMap<(SegmentId, u64), WantedPart> = BTreeMap::new();
     for (frame, NewFrame { parts, .. }) in frames.iter().enumerate() {

@@ -27,7 +27,7 @@ use crate::scripted_time::ScriptedTime;
 use crate::{Compressors, Fetches, Pools, StoreKey, UploadBatch, UploadMemory};
 use holdfast_log::Indexes;
 
-/// Merges need no sides.
+/// Merges do not need local data files.
 struct NoSides;
 
 impl Sides for NoSides {
@@ -65,7 +65,7 @@ fn work<F: Fn(usize) + Send + Sync>(
     Background::new(volume(), objects, NoSides, ScriptedTime::new(meanwhile), pools())
 }
 
-/// A run of level 0 of one sector in every `step`-th of some blocks, stored.
+/// Stores a run of level 0 with one sector in every `step`-th of some blocks.
 fn segment(store: &MemoryStore, number: u8, step: usize) -> Run {
     let mut builder = SegmentBuilder::default();
     for block in (0..4000).step_by(step) {
@@ -104,7 +104,7 @@ fn read(indexes: &Indexes, store: &MemoryStore, block: u64, runs: &[Run]) -> Com
     composed.now_or_never().unwrap().unwrap()
 }
 
-/// Five segments, newest first, and the list after two merges of which the second reads pages.
+/// Returns five segments, newest first, and the list after two merges, the second of which reads pages.
 fn lists(store: &MemoryStore) -> (Vec<Run>, Vec<Run>) {
     let before: Vec<Run> = (1..6).rev().map(|number| segment(store, number, usize::from(number))).collect();
     let middle = merge(store, &plan(&before[1..4], false));
@@ -125,7 +125,7 @@ fn blocks_read_the_same_before_and_after_a_merge() {
     }
 }
 
-/// The bar of a first cold read: the head and a page of each merged run, the index of each segment.
+/// The limit for a first cold read: the head and a page of each merged run, the index of each segment.
 #[test]
 fn a_first_cold_read_takes_two_requests_a_merged_run() {
     let store = MemoryStore::new();
@@ -161,7 +161,7 @@ fn a_merge_waits_for_its_store() {
     }
 }
 
-/// Believed only when it was found twice; the list stays as it is then.
+/// Only trusted after confirmation; the list then does not change.
 #[test]
 fn a_damaged_input_ends_a_merge() {
     let store = MemoryStore::new();
@@ -177,7 +177,7 @@ fn a_damaged_input_ends_a_merge() {
     assert_eq!((ended, work.time.waits.lock().len(), store.keys()), (Err(merged.id()), 1, before));
 }
 
-/// Found before any part of the output was made.
+/// Detected before any part of the output was created.
 #[test]
 fn a_missing_input_ends_a_merge_before_its_first_part() {
     let store = MemoryStore::new();
@@ -189,7 +189,7 @@ fn a_missing_input_ends_a_merge_before_its_first_part() {
     assert_eq!((ended, store.counts().put), (Err(inputs[2].id()), before));
 }
 
-/// An object with more parts than the store takes was made again and again.
+/// Regression: an object with more parts than the store accepts was created again and again.
 #[test]
 fn an_output_that_the_store_refuses_ends_a_merge() {
     let store = MemoryStore::new();
@@ -200,7 +200,7 @@ fn an_output_that_the_store_refuses_ends_a_merge() {
     assert_eq!((ended, work.time.waits.lock().len()), (Err(inputs[1].id()), 1));
 }
 
-/// A merge into the base takes hours; those of levels and of other volumes waited for it.
+/// Regression: a merge into the base takes hours; those of levels and of other volumes waited for it.
 #[test]
 fn a_merge_of_a_level_does_not_wait_for_one_into_the_base() {
     let store = MemoryStore::new();
@@ -213,7 +213,7 @@ fn a_merge_of_a_level_does_not_wait_for_one_into_the_base() {
     assert!(work.merge(&of(MergeKind::Level)).now_or_never().is_some());
 }
 
-/// One whose requests hung kept the merges of all other stores of the node waiting.
+/// Regression: a merge with hanging requests blocked the merges of all other stores of the node.
 #[test]
 fn a_merge_does_not_wait_for_one_of_another_store() {
     let store = MemoryStore::new();
@@ -227,7 +227,7 @@ fn a_merge_does_not_wait_for_one_of_another_store() {
     }
 }
 
-/// Parts of 16 MiB were too many from 156 GiB on.
+/// Regression: beyond 156 GiB, parts of 16 MiB were too many.
 #[test]
 fn parts_grow_with_the_output() {
     let run = |bytes| {
@@ -244,7 +244,7 @@ fn parts_grow_with_the_output() {
     }
 }
 
-/// Content of a block as the list composes it.
+/// Returns the content of a block as composed by the list.
 pub(crate) fn content(indexes: &Indexes, store: &MemoryStore, block: u64, runs: &[Run]) -> Vec<u8> {
     let plan = read(indexes, store, block, runs);
     let fetches = Fetches::new(|| vec![0; BLOCK_BYTES as usize]);
@@ -252,7 +252,7 @@ pub(crate) fn content(indexes: &Indexes, store: &MemoryStore, block: u64, runs: 
     fetched.unwrap().unwrap().to_vec()
 }
 
-/// Noise.
+/// Returns noise.
 fn sector(number: u64, block: u64) -> Vec<u8> {
     let mut state = (number << 32 | block).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -264,7 +264,7 @@ fn sector(number: u64, block: u64) -> Vec<u8> {
     (0..512).flat_map(|_| next()).collect()
 }
 
-/// A run of level 0 of the first sector of each of `blocks`, with noise of its own.
+/// Stores a run of level 0 with the first sector of each of `blocks`, with its own noise.
 fn noise(store: &MemoryStore, number: u64, blocks: &[u64]) -> Run {
     let mut builder = SegmentBuilder::default();
     for block in blocks {
@@ -276,7 +276,7 @@ fn noise(store: &MemoryStore, number: u64, blocks: &[u64]) -> Run {
     Run::Segment(Arc::new(segment))
 }
 
-/// A volume as its writer commits it.
+/// A volume as committed by its writer.
 pub(crate) struct Written {
     pub(crate) store: MemoryStore,
     pub(crate) log: Manifest,
@@ -323,7 +323,7 @@ impl Written {
         self.add(&run);
     }
 
-    /// Commits a segment, and merges as the policy says until none is due.
+    /// Commits a segment, and runs the merges that the policy requests until none is due.
     pub(crate) fn add(&mut self, run: &Run) {
         let Run::Segment(segment) = run else { unreachable!() };
         self.change(vec![SegmentRef::clone(segment)], vec![]);
@@ -351,7 +351,7 @@ impl Written {
         }
     }
 
-    /// Bytes of all objects of the volume after a sweep: of segments, and of everything.
+    /// Returns the bytes of all segments, and of all objects, of the volume after a sweep.
     fn swept(&self) -> (u64, u64) {
         let options = SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
         let mut memory = SweepMemory::default();
@@ -362,7 +362,7 @@ impl Written {
     }
 }
 
-/// Keys and sizes of the segments that a list names.
+/// Returns the keys and sizes of the segments that a list names.
 fn named(store: &MemoryStore, runs: &[Run]) -> BTreeMap<SegmentId, u64> {
     let indexes = Indexes::new(64, 1 << 20);
     let mut named = BTreeMap::new();
@@ -378,9 +378,9 @@ fn named(store: &MemoryStore, runs: &[Run]) -> BTreeMap<SegmentId, u64> {
     named
 }
 
-/// Ten times each block on average, in commits of a hundredth, and what sweeps leave. Without relocation
-/// almost every segment kept some block that nothing had overwritten: the bucket held 6 times what was live.
-/// While a merge had a place far ahead of the log, sweeps left what later merges had replaced.
+/// Regression: overwrites each block ten times on average, with sweeps. Without relocation almost every
+/// segment kept a live block: the bucket held 6 times the live data. While a merge had a position far ahead
+/// of the log, sweeps kept the objects that later merges had replaced.
 #[test]
 fn random_overwrites_give_space_back() {
     const BLOCKS: u64 = 4_000;
@@ -426,7 +426,7 @@ fn random_overwrites_give_space_back() {
     }
 }
 
-/// A discard has few entries: its space stayed taken until half of the volume was written again.
+/// Regression: a discard has few entries: its space was only freed once half of the volume was rewritten.
 #[test]
 fn a_discard_gives_space_back() {
     const BLOCKS: u64 = 10_000;
@@ -436,7 +436,7 @@ fn a_discard_gives_space_back() {
     }
     let (before, _) = written.swept();
     assert!(before > 1000 * 4096);
-    // All but the last hundred blocks of what was written.
+    // All written blocks except the last hundred.
     let mut builder = SegmentBuilder::default();
     for block in (0..BLOCKS).filter(|block| !(900..1000).contains(block)) {
         builder.push(Block(block), Mask::FULL, &[0; 128 << 10]);
@@ -459,7 +459,7 @@ fn size(store: &MemoryStore, key: &str) -> u64 {
     store.get_suffix(key, 1).now_or_never().unwrap().unwrap().size_bytes
 }
 
-/// Two runs of a level, of which the older names a segment with little left, and its key.
+/// Returns two runs of a level, the older of which names a sparse segment, and the key of that.
 fn with_sparse_segment(store: &MemoryStore) -> (Vec<Run>, String) {
     let blocks: Vec<u64> = (0..100).collect();
     let old = noise(store, 1, &blocks);
@@ -491,7 +491,7 @@ fn the_rest_of_a_sparse_segment_is_relocated() {
     assert!(store.counts().get - gets <= 104);
 }
 
-/// A store that is unreachable at the end of a merge does not cost everything that was moved.
+/// A store that is unreachable at the end of a merge does not void all relocations.
 #[test]
 fn what_an_attempt_relocated_the_next_one_takes() {
     let store = MemoryStore::new();
@@ -507,8 +507,8 @@ fn what_an_attempt_relocated_the_next_one_takes() {
     assert_eq!(names[0], names[1]);
 }
 
-/// Two segments, of which most is hidden by a third. Of some frames a sector in their middle is left, of
-/// others two, so that a block has frames of both.
+/// Creates two segments, mostly hidden by a third. Some frames keep one sector in their middle, others two,
+/// so that a block has frames of both.
 fn with_hidden_sectors(store: &MemoryStore) -> Vec<Run> {
     let mut inputs = Vec::new();
     for (number, mask) in [(1, 0b1111), (2, 0b0111)] {
@@ -534,8 +534,8 @@ fn sectors_of(mask: Mask) -> impl Iterator<Item = u64> {
     (0..32).filter(move |bit| mask.contains(*bit)).map(u64::from)
 }
 
-/// Copied as they are, frames that other writes had overwritten in part took several times the space of what
-/// was read of them.
+/// Regression: copied unchanged, partly overwritten frames used several times the space of their readable
+/// data.
 #[test]
 fn relocated_sectors_of_a_block_become_one_frame() {
     let store = MemoryStore::new();
@@ -558,7 +558,7 @@ fn relocated_sectors_of_a_block_become_one_frame() {
     }
 }
 
-/// The rest of a frame may be zeros, beside sectors that were overwritten.
+/// The rest of a frame may be zeros, next to overwritten sectors.
 #[test]
 fn zeros_in_a_relocated_frame_stay_zeros() {
     let store = MemoryStore::new();
@@ -577,8 +577,8 @@ fn zeros_in_a_relocated_frame_stay_zeros() {
     assert!(whole[..4096] == sector(2, 0) && whole[4096..].iter().all(|byte| *byte == 0));
 }
 
-/// Frames of several sectors each, of which overwrites hide some. While a frame counted as live until all of
-/// it was hidden, and was copied whole, the bucket held 3.3 times what was live.
+/// Regression: frames of several sectors, some of them overwritten. While a frame counted as live until all
+/// of it was hidden, and was copied whole, the bucket held 3.3 times the live data.
 #[test]
 fn random_overwrites_in_large_commits_give_space_back() {
     const BLOCKS: u64 = 1024;
@@ -625,12 +625,12 @@ fn random_overwrites_in_large_commits_give_space_back() {
     }
 }
 
-/// Believed only when it was found twice.
+/// Only trusted after confirmation.
 #[test]
 fn a_damaged_segment_is_merged_without_relocation() {
     let store = MemoryStore::new();
     let (inputs, sparse) = with_sparse_segment(&store);
-    // The last frames are what is left.
+    // The last frames are the live ones.
     store.corrupt(&sparse, |bytes| bytes[95 * 4096] ^= 1);
     let work = work(&store, |_wait| {});
     let merged = work.merge(&relocating(&inputs)).now_or_never().expect("waits take no time").unwrap();
@@ -639,8 +639,8 @@ fn a_damaged_segment_is_merged_without_relocation() {
     assert!(named(&store, &after).contains_key(&SegmentId(inputs[1].id())));
 }
 
-/// Two groups of sparse segments, of which some of the second are damaged, newest first, and the keys of
-/// those.
+/// Creates two groups of sparse segments, newest first, some of the second group damaged, and returns the
+/// keys of those.
 fn with_damaged_segments(store: &MemoryStore, damaged: usize) -> (Vec<Run>, Vec<String>) {
     let blocks = |number: u64| (number * 10..number * 10 + 10).collect::<Vec<u64>>();
     let old: Vec<Run> = (0..128).map(|number| noise(store, number + 1, &blocks(number))).collect();
@@ -648,15 +648,15 @@ fn with_damaged_segments(store: &MemoryStore, damaged: usize) -> (Vec<Run>, Vec<
         .iter()
         .map(|run| ObjectKey::Segment(volume(), SegmentId(run.id())).to_string())
         .collect();
-    // The last frame is what is left of each.
+    // The last frame of each is live.
     let newest: Vec<u64> = (0..128).flat_map(|number| blocks(number)[..9].to_vec()).collect();
     let mut runs = vec![noise(store, 1000, &newest)];
     runs.extend(old.into_iter().rev());
     (runs, keys)
 }
 
-/// Objects of an archive class are refused, and what a bucket lost is not found: each such segment made the
-/// merge relocate everything before it again, and leave in the bucket what it had relocated.
+/// Regression: objects of an archive class are rejected, and lost objects are missing: each such segment made
+/// the merge relocate everything before it again, and leave those copies in the bucket.
 #[test]
 fn damaged_segments_do_not_relocate_the_others_again() {
     let puts = |damaged| {
@@ -675,9 +675,9 @@ fn damaged_segments_do_not_relocate_the_others_again() {
     assert!(found.iter().all(|puts| *puts <= 6), "{found:?} PUTs");
 }
 
-/// Written in sectors at random, and then in sequence, again and again: an entry of a whole block hides 32,
-/// and merges of levels keep one of each block. So the entries above never are half of the base's: the base,
-/// of which no frame is read any more, stays in the bucket without end.
+/// Regression: written in random sectors, then sequentially, repeatedly: an entry of a whole block hides 32,
+/// and merges of levels keep one per block. The entries above thus never reach half of the base's: the base,
+/// none of whose frames is readable, stayed in the bucket permanently.
 #[test]
 fn sequential_overwrites_give_space_back() {
     const BLOCKS: u64 = 64;
@@ -711,7 +711,7 @@ fn sequential_overwrites_give_space_back() {
     );
 }
 
-/// The run of level 0 that a builder holds, stored.
+/// Stores the run of level 0 of a builder.
 fn finished(store: &MemoryStore, builder: SegmentBuilder, number: u64) -> Run {
     let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(number)), number, [1; 10]));
     let key = ObjectKey::Segment(volume(), segment.id).to_string();
@@ -720,12 +720,12 @@ fn finished(store: &MemoryStore, builder: SegmentBuilder, number: u64) -> Run {
 }
 
 /// A store that denies reads of one object: it was moved to an archive class (`InvalidObjectState`), or its
-/// key for encryption is gone. A server that lost its parts answers 503 to each request.
+/// encryption key is gone. A server that lost its parts answers 503 to each request.
 #[derive(Debug)]
 struct OneDenied {
     store: MemoryStore,
     key: String,
-    /// Keys of which one read is refused.
+    /// Keys whose next read is rejected once.
     refused_once: parking_lot::Mutex<Vec<String>>,
 }
 
@@ -782,14 +782,14 @@ impl ObjectStore for OneDenied {
     }
 }
 
-/// A merge reads no data but to relocate it. One segment that the store does not hand out, where all other
-/// requests are answered, made each merge into the base begin again without end.
+/// Regression: a merge reads data only to relocate it. One unreadable segment, with all other requests
+/// answered, made each merge into the base restart without end.
 #[test]
 fn a_segment_that_the_store_denies_is_merged_without_relocation() {
     let store = MemoryStore::new();
     let old: Vec<u64> = (0..100).collect();
     let inputs = [noise(&store, 2, &old[..90]), noise(&store, 1, &old)];
-    // Of level 1 each: the merge into the base reads pages, and no index of the segment.
+    // Each of level 1: the merge into the base reads pages, and no index of the segment.
     let inputs = [
         merge(&store, &plan(&[noise(&store, 3, &[1]), inputs[0].clone()], false)),
         merge(&store, &plan(&[noise(&store, 4, &[200]), inputs[1].clone()], true)),
@@ -804,7 +804,7 @@ fn a_segment_that_the_store_denies_is_merged_without_relocation() {
     assert!(merged.is_ok());
 }
 
-/// A refusal names no object: that of one segment, and then once of another, counted as found twice.
+/// Regression: rejections of two segments, which name no object, counted as a confirmation.
 #[test]
 fn a_segment_that_is_refused_once_is_relocated() {
     let store = MemoryStore::new();
@@ -812,7 +812,7 @@ fn a_segment_that_is_refused_once_is_relocated() {
     let newest: Vec<u64> = blocks.iter().copied().filter(|block| block % 100 < 90).collect();
     let (a, b) = (noise(&store, 1, &blocks[..100]), noise(&store, 2, &blocks[100..]));
     let key_of = |run: &Run| ObjectKey::Segment(volume(), SegmentId(run.id())).to_string();
-    // Of level 1, so that no index of theirs is read.
+    // Of level 1, so that none of their indexes are read.
     let older = merge(&store, &plan(&[b.clone(), a.clone()], true));
     let inputs = [noise(&store, 3, &newest), older];
     let refused_once = parking_lot::Mutex::new(vec![key_of(&a), key_of(&b)]);

@@ -9,7 +9,7 @@ use super::*;
 
 const SPARE: u32 = 64;
 
-/// Names of contents that are all different.
+/// Returns distinct content keys.
 fn keys(count: u64) -> Vec<ContentKey> {
     let mut builder = SegmentBuilder::default();
     for number in 0..count {
@@ -28,8 +28,7 @@ fn none_is_old(slot: Slot, _entry: SlabEntry) -> std::future::Ready<io::Result<b
     panic!("{slot:?} is proven")
 }
 
-/// Fills slots until each of `keys` was asked for once; says how many were filled before one could not
-/// be.
+/// Fills slots until each of `keys` was requested once; returns the number filled before one could not be.
 fn fill(table: &SlotTable, keys: &[ContentKey]) -> usize {
     let fill = |key| {
         let write = |_slot, content| std::future::ready((content, Ok(())));
@@ -38,8 +37,8 @@ fn fill(table: &SlotTable, keys: &[ContentKey]) -> usize {
     keys.iter().take_while(|key| fill(key).is_some_and(|slot| slot.is_ok())).count()
 }
 
-/// On nodes of 17 CPUs and more the index could hold every slot of the slab: then no miss found a free
-/// one, and each cold read of the node waited until the daemon was restarted.
+/// Regression: on nodes with 17 or more CPUs, the index could hold every slot of the slab: no miss found a
+/// free one, and each cold read of the node waited until the daemon was restarted.
 #[test]
 fn misses_are_served_on_any_number_of_cpus() {
     let tiny = 4 * SPARE;
@@ -56,7 +55,7 @@ fn misses_are_served_on_any_number_of_cpus() {
     assert_eq!(SlotTable::new(32_768, SPARE, 8).index.num_shards(), 8);
 }
 
-/// Two takers that waited at once could miss one of two slots that were given back.
+/// Regression: two concurrent waiters could miss one of two released slots.
 #[test]
 fn each_slot_that_comes_back_wakes_a_taker() {
     let free = FreeSlots::none();
@@ -71,7 +70,7 @@ fn each_slot_that_comes_back_wakes_a_taker() {
     assert_eq!(taken, [Some(FreeSlot { has_room: true, ..one }), Some(other)]);
 }
 
-/// A file with room for so many slots, whichever come first.
+/// A file with space for the first `count` slots that are written.
 struct Disk {
     room: usize,
     allocated: Mutex<BTreeSet<u32>>,
@@ -91,15 +90,15 @@ impl Disk {
         Ok(())
     }
 
-    /// Has the table keep the content; the errors of the writes are in the result.
+    /// Stores the content; write errors are in the result.
     fn ask(&self, table: &SlotTable, key: &ContentKey) -> Result<Slot, NoSlot<(), ()>> {
         let write = |slot: Slot, content| std::future::ready((content, self.write(&slot)));
         table.slot(key, none_is_old, std::future::ready(Ok(())), write).now_or_never().expect("nothing waits")
     }
 }
 
-/// A cold read of a block that was in no slot never ended on a full disk: each try took a slot that had
-/// never been written, though others had room.
+/// Regression: on a full disk, a cold read of an uncached block never ended: each attempt took a
+/// never-written slot, although others had space.
 #[test]
 fn a_ninth_block_reuses_one_of_eight_allocated_slots() {
     let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(400));
@@ -130,12 +129,12 @@ impl SlotTable {
     }
 }
 
-/// A program whose file is fetched ahead, and that stops to read it, must not cost others their blocks.
+/// A program that stops reading its prefetched file must not evict others' blocks.
 #[test]
 fn what_is_fetched_ahead_leaves_what_was_read() {
     let (table, keys) = (SlotTable::new(4096, SPARE, 8), keys(4 * 4096));
     let most = table.unread_most() as usize;
-    // Each shard of the index has its own share, which contents fill by chance.
+    // Each shard of the index has its own share, filled at random.
     let (read, ahead) = keys.split_at((table.capacity as usize - most) * 7 / 8);
     assert_eq!(fill(&table, read), read.len());
     ahead.iter().for_each(|key| table.fill_ahead_now(key));
@@ -147,8 +146,8 @@ fn what_is_fetched_ahead_leaves_what_was_read() {
     assert_eq!((fetched, used, unused), (ahead.len() as u64, 0, (ahead.len() - unread) as u64));
 }
 
-/// A table of 4096 slots that was full of contents once, and half of whose slots are of the first
-/// `hot` of `keys`, which were read twice.
+/// Returns a table of 4096 slots that was full once, half of its slots with the first `hot` of `keys`, which
+/// were read twice.
 fn filled_once(keys: &[ContentKey], hot: usize) -> SlotTable {
     let table = SlotTable::new(4096, SPARE, 8);
     for _ in 0..3 {
@@ -158,7 +157,7 @@ fn filled_once(keys: &[ContentKey], hot: usize) -> SlotTable {
     table
 }
 
-/// Each block of a scan was fetched ahead and then read: that made it one of those that are used often.
+/// Regression: each block of a scan was prefetched and then read, and thus counted as frequently used.
 #[test]
 fn a_scan_leaves_what_was_read_twice() {
     let keys = keys(3 * 8192);
@@ -188,7 +187,7 @@ fn a_scan_leaves_what_was_read_twice() {
     }
 }
 
-/// The same for a reader that comes while its block is fetched ahead.
+/// The same for a reader that comes while its block is being prefetched.
 #[test]
 fn a_reader_that_waits_for_its_block_uses_it_once() {
     let keys = keys(2 * 8192);
@@ -209,13 +208,13 @@ fn a_reader_that_waits_for_its_block_uses_it_once() {
     assert!(!table.contains(&keys[8192]), "it was used once");
 }
 
-/// Once the index was full, 3 % of it were all that was fetched ahead or read once: a window left it
-/// before its reader came.
+/// Regression: once the index was full, prefetched and once-read contents shared 3 % of it: a window was
+/// evicted before its reader came.
 #[test]
 fn an_index_that_was_full_keeps_what_is_unread() {
     let keys = keys(2 * 8192);
     let table = filled_once(&keys, 2048);
-    // Each shard of the index has its own share, which contents fill by chance.
+    // Each shard of the index has its own share, filled at random.
     let ahead = &keys[8192..][..table.unread_most() as usize * 7 / 8];
     ahead.iter().for_each(|key| table.fill_ahead_now(key));
     assert_eq!(ahead.iter().filter(|key| table.contains(key)).count(), ahead.len());
@@ -225,7 +224,7 @@ fn an_index_that_was_full_keeps_what_is_unread() {
 fn contents_fetched_ahead_are_counted_as_used_once() {
     let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(3));
     keys.iter().for_each(|key| table.fill_ahead_now(key));
-    // There is no second fetch of what is there.
+    // An existing content is not fetched again.
     table.fill_ahead_now(&keys[0]);
     assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 0, unused: 0 });
     assert!(table.get_now(&keys[0]).is_some());
@@ -237,7 +236,7 @@ fn contents_fetched_ahead_are_counted_as_used_once() {
     assert_eq!(table.ahead(), AheadCounts { fetched: 3, used: 2, unused: 1 });
 }
 
-/// Parts of indexes waited for a slot, and their readers with them.
+/// Regression: parts of indexes waited for a slot, and their readers with them.
 #[test]
 fn a_spare_content_waits_for_no_slot() {
     let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(257));
@@ -258,7 +257,7 @@ fn a_spare_content_waits_for_no_slot() {
 fn what_no_slot_takes_is_handed_back() {
     let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(300));
     for disk in [Disk::of(0), Disk::of(1)] {
-        // A reader holds the only one that has room.
+        // A reader holds the only slot with space.
         let held = disk.ask(&table, &keys[0]);
         for key in &keys[1..] {
             let Err(NoSlot::Unkept(Unkept { error, .. })) = disk.ask(&table, key) else {
@@ -271,12 +270,12 @@ fn what_no_slot_takes_is_handed_back() {
     assert_eq!(fill(&table, &keys), keys.len(), "no slot was lost");
 }
 
-/// Entries of an earlier process for the slots from 0.
+/// Returns entries of an earlier process for the slots from 0.
 fn entries(keys: &[ContentKey]) -> impl Iterator<Item = (u32, SlabEntry)> {
     (0..).zip(keys.iter().map(|key| SlabEntry::of(*key, &[])))
 }
 
-/// Every cold block was requested again after each restart of the daemon.
+/// Regression: every cold block was fetched again after each restart of the daemon.
 #[test]
 fn contents_of_an_earlier_process_need_no_fetch() {
     let keys = keys(4096);
@@ -293,7 +292,7 @@ fn contents_of_an_earlier_process_need_no_fetch() {
         assert!(table.get_now(key).is_some(), "once is enough");
     }
     assert_eq!(table.old(), OldCounts { found: found as u64, used: found as u64, refused: 0 });
-    // As many others as there were find slots.
+    // The remaining contents fill the other slots.
     let keys = self::keys(3 * 4096);
     assert_eq!(fill(&table, &keys[4096..]), 2 * 4096);
 }
@@ -313,15 +312,15 @@ fn an_old_slot_with_other_bytes_is_fetched_into_another() {
     assert_eq!(table.old(), OldCounts { found: 2, used: 0, refused: 2 });
 }
 
-/// An entry of the table says that a slot was written, and not that it has room: a content that found
-/// none was served from memory though others had room.
+/// Regression: an entry of the table counted as proof of space: a content that found none was served from
+/// memory, although other slots had space.
 #[test]
 fn an_old_slot_without_room_leaves_the_content_to_others() {
     let keys = keys(40);
     let (old, fresh) = keys.split_at(11);
     let (table, disk) = (SlotTable::with_old(4 * SPARE, SPARE, 8, entries(old)), Disk::of(8));
     disk.allocated.lock().extend(0..8);
-    // The last three have no room, and are the first to be used.
+    // The last three have no space, and are the first to be used.
     for key in old {
         let refused = |_slot, _entry| std::future::ready(Ok(false));
         table.prove(key, refused).now_or_never().expect("nothing waits");
@@ -331,7 +330,7 @@ fn an_old_slot_without_room_leaves_the_content_to_others() {
     }
 }
 
-/// Each of the readers of a block compared it.
+/// Regression: each reader of a block verified it.
 #[tokio::test]
 async fn readers_that_come_together_compare_a_block_once() {
     let keys = keys(1);
@@ -349,14 +348,15 @@ async fn readers_that_come_together_compare_a_block_once() {
         assert!(found.iter().all(|slot| slot.is_some() == is_right));
         assert_eq!(compares.into_inner(), 1);
     }
-    // One whose reader is dropped is left to the next.
+    // If its reader is dropped, the next one verifies it.
     let mut dropped = Box::pin(table.get(&keys[0], |_slot, _entry| std::future::pending()));
     assert!(dropped.as_mut().now_or_never().is_none());
     drop(dropped);
     assert!(table.get(&keys[0], |_slot, _entry| std::future::ready(Ok(true))).await.is_some());
 }
 
-/// The table of a larger slab, and one whose slots name a content twice: it was evicted and came back.
+/// Covers the table of a larger slab, and one that names a content twice because it was evicted and fetched
+/// again.
 #[test]
 fn entries_beyond_the_slab_and_second_ones_count_for_nothing() {
     let keys = keys(300);

@@ -11,7 +11,7 @@ fn memory() -> UploadMemory {
     UploadMemory::new(256 * MIB, 16 << 20)
 }
 
-/// A volume on the node of each of so many stores.
+/// Registers a volume of each of `stores` stores.
 fn attach(memory: &UploadMemory, stores: usize) -> Vec<StorePresence> {
     (0..stores).map(|store| memory.attach(StoreKey(store))).collect()
 }
@@ -20,12 +20,12 @@ fn take(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Option<Room> {
     memory.room(StoreKey(store), need).now_or_never()
 }
 
-/// All that a store gets at once.
+/// Takes everything that a store gets at once.
 fn take_all(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Vec<Room> {
     std::iter::from_fn(|| take(memory, store, need)).take(1000).collect()
 }
 
-/// All that an upload gets at once, in pieces of 1 MiB.
+/// Takes everything that an upload gets at once, in pieces of 1 MiB.
 fn grow(room: &Room) -> Vec<Held> {
     std::iter::from_fn(|| room.try_take(MIB)).collect()
 }
@@ -34,7 +34,7 @@ fn held(memory: &UploadMemory, store: usize) -> u64 {
     memory.lock().ledger.stores[&StoreKey(store)].held_bytes
 }
 
-/// Two uploads of one store held 112 of 256 MiB, and the third one waited.
+/// Regression: two uploads of one store held 112 of 256 MiB, and the third one waited.
 #[test]
 fn the_only_store_has_all_memory() {
     let memory = memory();
@@ -70,7 +70,7 @@ fn stores_that_hold_their_shares_leave_some_for_the_others() {
     assert!(memory.lock().ledger.stores.is_empty());
 }
 
-/// Memory that a busy store gives back goes to the one that holds less, until both hold the same.
+/// Memory that a busy store releases goes to the one that holds less, until both hold the same.
 #[test]
 fn two_stores_that_want_more_come_to_equal_shares() {
     let memory = memory();
@@ -91,7 +91,7 @@ fn two_stores_that_want_more_come_to_equal_shares() {
     assert!(one.abs_diff(other) <= 2 * MIB && one + other >= 236 * MIB, "{one} {other}");
 }
 
-/// A FLUSH of a volume with `durability: object` waited behind the seals of the others.
+/// Regression: a FLUSH of a volume with `durability: object` waited behind the seals of the others.
 #[test]
 fn a_small_upload_passes_the_others() {
     let memory = memory();
@@ -157,7 +157,7 @@ fn what_is_given_back_goes_to_what_waits() {
     taken.truncate(taken.len() - 8);
     let more = more.now_or_never().expect("it holds less");
     assert!(memory.peak_bytes() <= 256 * MIB);
-    // What is granted and not noticed comes back.
+    // Unnoticed grants are released.
     drop((gone, more));
     drop((taken, one, other));
     assert_eq!(memory.held_bytes(), 0);
@@ -202,7 +202,7 @@ impl Busy {
         Self { memory, _attached: attached, rooms }
     }
 
-    /// Each store ends an upload and asks for the next ones. How many it got.
+    /// Ends an upload of each store and requests the next ones. Returns the number granted to each.
     fn turn(&mut self) -> [usize; 2] {
         [0, 1].map(|store| {
             let ended = (!self.rooms[store].is_empty()).then(|| self.rooms[store].remove(0));
@@ -215,7 +215,7 @@ impl Busy {
     }
 }
 
-/// Each byte that came back was taken at once by a smaller upload to a store that was busy already.
+/// Regression: each released byte was taken at once by a smaller upload to a busy store.
 #[test]
 fn a_large_upload_is_not_starved_by_small_ones() {
     let mut busy = Busy::new();
@@ -231,8 +231,8 @@ fn a_large_upload_is_not_starved_by_small_ones() {
     assert!(busy.turn() > [0, 0], "the others continue");
 }
 
-/// A store with one volume is idle while the record of each upload is created: that it gives back was
-/// forgotten.
+/// Regression: a store with one volume is idle while the record of each upload is created, and its releases
+/// were forgotten.
 #[test]
 fn single_uploads_do_not_starve_a_large_one() {
     let memory = memory();
@@ -261,14 +261,14 @@ impl SmallStream {
         Self { memory: memory.clone(), store, rooms }
     }
 
-    /// The next one begins before the oldest one ends, if it may.
+    /// Starts the next one before the oldest one ends, if permitted.
     fn turn(&mut self) {
         self.rooms.extend(take(&self.memory, self.store, SMALL));
         self.rooms.pop_front();
     }
 }
 
-/// At no time did uploads hold nothing.
+/// Regression: at no time did uploads hold nothing.
 #[test]
 fn small_uploads_do_not_starve_one_above_the_memory() {
     let memory = memory();
@@ -287,7 +287,7 @@ fn small_uploads_do_not_starve_one_above_the_memory() {
     }
 }
 
-/// A store that has a small upload in progress was neither idle nor starved.
+/// Regression: a store with a small upload in progress counted as neither idle nor starved.
 #[test]
 fn small_uploads_of_a_store_do_not_starve_its_large_one() {
     let mut busy = Busy::new();
@@ -329,7 +329,7 @@ fn a_failing_store_has_no_reservation() {
     }
 }
 
-/// The memory that compression saves came back for a store that answered nothing.
+/// Regression: memory saved by compression counted as a release by an unresponsive store.
 #[test]
 fn compression_is_no_answer_of_a_store() {
     let memory = memory();
@@ -348,7 +348,7 @@ fn compression_is_no_answer_of_a_store() {
     assert!(large.now_or_never().is_some());
 }
 
-/// It kept its share until the node ended.
+/// Regression: it kept its share until the node ended.
 #[test]
 fn a_failing_store_without_volumes_has_no_share() {
     let memory = memory();
@@ -359,7 +359,7 @@ fn a_failing_store_without_volumes_has_no_share() {
     assert_eq!(memory.held_bytes(), 240 * MIB, "all but the lane of small uploads");
 }
 
-/// Nothing is kept for an upload that waits for a store which does not answer.
+/// No memory is reserved for an upload to an unresponsive store.
 #[test]
 fn a_silent_store_makes_no_reservation_block_others() {
     let memory = memory();

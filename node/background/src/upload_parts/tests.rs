@@ -14,7 +14,7 @@ use crate::{SideReader, UploadMemory};
 const MIB: u64 = 1 << 20;
 const FULL_NEED: MemoryNeed = MemoryNeed { base_bytes: MIB, part_bytes: 10 * MIB };
 
-/// A disk that cannot read these sectors of side A. Each block has other bytes, a few only zeros.
+/// A disk that cannot read these sectors of side A. Each block has different bytes, a few only zeros.
 #[derive(Default)]
 struct Holed(Vec<u64>);
 
@@ -35,7 +35,7 @@ impl SideReader for Holed {
 
 impl Sides for Holed {
     async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
-        // Not at once, so that several are in progress.
+        // Yields first, so that several are in progress.
         tokio::task::yield_now().await;
         batch.pack(self);
         batch
@@ -62,7 +62,7 @@ fn id() -> SegmentId {
     SegmentId::new(Place::until(Seq(1)), 1, [0; 10])
 }
 
-/// The next part, if it can be made with the memory that is free.
+/// Returns the next part, if the free memory suffices for it.
 fn next_of(parts: &mut SegmentParts<'_, Holed>) -> Option<Result<Part, PartFailed>> {
     let mut next = parts.next();
     (0..1000).find_map(|_poll| (&mut next).now_or_never())
@@ -146,9 +146,9 @@ fn exactly_what_cannot_be_read_is_named() {
 struct Sick {
     compressors: Arc<Compressors>,
     running: AtomicUsize,
-    /// First block of each batch, and the batches in progress when it began.
+    /// First block of each batch, and the batches in progress at its start.
     begun: Mutex<Vec<(u64, usize)>>,
-    /// Block that was searched, and the compressors that were free meanwhile.
+    /// Block that was searched, and the free compressors at that time.
     free: Mutex<Vec<(u64, usize)>>,
 }
 
@@ -182,7 +182,7 @@ impl Sides for Sick {
     }
 }
 
-/// A disk that took seconds for each bad sector held all compressors of the node for minutes.
+/// Regression: a disk that took seconds per bad sector held all compressors of the node for minutes.
 #[test]
 fn a_search_for_bad_sectors_keeps_no_compressor() {
     const COMPRESSORS: usize = 4;
@@ -208,7 +208,7 @@ fn a_search_for_bad_sectors_keeps_no_compressor() {
     assert!(begun.iter().all(|(block, running)| !is_search(*block) || *running == 0), "{begun:?}");
 }
 
-/// A compressor came back with frames in it: they were made a part of another volume's segment.
+/// Regression: a compressor was returned with frames, which became part of another volume's segment.
 #[test]
 fn a_batch_holds_only_its_own_frames() {
     let memory = UploadMemory::new(64 * MIB, MIB as usize);
@@ -229,7 +229,7 @@ fn a_batch_holds_only_its_own_frames() {
     assert!(pack() == own, "it has a foreign frame");
 }
 
-/// All parts of the first upload after an outage were sent one after the other.
+/// Regression: all parts of the first upload after an outage were sent sequentially.
 #[test]
 fn a_trial_sends_more_at_once_after_its_first_part() {
     let part_bytes = MIB as usize;
@@ -244,7 +244,7 @@ fn a_trial_sends_more_at_once_after_its_first_part() {
     assert_eq!(parts.max_at_once(), MAX_SENDING);
 }
 
-/// The memory of a seal was one growing buffer once.
+/// Regression: the memory of a seal was one growing buffer.
 #[test]
 fn an_upload_holds_no_more_than_was_granted() {
     let part_bytes = 2 << 20;
@@ -254,7 +254,7 @@ fn an_upload_holds_no_more_than_was_granted() {
     let (sides, dirty) = (Holed::default(), full(512));
     let mut parts = SegmentParts::new(&sides, room(&memory, need), dirty, making(part_bytes, 4));
     let mut sending = Vec::new();
-    // The store takes nothing: parts are made until the memory is full, then none.
+    // The store accepts nothing: parts are created until the memory is full, then none.
     while let Some(part) = next_of(&mut parts) {
         sending.push(part.expect("there are no holes").bytes);
         assert!(sending.len() < 8, "they are more than the memory");
@@ -267,7 +267,7 @@ fn an_upload_holds_no_more_than_was_granted() {
     assert_eq!(memory.held_bytes(), 0);
 }
 
-/// A disk whose batches are packed as soon as they are begun.
+/// A disk whose batches are packed as soon as they start.
 struct Prompt;
 
 impl Sides for Prompt {
@@ -285,7 +285,7 @@ impl Sides for Prompt {
     }
 }
 
-/// A batch is in progress, and nothing asks for it.
+/// A batch is in progress, and nothing polls it.
 #[test]
 fn a_store_that_does_not_answer_keeps_no_compressor() {
     // The first batch fills a part.

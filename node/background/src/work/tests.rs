@@ -12,7 +12,7 @@ use crate::scripted_time::ScriptedTime;
 
 const KEY: &str = "volumes/v/log/00000000000000000007";
 
-/// No test here touches a local file.
+/// No test here uses a local file.
 struct NoSides;
 
 impl Sides for NoSides {
@@ -35,8 +35,8 @@ fn record() -> Vec<u8> {
     Record { volume, seq: Seq(7), epoch: Epoch(2), nonce: Nonce([2; 16]), unix_ms: 0, body }.encode()
 }
 
-/// Reads the place of a log whose bytes are `sent` in turn, one more after each wait; returns what the writer
-/// hears and how often it waited. Nothing when it waits after the last.
+/// Reads the position of a log with the bytes `sent`, one after another, advancing with each wait; returns
+/// the writer's event and the number of waits. `None` if it waits after the last.
 fn read(sent: Vec<Vec<u8>>) -> (Option<Event>, usize) {
     let objects = Arc::new(MemoryStore::new());
     let _created = objects.create(KEY, Bytes::new()).now_or_never().unwrap().unwrap();
@@ -63,8 +63,8 @@ fn found(event: Option<Event>) -> Option<Vec<u8>> {
     bytes
 }
 
-/// A page with status 200 in place of the next record fenced the writer: all its I/O failed, and its data was
-/// preserved but not served.
+/// Regression: a page with status 200 instead of the next record fenced the writer: all its I/O failed, and
+/// its data was preserved but not served.
 #[test]
 fn a_page_in_place_of_a_record_fences_no_writer() {
     let page = b"<html>maintenance</html>".to_vec();
@@ -88,7 +88,7 @@ fn a_whole_record_is_believed_at_once() {
     assert_eq!((found(event), waits), (Some(record()), 0));
 }
 
-/// The root that is in the place is compared: it may be of another history of the bucket.
+/// An existing root is compared: it may belong to another history of the bucket.
 #[test]
 fn a_root_counts_as_stored_where_its_bytes_are() {
     let objects = Arc::new(MemoryStore::new());

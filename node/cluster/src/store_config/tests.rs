@@ -12,7 +12,7 @@ const STORE: &str = "/apis/storage.holdfast.dev/v1alpha1/objectstores/main";
 const KEYS: &str = "/api/v1/namespaces/apps/secrets/keys";
 const CA: &str = "/api/v1/namespaces/apps/secrets/ca";
 
-/// An API server that answers these paths, and 404 for all others. A number is the status of a refusal.
+/// Mocks an API server that answers these paths, and 404 for all others. A number is an error status.
 fn server(answers: Vec<(&'static str, Value)>) -> Client {
     let refusal = |code: u64| {
         let reason = if code == 404 { "NotFound" } else { "Other" };
@@ -32,7 +32,7 @@ fn server(answers: Vec<(&'static str, Value)>) -> Client {
     Client::new(service, "default")
 }
 
-/// The ObjectStore `main` with the Secret `keys`, and these fields besides.
+/// Returns the ObjectStore `main` with the Secret `keys` and additional fields.
 fn store(more: Value) -> Value {
     let mut spec = json!({
         "region": "eu-1",
@@ -48,13 +48,13 @@ fn store(more: Value) -> Value {
     })
 }
 
-/// A Secret; the values are in base64.
+/// Returns a Secret with base64 values.
 fn secret(version: &str, data: Value) -> Value {
     let metadata = json!({ "name": "x", "namespace": "apps", "uid": "u", "resourceVersion": version });
     json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data })
 }
 
-/// `id` and, with a newline at its end, `key`.
+/// Returns `id` and, with a trailing newline, `key`.
 fn keys() -> Value {
     json!({ "accessKeyId": "aWQ=", "secretAccessKey": "a2V5Cg==" })
 }
@@ -86,7 +86,7 @@ async fn values_come_from_the_store_and_its_secrets() {
     assert_ne!(found.version, rotated.version);
 }
 
-/// The operator probes with writes at once where the version is another one.
+/// With a different version, the operator probes at once, which includes writes.
 #[tokio::test]
 async fn a_changed_spec_is_another_version_and_unprobed() {
     let read_with = async |generation: u64| {

@@ -8,7 +8,7 @@ use holdfast_types::{Place, Seq};
 
 use super::*;
 
-/// A segment of `frames` frames, in a store.
+/// Stores a segment of `frames` frames.
 fn stored(frames: u64) -> (MemoryStore, Runs) {
     let (store, lineage) = (MemoryStore::new(), Lineage::of("v".parse().unwrap()));
     let mut builder = SegmentBuilder::default();
@@ -21,8 +21,8 @@ fn stored(frames: u64) -> (MemoryStore, Runs) {
     (store, Runs::new(lineage.into(), [Run::Segment(segment.into())]))
 }
 
-/// An index that did not fit the share of one part of the cache, of which there were four for each CPU, was
-/// fetched for every read: 12 MiB with 8 CPUs, 3 MiB with 32.
+/// Regression: an index larger than a cache shard's share (there were four shards per CPU) was fetched for
+/// every read: 12 MiB with 8 CPUs, 3 MiB with 32.
 #[test]
 fn an_index_is_fetched_once_however_large() {
     const FRAMES: u64 = 12_000;
@@ -41,7 +41,7 @@ fn an_index_is_fetched_once_however_large() {
     }
 }
 
-/// A store that keeps the parts that were read.
+/// A store that caches the parts that were read.
 struct Near {
     store: MemoryStore,
     kept: std::sync::Mutex<BTreeMap<(String, u64), Bytes>>,
@@ -61,7 +61,7 @@ impl IndexSource for Near {
     }
 }
 
-/// The local disk may damage a kept part: no read fails, and the part comes from the store.
+/// The local disk may damage a cached part: no read fails, and the part is fetched from the store.
 #[test]
 fn a_kept_part_that_is_damaged_is_requested() {
     let (store, runs) = stored(3);
@@ -79,7 +79,7 @@ fn a_kept_part_that_is_damaged_is_requested() {
     assert_eq!([read(), read()], [2, 2]);
 }
 
-/// Damage in the store is not kept.
+/// Damaged data from the store is not cached.
 #[test]
 fn a_part_that_the_store_damaged_is_requested_again() {
     let (store, runs) = stored(3);

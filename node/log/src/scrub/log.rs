@@ -1,8 +1,8 @@
-//! The log and its checkpoints, replayed side by side.
+//! Compares the log with its checkpoints while replaying it.
 //!
-//! After a damaged record the replay continues from the next checkpoint: readers begin at the newest one and
-//! need only the records after it. It continues from a detach record that carries the root, too: readers need
-//! nothing else where that is the end of the log, and begin there if something before it is damaged.
+//! After a damaged record, the replay continues from the next checkpoint: readers start at the newest one and
+//! need only the records after it. It also continues from a detach record with the root: readers need nothing
+//! else if that is the end of the log, and start there if anything before it is damaged.
 
 use std::collections::BTreeMap;
 
@@ -21,17 +21,17 @@ use crate::objects::{records_after, seqs_under};
 use crate::read::read_record;
 use crate::truncate::{newest_marker, was_truncated_after};
 
-/// Records read at once.
+/// Number of records read in parallel.
 const PARALLEL_RECORDS: usize = 16;
 
-/// The manifest that the log replays to, and the findings.
+/// The manifest replayed from the log, and the findings.
 pub(super) struct LogState {
     pub(super) manifest: Manifest,
     pub(super) records: u64,
     pub(super) checkpoints: u64,
     pub(super) findings: Vec<Finding>,
     pub(super) replaceable: Vec<Seq>,
-    /// There is no checkpoint to begin at, and one can be made.
+    /// True if no checkpoint to start from exists, and one can be created.
     pub(super) lacks_checkpoint: bool,
 }
 
@@ -43,13 +43,13 @@ impl LogState {
 }
 
 pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<LogState, LogFailure> {
-    // Checkpoints first: each then has its record in the list that follows.
+    // Checkpoints first: the record of each is then in the following list.
     let mut checkpoints = BTreeMap::new();
     for seq in seqs_under(objects, volume, &checkpoint_prefix(volume), None).await? {
         let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
         match objects.get(&key, MAX_METADATA_BYTES).await {
             Ok(bytes) => drop(checkpoints.insert(seq, bytes)),
-            // The writer made a newer one and dropped this one in between.
+            // In between, the writer created a newer one and deleted this one.
             Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(store("read a checkpoint", volume)(error)),
         }
@@ -68,15 +68,14 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     }
 
     let (records_read, checkpoints_read) = (records.len() as u64, checkpoints.len() as u64);
-    // Readers that find no checkpoint cannot tell what was truncated.
+    // Without a checkpoint, readers cannot detect a truncation.
     let lacks_checkpoint = checkpoints.is_empty() && was_truncated_after(objects, volume, Seq(0)).await?;
-    // What lies before the oldest checkpoint may have been truncated.
+    // Records before the oldest checkpoint may have been truncated.
     let oldest = if lacks_checkpoint { Some(end) } else { checkpoints.keys().next().copied() };
     let truncated_before = oldest.unwrap_or(Seq::FIRST);
-    // The records up to the newest marker do not follow from each other, and some of them may have come too
-    // late.
+    // The records up to the newest marker are not consecutive, and some of them may be late.
     let truncated_upto = newest_marker(objects, volume, truncated_before).await?.unwrap_or(Seq(0));
-    // Listed, and truncated before it was read: as if it had not been listed.
+    // Listed, but truncated before it was read: treated as if it had not been listed.
     records.retain(|_, record| !matches!(record, Err(Damage::Missing)));
     let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(truncated_before);
     let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
@@ -85,7 +84,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     while seq <= last {
         let may_be_truncated = seq < truncated_before;
         let record = match records.remove(&seq) {
-            // A LIST may be answered as of some time ago.
+            // LIST may return an outdated state.
             None if !may_be_truncated => match readable(read_record(objects, volume, seq).await)? {
                 Err(Damage::Missing) if was_truncated_after(objects, volume, Seq(seq.0 - 1)).await? => None,
                 read => Some(read),
@@ -95,7 +94,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
         if seq <= truncated_upto {
             replay.current = false;
         }
-        // Readers begin at a checkpoint of the same seq.
+        // Readers start at a checkpoint of the same seq.
         let is_last = seq == last && !checkpoints.contains_key(&seq);
         replay.record(seq, record, is_last || seq > truncated_upto);
         if let Some(bytes) = checkpoints.get(&seq) {
@@ -115,22 +114,22 @@ fn readable(read: Result<Record, LogFailure>) -> Result<Result<Record, Damage>, 
     }
 }
 
-/// The manifest, seq by seq.
+/// The manifest, replayed seq by seq.
 struct Replay {
     volume: VolumeId,
-    /// The last manifest known.
+    /// The last known manifest.
     known: Manifest,
-    /// True if `known` is the manifest as of the last seq seen.
+    /// True if `known` is the manifest as of the last seen seq.
     current: bool,
-    /// The newest whole checkpoint, or detach record that carries the root.
+    /// The newest intact checkpoint, or detach record with the root.
     newest_whole: Option<Seq>,
     damaged_records: Vec<(Seq, Damage)>,
-    /// Detach records whose root is not what the log says.
+    /// Detach records whose root differs from the log.
     differing_roots: Vec<Seq>,
     damaged_checkpoints: Vec<(Seq, Damage, bool)>,
-    /// Those of them in whose place `known` can be stored.
+    /// Damaged checkpoints that can be replaced with `known`.
     replaceable: Vec<Seq>,
-    /// The log was truncated, and there is none.
+    /// True if the log was truncated and has no checkpoint.
     lacks_checkpoint: bool,
 }
 
@@ -149,8 +148,8 @@ impl Replay {
         }
     }
 
-    /// `None`: it may have been truncated. Readers may begin at a root if the record `counts`: it is the last
-    /// one, or surely part of the log.
+    /// Replays a record; `None`: it may have been truncated. Readers may start at a root if the record
+    /// `counts`: it is the last one, or certainly part of the log.
     fn record(&mut self, seq: Seq, record: Option<Result<Record, Damage>>, counts: bool) {
         let fault = match record {
             None => {
@@ -193,7 +192,7 @@ impl Replay {
         if self.current {
             return self.known.apply(record);
         }
-        // After a gap, the next checkpoint or root says where the log stands.
+        // After a gap, the next checkpoint or root restores the log's state.
         if is_in_place { Ok(()) } else { Err(LogError::Gap { expected: seq, found: record.seq }) }
     }
 
@@ -229,8 +228,8 @@ impl Replay {
         let end = known.seq();
         let of_checkpoint = |(seq, fault, has_newer)| Finding {
             key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
-            // Readers take the newest, whatever it is, and read no root before it. One that is sound in
-            // itself is replaced only by a root at the log's end: they do not know that it differs.
+            // Readers use the newest one, and read no root before it. An intact one that differs is only
+            // replaced by a root at the log's end, because readers cannot detect the difference.
             effect: if has_newer
                 || newest_whole.is_some_and(|newest| {
                     seq < newest && (newest == end || !matches!(fault, Damage::Differs))
@@ -267,8 +266,8 @@ impl Replay {
         LogState { manifest: known, records, checkpoints, findings, replaceable, lacks_checkpoint }
     }
 
-    /// Leaves a truncated log one checkpoint, damaged or not, where none can be stored for those that are
-    /// replaced: it says where the newest root and the records behind it may be trusted.
+    /// Leaves a truncated log one checkpoint, even a damaged one, if no replacement can be stored: it marks
+    /// from where the newest root and the records after it may be trusted.
     fn keep_one(&mut self, checkpoints: u64, truncated_upto: Seq) {
         let all = self.replaceable.len() as u64 == checkpoints;
         if all && truncated_upto > Seq(0) && self.replaceable.contains(&self.known.seq()) {
@@ -276,7 +275,7 @@ impl Replay {
         }
     }
 
-    /// Returns true if readers begin at the newest root, because the newest checkpoint or a record after it
+    /// Returns true if readers start at the newest root, because the newest checkpoint or a record after it
     /// is damaged.
     fn readers_fall_back(&self) -> bool {
         let newest = |(_, _, has_newer): &&(Seq, Damage, bool)| !has_newer;

@@ -1,4 +1,4 @@
-//! Replacement of damaged checkpoints by a new one made from the rest of the log.
+//! Replaces damaged checkpoints with a new one built from the rest of the log.
 
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
@@ -8,20 +8,20 @@ use super::Report;
 use crate::append::write_checkpoint;
 use crate::error::{LogFailure, store};
 
-/// Removes each damaged checkpoint that the log and the other checkpoints can stand in for, and makes a new
-/// one as of the log's end, also where a truncated log has none. A key that was removed is not created again:
-/// where the damaged one stood at the log's end, readers begin at the one before it, or at a root, until the
-/// writer makes the next. Returns the keys removed.
+/// Deletes each damaged checkpoint that can be rebuilt from the log and the other checkpoints, and creates a
+/// new one as of the log's end, also for a truncated log without any. A deleted key is never created again:
+/// if the damaged one was at the log's end, readers start at the one before it, or at a root, until the
+/// writer creates the next. Returns the deleted keys.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: what is left is repaired by the next scrub.
+/// [`LogFailure::Store`]: the next scrub repairs the rest.
 pub async fn repair_checkpoints(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     report: &Report,
 ) -> Result<Vec<String>, LogFailure> {
     let manifest = &report.manifest;
-    // First: without any checkpoint a truncated log cannot be read.
+    // First: a truncated log cannot be read without any checkpoint.
     let is_due = report.lacks_checkpoint || !report.replaceable.is_empty();
     if is_due && !report.replaceable.contains(&manifest.seq()) {
         write_checkpoint(objects, volume, manifest.seq(), manifest.encode_checkpoint().into()).await?;

@@ -1,4 +1,4 @@
-//! One merged run: its length, its trailer, its head and every page.
+//! Scans one merged run: its length, trailer, head and pages.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use holdfast_types::{Block, Lineage, VolumeId};
 use super::Damage;
 use crate::error::{LogFailure, store};
 
-/// Bytes of pages read at once.
+/// Maximum bytes of pages per read.
 const READ_BYTES: u64 = 4 << 20;
 
 /// Findings in one run.
 pub(super) struct RunScan {
     pub(super) run: Arc<RunRef>,
     pub(super) key: String,
-    /// None where it is damaged.
+    /// `None` if it is damaged.
     pub(super) head: Option<RunHead>,
-    /// The damage of the whole.
+    /// Damage of the whole run.
     pub(super) lost: Option<Damage>,
     /// Damaged pages, ascending.
     pub(super) pages: Vec<(usize, DecodeError)>,
@@ -30,7 +30,7 @@ pub(super) struct RunScan {
     pub(super) blemishes: Vec<Damage>,
 }
 
-/// Reads the heads of the merged ones of `runs`. They come by their place in the list.
+/// Reads the heads of the merged ones among `runs`, keyed by their index in the list.
 pub(super) async fn scan_heads(
     objects: &dyn ObjectStore,
     runs: &Runs,
@@ -86,7 +86,7 @@ impl RunScan {
         Self { lost: Some(fault), ..self }
     }
 
-    /// Reads all pages. Damaged ones are kept in `pages`.
+    /// Reads all pages. Collects damaged ones in `pages`.
     pub(super) async fn scan_pages(
         &mut self,
         objects: &dyn ObjectStore,
@@ -111,7 +111,7 @@ impl RunScan {
         Ok(())
     }
 
-    /// Hands each page to `take`.
+    /// Passes each page to `take`.
     async fn each_page(
         &self,
         objects: &dyn ObjectStore,
@@ -141,8 +141,8 @@ impl RunScan {
         Ok(())
     }
 
-    /// Frames with bytes that the run names in these segments, by ordinal. Damaged pages name none, nor does
-    /// a run that was swept meanwhile.
+    /// Returns frames with bytes that the run names in these segments, by ordinal. Damaged pages, and a run
+    /// swept in the meantime, name none.
     pub(super) async fn frames_of(
         &self,
         objects: &dyn ObjectStore,
@@ -164,7 +164,7 @@ impl RunScan {
         }
     }
 
-    /// The page with the entries of `block`; `None` where there is none or it is damaged.
+    /// Returns the page with the entries of `block`; `None` if it does not exist or is damaged.
     pub(super) async fn page_of(
         &self,
         objects: &dyn ObjectStore,

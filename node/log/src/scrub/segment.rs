@@ -1,4 +1,4 @@
-//! One segment: its length, its trailer, its index and every frame in it.
+//! Scans one segment: its length, trailer, index and frames.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use holdfast_types::{Lineage, SegmentId, VolumeId};
 use super::Damage;
 use crate::error::{LogFailure, store};
 
-/// Bytes of frames read at once.
+/// Maximum bytes of frames per read.
 const READ_BYTES: u64 = 4 << 20;
 
-/// A segment of the volume, by what names it.
+/// A segment of the volume, by the reference to it.
 #[derive(Debug, Clone)]
 pub(super) enum Named {
-    /// The list of runs, as a run of level 0: reads need its own index.
+    /// Listed as a run of level 0: reads need its own index.
     Listed(Arc<SegmentRef>),
-    /// A merged run, by its place in the list: reads need the frames that it names.
+    /// Named by a merged run with this index in the list: reads need the frames that the run names.
     Merged { run: usize, ordinal: u32, object: SegmentObject },
 }
 
 impl Named {
-    /// Size of the object in bytes.
+    /// Returns the size of the object in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.object().bytes
     }
@@ -53,7 +53,7 @@ pub(super) struct Scan {
 
 pub(super) enum Verdict {
     Whole,
-    /// No frame of it can be found by its own index.
+    /// None of its frames can be found by its own index.
     Lost(Damage),
     /// These frames are damaged, ascending by block.
     Frames(Vec<(Frame, FrameError)>),
@@ -96,7 +96,7 @@ pub(super) async fn scan(
         Ok(index) => index,
         Err(error) => return scan.lost(Damage::Bytes(error)),
     };
-    // Frames come in the order of their bytes, before the index.
+    // Frames are ordered by offset, before the index.
     let inside = index.frames().iter().take_while(|frame| end_of(frame) <= segment.index_offset).count();
     let (inside, outside) = index.frames().split_at(inside);
     let Some(mut damaged) = check(objects, volume, &scan.key, inside, meter).await? else {
@@ -110,7 +110,7 @@ pub(super) async fn scan(
     Ok(scan)
 }
 
-/// The damaged ones of `frames`, which come in the order of their bytes; `None` if the object is missing.
+/// Returns the damaged ones of `frames`, which are ordered by offset; `None` if the object is missing.
 pub(super) async fn check(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -140,7 +140,7 @@ pub(super) async fn check(
     Ok(Some(damaged))
 }
 
-/// A frame of which the object has no bytes.
+/// Returns the finding for a frame beyond the end of the object.
 pub(super) fn cut_off(frame: &Frame) -> (Frame, FrameError) {
     (*frame, FrameError::Length { block: frame.block, have: 0, need: frame.stored as usize })
 }
@@ -155,7 +155,7 @@ impl Scan {
     }
 }
 
-/// Frames with bytes, so many that lie next to each other as one read takes.
+/// Groups adjacent frames with bytes into reads.
 fn batches(frames: &[Frame]) -> impl Iterator<Item = (Range<u64>, &[Frame])> {
     let mut rest = frames;
     std::iter::from_fn(move || {

@@ -1,9 +1,9 @@
 //! Sectors of damaged frames that no newer frame hides.
 //!
-//! Of a segment that stands in the list itself and is completely lost, every chunk is affected that it has
-//! frames for: without its index its contents are unknown. The same goes for a merged run without its head; a
-//! page that is damaged affects the blocks between its first and the next page's. Of a segment that a merged
-//! run names, the frames count that the run names.
+//! If a listed segment is completely lost, all chunks for which it has frames are affected: without its index
+//! its contents are unknown. The same holds for a merged run without its head; a damaged page affects the
+//! blocks between its first and the next page's. For a segment named by a merged run, only the frames that
+//! the run names count.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,20 +21,20 @@ use crate::error::{LogFailure, store};
 
 /// Segments with a damaged frame, by block.
 type Damaged = BTreeMap<u32, BTreeSet<SegmentId>>;
-/// Sectors that show damage, by segment.
+/// Sectors with visible damage, by segment.
 type Shown = HashMap<SegmentId, Vec<SectorRange>>;
 
-/// A volume's runs and what was found of them.
+/// A volume's runs and their scans.
 #[derive(Clone, Copy)]
 pub(super) struct Lookup<'a> {
     pub(super) objects: &'a dyn ObjectStore,
     pub(super) volume: &'a VolumeId,
     pub(super) manifest: &'a Manifest,
-    /// The scans of the merged runs, by their place in the list.
+    /// The scans of the merged runs, by their index in the list.
     pub(super) runs: &'a BTreeMap<usize, RunScan>,
 }
 
-/// Turns each scan into findings with their effect on the volume. Scans come in the order of the findings.
+/// Converts each scan into findings with their effect on the volume, in the order of the scans.
 pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Finding>, LogFailure> {
     let named = lookup.named_by_runs(&scans).await?;
     let mut damaged = Damaged::new();
@@ -72,7 +72,7 @@ pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Fi
     Ok(findings)
 }
 
-/// Turns the scans of merged runs into findings.
+/// Converts the scans of merged runs into findings.
 pub(super) fn weigh_runs(manifest: &Manifest, scans: BTreeMap<usize, RunScan>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for scan in scans.into_values().rev() {
@@ -102,7 +102,7 @@ pub(super) fn weigh_runs(manifest: &Manifest, scans: BTreeMap<usize, RunScan>) -
 }
 
 impl Lookup<'_> {
-    /// Frames that merged runs name in segments whose own index is of no use: those that are damaged.
+    /// Returns the damaged frames that merged runs name in segments whose own index is unusable.
     async fn named_by_runs(&self, scans: &[Scan]) -> Result<HashMap<SegmentId, Vec<Frame>>, LogFailure> {
         let mut wanted: BTreeMap<usize, BTreeMap<u32, &Scan>> = BTreeMap::new();
         for scan in scans {
@@ -122,7 +122,7 @@ impl Lookup<'_> {
         Ok(damaged)
     }
 
-    /// Those of `frames` that are damaged in a lost segment.
+    /// Returns those of `frames` in a lost segment that are damaged.
     async fn unsound(&self, scan: &Scan, frames: Vec<Frame>) -> Result<Vec<Frame>, LogFailure> {
         let there = match &scan.verdict {
             Verdict::Lost(Damage::Missing) => 0,
@@ -136,7 +136,7 @@ impl Lookup<'_> {
         Ok(found.into_iter().map(|(frame, _)| frame).chain(outside).collect())
     }
 
-    /// Sectors of damaged frames that no newer frame covers, by segment.
+    /// Returns the sectors of damaged frames that no newer frame covers, by segment.
     async fn shown(&self, damaged: &Damaged) -> Result<Shown, LogFailure> {
         let mut shown = Shown::new();
         let mut chunks: BTreeMap<Chunk, Damaged> = BTreeMap::new();
@@ -185,7 +185,7 @@ impl Lookup<'_> {
         Ok(())
     }
 
-    /// The index of a segment; `None` where it is damaged, which is a finding of its own.
+    /// Returns the index of a segment; `None` if it is damaged, which is reported separately.
     async fn index(&self, segment: &SegmentRef) -> Result<Option<FrameIndex>, LogFailure> {
         let key = self.manifest.lineage().segment_key(segment.id);
         match self.objects.get_range(&key, SegmentObject::from(segment).index_range()).await {
@@ -196,7 +196,7 @@ impl Lookup<'_> {
     }
 }
 
-/// A look at the damaged blocks of a chunk, run by run, newest first.
+/// Search for the damaged blocks of a chunk, run by run, newest first.
 struct Look<'a> {
     damaged: &'a Damaged,
     covered: HashMap<u32, Mask>,
@@ -204,7 +204,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// A run shows the sectors `mask` of `block`, of this segment's frame or of zeros.
+    /// Records that a run has the sectors `mask` of `block`, from this segment's frame or as zeros.
     fn see(&mut self, block: u32, segment: Option<SegmentId>, mask: Mask) {
         let covered = self.covered.entry(block).or_default();
         let visible = mask.minus(*covered);
@@ -217,7 +217,7 @@ impl Look<'_> {
     }
 }
 
-/// Sectors of the chunks of `fence` that hold data.
+/// Returns the sectors of the chunks of `fence` that hold data.
 fn chunk_ranges(manifest: &Manifest, fence: &Fence) -> Vec<SectorRange> {
     let volume = SectorRange::new(0, manifest.sectors());
     let chunks = fence.runs().iter().flat_map(|(first, count)| *first..*first + *count);
@@ -231,7 +231,7 @@ fn effect(ranges: Vec<SectorRange>) -> Effect {
     if ranges.is_empty() { Effect::Harmless } else { Effect::Unreadable(ranges) }
 }
 
-/// The same sectors as runs that ascend and do not touch.
+/// Returns the same sectors as ascending, disjoint runs.
 pub(super) fn join(mut ranges: Vec<SectorRange>) -> Vec<SectorRange> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<SectorRange> = Vec::new();

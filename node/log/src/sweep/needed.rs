@@ -1,9 +1,9 @@
-//! Objects that the volumes of a store need, their own and each other's.
+//! Objects that the volumes of a store need, both their own and each other's.
 //!
-//! There are as many segments as seals of all volumes that are still read: millions. So what is kept of an id
-//! is a [`Fingerprint`]: about 27 bytes for each segment that is needed, while a sweep runs, and 8 for each
-//! segment that a merged run names, for the next sweep. Two ids with the same fingerprint keep each other's
-//! object: a sweep may leave garbage, and never deletes what is needed.
+//! The segments of all readable volumes number in the millions, one per seal. So an id is stored as a
+//! [`Fingerprint`]: about 27 bytes per needed segment during a sweep, and 8 per segment named by a merged run
+//! for the next sweep. Two ids with the same fingerprint keep each other's object: a sweep may miss garbage,
+//! but never deletes a needed object.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,17 +27,17 @@ use crate::error::{LogFailure, or_damage, store};
 use crate::read::read_record;
 use crate::snapshot::read_snapshot;
 
-/// Immutable objects that earlier sweeps read: the heads of merged runs, and the roots of snapshots. Only
-/// those that the last sweep needed are remembered.
+/// Immutable objects read by earlier sweeps: heads of merged runs, and roots of snapshots. Only those needed
+/// by the last sweep are kept.
 #[derive(Debug, Default)]
 pub(super) struct Heads {
-    /// The segments that a run names, by the run's key.
+    /// The segments named by a run, by the run's key.
     runs: BTreeMap<String, Arc<[Named]>>,
-    /// By the key, and the snapshot: in a bucket that was set back another one may come to stand there.
+    /// By volume and snapshot: in a restored bucket, another root may take the key.
     roots: HashMap<(VolumeId, Snapshot), Arc<Manifest>>,
 }
 
-/// 64 bits of an id, whatever its number of forks.
+/// 64 bits of an id, independent of its number of forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Fingerprint(u64);
 
@@ -49,10 +49,10 @@ impl Fingerprint {
     }
 }
 
-/// Segments that a run names, of one owner.
+/// Segments of one owner that a run names.
 #[derive(Debug)]
 struct Named {
-    /// Forks between the run's owner and theirs.
+    /// Number of forks between the run's owner and theirs.
     forks: u8,
     segments: Box<[Fingerprint]>,
 }
@@ -67,7 +67,7 @@ impl Named {
     }
 }
 
-/// Objects of one volume that are needed.
+/// Needed objects of one volume.
 #[derive(Debug, Default)]
 struct Own {
     segments: HashMap<Fingerprint, Holder>,
@@ -77,26 +77,26 @@ struct Own {
 /// Volumes and snapshots that need an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holder {
-    /// Nothing but this snapshot: its number in [`Needed::snapshots`].
+    /// Only this snapshot: its index in [`Needed::snapshots`].
     Snapshot(u32),
-    /// A volume, or several.
+    /// One or more volumes, or several snapshots.
     Others,
 }
 
-/// Everything that is needed.
+/// All needed objects.
 #[derive(Debug, Default)]
 pub(crate) struct Needed {
     by_owner: BTreeMap<VolumeId, Own>,
     /// The snapshots that count, ascending.
     pub(super) snapshots: Vec<SnapshotName>,
-    /// Volumes of which nothing may be deleted: others that cannot be read may read them.
+    /// Volumes whose objects must all be kept: unreadable volumes may read them.
     kept_whole: BTreeSet<VolumeId>,
-    /// The volumes behind a volume that cannot be read are unknown.
+    /// True if the ancestors of an unreadable volume are unknown.
     any_may_be_read: bool,
 }
 
 impl Needed {
-    /// Everything that `known` and `skipped` need. Volumes whose runs cannot be read are added to `skipped`.
+    /// Collects everything that `known` and `skipped` need. Adds volumes with unreadable runs to `skipped`.
     pub(super) async fn of(
         objects: &dyn ObjectStore,
         heads: &mut Heads,
@@ -113,7 +113,7 @@ impl Needed {
         read.map(|()| needed)
     }
 
-    /// The needs of the volume of `manifest` alone, as far as its runs can be read.
+    /// Collects the needs of the volume of `manifest` alone, as far as its runs can be read.
     pub(crate) async fn of_one(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<Self, LogFailure> {
         let mut needed = Self::default();
         let mut reader = HeadReader { before: Heads::default(), now: Heads::default() };
@@ -125,7 +125,7 @@ impl Needed {
         Ok(needed)
     }
 
-    /// Returns true if the object of this key is needed.
+    /// Returns true if the object with this key is needed.
     pub(crate) fn has(&self, key: &str) -> bool {
         match ObjectKey::parse(key) {
             Some(ObjectKey::Segment(owner, id)) => self.has_segment(&owner, id),
@@ -158,7 +158,7 @@ impl Needed {
         Ok(())
     }
 
-    /// Returns true if nothing of the volume may be deleted.
+    /// Returns true if all objects of the volume must be kept.
     pub(super) fn is_kept_whole(&self, volume: &VolumeId, known: &Known) -> bool {
         let may_have_forks = known.manifest.is_deleted() || known.manifest.had_snapshots();
         self.kept_whole.contains(volume) || (self.any_may_be_read && may_have_forks)
@@ -172,7 +172,7 @@ impl Needed {
         self.by_owner.get(owner).is_some_and(|own| own.runs.contains_key(&Fingerprint::of(id.0)))
     }
 
-    /// The snapshot without which nothing would need the object of this key, by its number.
+    /// Returns the index of the only snapshot that needs the object with this key.
     pub(super) fn only_snapshot(&self, key: &ObjectKey) -> Option<usize> {
         let held = match key {
             ObjectKey::Segment(owner, id) => self.by_owner.get(owner)?.segments.get(&Fingerprint::of(id.0)),
@@ -212,7 +212,7 @@ impl Needed {
         for seq in &known.held {
             match read_snapshot(objects, known.manifest.volume(), *seq).await {
                 Ok(root) => self.add(objects, reader, &root, Holder::Others).await?,
-                // Another sweep was faster.
+                // A concurrent sweep deleted it first.
                 Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -284,7 +284,7 @@ impl Needed {
         self.kept_whole.extend(lineage.ancestors().iter().cloned());
     }
 
-    /// Keeps everything that a volume may read whose log cannot be read.
+    /// Keeps everything that a volume with an unreadable log may read.
     async fn keep_all_behind(
         &mut self,
         objects: &dyn ObjectStore,
@@ -294,21 +294,21 @@ impl Needed {
             Ok(Record { volume: named, body: Body::Create { source, .. }, .. }) if named == *volume => {
                 self.kept_whole.extend(source.iter().flat_map(|fork| fork.ancestors()).cloned());
             }
-            // Only its first record says what it reads.
+            // Only its first record names its ancestors.
             Ok(_) | Err(_) => self.any_may_be_read = true,
         }
         Ok(())
     }
 }
 
-/// Reads what was not read before.
+/// Reads heads and roots that are not in the memory yet.
 struct HeadReader {
     before: Heads,
     now: Heads,
 }
 
 impl HeadReader {
-    /// State for the next sweep. One that failed has not come to everything that it needs.
+    /// Returns the state for the next sweep. A failed sweep has not reached all of its needs.
     fn end(self, is_complete: bool) -> Heads {
         let Self { before, now: mut heads } = self;
         if !is_complete {
@@ -318,7 +318,7 @@ impl HeadReader {
         heads
     }
 
-    /// The segments that `run` names.
+    /// Returns the segments that `run` names.
     async fn segments(
         &mut self,
         objects: &dyn ObjectStore,
@@ -366,7 +366,7 @@ mod tests {
 
     use super::*;
 
-    /// The operator of a bucket with some millions of segments needed more memory than its limit.
+    /// Regression: the operator of a bucket with millions of segments exceeded its memory limit.
     #[test]
     fn a_needed_segment_takes_little_memory() {
         assert_eq!(size_of::<(Fingerprint, Holder)>(), 16, "an entry of the map");

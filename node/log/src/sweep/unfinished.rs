@@ -1,9 +1,9 @@
-//! Uploads that no daemon completes any more: a daemon that is killed leaves the parts of its uploads, which
-//! are in no list of objects and are paid for.
+//! Uploads that no daemon will complete: a killed daemon leaves the parts of its uploads, which appear in no
+//! object list and are billed.
 //!
-//! An upload is of no use once the log has passed the place of its object, as an object would be that nothing
-//! names. The grace is a second guard, as for objects. Costs: one LIST for each 1,000 uploads of the bucket
-//! and an abort for each. On failure: the sweep does not depend on it, and reports the store's answer.
+//! An upload is useless once the log has passed the position of its object, like an unnamed object. The grace
+//! is a second safeguard, as for objects. Costs: one LIST per 1,000 uploads of the bucket and one request per
+//! abort. On failure: the sweep continues, and reports the store's response.
 
 use std::collections::BTreeMap;
 
@@ -14,22 +14,22 @@ use holdfast_types::key::{ObjectKey, VOLUMES_PREFIX};
 
 use super::{Known, Removed, SweepOptions};
 
-/// The rights that a store asks for, as a message names them: it may deny them where it allows all else.
+/// The required rights, for messages: a store may deny them although it allows everything else.
 pub const ABORT_RIGHTS: &str =
     "allow s3:ListBucketMultipartUploads and s3:AbortMultipartUpload, or have a lifecycle rule abort them";
 
-/// Unfinished uploads as a sweep finds and leaves them.
+/// Unfinished uploads found and aborted by a sweep.
 #[derive(Debug, Default)]
 pub struct UnfinishedUploads {
-    /// Those that are of no use and old enough.
+    /// Useless uploads that are old enough.
     pub abandoned: u64,
-    /// Those of them that were aborted.
+    /// Useless uploads that were aborted.
     pub aborted: u64,
-    /// Answer of a store that did not list them or abort one: the others stay until the next sweep.
+    /// Error of a store that did not list them or abort one: the others stay until the next sweep.
     pub failed: Option<StoreError>,
 }
 
-/// Aborts what the volumes' daemons left behind.
+/// Aborts the uploads that the volumes' daemons left behind.
 pub(super) async fn abort_abandoned(
     objects: &dyn ObjectStore,
     known: &BTreeMap<VolumeId, Known>,
@@ -63,8 +63,7 @@ async fn abort(
     Ok(())
 }
 
-/// Returns true if no record can come to name the object of an upload. A volume that could not be read keeps
-/// its uploads.
+/// Returns true if no record can ever name the object of the upload. An unreadable volume keeps its uploads.
 fn is_abandoned(
     upload: &UnfinishedUpload,
     known: &BTreeMap<VolumeId, Known>,

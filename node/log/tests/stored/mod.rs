@@ -34,12 +34,12 @@ pub(crate) struct Stored {
     pub(crate) volume: VolumeId,
     /// Its segments, and those of the volume that it was forked from.
     pub(crate) segments: Vec<(SegmentRef, FrameIndex)>,
-    /// Of the newest attach.
+    /// Epoch of the newest attach.
     pub(crate) epoch: u64,
 }
 
 impl Stored {
-    /// The volume is created in `store`, and attached by the record at `attach`.
+    /// Creates the volume in `store`, and attaches it with the record at `attach`.
     pub(crate) async fn attached(store: MemoryStore, volume: &str, creation: Creation, attach: u64) -> Self {
         let mut stored = Self { store, volume: volume.parse().unwrap(), segments: Vec::new(), epoch: 0 };
         let sectors = provision(&stored.store, &stored.volume, creation).await.unwrap();
@@ -52,7 +52,7 @@ impl Stored {
         self.record(seq, Body::Attach { sectors, node: "n".to_owned(), displaced: None }).await;
     }
 
-    /// The writer releases the volume: the record carries the root.
+    /// Releases the volume as its writer: the record has the root.
     pub(crate) async fn detach(&self, seq: u64) {
         let manifest = read_manifest(&self.store, &self.volume).await.unwrap();
         assert_eq!(manifest.seq(), Seq(seq - 1));
@@ -71,7 +71,7 @@ impl Stored {
         assert_eq!(create_record(&self.store, &record).await.unwrap(), CreateOutcome::Created);
     }
 
-    /// Commits noise; a mask of 0 stands for a sector of zeros.
+    /// Commits noise; a mask of 0 means a sector of zeros.
     pub(crate) async fn commit(&mut self, seq: u64, frames: &[(u64, u32)]) {
         let mut builder = SegmentBuilder::default();
         for (block, mask) in frames {
@@ -103,7 +103,7 @@ impl Stored {
         self.segments.push((segment, index));
     }
 
-    /// Merges so many runs of the list, but for the newest ones, with the record at `seq`.
+    /// Merges `count` runs of the list after the `newest` ones, with the record at `seq`.
     pub(crate) async fn merge(&self, seq: u64, newest: usize, count: usize) -> RunRef {
         let manifest = read_manifest(&self.store, &self.volume).await.unwrap();
         let mut place = Place::first_merge(manifest.epoch());

@@ -1,4 +1,4 @@
-//! Create-once: exactly one creator wins, and every other one gets an error that says so.
+//! Create-once: exactly one creator wins; all others get an error that reports the existing object.
 
 use bytes::Bytes;
 use futures::future::join_all;

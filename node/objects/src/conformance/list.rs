@@ -1,4 +1,4 @@
-//! Lists: ordered, complete over pages, fresh; and deletion, which lists must show.
+//! Lists: ordered, complete across pages, fresh; and deletions, which lists must reflect.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn names(page: &Page) -> Vec<&str> {
 pub(super) async fn pages(ground: &Ground) -> Result<(), Violation> {
     let prefix = ground.key("log/");
     let mut due = Vec::new();
-    // Not in order: the store sorts, not the writer.
+    // Unordered: the store must sort.
     for seq in [7, 3, 0, 9, 1, 8, 2, 6, 4, 5] {
         let key = format!("{prefix}{seq:020}");
         ground.must_create(&key, Bytes::from(vec![0; seq])).await?;
@@ -31,7 +31,7 @@ pub(super) async fn pages(ground: &Ground) -> Result<(), Violation> {
             let page = ground.store.list(&prefix, after.as_deref(), limit).await.map_err(during("a page"))?;
             must!(page.entries.len() <= limit, "a page of {limit} has {} entries", page.entries.len());
             for entry in &page.entries {
-                // By one clock, of which a server shows whole seconds.
+                // Both times come from one clock; servers show whole seconds.
                 let age =
                     page.now.map(|now| (now + Duration::from_secs(2)).duration_since(entry.last_modified));
                 must!(age.as_ref().is_some_and(Result::is_ok), "{entry:?} was listed at {:?}", page.now);
@@ -75,7 +75,7 @@ pub(super) async fn start_after(ground: &Ground) -> Result<(), Violation> {
     Ok(())
 }
 
-/// A folder is one entry, whatever it holds, and is not confused with one whose name begins alike.
+/// A folder is one entry regardless of its content, and distinct from one that shares its prefix.
 pub(super) async fn folders(ground: &Ground) -> Result<(), Violation> {
     for name in ["b/1", "b/2", "b/c/3", "a/1", "b-1/1", "b.x/1", "b0/1", "ba/1", "key", "z/1"] {
         ground.must_create(&ground.key(&format!("volumes/{name}")), BODY).await?;
@@ -122,7 +122,7 @@ pub(super) async fn fresh(ground: &Ground) -> Result<(), Violation> {
     Ok(())
 }
 
-/// None, and more than fit into one request, of which few are there.
+/// Covers an empty list, and more keys than fit into one request, few of which exist.
 pub(super) async fn delete_many(ground: &Ground) -> Result<(), Violation> {
     let there: Vec<String> = [0, 500, 999, 1000, 1100].map(|n| ground.key(&format!("many/{n:04}"))).into();
     for key in &there {

@@ -1,4 +1,4 @@
-//! Reads: bounded, exact, and clear about what is not there.
+//! Reads: bounded, exact, and with a clear error for missing objects.
 
 use bytes::Bytes;
 

@@ -1,9 +1,9 @@
-//! Segments: in one request or in many, the object is the concatenation of its parts.
+//! Segments: whether uploaded in one request or several, the object is the concatenation of its parts.
 
 use super::{Ground, Violation, during, must, pattern};
 use crate::ReadyParts;
 
-/// S3's smallest part but the last. <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
+/// Minimum size of S3's non-final parts. <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
 const PART_BYTES: usize = 5 << 20;
 
 pub(super) async fn small(ground: &Ground) -> Result<(), Violation> {

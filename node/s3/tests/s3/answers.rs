@@ -1,5 +1,4 @@
-//! Messages for the answers that providers and servers give besides those about objects: cause, fix, and if
-//! the request is repeated.
+//! Messages for responses of providers and servers that are not about objects: cause, fix, and retries.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,18 +14,18 @@ const KEY: &str = "volumes/v1/log/00000000000000000001";
 const BODY: Bytes = Bytes::from_static(b"record");
 const LOGIN: &str = "<!DOCTYPE html><html><body><form action=\"/login\"></form></body></html>";
 
-/// An answer, and the message that is due.
+/// A response, and its expected message.
 struct Row {
     method: Method,
     answer: PlannedFault,
     /// The condition's reason.
     reason: &'static str,
-    /// Beginning of the message.
+    /// Prefix of the message.
     state: &'static str,
-    /// Its end.
+    /// Suffix of the message.
     fix: &'static str,
     kind: ErrorKind,
-    /// Requests that a read, or a create, makes before its caller learns of it.
+    /// Requests sent for a read, or a create, before its caller gets the error.
     requests: u64,
 }
 
@@ -159,7 +158,7 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// All of them were called a missing right or a server that cannot be reached.
+/// Regression: all of them were reported as a missing right or an unreachable server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_answer_is_called_by_its_cause_and_fix() {
     let check = async |row: Row| {
@@ -185,8 +184,8 @@ async fn each_answer_is_called_by_its_cause_and_fix() {
     join_all(rows().into_iter().map(check)).await;
 }
 
-/// A caller repeats what is blocked on its own schedule: nothing is lost or doubled, and it succeeds with the
-/// first request after the fault.
+/// A caller retries blocked requests on its own schedule: nothing is lost or duplicated, and the first
+/// request after the fault succeeds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_succeed_when_the_fault_is_over() {
     let check = async |row: Row| {
@@ -207,7 +206,7 @@ async fn requests_succeed_when_the_fault_is_over() {
             store.create(KEY, BODY).await.unwrap_err().kind()
         };
         let sent = store.counts();
-        // A whole read cannot tell a page that comes with 200 from an object.
+        // A whole read cannot distinguish a page with status 200 from an object.
         if !matches!(answer, PlannedFault::Proxy(200, _)) || !is_read {
             assert_eq!(failed, kind, "{answer:?}");
             assert_eq!(sent.get + sent.put - before.get - before.put, requests, "{answer:?}");
@@ -223,7 +222,7 @@ async fn requests_succeed_when_the_fault_is_over() {
     join_all(rows().into_iter().map(check)).await;
 }
 
-/// A page in place of the object was called a server on which two creates succeed.
+/// Regression: a page in place of the object was reported as a server on which two creates succeed.
 #[tokio::test]
 async fn answers_that_are_not_the_object_are_named() {
     let server = Server::start().await;
@@ -245,7 +244,7 @@ async fn answers_that_are_not_the_object_are_named() {
     }
 }
 
-/// Such a server was called one that cannot be reached.
+/// Regression: such a server was reported as unreachable.
 #[tokio::test]
 async fn a_server_without_etags_is_named() {
     let server = Server::start().await;

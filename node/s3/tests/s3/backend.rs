@@ -1,4 +1,4 @@
-//! The operations of S3 that the store uses, on a map in memory.
+//! The S3 operations that the store uses, on an in-memory map.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use s3s::{S3, S3Request, S3Response, S3Result, dto::*, s3_error};
 
-/// The only bucket there is.
+/// The only bucket.
 pub(crate) const BUCKET: &str = "bucket";
 
 type Parts = BTreeMap<i32, Bytes>;
@@ -32,17 +32,17 @@ pub(crate) struct Backend {
     next_upload: AtomicU64,
     /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(crate) ignores_conditions: AtomicBool,
-    /// Looks if a key is free, and stores the object so many milliseconds later whatever is there then, as
-    /// proxies do that imitate the condition.
+    /// Checks that a key is free, and stores the object unconditionally this many milliseconds later, like
+    /// proxies that imitate the condition.
     pub(crate) create_gap_ms: AtomicU64,
-    /// Difference of its clock to this host's.
+    /// Difference of its clock to this host's clock.
     pub(crate) clock_shift_seconds: AtomicI64,
-    /// The same of the dates of its answers. The client signs with the time that these say, and by more than
-    /// 15 minutes the server would refuse that.
+    /// The same for the dates of its responses. The client signs with the time from them, and a server
+    /// rejects a difference of more than 15 minutes.
     pub(crate) date_shift_seconds: AtomicI64,
-    /// Names no ETag of an object that it stored.
+    /// Returns no ETag for a stored object.
     pub(crate) hides_tags: AtomicBool,
-    /// Refuses to delete each object that a request for many names.
+    /// Fails each object of a multi-object delete.
     pub(crate) denies_deletes: AtomicBool,
 }
 
@@ -51,12 +51,12 @@ impl Backend {
         self.objects.lock().unwrap().keys().cloned().collect()
     }
 
-    /// The time of its answers.
+    /// Returns the time for its responses.
     pub(crate) fn date(&self) -> SystemTime {
         shifted(&self.date_shift_seconds)
     }
 
-    /// Stores an empty object as if at that time.
+    /// Stores an empty object with that time.
     pub(crate) fn put_at(&self, key: &str, modified: SystemTime) {
         self.objects.lock().unwrap().insert(key.to_owned(), (Bytes::new(), modified));
     }
@@ -75,7 +75,7 @@ impl Backend {
     }
 }
 
-/// This host's time, shifted.
+/// Returns this host's time, shifted.
 fn shifted(seconds: &AtomicI64) -> SystemTime {
     let shift = seconds.load(Ordering::Relaxed);
     let (now, seconds) = (SystemTime::now(), Duration::from_secs(shift.unsigned_abs()));
@@ -94,7 +94,7 @@ async fn collect(body: Option<StreamingBlob>) -> S3Result<Bytes> {
     Ok(chunks.concat().into())
 }
 
-/// S3 sends one with every object it stored.
+/// Returns an ETag, which S3 sends for every stored object.
 fn tag() -> ETag {
     ETag::Strong("tag".to_owned())
 }
@@ -132,7 +132,7 @@ impl S3 for Backend {
         let whole = body.len() as u64;
         let (body, content_range) = match input.range {
             None => (body, None),
-            // As Amazon's: an empty object has no byte that a range could name.
+            // Like Amazon S3: a range cannot refer to a byte of an empty object.
             Some(_) if whole == 0 => return Err(s3_error!(InvalidRange)),
             Some(range) => {
                 let range = range.check(whole).map_err(|_outside| s3_error!(InvalidRange))?;
@@ -173,7 +173,7 @@ impl S3 for Backend {
                 is_truncated = true;
                 break;
             }
-            // No key of a folder comes after its name with the character behind the delimiter.
+            // All keys of a folder sort before its name followed by the character after the delimiter.
             last = Some(end.map_or_else(|| key.clone(), |end| format!("{}0", &key[..prefix.len() + end])));
             match end {
                 Some(_) => folders.push(name.to_owned()),
@@ -273,7 +273,7 @@ impl S3 for Backend {
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
     }
 
-    /// Two uploads a page, so that tests see several.
+    /// Two uploads per page, so that tests get several pages.
     async fn list_multipart_uploads(
         &self,
         req: S3Request<ListMultipartUploadsInput>,

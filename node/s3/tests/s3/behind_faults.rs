@@ -1,4 +1,4 @@
-//! The suite against a real server behind a network that fails now and then; the caller provides both.
+//! The suite against a real server behind a flaky network; the caller provides both.
 
 use std::{env, sync::Arc};
 

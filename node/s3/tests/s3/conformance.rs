@@ -1,4 +1,4 @@
-//! The suite that every store passes, over real HTTP.
+//! The conformance suite, over real HTTP.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Credentials that come from elsewhere. What the environment says is fixed when a process starts, so each of
-//! these tests runs itself once more in a process with the environment it is about.
+//! Credentials from external sources. A process's environment is fixed at its start, so each of these tests
+//! runs itself again in a process with the environment under test.
 
 use std::{
     env,
@@ -24,13 +24,13 @@ const ENDPOINT: &str = "HOLDFAST_TEST_ENDPOINT";
 const TOKEN: &str = "a-projected-token";
 const ROLE: &str = "arn:aws:iam::123456789012:role/holdfast";
 
-/// The configuration of the second process; `None` in the first.
+/// Returns the configuration of the second process; `None` in the first.
 fn in_second_process(credentials: S3Credentials) -> Option<S3Config> {
     let endpoint = Some(env::var(ENDPOINT).ok()?);
     Some(S3Config { endpoint, path_style: true, ..S3Config::new("bucket", "us-east-1", credentials) })
 }
 
-/// Runs the test `name` in a process whose environment is `vars` and nothing else of ours.
+/// Runs the test `name` in a process with only `vars` in its environment.
 async fn run_again(name: &str, server: &Server, vars: &[(&str, &str)]) {
     let mut again = Command::new(env::current_exe().unwrap());
     again
@@ -104,7 +104,7 @@ async fn a_missing_token_file_is_named() {
     assert_eq!((failure.field(), failure.reason()), ("credentials", "CredentialsMissing"), "{failure:?}");
 }
 
-/// A token service that knows one token and one role, until its task is dropped with the test's runtime.
+/// Runs a token service that knows one token and one role, until the test's runtime drops its task.
 async fn token_service() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! Errors of the store for a server that fails, and the requests it sends meanwhile.
+//! Store errors for a failing server, and the requests sent in the meantime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,11 +18,11 @@ use crate::server::{PlannedFault, Server};
 const KEY: &str = "volumes/v1/log/00000000000000000001";
 const BODY: Bytes = Bytes::from_static(b"record");
 
-/// Long enough for an answer on a busy machine, short enough to wait for.
+/// Long enough for a response on a busy machine, short enough to wait for.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(4);
 const TOO_LATE: Duration = Duration::from_secs(600);
 
-/// Creates [`KEY`] and says that it is not known whether it was.
+/// Creates [`KEY`] and asserts that the outcome is unknown.
 async fn create_is_ambiguous(store: &S3Store, kind: ErrorKind) {
     let puts = store.counts().put;
     match store.create(KEY, BODY).await {
@@ -32,7 +32,7 @@ async fn create_is_ambiguous(store: &S3Store, kind: ErrorKind) {
     assert_eq!(store.counts().put, puts + 1, "a create is sent exactly once");
 }
 
-/// It is ambiguous before.
+/// The outcome is ambiguous before the read.
 #[tokio::test]
 async fn a_create_with_a_lost_reply_can_be_read_back() {
     let server = Server::start().await;
@@ -95,7 +95,7 @@ async fn a_refused_create_leaves_no_doubt() {
     }
 }
 
-/// It failed at the first such answer, and nothing looked at the time that the server names.
+/// Regression: it failed at the first throttling response, and the server's delay was ignored.
 #[tokio::test]
 async fn a_throttled_create_is_repeated_when_the_server_says() {
     let server = Server::start().await;
@@ -125,7 +125,7 @@ async fn a_create_that_stays_throttled_leaves_no_doubt() {
     assert_eq!(store.counts().put, 4);
 }
 
-/// The object may be of the attempt before: a server that stored it may throttle at its last step.
+/// The previous attempt may have stored the object: a server may throttle in its last step.
 #[tokio::test]
 async fn a_412_after_a_throttled_create_is_ambiguous() {
     let server = Server::start().await;
@@ -146,7 +146,7 @@ async fn a_412_before_the_body_was_read_means_exists() {
     server.plan_fault(Method::PUT, PlannedFault::EarlyAnswer(412, "PreconditionFailed"));
     let large = Bytes::from(vec![7; 4 << 20]);
     match store.create(KEY, large).await {
-        // Closing before the body was read may cut off the answer: then the outcome is unknown.
+        // Closing before the body was read may cut off the response: then the outcome is unknown.
         Err(CreateError::Exists { .. } | CreateError::Ambiguous(_)) => {}
         other => panic!("{other:?}"),
     }
@@ -228,8 +228,8 @@ async fn a_large_segment_survives_lost_parts_and_a_lost_completion() {
     assert_eq!(server.backend.open_uploads(), 0);
 }
 
-/// A server that copies the parts needs time for them. The limit was the same for every size: the completion
-/// of 4 GiB timed out each time, and the upload began again.
+/// Regression: a server that copies the parts needs time for them. The limit was the same for every size: the
+/// completion of 4 GiB timed out each time, and the upload restarted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_segment_is_given_time_to_complete() {
     let server = Server::start().await;
@@ -258,7 +258,7 @@ async fn a_large_segment_that_fails_frees_its_parts() {
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
-/// A writer that is dropped in the middle of an upload, as by the death of its process, leaves the parts.
+/// A writer that is dropped during an upload, like a dying process, leaves the parts behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn uploads_whose_writer_died_are_found_and_aborted() {
     let server = Server::start().await;
@@ -297,7 +297,7 @@ async fn a_delete_whose_reply_is_lost_is_done() {
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
-/// Creates `count` objects; their keys.
+/// Creates `count` objects, and returns their keys.
 async fn objects(store: &S3Store, count: usize) -> Vec<String> {
     let keys: Vec<String> = (0..count).map(|number| format!("{KEY}-{number:04}")).collect();
     for key in &keys {
@@ -321,7 +321,7 @@ async fn many_objects_are_deleted_with_one_request() {
     assert_eq!(store.counts().delete, 2, "one, and its repetition");
 }
 
-/// Not every server knows the request.
+/// Not every server supports the request.
 #[tokio::test]
 async fn objects_are_deleted_one_by_one_where_the_server_cannot_do_it_at_once() {
     let server = Server::start().await;
@@ -333,7 +333,7 @@ async fn objects_are_deleted_one_by_one_where_the_server_cannot_do_it_at_once() 
     assert_eq!(store.counts().delete, 41);
 }
 
-/// A page in the server's place, and an answer of a server that did not do it.
+/// Covers a page instead of the server's response, and a server response without the deletion.
 #[tokio::test]
 async fn an_object_that_the_server_does_not_call_deleted_is_not() {
     let server = Server::start().await;
@@ -380,7 +380,7 @@ async fn keys_lie_under_the_prefix_and_others_are_not_seen() {
     assert_eq!(page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), [KEY]);
 }
 
-/// Loses GETs until the store counts as unreachable.
+/// Drops GETs until the store counts as unreachable.
 async fn become_unreachable(server: &Server, store: &S3Store) {
     let sent = store.counts().get;
     for _ in 0..4 {
@@ -408,8 +408,8 @@ async fn an_unreachable_store_gets_one_request_at_a_time() {
     assert_eq!(store.counts().get, 7 + 8);
 }
 
-/// The one that was refused ended the join, and dropped the one that was admitted before its answer: a store
-/// that was back was never found to be.
+/// Regression: the failed request ended the join, and dropped the admitted one before its response: the
+/// store's recovery was never detected.
 #[tokio::test]
 async fn two_reads_at_once_end_an_outage() {
     let server = Server::start().await;
@@ -425,12 +425,12 @@ async fn two_reads_at_once_end_an_outage() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    // Half a second, and time for a busy machine; it was never.
+    // Half a second, and time for a busy machine; before the fix it never recovered.
     tokio::time::timeout(Duration::from_secs(10), recovered).await.expect("it is back");
     assert_eq!(store.counts().get, 4 + 2);
 }
 
-/// Creates never said what they had learned: one was done, the others were refused with the error of before.
+/// Regression: creates never published their result: one succeeded, the others failed with the old error.
 #[tokio::test]
 async fn creates_after_an_outage_are_all_done() {
     let server = Server::start().await;
@@ -442,7 +442,7 @@ async fn creates_after_an_outage_are_all_done() {
     assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::NotFound, "it is back");
 }
 
-/// Each left an attempt that had begun and never ended.
+/// Regression: each left an attempt that never ended.
 #[tokio::test]
 async fn a_read_that_is_dropped_is_counted_as_ended() {
     let server = Server::start().await;
@@ -461,7 +461,7 @@ async fn a_read_that_is_dropped_is_counted_as_ended() {
     assert_eq!(get.buckets.iter().map(|bucket| bucket.load(Ordering::SeqCst)).sum::<u64>(), 1);
 }
 
-/// All four attempts had one limit, and so had every operation after: none ever succeeded.
+/// Regression: all four attempts, and all later operations, had the same limit: none ever succeeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_whose_answers_begin_late_makes_progress() {
     const LIMIT: Duration = Duration::from_millis(500);
@@ -472,7 +472,7 @@ async fn a_store_whose_answers_begin_late_makes_progress() {
             server.plan_fault(method.clone(), PlannedFault::Late(LIMIT * 5 / 2));
         }
     }
-    // A create is sent once; the one before may have come into effect.
+    // A create is sent once; the previous one may have taken effect.
     let mut creates = 1;
     while !matches!(store.create(KEY, BODY).await, Ok(Created) | Err(CreateError::Exists { .. })) {
         creates += 1;
@@ -484,8 +484,8 @@ async fn a_store_whose_answers_begin_late_makes_progress() {
     store.delete(&[KEY]).await.unwrap();
 }
 
-/// All parts of an upload waited in one queue with reads and log records, each of which then came after
-/// gigabytes.
+/// Regression: all parts of an upload shared one queue with reads and log records, each of which then waited
+/// for gigabytes.
 #[tokio::test]
 async fn uploads_leave_permits_for_reads() {
     let server = Server::start().await;
@@ -519,7 +519,7 @@ async fn uploads_leave_permits_for_reads() {
     );
 }
 
-/// A FLUSH with `durability: object` waited until the parts of other volumes had been sent.
+/// Regression: a FLUSH with `durability: object` waited for the parts of other volumes.
 #[tokio::test]
 async fn a_small_segment_does_not_wait_for_large_ones() {
     let server = Server::start().await;
@@ -546,7 +546,7 @@ async fn a_small_segment_does_not_wait_for_large_ones() {
     assert!(sent < 9, "{sent}: it came after all large ones");
 }
 
-/// The wait for a permit counted against the deadline of the retry policy: the first failure was the last.
+/// Regression: the wait for a permit counted towards the retry deadline: the first failure was the last.
 #[tokio::test]
 async fn time_in_the_queue_is_not_the_retry_deadlines() {
     let server = Server::start().await;
@@ -561,7 +561,7 @@ async fn time_in_the_queue_is_not_the_retry_deadlines() {
     assert_eq!(store.counts().put, 3, "the queued one is repeated once");
 }
 
-/// Parts that are made as they are asked for: most of them at once, and how many there were.
+/// Parts created on demand, with their peak number.
 struct Counted {
     left: usize,
     held: Arc<AtomicUsize>,
@@ -596,7 +596,7 @@ impl Parts for Counted {
     }
 }
 
-/// A segment lay in memory as a whole until its last part was stored.
+/// Regression: a whole segment was in memory until its last part was stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_more_parts_are_in_memory_than_allowed() {
     let server = Server::start().await;
@@ -605,14 +605,14 @@ async fn no_more_parts_are_in_memory_than_allowed() {
     store.put_segment("volumes/v1/segments/a", &mut parts).await.unwrap();
     assert_eq!((parts.peak, parts.held.load(Ordering::SeqCst)), (2, 0));
     assert_eq!(store.get_suffix("volumes/v1/segments/a", 1).await.unwrap().size_bytes, 30 << 20);
-    // Its maker fails at the second part: the upload ends, and nothing of it stays.
+    // The producer fails at the second part: the upload ends without leftovers.
     let mut parts = Counted { left: 0, held: Arc::default(), peak: 0 };
     let failed = store.put_segment("volumes/v1/segments/b", &mut parts).await;
     assert!(matches!(failed, Err(SegmentError::Part(PartFailed))), "{failed:?}");
     assert_eq!(server.backend.open_uploads(), 0);
 }
 
-/// One part at once until the second is asked for, then four.
+/// Allows one part until the second is requested, then four.
 struct Growing(Counted);
 
 #[async_trait::async_trait]
@@ -638,7 +638,7 @@ async fn an_upload_sends_as_many_parts_as_allowed_now() {
     assert_eq!(parts.0.peak, 4);
 }
 
-/// The round trip in which an upload is started was waited for between the first part and the second.
+/// Regression: the round trip of starting an upload was waited for between the first part and the second.
 #[tokio::test]
 async fn parts_are_made_while_the_upload_is_started() {
     let server = Server::start().await;
@@ -660,7 +660,7 @@ async fn parts_are_made_while_the_upload_is_started() {
     tokio::time::timeout(Duration::from_secs(4), made).await.expect("the second part waits for the start");
 }
 
-/// Makes one part and fails at the next.
+/// Creates one part and fails at the next.
 struct Failing {
     made: bool,
 }
@@ -679,7 +679,7 @@ impl Parts for Failing {
     }
 }
 
-/// The second part fails before the store has answered that the upload is started.
+/// The second part fails before the store has confirmed the start of the upload.
 #[tokio::test]
 async fn an_upload_whose_maker_fails_is_aborted() {
     let server = Server::start().await;

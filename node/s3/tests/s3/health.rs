@@ -1,4 +1,4 @@
-//! Messages of the probe for a bucket that cannot hold volumes.
+//! Probe messages for a bucket that is not fit for volumes.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,7 @@ async fn probe(config: S3Config) -> Result<Probed, ProbeFailure> {
     S3Store::connect(config).await.unwrap().probe().await
 }
 
-/// The probe fails, and names this field and reason.
+/// Asserts that the probe fails with this field and reason.
 async fn fails(config: S3Config, field: &str, reason: &str) -> ProbeFailure {
     let failure = probe(config).await.expect_err(reason);
     assert_eq!((failure.field(), failure.reason()), (field, reason), "{failure:?}");
@@ -37,7 +37,7 @@ async fn a_good_bucket_is_ready_and_left_empty() {
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
-/// Each minute a probe left two versions of a key in a bucket that keeps versions.
+/// Regression: each minute a probe left two versions of a key in a versioned bucket.
 #[tokio::test]
 async fn a_probed_bucket_is_asked_again_without_a_write() {
     let server = Server::start().await;
@@ -51,7 +51,7 @@ async fn a_probed_bucket_is_asked_again_without_a_write() {
     store.ping().await.unwrap();
 }
 
-/// Tools that show a bucket as a file system leave such objects. The probe failed on it.
+/// Regression: tools that show a bucket as a file system leave such objects, and the probe failed on them.
 #[tokio::test]
 async fn an_object_of_another_program_below_the_prefix_stays() {
     let server = Server::start().await;
@@ -77,7 +77,7 @@ async fn what_a_killed_probe_left_is_deleted_an_hour_later() {
     assert_eq!(store.counts().delete, 3 + 3 + 1);
 }
 
-/// By this host's clock, which may be off by more than an hour, probes in flight were old or young.
+/// Regression: by this host's clock, which may be off by more than an hour, active probes looked old.
 #[tokio::test]
 async fn the_age_of_an_object_is_by_the_servers_clock() {
     let server = Server::start().await;
@@ -125,7 +125,7 @@ async fn wrong_credentials_differ_from_a_missing_permission() {
     }
 }
 
-/// It was called a wrong key pair.
+/// Regression: it was reported as a wrong key pair.
 #[tokio::test]
 async fn a_clock_that_the_server_refuses_is_named() {
     let server = Server::start().await;
@@ -156,8 +156,7 @@ async fn a_server_that_ignores_the_condition_is_refused() {
     assert_eq!(server.backend.keys(), Vec::<String>::new(), "the probe's object is gone");
 }
 
-/// One after the other its creates are right: it was taken for a good server, and two nodes served one
-/// volume.
+/// Regression: sequential creates work on such a server, so it passed, and two nodes served one volume.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_looks_before_it_stores_is_refused() {
     for tried in 0..20 {
@@ -170,7 +169,7 @@ async fn a_server_that_looks_before_it_stores_is_refused() {
     }
 }
 
-/// Requests that waited for each other's permits would be right one after the other.
+/// Requests that wait for each other's permits would succeed as sequential ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn few_permitted_requests_hide_no_race() {
     let server = Server::start().await;
@@ -179,7 +178,7 @@ async fn few_permitted_requests_hide_no_race() {
     fails(config, "endpoint", "CreateOnceNotAtomic").await;
 }
 
-/// Amazon answers some of several creates at once so, and has the object of another.
+/// Amazon answers some of several concurrent creates this way, and stores another one's object.
 #[tokio::test]
 async fn conflicts_between_creates_at_once_are_no_fault() {
     let server = Server::start().await;
@@ -204,7 +203,7 @@ async fn a_wrong_region_is_named() {
     assert!(failure.to_string().contains("us-east-1"), "{failure}");
 }
 
-/// Its create had the usual limit, whatever the requests before it had needed.
+/// Regression: its create had the default limit, although earlier requests had needed longer ones.
 #[tokio::test]
 async fn a_server_whose_answers_begin_late_passes() {
     const LIMIT: Duration = Duration::from_millis(1500);
@@ -216,21 +215,21 @@ async fn a_server_whose_answers_begin_late_passes() {
     }
     let store = server.store_with_attempt_limit(LIMIT).await;
     store.probe().await.unwrap();
-    // None was repeated.
+    // None was retried.
     assert_eq!(store.counts().put, 15);
 }
 
 #[tokio::test]
 async fn an_unreachable_server_may_come_back() {
     let server = Server::start().await;
-    // Bound and not listening: connections are refused, and no other process gets the port.
+    // Bound but not listening: connections are refused, and no other process gets the port.
     let silent = tokio::net::TcpSocket::new_v4().unwrap();
     silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let endpoint = Some(format!("http://{}", silent.local_addr().unwrap()));
     let config = S3Config { endpoint, ..server.config() };
     let failure = fails(config.clone(), "endpoint", "Unreachable").await;
     assert!(failure.is_passing());
-    // A create that never left is not in doubt.
+    // The outcome of a create that was never sent is known.
     let store = S3Store::connect(config).await.unwrap();
     let create = store.create("a", Bytes::new()).await.unwrap_err();
     assert!(matches!(create, CreateError::Failed(_)), "{create:?}");

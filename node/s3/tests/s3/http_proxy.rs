@@ -1,4 +1,4 @@
-//! HTTP proxies between the store and the server, as companies have them.
+//! HTTP proxies between the store and the server, as in corporate networks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::server::Server;
 use crate::tls::authority_for;
 
 const BODY: Bytes = Bytes::from_static(b"record");
-/// A name that only the proxy knows.
+/// A name that only the proxy resolves.
 const NAME: &str = "s3.company.invalid";
 
-/// A proxy that leads to one server whatever name it is asked for. It ends when this is dropped.
+/// A proxy that forwards all names to one server. It ends when this is dropped.
 struct FakeProxy {
     address: SocketAddr,
     tunnels: Arc<AtomicUsize>,
@@ -27,7 +27,7 @@ struct FakeProxy {
 }
 
 impl FakeProxy {
-    /// `login` is the credentials that it asks for, in base64.
+    /// Starts the proxy; `login` is the required credentials, in base64.
     async fn start(server: SocketAddr, login: Option<&'static str>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -61,7 +61,7 @@ async fn serve(
 ) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        // A client that hangs up has asked for nothing.
+        // A client that disconnects early has sent no request.
         let Ok(byte) = client.read_u8().await else { return };
         head.push(byte);
     }
@@ -80,11 +80,11 @@ async fn serve(
         forwards.fetch_add(1, Ordering::SeqCst);
         to.write_all(&head).await.unwrap();
     }
-    // An error is how the connection ends.
+    // Connections normally end with an error.
     let _ended = copy_bidirectional(&mut client, &mut to).await;
 }
 
-/// They were ignored, and a server that is behind one was never reached.
+/// Regression: proxies were ignored, and a server behind one was never reached.
 #[tokio::test]
 async fn a_server_behind_a_proxy_is_reached_through_it() {
     let (ca_pem, acceptor) = authority_for(NAME);
@@ -118,7 +118,7 @@ async fn a_server_without_tls_is_asked_through_a_proxy() {
     assert!(proxy.counts().1 > 0 && proxy.counts().0 == 0, "{:?}", proxy.counts());
 }
 
-/// The message named the network policy and the server.
+/// Regression: the message named the network policy and the server.
 #[tokio::test]
 async fn a_proxy_that_refuses_is_named() {
     let (ca_pem, acceptor) = authority_for(NAME);

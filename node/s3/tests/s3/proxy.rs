@@ -1,4 +1,4 @@
-//! Answers of a proxy, an ingress or a load balancer in the server's place: they say nothing about any
+//! Responses of a proxy, ingress or load balancer instead of the server, which prove nothing about any
 //! object.
 
 use bytes::Bytes;
@@ -16,8 +16,8 @@ const PAGE: &str = "<html><head><title>404 Not Found</title></head><body>default
 const UNCLOSED: &str = "<html><body><hr>nginx</body>";
 const STATUSES: [u16; 11] = [302, 307, 400, 401, 403, 404, 405, 408, 412, 421, 425];
 
-/// A 404 of an ingress without its backend was "object does not exist", a 408 or 421 was final: an
-/// application's read failed.
+/// Regression: an ingress without its backend sent 404, which meant "object does not exist", and 408 or 421
+/// were final: an application's read failed.
 #[tokio::test]
 async fn a_read_survives_what_a_proxy_answers() {
     let server = Server::start().await;
@@ -33,7 +33,7 @@ async fn a_read_survives_what_a_proxy_answers() {
     }
 }
 
-/// The same while the proxy stays: the object is not reachable, which does not say if it exists.
+/// The same while the proxy persists: the object is unreachable, which does not prove whether it exists.
 #[tokio::test]
 async fn a_proxy_that_stays_is_an_unreachable_store() {
     let server = Server::start().await;
@@ -48,7 +48,7 @@ async fn a_proxy_that_stays_is_an_unreachable_store() {
     }
 }
 
-/// A page that comes with status 200 was mistaken for the object's bytes, and a part of it for damage.
+/// Regression: a page with status 200 passed for the object's bytes, and a part of it for damage.
 #[tokio::test]
 async fn a_page_in_place_of_a_range_is_no_data() {
     let server = Server::start().await;
@@ -68,7 +68,7 @@ async fn a_page_in_place_of_a_range_is_no_data() {
     }
 }
 
-/// A page that comes with status 200 made a commit that no server had stored count as stored.
+/// Regression: a page with status 200 made a commit that no server had stored count as stored.
 #[tokio::test]
 async fn a_create_answered_by_a_page_is_ambiguous() {
     let server = Server::start().await;
@@ -85,7 +85,7 @@ async fn a_create_answered_by_a_page_is_ambiguous() {
     assert_eq!(store.get("volumes/v1/segments/a", 64).await.unwrap(), BODY);
 }
 
-/// A missing bucket is a failover or a configuration error: it was final for an application's read.
+/// Regression: a missing bucket, which is a failover or a configuration error, failed an application's read.
 #[tokio::test]
 async fn a_missing_bucket_is_no_word_on_its_objects() {
     let server = Server::start().await;
@@ -98,7 +98,7 @@ async fn a_missing_bucket_is_no_word_on_its_objects() {
     assert_eq!(read.kind(), ErrorKind::Unavailable);
 }
 
-/// A server that sends its own header and no body is believed; only its header distinguishes it from a proxy.
+/// A response with the server's header and no body is trusted; the header distinguishes it from a proxy.
 #[tokio::test]
 async fn a_404_with_the_servers_own_header_is_believed() {
     for (header, kind) in

@@ -1,4 +1,4 @@
-//! An S3 server in this process: real HTTP on loopback, real signatures, and faults on demand.
+//! An in-process S3 server: real HTTP on loopback, real signatures, and faults on demand.
 
 use std::{
     collections::VecDeque,
@@ -36,29 +36,29 @@ use crate::backend::{BUCKET, Backend};
 /// A fault of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PlannedFault {
-    /// Answered with this status and code; nothing happens.
+    /// Responds with this status and code; has no effect.
     Answer(u16, &'static str),
-    /// Answered with this status, code and text; nothing happens.
+    /// Responds with this status, code and text; has no effect.
     Said(u16, &'static str, &'static str),
-    /// Answered that there are too many requests, and that one is due in so many seconds; nothing happens.
+    /// Throttles with a retry delay of this many seconds; has no effect.
     SlowDown(u64),
-    /// A proxy answers in the server's place: this status and body, and no error code of S3; nothing happens.
+    /// Responds like a proxy: this status and body, no S3 error code; has no effect.
     Proxy(u16, &'static str),
     /// The same before the request's body is read.
     EarlyAnswer(u16, &'static str),
-    /// The connection is closed; nothing happens.
+    /// Closes the connection; has no effect.
     LostRequest,
-    /// It happens, and the connection is closed without an answer.
+    /// Takes effect, and closes the connection without a response.
     LostReply,
-    /// The answer comes this much later.
+    /// Delays the response by this much.
     Late(Duration),
-    /// The answer's body stops after its first byte, and the connection stays.
+    /// Stalls the response's body after its first byte, and keeps the connection.
     StalledBody,
-    /// The answer's body ends after its first byte, and the connection with it.
+    /// Closes the connection after the first byte of the response's body.
     TornBody,
 }
 
-/// The parts of the server that each request needs.
+/// State that each request needs.
 #[derive(Clone)]
 struct Parts {
     backend: Arc<Backend>,
@@ -69,7 +69,7 @@ struct Parts {
 #[derive(Clone, Default)]
 struct PlannedFaults(Arc<Mutex<VecDeque<(Method, PlannedFault)>>>);
 
-/// Requests in flight now, and the most there ever were.
+/// Requests currently in flight, and their peak.
 #[derive(Default)]
 struct InFlight {
     now: AtomicUsize,
@@ -85,7 +85,7 @@ pub(crate) struct Server {
     _accept: JoinSet<()>,
 }
 
-/// Key id that both the client and the server know.
+/// Key id known to the client and the server.
 pub(crate) const KEY_ID: &str = "holdfast";
 pub(crate) const SECRET: &str = "holdfast-secret";
 
@@ -113,27 +113,27 @@ impl Server {
         Self { address, backend, faults, in_flight, _accept: accept }
     }
 
-    /// Number of faults that no request has met yet.
+    /// Returns the number of pending faults.
     pub(crate) fn planned(&self) -> usize {
         self.faults.0.lock().unwrap().len()
     }
 
-    /// Ends all faults that are still planned.
+    /// Removes all pending faults.
     pub(crate) fn heal(&self) {
         self.faults.0.lock().unwrap().clear();
     }
 
-    /// Plans a fault for the next request of `method` that has none yet.
+    /// Plans a fault for the next request of `method` without a planned fault.
     pub(crate) fn plan_fault(&self, method: Method, fault: PlannedFault) {
         self.faults.0.lock().unwrap().push_back((method, fault));
     }
 
-    /// The most requests that were ever in flight at once.
+    /// Returns the peak number of requests in flight.
     pub(crate) fn peak(&self) -> usize {
         self.in_flight.peak.load(Ordering::SeqCst)
     }
 
-    /// A configuration that fits this server, with time-outs fit for loopback.
+    /// Returns a configuration for this server, with timeouts suited to loopback.
     pub(crate) fn config(&self) -> S3Config {
         let credentials = S3Credentials::Static {
             access_key_id: KEY_ID.to_owned(),
@@ -158,7 +158,7 @@ impl Server {
         S3Store::connect(self.config()).await.unwrap()
     }
 
-    /// A store that waits for an answer no longer than `attempt`.
+    /// Returns a store that waits for a response no longer than `attempt`.
     pub(crate) async fn store_with_attempt_limit(&self, attempt: Duration) -> S3Store {
         let mut config = self.config();
         config.timeouts.attempt = attempt;
@@ -176,7 +176,7 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Servi
             match tls {
                 None => connection(stream, service, parts).await,
                 Some(tls) => {
-                    // A client that does not trust us hangs up here.
+                    // A client that does not trust this server disconnects here.
                     if let Ok(stream) = tls.accept(stream).await {
                         connection(stream, service, parts).await;
                     }
@@ -204,11 +204,11 @@ where
             answer
         }
     });
-    // An error is how a connection ends that a planned fault closed.
+    // A connection closed by a planned fault ends with an error.
     let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
 
-/// Closes the connection without an answer.
+/// Closes the connection without a response.
 #[derive(Debug, thiserror::Error)]
 #[error("planned fault")]
 struct Closed;
@@ -265,7 +265,7 @@ async fn with_faults(
         }
         Some(PlannedFault::StalledBody) => Ok(cut(run(request).await?, stream::pending().boxed())),
         Some(PlannedFault::TornBody) => {
-            // By then its head and first byte are sent.
+            // By then its head and first byte were sent.
             let torn = async {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 Err(Closed)
@@ -282,14 +282,14 @@ fn planned_answer(status: u16, code: &str, message: &str) -> Response<Body> {
     answer
 }
 
-/// Replaces a body by its first byte and what follows.
+/// Replaces a body with its first byte, followed by `then`.
 fn cut(answer: Response<Body>, then: stream::BoxStream<'static, Result<Bytes, Closed>>) -> Response<Body> {
     let first = stream::iter([Ok(Bytes::from_static(b"x"))]);
     let then = SyncStream(Mutex::new(then));
     answer.map(|_whole| StreamingBlob::wrap(first.chain(then)).into())
 }
 
-/// Makes a stream `Sync`, which a body must be.
+/// Makes a stream `Sync`, as required of a body.
 struct SyncStream(Mutex<stream::BoxStream<'static, Result<Bytes, Closed>>>);
 
 impl stream::Stream for SyncStream {
@@ -303,7 +303,7 @@ impl stream::Stream for SyncStream {
     }
 }
 
-/// Lets the test keep a hand on the backend.
+/// Lets the test access the backend.
 struct Shared(Arc<Backend>);
 
 macro_rules! forward {

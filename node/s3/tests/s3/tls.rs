@@ -1,4 +1,4 @@
-//! A server whose certificate only the given authority signed.
+//! A server whose certificate is signed only by the given authority.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::server::Server;
 
-/// A new authority's PEM and a server certificate it signed for loopback.
+/// Returns a new authority's PEM and a server certificate that it signed for loopback.
 fn authority() -> (String, TlsAcceptor) {
     authority_for("127.0.0.1")
 }

@@ -22,7 +22,7 @@ use holdfast_s3::{S3Config, S3Credentials, S3Store};
 
 use crate::server::{KEY_ID, SECRET};
 
-/// The running gateway and the directory it serves; both end with this.
+/// The running gateway and its directory; both are removed on drop.
 struct Gateway {
     process: Child,
     address: SocketAddr,
@@ -64,7 +64,7 @@ impl Gateway {
         }
     }
 
-    /// Waits until the gateway answers, a minute at most: it has no other sign of being ready.
+    /// Waits up to a minute for a response of the gateway, which has no other readiness signal.
     async fn store(&mut self) -> S3Store {
         let store = S3Store::connect(self.config()).await.unwrap();
         let begun = Instant::now();
@@ -79,13 +79,13 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
+        // It may have exited by itself; then there is nothing to kill.
         let _gone = self.process.kill();
         let _reaped = self.process.wait();
     }
 }
 
-/// A port that stays free until the gateway binds it: on a loopback address that no other test uses.
+/// Returns a port that stays free until the gateway binds it: on a loopback address that no other test uses.
 fn free_address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -127,7 +127,7 @@ async fn versitygw_says_what_is_wrong_with_a_configuration() {
     }
 }
 
-/// A first part, and no further one: as of a daemon that is killed meanwhile.
+/// A first part without a second one, like a daemon that is killed in between.
 struct Endless(Option<Bytes>);
 
 #[async_trait::async_trait]

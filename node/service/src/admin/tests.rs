@@ -4,7 +4,7 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use super::*;
 
-/// A program that is ready unless there is a reason.
+/// A program with these reasons not to be ready.
 struct Fake(&'static [&'static str]);
 
 impl Program for Fake {
@@ -21,7 +21,7 @@ impl Program for Fake {
 struct Served {
     address: SocketAddr,
     endpoint: tokio::task::JoinHandle<()>,
-    /// Without its layer a filter is gone.
+    /// Without its layer, a filter does not exist.
     _subscriber: tracing::Dispatch,
 }
 
@@ -35,7 +35,7 @@ impl Served {
         Self { address, endpoint, _subscriber: subscriber }
     }
 
-    /// The whole answer to a request.
+    /// Sends a request and returns the whole response.
     async fn ask(&self, method: &str, path: &str, body: &[u8]) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let head = format!(
@@ -58,13 +58,13 @@ impl Served {
     }
 }
 
-/// Found by reading: kubelets of clusters without IPv4 reached no probe.
+/// Found by review: kubelets of clusters without IPv4 could not reach any probe.
 #[tokio::test]
 async fn the_address_of_all_is_reached_by_both_families() {
     let listener = listen("[::]:0".parse().unwrap()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
-    // A host without IPv6 listens on IPv4 alone, and one may have sockets of it and no address.
+    // A host without IPv6 listens on IPv4 only; a host may also support it without an address.
     if listener.local_addr().unwrap().is_ipv6() && TcpListener::bind("[::1]:0").await.is_ok() {
         TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.unwrap();
     }
@@ -109,7 +109,7 @@ async fn the_log_level_is_read_and_changed_while_running() {
     assert!(now.contains("warn") && now.contains("holdfast_node=debug"), "{now}");
 }
 
-/// Each ran on by itself, for as long as its client kept it open.
+/// Regression: each connection continued for as long as its client kept it open.
 #[tokio::test]
 async fn connections_end_with_their_endpoint() {
     let served = Served::new(Fake(&[])).await;
@@ -121,11 +121,11 @@ async fn connections_end_with_their_endpoint() {
     served.endpoint.abort();
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
-    // Its end may be a reset.
+    // The connection may end with a reset.
     drop(ended.expect("the connection ends"));
 }
 
-/// A level that is not understood could silence the log.
+/// An invalid level could silence the log.
 #[tokio::test]
 async fn a_bad_log_level_changes_nothing() {
     let served = Served::new(Fake(&[])).await;

@@ -1,4 +1,4 @@
-//! The Pod document, and what is said of Pods and nodes.
+//! The Pod document, and the messages about Pods and nodes.
 
 use clap::Parser;
 use kube::core::Status;
@@ -6,7 +6,7 @@ use kube::core::Status;
 use super::*;
 use crate::{Command, Settings};
 
-/// The DaemonSet and the values that the Pod stands for.
+/// The DaemonSet and the values that the Pod must match.
 const DAEMON_SET: &str = include_str!("../../../../charts/holdfast/templates/node-daemonset.yaml");
 const VALUES: &str = include_str!("../../../../charts/holdfast/values.yaml");
 
@@ -63,7 +63,7 @@ fn the_pod_is_on_its_node_whatever_taints_it_has() {
     }
 }
 
-/// A Pod that sees less of the node than the daemon would say that good nodes are not fit.
+/// A Pod with less access to the node than the daemon would fail healthy nodes.
 #[test]
 fn the_pod_is_as_the_daemon_sets() {
     let pod = pod("a", &a_run());
@@ -74,7 +74,7 @@ fn the_pod_is_as_the_daemon_sets() {
     let container = &spec["containers"][0];
     assert_eq!(container["securityContext"], json!({ "privileged": true, "readOnlyRootFilesystem": true }));
     has("privileged: true\n            readOnlyRootFilesystem: true");
-    // The host's /dev was given a file, and the pod that lost the race for it a failed start.
+    // Regression: a file was created in the host's /dev, and the losing pod failed to start.
     assert_eq!(container["terminationMessagePath"], "/termination-log");
     has("terminationMessagePath: /termination-log");
     let named = |items: &Value| -> Vec<String> {
@@ -102,7 +102,7 @@ fn the_pod_is_as_the_daemon_sets() {
     }
 }
 
-/// `node/daemon` has the defaults (`docs/configuration.md`), and the Pod sets none of these.
+/// `node/daemon` has the defaults (`docs/configuration.md`); the Pod sets none of these.
 #[test]
 fn the_charts_other_values_are_the_daemons_defaults() {
     let page = include_str!("../../../../docs/configuration.md");

@@ -1,7 +1,6 @@
-//! Figures of the volumes of one daemon: what a read of its metrics said, and what two say of the time
-//! between.
+//! Figures of one daemon's volumes: the values of one read of its metrics, and the rates between two.
 //!
-//! Invariants: a counter that is lower than before began again; no figure comes of it.
+//! Invariants: a counter lower than before was reset and yields no figure.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,15 +10,15 @@ use super::samples::samples;
 /// Kind of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A counter: what it rose by in a second.
+    /// A counter: its increase per second.
     Rate,
     /// A gauge: its last value.
     Value,
-    /// A histogram, of the samples with this label `operation`: the bound that 99 of 100 did not exceed.
+    /// A histogram, of the samples with this label `operation`: the 99th percentile, as a bucket bound.
     Slowest(&'static str),
 }
 
-/// A figure: the metric that it is made of, as docs/metrics.md names it.
+/// A figure, and the metric it is calculated from (see docs/metrics.md).
 #[derive(Debug)]
 pub(super) struct Figure {
     pub(super) metric: &'static str,
@@ -59,15 +58,15 @@ pub(super) const FIGURES: [Figure; COUNT] = [
 
 /// Metric that is 1 while a volume is attached.
 const ATTACHED: &str = "holdfast_volume_attached";
-/// Metric whose labels are the names of a volume.
+/// Metric whose labels hold a volume's names.
 const INFO: &str = "holdfast_volume_info";
 
-/// One read of the metrics of a daemon.
+/// One read of a daemon's metrics.
 #[derive(Debug)]
 pub(super) struct Reading {
     /// Time of the read.
     at: Instant,
-    /// Those that are attached, by their ids.
+    /// The attached volumes, by id.
     volumes: BTreeMap<String, Volume>,
 }
 
@@ -78,11 +77,11 @@ struct Volume {
     name: Option<String>,
     claim: Option<String>,
     samples: [Option<f64>; COUNT],
-    /// Of the figures that are histograms: bound in seconds and number of requests up to it, ascending.
+    /// For histogram figures: bound in seconds and cumulative number of requests, ascending.
     buckets: [Vec<(f64, f64)>; COUNT],
 }
 
-/// A volume over two reads.
+/// A volume across two reads.
 #[derive(Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) id: String,
@@ -93,15 +92,15 @@ pub(super) struct Row {
     pub(super) node: String,
     /// In the order of [`FIGURES`].
     pub(super) figures: [Option<f64>; COUNT],
-    /// True if the counters of the two reads are not those of one daemon.
+    /// True if the counters of the two reads come from different daemons.
     pub(super) is_new: bool,
 }
 
 impl Reading {
-    /// The read of `text` at the time `at`.
+    /// Parses `text`, read at the time `at`.
     ///
     /// # Errors
-    /// It is no text of metrics.
+    /// The text is not in a metrics format.
     pub(super) fn new(at: Instant, text: &str) -> Result<Self, String> {
         let mut volumes = BTreeMap::<String, Volume>::new();
         for sample in samples(text)? {
@@ -136,7 +135,7 @@ impl Reading {
         Ok(Self { at, volumes })
     }
 
-    /// The volumes that `node` serves as of this read, with the rates since `before`.
+    /// Returns the volumes that `node` serves as of this read, with the rates since `before`.
     pub(super) fn since(self, before: &Self, node: &str) -> Vec<Row> {
         let seconds = self.at.saturating_duration_since(before.at).as_secs_f64();
         let row = |(id, now): (String, Volume)| {
@@ -157,7 +156,7 @@ impl Reading {
 }
 
 impl Volume {
-    /// True if a counter began again after `then`.
+    /// Returns true if a counter was reset after `then`.
     fn has_restarted_since(&self, then: &Self) -> bool {
         let both = FIGURES.iter().zip(self.samples.iter().zip(&then.samples));
         both.filter(|(figure, _)| figure.kind == Kind::Rate).any(|(_, (now, then))| now < then)
@@ -165,7 +164,7 @@ impl Volume {
 }
 
 impl Figure {
-    /// True if the samples called `name`, of an operation if they have that label, are its own.
+    /// Returns true if the figure uses the samples called `name` of this `operation`.
     fn is_of(&self, name: &str, operation: Option<&str>) -> bool {
         match self.kind {
             Kind::Rate => name.strip_suffix("_total") == Some(self.metric),
@@ -175,8 +174,8 @@ impl Figure {
     }
 }
 
-/// The bound in seconds that 99 of 100 of the requests between two reads did not exceed; none if there were
-/// none. A histogram without requests is not in a read.
+/// Returns the bucket bound, in seconds, of the 99th percentile of the requests between two reads; `None`
+/// without requests. A read does not contain histograms without requests.
 fn slowest_of(now: &[(f64, f64)], then: &[(f64, f64)]) -> Option<f64> {
     let until = |at: usize| now[at].1 - then.get(at).map_or(0.0, |(_, count)| *count);
     let all = now.len().checked_sub(1).map(until).filter(|&all| all > 0.0)?;
@@ -191,7 +190,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Metrics of a daemon that serves `id-1`, cut to what is read and a little more.
+    /// Metrics of a daemon that serves `id-1`, reduced to little more than the relevant lines.
     pub(in crate::top) const TEXT: &str = r#"# HELP holdfast_ring_full_inbox Messages that found the inbox of the ring thread full.
 # TYPE holdfast_ring_full_inbox counter
 holdfast_ring_full_inbox_total{ring="0"} 0.0
@@ -248,14 +247,14 @@ holdfast_log_dropped_lines_total 0.0
         TEXT.lines().find(|line| line.starts_with(metric)).unwrap()
     }
 
-    /// The rows of two reads, of which the second is that much later.
+    /// Returns the rows of two reads, the second taken `later` after the first.
     pub(in crate::top) fn rows(before: &str, after: &str, later: Duration) -> Vec<Row> {
         let begin = Instant::now();
         let before = Reading::new(begin, before).unwrap();
         Reading::new(begin + later, after).unwrap().since(&before, "a")
     }
 
-    /// [`TEXT`] two thousand reads, a hundred writes and 50 MiB later.
+    /// Returns [`TEXT`] after two thousand more reads, a hundred more writes and 50 more MiB.
     pub(in crate::top) fn later() -> String {
         TEXT.replace(
             "read_requests_total{volume=\"id-1\"} 1000.0",
@@ -299,7 +298,7 @@ holdfast_log_dropped_lines_total 0.0
     #[test]
     fn the_slowest_are_those_of_the_time_between_the_reads() {
         let found = rows(TEXT, &later(), Duration::from_secs(2));
-        // 100 reads, one of them in the last bucket; the ten slow ones of before do not count. No flush.
+        // 100 reads, one of them in the last bucket; the ten earlier slow reads do not count. No flush.
         assert_eq!(found[0].figures[9..], [Some(0.000_128), Some(f64::INFINITY), None]);
         let first = rows(TEXT, TEXT, Duration::from_secs(2));
         assert_eq!(first[0].figures[9..], [None; 3]);
@@ -314,7 +313,7 @@ holdfast_log_dropped_lines_total 0.0
 
     #[test]
     fn counters_that_began_again_have_no_rate() {
-        // The next daemon had more reads already, and fewer writes.
+        // The next daemon already had more reads, and fewer writes.
         let restarted = later().replace(
             "write_requests_total{volume=\"id-1\"} 300.0",
             "write_requests_total{volume=\"id-1\"} 7.0",
@@ -376,7 +375,7 @@ holdfast_log_dropped_lines_total 0.0
         assert_eq!(rows(&text, &text, Duration::from_secs(2))[0].claim, None);
     }
 
-    /// A test of the daemon keeps that page as its metrics are.
+    /// A test of the daemon keeps that page in line with its metrics.
     #[test]
     fn the_daemon_has_the_metrics_that_are_read() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");

@@ -1,4 +1,4 @@
-//! The samples of a text of metrics, in the format of OpenMetrics or of Prometheus.
+//! Samples of a metrics text in the OpenMetrics or Prometheus format.
 //!
 //! Owns: names, labels and values. Does not own: types, units, timestamps and exemplars, which are skipped.
 
@@ -11,16 +11,16 @@ pub(super) struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// The value of a label.
+    /// Returns the value of a label.
     pub(super) fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|(label, _)| *label == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// The samples of `text`.
+/// Parses the samples in `text`.
 ///
 /// # Errors
-/// A line is no sample, or the end of the text is missing.
+/// A line is not a sample, or the end marker is missing.
 pub(super) fn samples(text: &str) -> Result<Vec<Sample<'_>>, String> {
     if text.lines().next_back() != Some("# EOF") {
         return Err("its answer is no complete text of metrics".to_owned());
@@ -43,7 +43,7 @@ fn sample(line: &str) -> Option<Sample<'_>> {
 
 type Labels<'a> = Vec<(&'a str, String)>;
 
-/// The labels that `text` begins with, and what follows their closing brace.
+/// Parses the labels at the start of `text`; also returns the text after the closing brace.
 fn labels(mut text: &str) -> Option<(Labels<'_>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -57,7 +57,7 @@ fn labels(mut text: &str) -> Option<(Labels<'_>, &str)> {
     }
 }
 
-/// The value that ends with the next quote, and what follows.
+/// Parses the value up to the next quote; also returns the text after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();

@@ -9,7 +9,7 @@ use holdfast_crds::TimeSpan;
 
 use super::figures::{COUNT, Row};
 
-/// The column by which the lines are in order: names upwards, figures downwards.
+/// Column that the lines are sorted by: names ascending, figures descending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SortBy {
     /// Name of the Volume.
@@ -18,33 +18,33 @@ pub(crate) enum SortBy {
     Claim,
     /// Name of the node.
     Node,
-    /// Reads in a second.
+    /// Reads per second.
     Reads,
-    /// Writes in a second.
+    /// Writes per second.
     Writes,
-    /// Reads in a second of blocks that were in the store only.
+    /// Reads per second of blocks that only the store had.
     ColdReads,
-    /// Bytes read in a second.
+    /// Bytes read per second.
     ReadBytes,
-    /// Bytes written in a second.
+    /// Bytes written per second.
     WrittenBytes,
-    /// Requests that wait for the store, memory or space.
+    /// Requests waiting for the store, memory or space.
     Waiting,
-    /// Bytes that are not uploaded.
+    /// Bytes not uploaded.
     Dirty,
-    /// Age of the oldest of them.
+    /// Age of the oldest byte not uploaded.
     Oldest,
     /// Bytes on the node's disk.
     Cached,
-    /// Time that 99 of 100 reads did not exceed.
+    /// 99th percentile of the read latency.
     ReadP99,
-    /// Time that 99 of 100 writes did not exceed.
+    /// 99th percentile of the write latency.
     WriteP99,
-    /// Time that 99 of 100 flushes and forced writes did not exceed.
+    /// 99th percentile of the latency of flushes and FUA writes.
     FlushP99,
 }
 
-/// Titles of the columns of names.
+/// Titles of the name columns.
 const NAMES: [&str; 3] = ["VOLUME", "CLAIM", "NODE"];
 
 /// A column of figures, in the order of [`super::figures::FIGURES`].
@@ -73,7 +73,7 @@ const COLUMNS: [Column; COUNT] = [
     column("FLUSH-P99", SortBy::FlushP99, time),
 ];
 
-/// The lines of the table.
+/// Formats the lines of the table.
 pub(super) fn table(mut rows: Vec<Row>, sort_by: SortBy) -> String {
     rows.sort_by(|one, other| compare(one, other, sort_by).then_with(|| one.name.cmp(&other.name)));
     let mut lines =
@@ -105,7 +105,7 @@ fn cells(names: [String; 3], figures: impl Iterator<Item = String>) -> Vec<Strin
     names.into_iter().chain(figures).collect()
 }
 
-/// The order of two lines; one without the figure comes last.
+/// Compares two lines; one without the figure sorts last.
 fn compare(one: &Row, other: &Row, sort_by: SortBy) -> Ordering {
     match sort_by {
         SortBy::Name => Ordering::Equal,
@@ -130,12 +130,12 @@ fn compare(one: &Row, other: &Row, sort_by: SortBy) -> Ordering {
     }
 }
 
-/// A figure or name that is not known.
+/// Placeholder for an unknown figure or name.
 fn unknown() -> String {
     "-".to_owned()
 }
 
-/// A rate: one decimal, as far as it means something.
+/// Formats a rate, with one decimal where it is significant.
 fn number(rate: f64) -> String {
     if rate >= 100.0 {
         format!("{rate:.0}")
@@ -150,7 +150,7 @@ fn mebibytes(bytes: f64) -> String {
     number(bytes / f64::from(1 << 20))
 }
 
-/// A number of bytes in a unit that leaves at most four digits.
+/// Formats bytes in a unit that leaves at most four digits.
 fn size(bytes: f64) -> String {
     if bytes < 1024.0 {
         return format!("{bytes:.0}B");
@@ -165,7 +165,7 @@ fn size(bytes: f64) -> String {
     format!("{amount:.1}{unit}B")
 }
 
-/// The bound of a bucket, in seconds; beyond the last one the time is not known.
+/// Formats a bucket bound given in seconds; beyond the last bucket the time is unknown.
 fn time(bound: f64) -> String {
     match Duration::try_from_secs_f64(bound) {
         Ok(bound) => format!("{bound:.0?}"),
@@ -173,7 +173,7 @@ fn time(bound: f64) -> String {
     }
 }
 
-/// A number of seconds.
+/// Formats a number of seconds.
 fn age(seconds: f64) -> String {
     TimeSpan(Duration::from_secs(Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs()))
         .to_string()

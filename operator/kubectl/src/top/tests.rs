@@ -4,7 +4,7 @@ use super::figures::tests::{TEXT, later, rows};
 use super::*;
 use crate::why::tests::seen;
 
-/// A pod as the chart makes it.
+/// Builds a pod as the chart creates it.
 fn pod(name: &str, node: Option<&str>, status: Value) -> Pod {
     let ports =
         json!([{"name": "health", "containerPort": 9999}, {"name": "metrics", "containerPort": 9181}]);
@@ -20,7 +20,7 @@ fn running() -> Value {
     json!({"phase": "Running", "podIP": "10.0.0.7"})
 }
 
-/// The answer of node b, which serves the volume pvc-1.
+/// Returns the answer of node b, which serves the volume pvc-1.
 fn answer() -> Vec<Row> {
     let of_b = |row: Row| Row { node: "b".to_owned(), ..row };
     rows(TEXT, &later(), Duration::from_secs(2)).into_iter().map(of_b).collect()
@@ -67,7 +67,7 @@ fn a_node_without_a_daemon_is_named_where_it_should_serve() {
     );
 }
 
-/// The next daemon starts beside the one that serves.
+/// The new daemon starts while the old one still serves.
 #[test]
 fn one_of_two_daemons_of_a_node_is_enough() {
     let (text, is_complete) = outcome_of(&[], vec![("b", Err("it is Pending")), ("b", Ok(answer()))]);

@@ -1,4 +1,4 @@
-//! The plan for a group, in a world of its objects, the daemons of their nodes and the snapshot controller.
+//! The plan for a group, in a model of its objects, the nodes' daemons and the snapshot controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ fn now() -> Time {
     Time(Timestamp::UNIX_EPOCH)
 }
 
-/// A group, all that it depends on, and the parts of the system that move it.
+/// A group, its dependencies, and the parts of the system that change it.
 #[derive(Clone)]
 struct World {
     /// `None` once the API server has deleted it.
     group: Option<VolumeGroupSnapshot>,
     snapshots: BTreeMap<String, VolumeSnapshot>,
     volumes: BTreeMap<String, Volume>,
-    /// The snapshots for which a daemon lets writes wait.
+    /// The snapshots for which a daemon blocks writes.
     held: BTreeSet<String>,
-    /// The attempts in which all nodes let writes wait at one moment.
+    /// The attempts in which all nodes blocked writes at one moment.
     points: BTreeSet<i64>,
     /// Volumes that changed after their snapshots were taken.
     touched: Vec<String>,
     is_paused: bool,
-    /// Writes until the operator dies.
+    /// Number of writes before the operator dies.
     writes_left: usize,
     next_uid: u32,
 }
@@ -53,14 +53,14 @@ impl Cluster for World {
     }
 }
 
-/// The operator died, or a volume is not what it was.
+/// The operator died, or a volume has changed.
 enum Stopped {
     Died,
     Touched,
 }
 
 impl World {
-    /// Volumes `data` on node a, `wal` on node b, and `attic` on none.
+    /// Creates volumes `data` on node a, `wal` on node b, and `attic` on none.
     fn new() -> Self {
         let spec = json!({ "volumes": ["data", "wal", "attic"] });
         let mut group = VolumeGroupSnapshot::new("g", serde_json::from_value(spec).expect("a spec"));
@@ -83,7 +83,7 @@ impl World {
         world
     }
 
-    /// Lets this node serve the volume.
+    /// Assigns the volume to this node.
     fn serve(&mut self, name: &str, node: Option<&str>) {
         let volume = json!({
             "apiVersion": "storage.holdfast.dev/v1alpha1",
@@ -128,7 +128,7 @@ impl World {
         plan(&self.facts(), &now())
     }
 
-    /// One write of the operator, unless it dies before.
+    /// Counts one write of the operator, which may die before it.
     fn write(&mut self) -> Result<(), Stopped> {
         self.writes_left = self.writes_left.checked_sub(1).ok_or(Stopped::Died)?;
         Ok(())
@@ -207,7 +207,7 @@ impl World {
         }
     }
 
-    /// Reconciles once.
+    /// Reconciles the group once.
     fn reconcile(&mut self) -> Result<(), Stopped> {
         let facts = self.facts();
         let apply =
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Reconciles the VolumeSnapshots, as the snapshot controller does.
+    /// Reconciles the VolumeSnapshots like the snapshot controller.
     fn reconcile_snapshots(&mut self) {
         for (name, snapshot) in self.snapshots.clone() {
             let volume = self.volume(&snapshot.spec.volume);
@@ -232,12 +232,12 @@ impl World {
         }
     }
 
-    /// One move of the daemon that is asked for this snapshot.
+    /// Runs one step of the daemon responsible for this snapshot.
     fn daemon(&mut self, name: &str) {
         let Some(snapshot) = self.snapshots.get(name) else { return };
         let (volume, status) = (snapshot.spec.volume.clone(), snapshot.status.clone().unwrap_or_default());
         let (Some(step), Some(_asked)) = (status.group_step, status.node.as_ref()) else { return };
-        // It is done with what it has taken.
+        // The daemon has already taken the snapshot.
         if status.snapshot_id.is_some() {
             return;
         }
@@ -265,14 +265,14 @@ impl World {
         }
     }
 
-    /// One move of each daemon.
+    /// Runs one step of each daemon.
     fn daemons(&mut self) {
         for name in self.snapshots.clone().into_keys() {
             self.daemon(&name);
         }
     }
 
-    /// Everything moves until nothing changes. The operator may die on the way.
+    /// Runs everything until nothing changes. The operator may die in between.
     fn run(&mut self) -> Result<(), Stopped> {
         for _ in 0..100 {
             let before = (self.group.clone(), self.snapshots.clone());
@@ -288,7 +288,7 @@ impl World {
         panic!("it does not come to rest: {:?}", self.group);
     }
 
-    /// The same until the nodes are at this step in the present attempt.
+    /// Runs until the nodes are at this step in the current attempt.
     fn run_to(&mut self, step: GroupStep) {
         for _ in 0..100 {
             if self.steps().iter().any(|(_, at)| *at == Some(step)) {
@@ -302,13 +302,13 @@ impl World {
         panic!("it does not come to {step:?}: {:?}", self.snapshots);
     }
 
-    /// Name and step of each VolumeSnapshot.
+    /// Returns the name and step of each VolumeSnapshot.
     fn steps(&self) -> Vec<(String, Option<GroupStep>)> {
         let step = |snapshot: &VolumeSnapshot| snapshot.status.as_ref().and_then(|status| status.group_step);
         self.snapshots.iter().map(|(name, snapshot)| (name.clone(), step(snapshot))).collect()
     }
 
-    /// The group is complete, and is what it says.
+    /// Asserts that the group is complete and matches its status.
     fn assert_complete(&self) {
         let status = self.status();
         assert!(is_true(&status.conditions, READY), "{status:?}");
@@ -321,7 +321,7 @@ impl World {
         assert_eq!(self.plan(), []);
     }
 
-    /// The first attempt failed for this reason, writes wait for nothing, and the next one is complete.
+    /// Asserts that the first attempt fails with this reason, writes are unblocked, and the next completes.
     fn assert_fails_and_begins_again(mut self, why: &str) {
         assert!(self.run().is_ok());
         let (status, ready) = (self.status(), self.ready());
@@ -375,7 +375,7 @@ fn an_attempt_is_recorded_before_its_snapshots_are_created() {
     assert_eq!(world.plan(), [GroupPlanStep::Create(vec![0, 1, 2])]);
 }
 
-/// After each single write, as after a loss of its lease.
+/// Stops after each single write, as after losing the lease.
 #[test]
 fn a_restarted_operator_continues() {
     for writes in 0.. {
@@ -391,8 +391,8 @@ fn a_restarted_operator_continues() {
     }
 }
 
-/// An attempt that failed must not look as if its nodes had been released at a point: the volume that moved
-/// may be back when the next process looks.
+/// A failed attempt must not look as if its nodes had been released at a point: the volume that moved may be
+/// back when the next process looks.
 #[test]
 fn an_operator_that_dies_in_a_failed_attempt_does_not_take_it() {
     for writes in 0.. {
@@ -426,7 +426,7 @@ fn no_write_waits_before_all_nodes_are_prepared() {
     assert_eq!(changes(&world.plan()), [("g-1-0", hold), ("g-1-1", hold)]);
 }
 
-/// Writes wait here, and each request is a part of their latency.
+/// Writes are blocked here, so each request adds to their latency.
 #[test]
 fn no_write_continues_before_all_wait() {
     let mut world = World::new();
@@ -442,7 +442,7 @@ fn no_write_continues_before_all_wait() {
     assert!(matches!(&steps[2], GroupPlanStep::Report(status) if status.taken_time == Some(now())));
 }
 
-/// A write that did not reach one of the nodes is repeated for that one.
+/// A write that did not reach one of the nodes is retried for that node.
 #[test]
 fn a_step_that_reached_some_nodes_reaches_the_others() {
     let mut world = World::new();
@@ -459,7 +459,7 @@ fn a_step_that_reached_some_nodes_reaches_the_others() {
     assert_eq!(changes(&world.plan()[..1]), [("g-1-1", Some(GroupStep::Release))]);
 }
 
-/// A report of the daemon is in the version that the write names, and stays.
+/// The daemon's report is in the version that the write names, and is preserved.
 #[test]
 fn a_step_keeps_what_the_daemon_reported() {
     let mut world = World::new();
@@ -490,7 +490,7 @@ fn a_lapsed_hold_fails_the_attempt_and_releases_the_others() {
     world.assert_fails_and_begins_again("Volume `wal`: node b let writes continue");
 }
 
-/// A hold that ended on the way from Held to the release.
+/// A hold that ended between Held and the release.
 #[test]
 fn a_hold_that_lapsed_after_the_release_fails_the_attempt() {
     let mut world = World::new();
@@ -526,7 +526,7 @@ fn a_volume_that_is_attached_meanwhile_fails_the_attempt() {
     }
 }
 
-/// It was attached and released again, and its Volume looks as before.
+/// The volume was attached and released again, and its Volume looks as before.
 #[test]
 fn a_volume_that_changed_in_its_log_fails_the_attempt() {
     let mut world = World::new();
@@ -535,8 +535,8 @@ fn a_volume_that_changed_in_its_log_fails_the_attempt() {
     world.assert_fails_and_begins_again("Volume `attic`: it was attached and changed");
 }
 
-/// It knows no groups, and takes what it is asked to prepare at once. Nothing that comes later changes what
-/// it has reported.
+/// That daemon does not know groups, and takes a snapshot as soon as it is asked to prepare. No later event
+/// changes its report.
 #[test]
 fn a_daemon_of_the_previous_release_fails_the_attempt() {
     for step in [GroupStep::Prepare, GroupStep::Hold] {
@@ -545,15 +545,15 @@ fn a_daemon_of_the_previous_release_fails_the_attempt() {
         let facts = world.facts();
         let taken = facts.conditions(&now()).build(READY, ConditionStatus::True, "Taken", "");
         let member = world.member("g-1-0");
-        // It takes what it does not write off the object.
+        // The daemon removes the fields that it does not write.
         (member.snapshot_id, member.group_progress) = (Some("id-of-data@5".to_owned()), None);
         member.conditions = vec![taken];
         world.assert_fails_and_begins_again("Volume `data`: node a took its snapshot by itself");
     }
 }
 
-/// The watch of groups is behind that of snapshots, and an operator that was the leader before did not stop:
-/// of a group that is complete since, nothing may be deleted.
+/// The watch of groups lags behind that of snapshots, and a previous leader did not stop: members of a group
+/// that is complete by now must not be deleted.
 #[test]
 fn a_snapshot_of_a_later_attempt_is_no_leftover() {
     let mut world = World::new();
@@ -612,7 +612,7 @@ fn a_deletion_waits_for_the_snapshots() {
     assert_eq!(world.plan(), [GroupPlanStep::RemoveFinalizer]);
 }
 
-/// The API accepts it, and nothing takes it.
+/// The API accepts it, and the operator never takes it.
 #[test]
 fn a_snapshot_that_the_group_did_not_create_is_never_taken() {
     let mut world = World::new();
@@ -704,8 +704,8 @@ fn snapshots_of_old_attempts_are_deleted() {
     world.assert_complete();
 }
 
-/// A node that is gone, or a log that takes no more snapshots: what such an attempt leaves stays for as long.
-/// Each further attempt would leave the same again, without end.
+/// A node is unreachable, or a log accepts no more snapshots: the leftovers of such an attempt cannot be
+/// deleted. Without the wait, each further attempt would add more leftovers.
 #[test]
 fn an_attempt_waits_for_what_the_last_one_left() {
     let mut world = World::new();
@@ -751,7 +751,7 @@ fn a_complete_group_says_what_was_deleted_of_it() {
     assert!(world.ready().message.contains("`g-1-0`") && world.ready().message.contains("`g-1-1`"));
 }
 
-/// Without a node there is nothing to hold.
+/// Without a node, no writes need to be blocked.
 #[test]
 fn volumes_that_no_node_serves_are_taken_by_the_operator() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! The plan for a snapshot, over the states of its volume.
+//! The plan for a snapshot in each state of its volume.
 
 use holdfast_crds::{VolumeSnapshot, VolumeSnapshotSpec};
 use k8s_openapi::jiff::Timestamp;
@@ -13,7 +13,7 @@ fn now() -> Time {
     Time(Timestamp::UNIX_EPOCH)
 }
 
-/// A snapshot with our finalizer, of a volume that no node serves.
+/// A snapshot with our finalizer, of an unserved volume.
 fn facts() -> SnapshotFacts {
     SnapshotFacts {
         generation: 1,
@@ -39,7 +39,7 @@ fn facts() -> SnapshotFacts {
     }
 }
 
-/// The same once it is recorded who takes it.
+/// The same, with its taker recorded.
 fn recorded(node: Option<&str>) -> SnapshotFacts {
     let mut facts = facts();
     facts.status.volume_id = Some(ID.to_owned());
@@ -53,7 +53,7 @@ fn serve(facts: &mut SnapshotFacts, node: Option<&str>) {
     facts.volume.as_mut().expect("a volume").node = node.map(str::to_owned);
 }
 
-/// The status that the plan reports first.
+/// Returns the status that the plan reports first.
 fn reported(facts: &SnapshotFacts) -> VolumeSnapshotStatus {
     match plan(facts, &now()).first() {
         Some(SnapshotStep::Report(status)) => status.as_ref().clone(),
@@ -164,7 +164,7 @@ fn a_deletion_forgets_the_snapshot_before_the_object_goes() {
     let steps = plan(&taken, &now());
     assert_eq!(steps[1..], [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
     assert_eq!(reported(&taken).snapshot_id, taken.status.snapshot_id, "what is recorded stays");
-    // A write of our own begins the next attempt: a reported failure is not replaced.
+    // Our own write triggers the next attempt: a reported failure is not replaced.
     taken.status = reported(&taken);
     assert_eq!(plan(&taken, &now()), steps[1..]);
     taken.spec.deletion_policy = DeletionPolicy::Retain;
@@ -174,7 +174,7 @@ fn a_deletion_forgets_the_snapshot_before_the_object_goes() {
     assert_eq!(plan(&SnapshotFacts { finalizer: false, ..unasked }, &now()), []);
 }
 
-/// A snapshot that its node has begun could be registered after the object is gone, and stay for good.
+/// Otherwise, a snapshot in progress could be registered after the object's deletion, and stay.
 #[test]
 fn a_deletion_waits_for_the_node_that_takes_the_snapshot() {
     let mut asked = recorded(Some("a"));
@@ -207,7 +207,7 @@ fn a_failure_keeps_the_record_and_says_its_cause() {
     assert_eq!(SnapshotFailure::Changed.status(&facts, &now()), None);
 }
 
-/// A node holds writes of its volume, and registers the snapshot even where that was in vain.
+/// A node blocks writes of its volume, and registers the snapshot even if the attempt failed.
 #[test]
 fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
     let mut asked = recorded(Some("a"));
@@ -233,7 +233,7 @@ fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
     assert_eq!(steps[1..], [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
 }
 
-/// One that knows no groups takes the snapshot at once: it would stay in the log.
+/// A daemon without groups takes the snapshot at once; it would stay in the log.
 #[test]
 fn a_deletion_forgets_what_a_daemon_of_the_previous_release_took() {
     let mut asked = recorded(Some("a"));
@@ -249,12 +249,12 @@ fn a_deletion_forgets_what_a_daemon_of_the_previous_release_took() {
     taken.status.snapshot_id = Some(format!("{ID}@7"));
     let forgets = [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer];
     assert_eq!(plan(&taken, &now())[1..], forgets);
-    // It released the volume before it said what it took.
+    // It released the volume before it reported the snapshot.
     serve(&mut asked, None);
     assert_eq!(plan(&asked, &now())[1..], forgets);
 }
 
-/// The field by which its daemon finds the snapshot.
+/// The daemon finds the snapshot by this field.
 #[test]
 fn a_node_stays_asked_until_it_has_released_its_volume() {
     let mut taken = recorded(Some("a"));
@@ -273,7 +273,7 @@ fn a_node_stays_asked_until_it_has_released_its_volume() {
     }
 }
 
-/// Its group takes it together with the others.
+/// The group takes it together with the others.
 #[test]
 fn a_snapshot_of_a_group_is_not_taken_by_itself() {
     let mut member = facts();
@@ -291,7 +291,7 @@ fn a_snapshot_of_a_group_is_not_taken_by_itself() {
     assert_eq!(reported(&orphan).node, None, "the node is not asked any more");
 }
 
-/// The column of sizes stayed empty for all snapshots that were there before.
+/// Regression: the size column stayed empty for all existing snapshots.
 #[test]
 fn a_snapshot_of_an_older_release_gets_its_size() {
     let mut taken = recorded(None);
@@ -302,7 +302,7 @@ fn a_snapshot_of_an_older_release_gets_its_size() {
     assert_eq!(plan(&taken, &now()), [SnapshotStep::StoreOrigin]);
 }
 
-/// An operator that does not know the field takes a new snapshot, of later data, under the handle of another.
+/// An operator that does not know the field takes a new snapshot, of later data, under another's handle.
 #[test]
 fn what_an_older_operator_took_in_its_place_is_not_ready() {
     let mut taken = recorded(None);
@@ -317,7 +317,7 @@ fn what_an_older_operator_took_in_its_place_is_not_ready() {
     assert_eq!(plan(&taken, &now()), [SnapshotStep::Adopt(name)], "the uid was dropped");
 }
 
-/// Deleting one of the two left the other Ready over data that a sweep had deleted.
+/// Regression: deleting one of the two left the other Ready over data that a sweep had deleted.
 #[test]
 fn one_snapshot_is_adopted_by_one_object() {
     let one = |name: &str, volume: &str, created: i64, recorded: Option<&str>| {

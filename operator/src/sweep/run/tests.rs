@@ -1,4 +1,4 @@
-//! Sweeps of buckets in memory, over days of a clock that stands still while there is work.
+//! Sweeps of in-memory buckets over several days, with a paused clock.
 
 mod clocks;
 
@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 const HOUR: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
-/// A cluster without an API server. Clones are the same.
+/// A cluster without an API server. Clones share the state.
 #[derive(Clone)]
 struct Fake(Arc<Mutex<Inner>>);
 
@@ -31,7 +31,7 @@ struct Inner {
     opened: Vec<String>,
     reports: Vec<SweepStatus>,
     held: Vec<(SnapshotName, u64)>,
-    /// Volumes by their identity.
+    /// Volumes by identity.
     volumes: HashMap<String, VolumeHere>,
     events: Vec<Event>,
     begun: (Instant, Timestamp),
@@ -140,7 +140,7 @@ fn volume() -> VolumeId {
     "v".parse().expect("an id")
 }
 
-/// A bucket with a volume, its snapshot, and a segment that nothing names; the segment's key.
+/// Creates a bucket with a volume, its snapshot, and an unreferenced segment; returns the segment's key.
 async fn bucket() -> (MemoryStore, String) {
     let (bucket, nonce) = (MemoryStore::new(), Nonce([1; 16]));
     holdfast_log::provision(&bucket, &volume(), Creation::plain(64, nonce, 0)).await.expect("created");
@@ -180,7 +180,7 @@ async fn garbage_is_deleted_once_it_is_older_than_the_grace() {
     assert!(text.contains(r#"holdfast_sweep_garbage_bytes{object_store="main"} 0"#), "{text}");
 }
 
-/// Policies of earlier versions lack the right: an event each day would be too many.
+/// Policies of earlier versions lack the right to abort uploads: one event per day would be too many.
 #[tokio::test(start_paused = true)]
 async fn uploads_that_stay_are_an_event_once_and_stop_no_sweep() {
     let (bucket, key) = bucket().await;
@@ -201,7 +201,7 @@ async fn uploads_that_stay_are_an_event_once_and_stop_no_sweep() {
     assert!(fake.bucket().left_uploads().is_empty() && fake.event().is_none());
 }
 
-/// An administrator who turns sweeps on for a bucket wants to know first what goes.
+/// An administrator who enables sweeps for a bucket first wants to know which objects they delete.
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_counts_what_a_sweep_would_delete() {
     let (bucket, key) = bucket().await;
@@ -240,7 +240,7 @@ async fn a_sweep_deletes_no_more_than_its_limit() {
     assert_eq!(deleted, [1, 1]);
 }
 
-/// Provisions volumes, and puts them into the trash for ObjectStore `main`.
+/// Provisions volumes, and trashes them for ObjectStore `main`.
 async fn trash(ids: &[&str], keep: Duration) -> MemoryStore {
     let (bucket, nonce) = (MemoryStore::new(), Nonce([1; 16]));
     let terms = Terms { keep, owner: "uid-main".to_owned() };
@@ -274,9 +274,9 @@ async fn a_deleted_volume_is_removed_once_it_was_long_enough_in_the_trash() {
     let left = || fake.reports().last().map(|report| report.trashed_volumes);
     sleep(46 * HOUR).await;
     assert_eq!((left(), fake.bucket().keys().len()), (Some(3), 6));
-    // A cluster that was set back has the Volume again, and does not provision it once more.
+    // A restored cluster has the Volume again, and does not provision it a second time.
     fake.0.lock().volumes.insert("back".to_owned(), here(true));
-    // An interval is longer by up to a tenth, and the next look a minute later.
+    // An interval is extended by up to a tenth, and the next look comes a minute later.
     sleep(70 * MINUTE).await;
     assert_eq!(left(), Some(2));
     sleep(4 * HOUR).await;
@@ -288,8 +288,8 @@ async fn a_deleted_volume_is_removed_once_it_was_long_enough_in_the_trash() {
     assert!(text.contains(r#"holdfast_sweep_trashed_volumes{object_store="main"} 1"#), "{text}");
 }
 
-/// Found by reading: after a cluster was set back nothing but its own next sweep kept its Volumes from the
-/// sweeps of others.
+/// Found by review: after a restore of the cluster, only the cluster's own next sweep protected its Volumes
+/// from the sweeps of other clusters.
 #[tokio::test(start_paused = true)]
 async fn a_restored_cluster_takes_its_volumes_back_while_sweeps_are_suspended() {
     let bucket = trash(&["used", "gone"], 2 * DAY).await;
@@ -305,7 +305,7 @@ async fn a_restored_cluster_takes_its_volumes_back_while_sweeps_are_suspended() 
     assert!(!in_trash("used") && in_trash("gone"), "{keys:?}");
 }
 
-/// Found by reading: with the defaults of both, the cluster that had deleted it could remove it first.
+/// Found by review: with both defaults, the cluster that had deleted the volume could remove it first.
 #[tokio::test(start_paused = true)]
 async fn a_volume_used_here_that_another_deleted_is_taken_back_soon() {
     let mut suspended = hourly("main", "24h");
@@ -324,7 +324,7 @@ async fn a_volume_used_here_that_another_deleted_is_taken_back_soon() {
     assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/")), "{:?}", bucket.keys());
 }
 
-/// Found by reading: the shortest time of all who share a bucket counted.
+/// Found by review: the shortest retention of all clusters that share a bucket applied.
 #[tokio::test(start_paused = true)]
 async fn who_shares_a_bucket_keeps_what_others_deleted() {
     let bucket = trash(&["gone"], 2 * DAY).await;
@@ -337,7 +337,7 @@ async fn who_shares_a_bucket_keeps_what_others_deleted() {
     assert!(has_tombstone(&fake.bucket(), "gone"));
 }
 
-/// Found by reading: an object that says nothing stopped all sweeps of its bucket.
+/// Found by review: an object without a date stopped all sweeps of its bucket.
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
     let bucket = trash(&["damaged", "strange", "gone"], DAY).await;
@@ -355,7 +355,7 @@ async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
     assert!(told("damaged: ") && told("strange: object trash/strange/"), "{notes:?}");
 }
 
-/// A proxy before the store removed the header `Date`: nothing was removed for good, and nothing said so.
+/// Regression: a proxy removed the header `Date`, so nothing was deleted permanently, without any report.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_says_no_time_is_named() {
     for (hides, least) in [(false, 0), (true, 1)] {
@@ -375,7 +375,7 @@ async fn a_store_that_says_no_time_is_named() {
     }
 }
 
-/// Else a leader that changes often would sweep everything each time.
+/// Otherwise, frequent leader changes would sweep everything each time.
 #[tokio::test(start_paused = true)]
 async fn a_new_leader_continues_the_schedule_of_the_last_one() {
     let (bucket, _) = bucket().await;
@@ -453,7 +453,7 @@ async fn a_failed_sweep_is_retried_more_and_more_rarely() {
     assert!(reports > 0 && fake.reports().len() >= reports + 4, "the schedule continues");
 }
 
-/// The root of a snapshot is read once; from another connection it may be another one.
+/// The root of a snapshot is read once; over another connection it may differ.
 #[tokio::test(start_paused = true)]
 async fn what_was_read_is_remembered_until_the_connection_changes() {
     let fake = Fake::new(vec![store("main", serde_json::json!({}))], bucket().await.0);

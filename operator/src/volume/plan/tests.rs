@@ -58,7 +58,7 @@ fn terms() -> Terms {
     Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
 }
 
-/// A volume that exists in its store and is wanted on `desired`, granted to `assigned`, served by `serving`.
+/// A volume that exists in its store and is desired on `desired`, granted to `assigned`, served by `serving`.
 fn existing(desired: &str, assigned: &str, serving: &str) -> ClusterFacts {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let mut facts = ClusterFacts { finalizer: true, ..new_volume() };
@@ -174,7 +174,7 @@ fn the_grant_moves_only_while_no_node_serves() {
         ("", "a", "a", Some("a"), Detaching, ("False", "WaitingForDetach")),
         ("b", "a", "", Some("b"), Attaching, ("True", "Granted")),
         ("", "a", "", None, Ready, ("False", "NotRequested")),
-        // A node serves it without a grant: no other node may have it.
+        // A node serves it without a grant: no other node may get it.
         ("b", "", "a", None, Detaching, ("False", "WaitingForDetach")),
         ("b", "b", "a", Some("b"), Detaching, ("False", "WaitingForDetach")),
     ] {
@@ -232,8 +232,8 @@ fn deletion_waits_for_the_node_then_removes_objects_then_releases() {
     assert_eq!(last_report(&steps).assigned_node, None);
 }
 
-/// `Deleting` and the reason of the failure followed each other without end, and without a pause: a write of
-/// our own begins the next attempt.
+/// Regression: `Deleting` and the reason of the failure alternated without end and without a pause, because
+/// our own write triggers the next attempt.
 #[test]
 fn a_removal_that_fails_is_reported_once() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
@@ -298,7 +298,7 @@ fn only_what_the_plan_depends_on_is_looked_up() {
     assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
 }
 
-/// `kubectl wait`, and tools that ask for the health of any object, know this condition only.
+/// `kubectl wait`, and generic tools that check an object's health, only know this condition.
 #[test]
 fn ready_says_if_the_volume_is_where_its_spec_wants_it() {
     let attaching = {
@@ -327,7 +327,7 @@ fn ready_says_if_the_volume_is_where_its_spec_wants_it() {
     }
 }
 
-/// A saved Volume became another, empty one when it was applied again: its identity was the object's uid.
+/// Regression: a saved Volume became a different, empty one when reapplied: its identity was the uid.
 #[test]
 fn a_volume_carries_its_identity_in_its_spec() {
     let mut facts = new_volume();
@@ -338,7 +338,7 @@ fn a_volume_carries_its_identity_in_its_spec() {
     assert_eq!(names(&plan(&facts, &now())), ["register", "report"], "one of an earlier version");
 }
 
-/// A volume that is to be adopted, wanted with this size, where the store holds `found`.
+/// A volume to adopt with this desired size, while the store holds `found`.
 fn adopted(size: Option<&str>, found: FoundInStore) -> ClusterFacts {
     let mut facts = ClusterFacts { found: Some(found), finalizer: true, ..new_volume() };
     facts.spec.source = VolumeSource::Existing(Empty {});
@@ -403,7 +403,7 @@ fn an_adoption_that_cannot_be_names_the_field() {
     }
 }
 
-/// A volume that is to begin with VolumeSnapshot `nightly`, wanted with this size.
+/// A volume that starts from VolumeSnapshot `nightly`, with this desired size.
 fn restored(size: Option<&str>, snapshot: SnapshotFact) -> ClusterFacts {
     let mut facts = ClusterFacts { snapshot, finalizer: true, ..new_volume() };
     facts.spec.source = VolumeSource::Snapshot(SnapshotSource { name: "nightly".to_owned() });
@@ -413,7 +413,7 @@ fn restored(size: Option<&str>, snapshot: SnapshotFact) -> ClusterFacts {
 
 const UID: SnapshotUid = SnapshotUid([7; 16]);
 
-/// The beginning of a volume, whose VolumeSnapshot may still be there.
+/// The source of a volume, whose VolumeSnapshot may still exist.
 fn source(name: &str, is_known: bool) -> Option<SourceSnapshot> {
     Some(SourceSnapshot { name: name.parse().expect("a name"), uid: is_known.then_some(UID) })
 }
@@ -442,8 +442,8 @@ fn a_volume_begins_with_a_snapshot_that_is_taken() {
     }
 }
 
-/// The operator dies after it recorded the snapshot. Another VolumeSnapshot may have the name by then, or
-/// none: then only a volume that was created already is finished.
+/// The operator dies after recording the snapshot. By then the VolumeSnapshot may be deleted or its name
+/// reused: then only a volume that was already created is completed.
 #[test]
 fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
     let begun = plan(&restored(None, taken("data@17", "store")), &now());
@@ -462,7 +462,7 @@ fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
         assert_eq!(names(&steps), ["provision", "report"], "{later:?}");
         let snapshot = source("data@17", later == taken("data@17", "store"));
         assert_eq!(steps[0], OperatorStep::Provision { size_bytes: None, snapshot });
-        // It stays said, whatever is reported later.
+        // It stays reported, regardless of later reports.
         facts.status = last_report(&steps).clone();
         assert_eq!(last_report(&plan(&facts, &now())).restored_from.as_deref(), Some("data@17"));
         facts.deleting = true;
@@ -558,7 +558,7 @@ fn an_identity_of_another_volume_is_not_provisioned() {
     }
 }
 
-/// The way out of `IdTaken` is to delete the Volume: that must not remove what it was not given.
+/// The remedy for `IdTaken` is to delete the Volume: that must not remove another owner's data.
 #[test]
 fn deletion_of_an_unprovisioned_volume_removes_only_its_own() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
@@ -590,8 +590,8 @@ fn a_deleted_volume_goes_into_the_trash_of_its_store() {
     assert_eq!(names(&plan(&retained, &now())), ["back", "finalizer-"], "it stays where it is");
 }
 
-/// Found by reading: the entry was there, the finalizer was not removed yet, and the volume was removed a day
-/// after its user had set `Retain`.
+/// Found by review: the trash entry existed, the finalizer was not removed yet, and the volume was removed a
+/// day after its user had set `Retain`.
 #[test]
 fn a_volume_that_is_retained_at_last_leaves_the_trash() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
@@ -614,7 +614,7 @@ fn a_volume_that_is_retained_at_last_leaves_the_trash() {
     assert_eq!(names(&plan(&facts, &now())), ["report"], "it waits for a store that is gone");
 }
 
-/// Found by reading: a node that came back made the attempt forgotten.
+/// Found by review: after a node came back, the started attempt was forgotten.
 #[test]
 fn a_deletion_that_had_begun_is_known_after_a_node_came_back() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
@@ -627,7 +627,7 @@ fn a_deletion_that_had_begun_is_known_after_a_node_came_back() {
     assert_eq!(names(&plan(&facts, &now())), ["report"], "it may be in the trash");
 }
 
-/// Found by reading: nothing says that a volume is in the trash once the cluster was set back.
+/// Found by review: after a restore of the cluster, no object records that a volume is in the trash.
 #[test]
 fn retain_after_a_restored_cluster_takes_the_volume_back() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
@@ -639,8 +639,8 @@ fn retain_after_a_restored_cluster_takes_the_volume_back() {
     assert_eq!(names(&plan(&facts, &now())), ["finalizer-"], "nothing is known to wait for");
 }
 
-/// Found by reading: the cluster that made the volume, or had adopted it by mistake, removed the data below a
-/// writer of another cluster.
+/// Found by review: the cluster that created the volume, or had adopted it by mistake, removed the data while
+/// a writer of another cluster used it.
 #[test]
 fn no_volume_is_removed_below_its_writer() {
     for source in [VolumeSource::Empty(Empty {}), VolumeSource::Existing(Empty {})] {
@@ -651,10 +651,10 @@ fn no_volume_is_removed_below_its_writer() {
 }
 
 fn is_not_removed_below_its_writer(mut facts: ClusterFacts) {
-    // The removal of one that was made here looks itself.
+    // The removal of a volume that was created here checks this itself.
     let is_adopted = matches!(facts.spec.source, VolumeSource::Existing(_));
     assert_eq!(facts.needs_last_writer(), is_adopted);
-    // Once it was refused, the plan says why, and writes that once: it does not try again and again.
+    // After a rejection, the plan reports the reason once, and does not retry continuously.
     let mut blocked = facts.clone();
     blocked
         .status
@@ -695,7 +695,7 @@ fn is_not_removed_below_its_writer(mut facts: ClusterFacts) {
     assert_eq!(names(&plan(&facts, &now())), ["back", "finalizer-"]);
 }
 
-/// A node of another cluster has the name of one that was cut off here.
+/// A node of another cluster has the name of one that was force-detached here.
 #[test]
 fn a_writer_is_cut_off_by_its_epoch() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
@@ -720,7 +720,7 @@ fn a_writer_is_cut_off_by_its_epoch() {
     facts.force_detach = Some("a".to_owned());
     assert!(is_removed(&facts), "it was set again");
 
-    // A node of this cluster gave its claim up, because the volume is deleted.
+    // A node of this cluster released its claim because the volume is deleted.
     facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     facts.status.epoch = Some(3);
     for (epoch, expected) in [(3, true), (4, false)] {
@@ -750,7 +750,7 @@ fn lost_writer(cause: DetachCause, epoch: u64) -> ForcedDetach {
     }
 }
 
-/// A damaged volume goes into the trash, as it did; one that was adopted waits.
+/// A damaged volume is trashed as before; an adopted one waits.
 #[test]
 fn a_damaged_log_stops_the_deletion_of_what_was_adopted() {
     let force_detach = Some("away".to_owned());
@@ -784,7 +784,7 @@ fn original(store: &str) -> SourceFact {
     SourceFact::Ready { object_store: store.to_owned(), volume_id, size_bytes: Some(1 << 30) }
 }
 
-/// The operator dies after each step; a Volume that has the name of the source by then is not looked at.
+/// The operator dies after each step; a Volume that reuses the source's name by then is ignored.
 #[test]
 fn a_clone_begins_with_its_snapshot_and_drops_it() {
     let unregistered =

@@ -12,7 +12,7 @@ use holdfast_types::{CHUNK_SECTORS, Chunk, Place, Sector, SectorRange, SegmentId
 
 use super::*;
 
-/// The sectors of the first `chunks` chunks that are told.
+/// Returns the sectors reported for the first `chunks` chunks.
 fn told(store: &MemoryStore, changes: &Changes) -> Vec<SectorRange> {
     let indexes = Indexes::new(64, 1 << 20);
     let chunks: Vec<Chunk> = changes.chunks(Sector(0)).collect();
@@ -33,7 +33,7 @@ fn discard(written: &mut Written, blocks: Range<u64>) {
     written.add(&Run::Segment(Arc::new(segment)));
 }
 
-/// The numbers of blocks whose first sector is told; nothing else was written.
+/// Returns the blocks whose first sector was reported; nothing else was written.
 fn blocks(told: &[SectorRange]) -> Vec<u64> {
     assert!(
         told.iter().all(|range| range.sectors == 1 && range.start.0.is_multiple_of(BLOCK_SECTORS)),
@@ -55,13 +55,13 @@ fn what_was_written_and_what_was_discarded_since_is_told() {
     let between = Changes::between(base.clone(), target.clone());
     assert_eq!(blocks(&told(&written.store, &between)), [1, 2, 9]);
     assert_eq!(told(&written.store, &Changes::between(target.clone(), target)), []);
-    // What was there before anything was written.
+    // The state before anything was written.
     let empty = Written::new(4096).log;
     assert_eq!(blocks(&told(&written.store, &Changes::between(empty, base))), [0, 1, 2, 3000]);
 }
 
-/// A chunk in which nothing was written costs no request, and one that comes after the first sector asked for
-/// is the first told.
+/// An unwritten chunk costs no request; the first reported one is the first that comes after the requested
+/// sector.
 #[test]
 fn only_chunks_whose_runs_differ_are_read() {
     let mut written = Written::new(4096);
@@ -77,7 +77,7 @@ fn only_chunks_whose_runs_differ_are_read() {
     assert_eq!(held, [Chunk(1), Chunk(3)]);
 }
 
-/// Overwrites at random, with merges and relocations as the policy asks for them, between many snapshots.
+/// Random overwrites, with the policy's merges and relocations, between many snapshots.
 #[test]
 fn nothing_that_changed_is_left_out_whatever_was_merged() {
     const BLOCKS: u64 = 400;

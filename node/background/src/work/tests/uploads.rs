@@ -1,4 +1,4 @@
-//! Uploads of several volumes that share the memory for them, and what follows a checkpoint.
+//! Uploads of several volumes that share the upload memory, and the work after a checkpoint.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use holdfast_types::{Block, Lineage, Mask, Place, SectorRange};
 use super::super::*;
 use crate::{SideReader, UploadBatch};
 
-/// Sides full of one byte.
+/// Data files filled with one byte.
 struct Full;
 
 impl SideReader for Full {
@@ -58,7 +58,7 @@ impl Environment for Still {
     }
 }
 
-/// Room for two uploads of one part.
+/// Returns memory for two uploads of one part.
 pub(super) fn pools() -> Pools {
     let upload_memory = UploadMemory::new(2 * (64 << 10) + (400 << 10), 64 << 10);
     Pools {
@@ -80,8 +80,7 @@ fn upload() -> Work {
     Work::Upload { place: Place::until(Seq(9)), blocks }
 }
 
-/// Two volumes of a store that failed held the permits of all uploads of the node, also while they waited to
-/// try again.
+/// Regression: two volumes of a failed store held all upload permits of the node, even between attempts.
 #[test]
 fn uploads_that_wait_hold_nothing() {
     let (dead, live, pools) = (MemoryStore::new(), MemoryStore::new(), pools());
@@ -94,19 +93,19 @@ fn uploads_that_wait_hold_nothing() {
     assert!(matches!(done, Some((Event::Uploaded(_), None))), "{done:?}");
 }
 
-/// After a long outage a segment had more parts than a store takes: no attempt ever succeeded.
+/// Regression: after a long outage, a segment had more parts than a store accepts: no attempt ever succeeded.
 #[test]
 fn a_segment_has_no_more_parts_than_a_store_takes() {
     let (store, memory) = (MemoryStore::new(), UploadMemory::new(1 << 20, 1));
     let volume = volume(0, (0, &store), &Pools { upload_memory: memory, ..pools() });
-    // Parts of a byte: there would be 48 of each block's entry alone.
+    // Parts of one byte: each block's entry alone would need 48.
     let dirty = |block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY };
     let work = Work::Upload { place: Place::until(Seq(9)), blocks: (0..300).map(dirty).collect() };
     let done = volume.perform(work).now_or_never();
     assert!(matches!(done, Some((Event::Uploaded(_), None))), "{done:?}");
 }
 
-/// The same of a store that takes requests and does not answer.
+/// The same for a store that accepts requests and does not answer.
 #[test]
 fn a_silent_store_holds_up_no_other() {
     let (silent, live, pools) = (MemoryStore::new(), MemoryStore::new(), pools());
@@ -121,7 +120,7 @@ fn a_silent_store_holds_up_no_other() {
     }
 }
 
-/// A writer read back what it had evicted with the index of its own segment, fetched again.
+/// Regression: to read back evicted data, a writer fetched the index of its own segment.
 #[test]
 fn the_index_of_an_own_segment_is_not_fetched() {
     let (store, pools) = (MemoryStore::new(), pools());
@@ -136,7 +135,7 @@ fn the_index_of_an_own_segment_is_not_fetched() {
     assert_eq!((pieces.len(), store.counts().get), (1, 0));
 }
 
-/// The report that a checkpoint is stored came after the deletions that it allows.
+/// Regression: the report of a stored checkpoint came after the deletions that it allows.
 #[test]
 fn a_checkpoint_is_reported_before_deletions() {
     let store = MemoryStore::new();
@@ -148,7 +147,7 @@ fn a_checkpoint_is_reported_before_deletions() {
         let (event, tidy) = volume.perform(work).now_or_never().unwrap();
         assert!(matches!(event, Event::CheckpointWritten { written: true, .. }), "{event:?}");
         let mut tidying = Box::pin(volume.tidy(tidy.unwrap()));
-        // From the third on there is one to delete; only one deletion is in progress.
+        // From the third on, one must be deleted; only one deletion is in progress.
         assert_eq!((&mut tidying).now_or_never().is_none(), seq == 3, "{seq}");
         deleting.push(tidying);
     }

@@ -1,5 +1,5 @@
-//! Each party has a clock of its own, a day ahead or behind: two hosts that write, two operators that sweep,
-//! the store. Nothing is deleted before its time by the store's clock, and all of it after.
+//! Each party has its own clock, a day ahead or behind: two writing hosts, two sweeping operators, the store.
+//! Nothing is deleted before its time by the store's clock, and everything after it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,26 +8,26 @@ use k8s_openapi::jiff::SignedDuration;
 
 use super::*;
 
-/// Time for which deleted volumes, garbage, uploads and marks are kept.
+/// Retention of deleted volumes, garbage, uploads and markers.
 const KEPT: Duration = DAY;
-/// A sweep each hour, which is longer by up to a tenth, and of each day the first only counts from the start
-/// of its operator.
+/// Sweeps are hourly with up to a tenth of jitter, and on each day only the first counts from its operator's
+/// start.
 const SLACK: Duration = Duration::from_hours(3);
 const PARTIES: u32 = 5;
 
-/// Days by which the clock of each party is off: all combinations of -1 and 1.
+/// Returns the clock offsets of the parties in days: all combinations of -1 and 1.
 fn skews() -> impl Iterator<Item = [i64; PARTIES as usize]> {
     (0..1_u32 << PARTIES).map(|bits| std::array::from_fn(|party| if bits >> party & 1 == 0 { -1 } else { 1 }))
 }
 
-/// The time by a clock that is so many days off.
+/// Returns the time on a clock that is off by this many days.
 fn unix_ms(days: i64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     let day_ms = i64::try_from(DAY.as_millis()).expect("a day");
     u64::try_from(now.as_millis()).expect("in range").saturating_add_signed(days * day_ms)
 }
 
-/// The things that are deleted in time.
+/// Objects that are deleted in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Left {
     volume: bool,
@@ -36,7 +36,7 @@ struct Left {
     held_by_forgotten: bool,
 }
 
-/// A bucket with all of them, of two hosts; what a snapshot holds that was forgotten; the keys of garbage.
+/// Returns a bucket with all of them, of two hosts; the key that a forgotten snapshot held; garbage keys.
 async fn bucket_of(hosts: [i64; 2], store: i64) -> (MemoryStore, String, Vec<String>) {
     let time = UNIX_EPOCH + Duration::from_millis(unix_ms(store));
     let (bucket, nonce) = (MemoryStore::at(time), Nonce([1; 16]));
@@ -46,7 +46,7 @@ async fn bucket_of(hosts: [i64; 2], store: i64) -> (MemoryStore, String, Vec<Str
     }
     let taken = snapshot_detached(&bucket, &volume(), SnapshotUid([7; 16]), nonce, second).await;
     let taken = taken.expect("taken").seq;
-    // Another record: the place of the garbage is passed whatever the mark says.
+    // Adds another record, so that the log has passed the garbage's position regardless of the marker.
     snapshot_detached(&bucket, &volume(), SnapshotUid([8; 16]), nonce, first).await.expect("taken");
     forget(&bucket, &volume(), taken).await.expect("forgotten");
     let root = ObjectKey::Snapshot(volume(), taken).to_string();
@@ -64,7 +64,7 @@ async fn bucket_of(hosts: [i64; 2], store: i64) -> (MemoryStore, String, Vec<Str
     (bucket, root, garbage)
 }
 
-/// Two operators sweep one bucket, as two clusters do, and as two leaders would.
+/// Runs two operators that sweep one bucket, like two clusters or two leaders.
 async fn early_and_left(skew: [i64; PARTIES as usize]) -> (usize, Left) {
     let [store, first, second, operators @ ..] = skew;
     let (bucket, root, garbage) = bucket_of([first, second], store).await;
@@ -99,7 +99,7 @@ async fn early_and_left(skew: [i64; PARTIES as usize]) -> (usize, Left) {
     (6 - kept, left())
 }
 
-/// Found by reading: an operator on a node whose clock was ahead emptied the trash at once.
+/// Found by review: an operator on a node whose clock was ahead emptied the trash at once.
 #[tokio::test(start_paused = true)]
 async fn clocks_a_day_off_delete_nothing_before_its_time() {
     let mut early = 0;

@@ -1,9 +1,9 @@
-//! Nodes that are cut off, by a person or by their signs, and what is missing because of it.
+//! Nodes that are force-detached, by a user or by their signs, and the data missing because of it.
 
 use super::*;
 use crate::volume::forced_detach::MAX_EARLIER;
 
-/// Node `a` serves with something dirty and is lost; the volume is wanted on `b`.
+/// Node `a` serves with dirty data and is lost; the volume is desired on `b`.
 fn lost(force_detach: &str) -> ClusterFacts {
     let mut facts = existing("b", "a", "a");
     facts.force_detach = (!force_detach.is_empty()).then(|| force_detach.to_owned());
@@ -15,7 +15,7 @@ fn lost(force_detach: &str) -> ClusterFacts {
     facts
 }
 
-/// Takes the operator's part of what the plan reports as reported, the rest as it was.
+/// Applies the operator's part of the planned report, and keeps the rest of the status.
 fn report(facts: &mut ClusterFacts) -> VolumeStatus {
     let reported = last_report(&plan(facts, &now())).clone();
     facts.status = VolumeStatus {
@@ -40,7 +40,7 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
         assert!(find_condition(&status.conditions, DATA_LOST).is_none());
     }
     let mut facts = lost("a");
-    // The last record that the node knew was no commit.
+    // The last record that the node knew was not a commit.
     facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3, data_seq: 5 });
     let status = report(&mut facts);
     assert_eq!(status.assigned_node.as_deref(), Some("b"));
@@ -50,7 +50,7 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
     for part in ["node a ", "after 2025-12-31T23:59:00Z", "at least 8192 bytes", "fenced list"] {
         assert!(reported.message.contains(part), "{}", reported.message);
     }
-    // Before and after the next node claims the volume, and whatever that one reports: the same.
+    // The report is the same before and after the next node claims the volume, whatever that node reports.
     assert_eq!(report(&mut facts), status);
     facts.status.node = Some("b".to_owned());
     facts.status.epoch = Some(4);
@@ -59,13 +59,13 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
     let served = report(&mut facts);
     assert_eq!((served.forced_detach, served.phase), (status.forced_detach, Some(VolumePhase::Attached)));
     assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&reported));
-    // The annotation removed: read and understood.
+    // The annotation was removed: the loss is acknowledged.
     facts.force_detach = None;
     let read = report(&mut facts);
     assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
 }
 
-/// The figures of a report are up to a minute old: bytes that were committed since were said to be missing.
+/// Regression: reported figures are up to a minute old; bytes committed since were reported missing.
 #[test]
 fn what_may_have_been_committed_since_the_last_report_is_not_called_missing() {
     let mut facts = lost("a");
@@ -74,15 +74,15 @@ fn what_may_have_been_committed_since_the_last_report_is_not_called_missing() {
     let said = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
     assert_eq!((said.status.as_str(), said.reason.as_str()), ("Unknown", "MayBeCommitted"));
     assert!(said.message.contains("after 2025-12-31T23:59:00Z may be missing"), "{}", said.message);
-    // A record of an earlier version does not say.
+    // A record of an earlier version lacks the flag.
     let record = facts.status.forced_detach.as_mut().expect("it was cut off");
     assert!(!record.is_last_commit_reported);
-    // The next node attached: the log does not name the lost one any more.
+    // The next node attached: the log no longer names the lost one.
     facts.log_writer = Some(AttachedWriter { node: "b".to_owned(), epoch: 5, data_seq: 8 });
     assert_eq!(find_condition(&report(&mut facts).conditions, DATA_LOST), Some(&said));
 }
 
-/// Found by reading: the record went with the annotation, and with it the permission of the next attach.
+/// Found by review: the record, and thus the next attach's permission, was removed with the annotation.
 #[test]
 fn a_removed_annotation_does_not_end_an_unused_permission() {
     let mut facts = lost("a");
@@ -99,12 +99,12 @@ fn a_removed_annotation_does_not_end_an_unused_permission() {
     assert_eq!((used.forced_detach, find_condition(&used.conditions, DATA_LOST)), (None, None));
 }
 
-/// The node got the volume back since.
+/// The node has got the volume back since.
 #[test]
 fn an_old_annotation_does_not_force_detach_a_returned_node() {
     let mut facts = lost("a");
     report(&mut facts);
-    // `a` came back and was given the volume again, as anybody may be; then it is wanted on `b`.
+    // `a` came back and got the volume again, like any node; then it is desired on `b`.
     facts.spec.node_name = Some("a".to_owned());
     facts.status.node = None;
     report(&mut facts);
@@ -116,8 +116,8 @@ fn an_old_annotation_does_not_force_detach_a_returned_node() {
     assert_eq!(reason_of(&status, ASSIGNED), ("False", "WaitingForDetach"));
 }
 
-/// The annotation was ignored where it named the node that is to serve the volume, so that no loss of its
-/// disk could be accepted.
+/// Regression: the annotation was ignored if it named the desired node, so that the loss of that node's disk
+/// could not be accepted.
 #[test]
 fn a_node_without_its_disk_is_detached_and_granted_again() {
     let mut facts = lost("a");
@@ -129,15 +129,15 @@ fn a_node_without_its_disk_is_detached_and_granted_again() {
     assert_eq!((status.assigned_node.as_deref(), status.phase), (Some("a"), Some(VolumePhase::Attaching)));
     assert_eq!(reason_of(&status, DATA_LOST), ("True", "ForceDetached"));
     assert_eq!(report(&mut facts), status);
-    // It attaches; the annotation is still there.
+    // It attaches; the annotation still exists.
     facts.status.epoch = Some(4);
     facts.status.device_path = Some("/dev/ublkb0".to_owned());
     let served = report(&mut facts);
     assert_eq!((served.phase, served.forced_detach), (Some(VolumePhase::Attached), status.forced_detach));
 }
 
-/// A node that attached and never reported its epoch could not be force-detached: the next node was refused
-/// again and again.
+/// Regression: a node that attached and never reported its epoch could not be force-detached: the next node
+/// was rejected repeatedly.
 #[test]
 fn a_node_without_an_epoch_is_force_detached_by_log() {
     let writer = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch, data_seq: 7 });
@@ -149,7 +149,7 @@ fn a_node_without_an_epoch_is_force_detached_by_log() {
     let status = report(&mut facts);
     assert_eq!(status.forced_detach.and_then(|forced_detach| forced_detach.epoch), Some(7));
 
-    // Another node claims it meanwhile, and is refused.
+    // Another node claims it in the meantime, and is rejected.
     let mut facts = existing("b", "b", "b");
     facts.status.device_path = None;
     facts.force_detach = Some("a".to_owned());
@@ -163,7 +163,7 @@ fn a_node_without_an_epoch_is_force_detached_by_log() {
     assert_eq!(reason_of(&status, DATA_LOST), ("Unknown", "NotReported"));
     assert!(!facts.needs_log_writer(), "its epoch is known");
 
-    // It is given the volume back: its new epoch may not be replaced by what was said of the old one.
+    // It gets the volume back: the permission for its old epoch must not apply to its new one.
     let mut facts = existing("a", "a", "a");
     facts.status.device_path = None;
     facts.force_detach = Some("a".to_owned());
@@ -172,7 +172,7 @@ fn a_node_without_an_epoch_is_force_detached_by_log() {
     assert_eq!(report(&mut facts).forced_detach.and_then(|forced_detach| forced_detach.epoch), None);
 }
 
-/// Node `a` is lost by its signs while the volume is wanted on `b`.
+/// Node `a` is lost by its signs while the volume is desired on `b`.
 fn lost_by_signs() -> ClusterFacts {
     let mut facts = ClusterFacts { lost: Some(DetachCause::OutOfService), ..lost("") };
     facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4, data_seq: 7 });
@@ -192,7 +192,7 @@ fn a_node_asked_to_release_a_volume_is_in_doubt() {
     assert_eq!(manual.node_in_doubt(), None);
 }
 
-/// A lost node held its volumes until a person came.
+/// Regression: a lost node held its volumes until a user intervened.
 #[test]
 fn a_lost_node_is_cut_off_without_a_person() {
     let mut facts = lost_by_signs();
@@ -204,7 +204,7 @@ fn a_lost_node_is_cut_off_without_a_person() {
     for part in ["node a ", "out of service", "at least 8192 bytes", "holdfast.dev/acknowledge-loss=4"] {
         assert!(lost.message.contains(part), "{}", lost.message);
     }
-    // Its Node comes back, and its daemon has not: the permission stays.
+    // Its Node comes back, but its daemon does not: the permission stays.
     (facts.lost, facts.log_writer) = (None, None);
     assert_eq!(facts.node_in_doubt(), None);
     assert_eq!(report(&mut facts), status);
@@ -219,7 +219,7 @@ fn a_lost_node_is_cut_off_without_a_person() {
     assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
 }
 
-/// The node lives: it made its final commit after it had been cut off, and before another node attached.
+/// The node is alive: it made its final commit after the force-detach, and before another node attached.
 #[test]
 fn a_node_that_released_the_volume_after_all_lost_nothing() {
     let mut facts = ClusterFacts { log_writer: None, ..lost_by_signs() };
@@ -236,7 +236,7 @@ fn a_node_that_released_the_volume_after_all_lost_nothing() {
     assert_eq!((back.forced_detach, find_condition(&back.conditions, DATA_LOST)), (None, None));
 }
 
-/// The loss was forgotten, unread, when the node that had continued released the volume: it was drained.
+/// Regression: the unacknowledged loss was forgotten when the next node was drained and released the volume.
 #[test]
 fn a_loss_is_reported_until_it_is_read_although_a_later_writer_releases_the_volume() {
     let mut facts = lost_by_signs();
@@ -253,7 +253,7 @@ fn a_loss_is_reported_until_it_is_read_although_a_later_writer_releases_the_volu
     assert!(find_condition(&drained.conditions, DATA_LOST).is_some());
 }
 
-/// The second loss replaced the record and the message of the first, which no person had read.
+/// Regression: the second loss replaced the record and message of the first, unacknowledged one.
 #[test]
 fn a_second_loss_does_not_hide_an_unread_first() {
     let mut facts = lost_by_signs();
@@ -272,7 +272,7 @@ fn a_second_loss_does_not_hide_an_unread_first() {
     for part in ["node b was cut off", "acknowledge-loss=5", "node a was cut off", "acknowledge-loss=4"] {
         assert!(message(&both).contains(part), "{part}: {}", message(&both));
     }
-    // Nothing changes until a person has read of one, in whatever order.
+    // Nothing changes until a user acknowledges one, in any order.
     (facts.lost, facts.log_writer) = (None, None);
     (facts.status.node, facts.status.epoch) = (Some("c".to_owned()), Some(6));
     let served = report(&mut facts);
@@ -287,7 +287,7 @@ fn a_second_loss_does_not_hide_an_unread_first() {
     assert_eq!((read.forced_detach, read.earlier_losses, read.conditions.len()), (None, Vec::new(), 3));
 }
 
-/// A volume that is cut off for months, and no person reads of it: the status had each loss.
+/// Regression: with forced detaches for months and no acknowledgement, the status listed each loss.
 #[test]
 fn many_unread_losses_are_summed_up() {
     let mut facts = lost_by_signs();
@@ -302,7 +302,7 @@ fn many_unread_losses_are_summed_up() {
     let status = report(&mut facts);
     assert_eq!(status.earlier_losses.len(), MAX_EARLIER);
     let older = status.older_losses.clone().expect("more than are named");
-    // Of 20 losses one is the newest, and eight are named.
+    // Of 20 losses one is the newest, and eight are listed.
     assert_eq!((older.count, older.not_reported, older.dirty_bytes, older.epoch), (11, 1, 1000, Some(14)));
     let message = |status: &VolumeStatus| {
         find_condition(&status.conditions, DATA_LOST).map(|lost| lost.message.clone()).unwrap_or_default()
@@ -313,7 +313,7 @@ fn many_unread_losses_are_summed_up() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(said.len() < 4096, "{} bytes", said.len());
-    // A loss that is in the sum is not acknowledged alone.
+    // A loss that is part of the sum is not acknowledged alone.
     for (read, left) in [(9, Some(11)), (14, None)] {
         let mut facts = facts.clone();
         facts.acknowledged = Some(read);
@@ -326,7 +326,7 @@ fn many_unread_losses_are_summed_up() {
     assert!(find_condition(&read.conditions, DATA_LOST).is_none());
 }
 
-/// The second node released the volume after all, and the first one's loss is still unread.
+/// The second node released the volume after all, and the first one's loss is still unacknowledged.
 #[test]
 fn a_second_loss_that_was_none_leaves_the_first() {
     let mut facts = lost_by_signs();
@@ -347,7 +347,7 @@ fn a_second_loss_that_was_none_leaves_the_first() {
     assert_eq!(report(&mut facts).earlier_losses, []);
 }
 
-/// It came back, was given the volume again, and is lost again.
+/// It came back, got the volume again, and is lost again.
 #[test]
 fn a_node_is_lost_once_more() {
     let mut facts = lost_by_signs();

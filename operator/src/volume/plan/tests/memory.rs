@@ -1,15 +1,15 @@
-//! Memory volumes: no object store is asked for or waited for.
+//! Memory volumes: the plan neither queries nor waits for an object store.
 
 use super::*;
 
-/// A memory volume that the operator has not seen.
+/// A new memory volume.
 fn memory() -> ClusterFacts {
     let spec = serde_json::json!({ "size": "1Gi", "backend": "memory", "volumeID": "uid-1" });
     let spec = serde_json::from_value(spec).expect("a spec");
     ClusterFacts { spec, store: StoreFact::None, trash: None, ..new_volume() }
 }
 
-/// One that is provisioned, wanted on `desired`, and served by `serving`.
+/// A provisioned memory volume, desired on `desired` and served by `serving`.
 fn provisioned(desired: &str, serving: &str) -> ClusterFacts {
     let there = existing(desired, serving, serving);
     let mut facts = ClusterFacts { status: there.status, finalizer: true, ..memory() };
@@ -52,8 +52,7 @@ fn a_deleted_memory_volume_waits_for_its_node_alone() {
     assert_eq!(names(&plan(&lost, &now())), ["finalizer-"], "nothing of it is left elsewhere");
 }
 
-/// Its node has nothing to upload: no condition says that data was not uploaded, and no person has to read
-/// it.
+/// Its node has nothing to upload: no condition reports unuploaded data, and no acknowledgement is needed.
 #[test]
 fn a_lost_node_frees_a_memory_volume_for_another() {
     let mut facts = ClusterFacts { lost: Some(DetachCause::NodeNotReady), ..provisioned("b", "a") };
@@ -77,7 +76,7 @@ fn a_lost_node_frees_a_memory_volume_for_another() {
     assert_eq!(last_report(&plan(&facts, &now())).assigned_node.as_deref(), Some("a"));
 }
 
-/// Without an epoch in the record its next attach counted always as the one that was cut off.
+/// Regression: without an epoch in the record, every next attach counted as the force-detached one.
 #[test]
 fn a_node_that_is_cut_off_before_it_reports_leaves_the_epoch_of_its_claim() {
     let mut facts = ClusterFacts { lost: Some(DetachCause::NodeNotReady), ..provisioned("b", "a") };
@@ -86,7 +85,7 @@ fn a_node_that_is_cut_off_before_it_reports_leaves_the_epoch_of_its_claim() {
     assert_eq!((record.node.as_str(), record.epoch), ("a", Some(1_800_000_007)));
 }
 
-/// It advised to delete one with `Retain`, which a memory volume cannot have.
+/// Regression: the message advised deletion with `Retain`, which a memory volume does not support.
 #[test]
 fn a_taken_identity_of_a_memory_volume_is_not_to_be_retained() {
     let facts = ClusterFacts { finalizer: true, rival: Some("first".to_owned()), ..memory() };
