@@ -14,7 +14,7 @@ use holdfast_lab::setup::Toolbox;
 
 use crate::{cluster, images, last_runs, shell, suite};
 
-/// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
+/// Holdfast with real components: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
 #[command(name = "cargo e2e")]
 struct Arguments {
@@ -24,32 +24,32 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Order {
-    /// Play the main job from nothing to deleted volumes, and show it as it goes
+    /// Run the main workflow from scratch until the volumes are deleted, with live output
     Demo,
-    /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER, on another
-    /// kernel with its version after an @: kill-rounds@6.12
+    /// Run the workspace's tests and all scenarios, or only scenarios whose name contains FILTER; a version
+    /// after an @ selects another kernel: kill-rounds@6.12
     Test {
         /// Part of a scenario's name
         filter: Option<String>,
     },
-    /// Run the benchmarks, or those whose name contains FILTER, and print their figures
+    /// Run the benchmarks, or only those whose name contains FILTER, and print their figures
     Bench {
         /// Part of a benchmark's name
         filter: Option<String>,
     },
-    /// Print which lines of the engine the simulation alone runs
+    /// Print the lines of the engine that the simulation alone executes
     Coverage,
-    /// Name every scenario and benchmark with its expected time
+    /// List all scenarios and benchmarks with their expected times
     List,
-    /// Fetch and build everything that runs need, and run nothing
+    /// Download and build all requirements of runs, without running anything
     Setup,
-    /// Start a whole Kubernetes cluster with the chart installed, until Ctrl-C
+    /// Start a complete Kubernetes cluster with the chart installed, until Ctrl-C
     Cluster,
     /// Build the OCI images of the programs, for this machine's architecture
     Images,
-    /// Start everything and give a prompt: kubectl is set up, test machines are reached by vm-a
+    /// Start everything and open a prompt: kubectl is configured, test machines are reached with vm-a
     Shell {
-        /// Kernel of the machine, as in 6.12
+        /// Kernel of the machine, such as 6.12
         kernel: Option<String>,
     },
     /// Play one scenario in this process, for the suite
@@ -61,27 +61,27 @@ enum Order {
     /// Run a command in a test machine, for the shell
     #[command(hide = true)]
     VmExec {
-        /// The host port that leads to the machine's agent
+        /// The host port forwarded to the machine's agent
         port: u16,
         /// A bash script
         command: String,
     },
-    /// Serve files by NVMe/TCP in a test machine, for the experiment
+    /// Serve files over NVMe/TCP in a test machine, for the experiment
     #[command(hide = true)]
     NvmeTarget {
         /// Port of the loopback
         port: u16,
-        /// A namespace each
+        /// One namespace per file
         files: Vec<PathBuf>,
     },
     #[command(flatten)]
     Inside(Inside),
 }
 
-/// Does what the command line says.
+/// Runs the command given on the command line.
 ///
 /// # Errors
-/// If it could not be done; failed scenarios are no error but exit code 1.
+/// If it could not be run; failed scenarios are not an error but exit code 1.
 pub fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
         Order::Test { filter } => Ok(exit_code(suite::run(filter.as_deref())?)),
@@ -113,7 +113,7 @@ fn exit_code(passed: bool) -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Names everything that can be run, with the time it takes on two quiet cores.
+/// Lists everything that can be run, with its time on two quiet cores.
 fn list() {
     report::line("cargo e2e demo");
     entry("demo", holdfast_scenarios::story::EXPECTED, "the main job on two nodes, shown as it goes");

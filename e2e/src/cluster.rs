@@ -1,4 +1,4 @@
-//! `cargo e2e cluster`: a Kubernetes cluster with Holdfast in it, for a person.
+//! `cargo e2e cluster`: a Kubernetes cluster with Holdfast, for manual use.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use holdfast_lab::world::World;
 /// Name of the bucket, the ObjectStore and the StorageClass.
 const STORE: &str = "holdfast";
 
-/// Time between two looks at the address of the daemon's pod, which changes with each roll-out.
+/// Interval of checks for the address of the daemon's pod, which changes with each rollout.
 const FOLLOW: Duration = Duration::from_secs(2);
 
 /// Starts a cluster, installs the chart and keeps both until Ctrl-C.
 ///
 /// # Errors
-/// If a part does not start.
+/// If a component does not start.
 pub fn run() -> Result<()> {
     let toolbox = Toolbox::open()?;
     let world = World::new(&toolbox, "cluster", KERNEL, Profile::Dev)?;
@@ -36,7 +36,7 @@ pub fn run() -> Result<()> {
         holdfast_lab::cluster::TOOLS_IMAGE
     ));
     report::step(format_args!("logs are in {}; Ctrl-C ends everything", world.dir().display()));
-    // `kubectl holdfast top` reads the daemon through the API server, whose way to a pod is made by its
+    // `kubectl holdfast top` reads the daemon through the API server, whose route to a pod depends on its
     // address.
     let mut reached = None;
     asked_to_end(FOLLOW, || {

@@ -1,4 +1,4 @@
-//! The workspace's own tests, and what their output says.
+//! The workspace's own tests, and the interpretation of their output.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,13 +9,13 @@ use holdfast_lab::display::{SHOWN_LINES, end_of};
 use holdfast_lab::process::Process;
 use holdfast_lab::setup::Toolbox;
 
-/// Lines that are shown of a failed test at least, however many failed.
+/// Minimum lines shown of each failed test, regardless of the number of failures.
 const SHOWN_AT_LEAST: usize = 8;
-/// Time limit, with all but the documentation's examples compiled, while two scenarios run.
+/// Time limit, with everything but the documentation's examples compiled, while two scenarios run.
 const LIMIT: Duration = Duration::from_secs(2400);
 
-/// `cargo test --workspace`, and then the tests that are ignored without the S3 server, which is here. Their
-/// output goes into `log`.
+/// Runs `cargo test --workspace`, and then the tests that need the S3 server and are ignored by default.
+/// Their output goes to `log`.
 ///
 /// # Errors
 /// If one of them fails.
@@ -23,7 +23,7 @@ pub fn run(toolbox: &Toolbox, log: &File) -> Result<()> {
     let versitygw = toolbox.versitygw()?;
     for arguments in [&[][..], &["--test", "s3", "--", "--ignored", "versitygw"]] {
         let mut command = toolbox.cargo("test");
-        // What fails in one crate does not hide what fails in another.
+        // A failure in one crate does not hide those in others.
         command
             .args(["--workspace", "--no-fail-fast"])
             .args(arguments)
@@ -36,7 +36,7 @@ pub fn run(toolbox: &Toolbox, log: &File) -> Result<()> {
     Ok(())
 }
 
-/// The number of tests that passed, as a note.
+/// Returns the number of passed tests, as a note.
 ///
 /// # Errors
 /// If the output cannot be read.
@@ -52,13 +52,13 @@ fn count(output: &str) -> u32 {
     passed.sum()
 }
 
-/// The failures in an output: the end of the lines of each failed test, the names of all, the programs that a
-/// signal ended, and cargo's list of them. The end of the output if it has none of these.
+/// Returns the failures in an output: the last lines of each failed test, the names of all, the programs
+/// killed by a signal, and cargo's list of them. If it has none of these, returns its end.
 pub fn failures(output: &str) -> String {
-    /// Lines before the report of a signal, which say what the program did last.
+    /// Lines before the report of a signal, which show the program's last actions.
     const BEFORE_SIGNAL: usize = 14;
     let lines: Vec<&str> = output.lines().collect();
-    // Lines of each failed test, the one with its name first.
+    // Lines of each failed test, starting with the one that has its name.
     let mut printed: Vec<Vec<&str>> = Vec::new();
     let mut rest = Vec::new();
     let mut within = false;
@@ -154,7 +154,7 @@ error: 1 target failed:
         assert!(!shown.contains("step 0\n") && shown.lines().count() < 60, "{shown}");
     }
 
-    /// It has no result, and hundreds of lines of others may follow.
+    /// It has no result, and hundreds of other lines may follow.
     #[test]
     fn a_program_that_a_signal_ended_is_shown() {
         let aborted = "test c ... thread 'c' has overflowed its stack\n\

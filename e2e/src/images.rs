@@ -9,10 +9,10 @@ use holdfast_lab::setup::{Profile, Toolbox};
 /// Bytes of a MB.
 const MB: f64 = 1e6;
 
-/// Builds the images into `images` of cargo's target directory and prints what they are.
+/// Builds the images into `images` of cargo's target directory and prints their properties.
 ///
 /// # Errors
-/// If one cannot be built, or is larger than it may be.
+/// If one cannot be built, or exceeds its maximum size.
 pub fn run() -> Result<()> {
     let toolbox = Toolbox::open()?;
     let directory = toolbox.target().join("images").join(Architecture::of_host()?.name());

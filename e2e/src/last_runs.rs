@@ -1,22 +1,22 @@
-//! Runs by name, or in turn, and the day and commit with which each last passed: a table in docs/testing.md.
+//! Runs by name or by rotation, with day and commit of each one's last success: a table in docs/testing.md.
 
 /// The page that has the table.
 const PAGE: &str = include_str!("../../docs/testing.md");
-/// Head of the table.
+/// Header of the table.
 const HEAD: &str = "| run | last passed | with commit |";
 
-/// A pass of something that is run by name, or in its turn.
+/// A successful run by name, or by rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastRun {
     /// Name on the command line.
     pub name: &'static str,
-    /// Day of the commit, as in 2026-11-27; `never` if it has not passed as a whole.
+    /// Day of the commit, such as 2026-11-27; `never` if it has not passed completely.
     pub day: &'static str,
-    /// The commit that was run, abbreviated.
+    /// The tested commit, abbreviated.
     pub commit: &'static str,
 }
 
-/// All rows of the table.
+/// Returns all rows of the table.
 pub fn all() -> impl Iterator<Item = LastRun> {
     let rows = PAGE.lines().skip_while(|line| *line != HEAD).skip(2).take_while(|line| line.starts_with('|'));
     rows.filter_map(|row| {
@@ -32,13 +32,13 @@ mod tests {
 
     use super::*;
 
-    /// Months since year 0.
+    /// Returns the number of months since year 0.
     fn month(day: &str) -> u32 {
         let mut numbers = day.split('-').map(|number| number.parse::<u32>().unwrap());
         numbers.next().unwrap() * 12 + numbers.next().unwrap()
     }
 
-    /// `failover` failed for weeks on a bare machine, because nothing ran it.
+    /// Regression: `failover` failed for weeks on a bare machine, because it was never run.
     #[test]
     fn each_run_by_name_says_when_it_last_passed_and_that_was_not_long_ago() {
         let rows: Vec<LastRun> = all().collect();

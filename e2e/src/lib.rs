@@ -1,7 +1,7 @@
 //! `cargo e2e`: demo, tests and benchmarks on real parts.
 //!
-//! Only the command line, the suite that runs scenarios, and the shell; scenarios, benchmarks and the lab
-//! that they use are crates of their own below `e2e`.
+//! Contains only the command line, the suite that runs scenarios, and the shell; scenarios, benchmarks and
+//! the lab that they use are separate crates below `e2e`.
 
 pub mod cli;
 pub mod cluster;

@@ -1,40 +1,40 @@
-//! The time that a whole run may take, and what still fits into it.
+//! The time limit of a complete run, and the choice of lanes that still fit.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The tests of a run are expected to end within this time, so that the checks of the source end within an
-/// hour. A lane that may wait for another day does not begin where it would end later.
+/// The tests of a run are expected to end within this time, so that the source checks end within an hour. A
+/// lane that may be postponed does not start if it would end later.
 const TESTS_WITHIN: Duration = Duration::from_secs(2900);
 
-/// The time of a run, and how long its lanes took.
+/// The time of a run, and the times of its lanes.
 #[derive(Debug)]
 pub struct RunTime {
     begun: Instant,
-    /// Of all parts that have passed: the time that was expected, and the time that they took.
+    /// The expected and the actual time of all parts that have passed.
     ended: Mutex<(Duration, Duration)>,
 }
 
 impl RunTime {
-    /// The time of a run that begins now.
+    /// Starts measuring the time of a run.
     pub fn begin() -> Self {
         Self { begun: Instant::now(), ended: Mutex::default() }
     }
 
-    /// Notes a part of the run that has passed. One that fails takes another time.
+    /// Records a passed part of the run. A failed one has another duration.
     pub fn note(&self, expected: Duration, took: Duration) {
         let mut ended = self.ended.lock().expect("nothing panics while it holds this lock");
         ended.0 += expected;
         ended.1 += took;
     }
 
-    /// True if a lane of this expected time may begin, before others that need `later` and run in any case.
+    /// Returns true if a lane with this expected time may start, before mandatory ones that need `later`.
     pub fn allows(&self, lane: Duration, later: Duration) -> bool {
         self.begun.elapsed() + (lane + later).mul_f64(self.slowness()) <= TESTS_WITHIN
     }
 
-    /// Time that parts of the run took, by the time that was expected, and no less than 1: what begins last
-    /// runs with nothing else at once, but the host may also become slower.
+    /// Returns the ratio of actual to expected times of the run's parts, at least 1: the last parts run
+    /// without concurrent ones, but the host may also become slower.
     fn slowness(&self) -> f64 {
         let (expected, took) = *self.ended.lock().expect("nothing panics while it holds this lock");
         if expected.is_zero() { 1.0 } else { took.div_duration_f64(expected).max(1.0) }
@@ -47,7 +47,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// A machine of half the speed ran all lanes, and the checks of the source ended after 83 minutes.
+    /// Regression: a machine of half the speed ran all lanes, and the source checks ended after 83 minutes.
     #[test]
     fn a_slow_machine_begins_fewer_lanes() {
         let run = RunTime::begin();

@@ -18,14 +18,14 @@ use holdfast_lab::world::World;
 
 /// Time limit of a command typed at the prompt in a machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(24 * 3600);
-/// The bucket that is there.
+/// The existing bucket.
 const BUCKET: &str = "holdfast";
 
-/// Starts control plane, operator, S3 server and one machine, and a shell whose end is theirs too. The
+/// Starts control plane, operator, S3 server and one machine, then a shell; all end with the shell. The
 /// machine boots a kernel of `series`.
 ///
 /// # Errors
-/// If no such kernel is pinned, or a part does not start.
+/// If no kernel of the series is pinned, or a component does not start.
 pub fn run(series: Option<&str>) -> Result<()> {
     let kernel = series.map_or(Ok(KERNEL), KernelPin::of)?;
     let toolbox = Toolbox::open()?;
@@ -66,10 +66,10 @@ pub fn run(series: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Runs one command in the machine whose agent is behind `port`, for the `vm-*` commands of the shell.
+/// Runs a command in the machine whose agent is reached through `port`, for the shell's `vm-*` commands.
 ///
 /// # Errors
-/// If the machine does not answer.
+/// If the machine does not respond.
 pub fn vm_exec(port: u16, command: &str) -> Result<ExitCode> {
     let done = Agent::new("the machine", port).exec(&bash(command), COMMAND_LIMIT)?;
     eprint!("{}", done.stderr);

@@ -1,8 +1,7 @@
-//! Runs scenarios, each in a process of its own, and counts the results.
+//! Runs scenarios, each in a separate process, and counts the results.
 //!
-//! A process for each, because only the end of a process ends a thread that hangs and, through the kernel,
-//! everything that it started (see [`holdfast_lab::process`]). Its standard output is the reason why the
-//! scenario failed.
+//! Only the exit of a process ends a hanging thread and, through the kernel, everything that it started (see
+//! [`holdfast_lab::process`]). The standard output of the process is the reason for the scenario's failure.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -31,35 +30,35 @@ use crate::run_time::RunTime;
 
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
-/// Duration, with everything compiled.
+/// Expected time, with everything compiled.
 pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(250);
-/// Kernels of the machines of a run without a filter.
+/// Kernels of the machines in a run without a filter.
 pub const KERNELS: [KernelPin; 2] = [KERNEL, LTS_KERNEL];
-/// The scenario that `cargo e2e demo` shows.
+/// The scenario shown by `cargo e2e demo`.
 const DEMO: &str = "story-zero-copy";
-/// Said before these.
+/// Printed before these.
 const LOGS_FOLLOW: &str = "the ends of all logs";
-/// Lines of each log that are written when a scenario fails.
+/// Lines of each log printed after a failed scenario.
 const LOG_LINES: usize = 60;
-/// Time limit of fetching these from machines that may hang.
+/// Time limit of fetching them from machines that may hang.
 const LOGS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Memory that a scenario may need, in MiB: two machines, a Kubernetes API and an S3 server.
+/// Memory needed by a scenario, in MiB: two machines, a Kubernetes API and an S3 server.
 const SCENARIO_MIB: u64 = 5 << 10;
-/// No more scenarios run beside each other, however large the host.
+/// Maximum of concurrent scenarios, even on a large host.
 const MAX_BESIDE: u64 = 4;
 
 /// The results of a run.
 #[derive(Debug, Default)]
 struct Tally {
     passed: u32,
-    /// One line for each part that failed: its name and the reason.
+    /// One line per failed part: its name and the reason.
     failed: Vec<String>,
     skipped: u32,
 }
 
 impl Tally {
-    /// Counts the result of a part of the run.
+    /// Records the result of a part of the run.
     fn add(&mut self, name: &str, result: Result<()>) {
         match result {
             Ok(()) => self.passed += 1,
@@ -68,16 +67,16 @@ impl Tally {
     }
 }
 
-/// A part of a run that others may accompany.
+/// A part of a run that may run concurrently with others.
 enum SuitePart {
     HostTests,
     Lane(Lane),
-    /// A lane that begins only while the run's time allows.
+    /// A lane that starts only while the run's time permits.
     IfTimeAllows(Lane),
 }
 
 impl SuitePart {
-    /// Its name and duration.
+    /// Returns its name and expected time.
     fn expected(&self) -> (String, Duration) {
         match self {
             Self::HostTests => (HOST_TESTS.to_owned(), HOST_TESTS_EXPECTED),
@@ -86,7 +85,7 @@ impl SuitePart {
     }
 }
 
-/// Things that all parts of a run share.
+/// State shared by all parts of a run.
 struct SuiteRun<'a> {
     toolbox: &'a Toolbox,
     display: &'a Display,
@@ -95,7 +94,7 @@ struct SuiteRun<'a> {
 }
 
 impl SuiteRun<'_> {
-    /// Plays a scenario in a process of its own, as a step of the display.
+    /// Plays a scenario in a separate process, as a step of the display.
     fn scenario(&self, lane: Lane) {
         let name = lane.to_string();
         let begun = Instant::now();
@@ -109,8 +108,8 @@ impl SuiteRun<'_> {
         lock(self.tally).add(&name, result);
     }
 
-    /// Plays it unless the run's time does not allow that: lanes that need `later` still follow. `again`:
-    /// when one that is skipped runs.
+    /// Plays it unless the run's time does not permit that: lanes that need `later` still follow. `again`:
+    /// the time at which a skipped one runs.
     fn scenario_if_time_allows(&self, lane: Lane, later: Duration, again: &str) {
         if self.time.allows(lane.scenario.expected, later) {
             return self.scenario(lane);
@@ -134,7 +133,7 @@ impl SuiteRun<'_> {
         lock(self.tally).add(HOST_TESTS, result);
     }
 
-    /// Runs the lane whose day it is, unless the rest took too long, and names those that did not run.
+    /// Runs today's lane of the rotation, unless the rest took too long, and names those that did not run.
     fn in_turn(&self, lane: Lane) -> Result<()> {
         let chosen = lane.to_string();
         let others: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
@@ -145,17 +144,17 @@ impl SuiteRun<'_> {
     }
 }
 
-/// Runs the workspace's own tests and every lane that `filter` chooses ([`lanes`]): first these tests and the
-/// lanes that may run beside others, those last that begin only while the run's time allows; then each of
-/// the rest alone, last the one of [`IN_TURN`] whose day it is. Returns whether all of it passed. With a
-/// filter only scenarios run, each of them.
+/// Runs the workspace's own tests and every lane selected by `filter` ([`lanes`]): first these tests and the
+/// lanes that may run concurrently, ending with those that start only while the run's time permits; then each
+/// of the others alone, the last one being today's of [`IN_TURN`]. Returns true if all have passed. With a
+/// filter, only scenarios run, and all of them.
 ///
 /// # Errors
-/// If the filter names no kernel, or the host cannot be set up.
+/// If the filter names no pinned kernel, or the host cannot be set up.
 pub fn run(filter: Option<&str>) -> Result<bool> {
     let time = RunTime::begin();
     let mut chosen = filter.map_or_else(|| Ok(usual_lanes()), lanes)?;
-    // A long one that begins last would run with nothing beside it.
+    // A long one that starts last would run without concurrent ones.
     chosen.sort_by_key(|lane| (lane.scenario.alone, Reverse(lane.scenario.expected)));
     let skipped = match filter {
         Some(_) => u32::try_from((1 + usual_lanes().len() + BY_NAME.len()).saturating_sub(chosen.len()))?,
@@ -184,7 +183,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
 
         let run = SuiteRun { toolbox: &toolbox, display: &display, tally: &tally, time };
         let in_turn = whole.map(|(preparation, lane)| {
-            // A part that cannot be made was shown; the scenarios that need it fail, the others run.
+            // A failed part was shown; the scenarios that need it fail, the others run.
             preparation.make().ok();
             lane
         });
@@ -202,15 +201,15 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         }
     }
     let tally = lock(&tally);
-    // Again, where the end of a long log shows them.
+    // Repeated at the end of a long log.
     tally.failed.iter().for_each(report::line);
     let failed = tally.failed.len();
     report::line(format_args!("{} passed, {failed} failed, {} skipped", tally.passed, tally.skipped));
     Ok(failed == 0)
 }
 
-/// The workspace's tests and these lanes, last those that begin only while the run's time allows, of which
-/// the first of the day runs in any case.
+/// Returns the workspace's tests and these lanes, ending with those that start only while the run's time
+/// permits, except today's first one, which always runs.
 fn parts_of_a_whole_run(lanes: Vec<Lane>, day: u64) -> Vec<SuitePart> {
     let mut each_run = vec![SuitePart::HostTests];
     let mut if_time_allows = Vec::new();
@@ -228,14 +227,14 @@ fn parts_of_a_whole_run(lanes: Vec<Lane>, day: u64) -> Vec<SuitePart> {
     each_run
 }
 
-/// This day, counted from 1970.
+/// Returns the number of days since 1970.
 fn today() -> Result<u64> {
     const SECONDS_A_DAY: u64 = 86_400;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?;
     Ok(now.as_secs() / SECONDS_A_DAY)
 }
 
-/// Does `work` with all items in their order, with `places` of them at once.
+/// Runs `work` for all items in order, with up to `places` concurrently.
 fn beside_each_other<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Sync) {
     let next = Mutex::new(items.into_iter());
     thread::scope(|scope| {
@@ -245,7 +244,7 @@ fn beside_each_other<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Syn
     });
 }
 
-/// Number of these scenarios that may run at once: bounded by memory and cores, with one more than these,
+/// Returns the number of these scenarios that may run concurrently: limited by memory and by cores plus one,
 /// because each waits at times (for leases, time limits, its machines).
 fn places(scenarios: usize) -> u64 {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
@@ -253,16 +252,16 @@ fn places(scenarios: usize) -> u64 {
     (memory / SCENARIO_MIB).min(cores + 1).min(scenarios as u64).clamp(1, MAX_BESIDE)
 }
 
-/// Memory that programs can have, in MiB. Source: `man proc_meminfo`.
+/// Returns the memory available to programs, in MiB. Source: `man proc_meminfo`.
 fn available_mib(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib / 1024)
 }
 
-/// Plays the main job and shows it as it goes.
+/// Plays the main workflow with live output.
 ///
 /// # Errors
-/// The reason why it failed; the logs were shown.
+/// The reason of the failure; the logs were shown.
 pub fn demo() -> Result<()> {
     let toolbox = Toolbox::find()?;
     prepare(&toolbox, "cargo e2e demo", &[KERNEL], false)?;
@@ -273,10 +272,10 @@ pub fn demo() -> Result<()> {
     Ok(())
 }
 
-/// Fetches and builds what runs need, machines with these kernels included, under a display of its own.
+/// Downloads and builds the requirements of runs, including machines with these kernels, with a display.
 ///
 /// # Errors
-/// If a part cannot be made; it was shown, and the others are made.
+/// If a part fails; it was shown, and the others are completed.
 pub fn prepare(toolbox: &Toolbox, what: &str, kernels: &[KernelPin], tests: bool) -> Result<()> {
     let display = toolbox.display()?;
     let preparation = toolbox.prepare(&display, kernels, tests);
@@ -284,11 +283,11 @@ pub fn prepare(toolbox: &Toolbox, what: &str, kernels: &[KernelPin], tests: bool
     preparation.make()
 }
 
-/// Plays a scenario in this process, which must end when this returns: a scenario that exceeded its time
-/// limit still runs. Returns whether it passed, and prints the reason if it did not.
+/// Plays a scenario in this process, which must exit when this returns: a scenario that exceeded its time
+/// limit is still running. Returns true if it passed, otherwise prints the reason.
 ///
 /// # Errors
-/// If there is no such scenario or the host cannot be set up.
+/// If the scenario does not exist or the host cannot be set up.
 pub fn play(name: &str) -> Result<bool> {
     let Lane { scenario, kernel } = lane(name)?;
     let toolbox = Toolbox::open()?;
@@ -311,10 +310,10 @@ pub fn play(name: &str) -> Result<bool> {
     Ok(false)
 }
 
-/// Plays a scenario in a process of its own, which says on `said` what it does.
+/// Plays a scenario in a separate process, whose progress goes to `said`.
 fn start(toolbox: &Toolbox, lane: Lane, said: Stdio) -> Result<()> {
     let name = lane.to_string();
-    // By this name the kernel finds this program even after `cargo test` has put another one in its place.
+    // With this name, the kernel finds this program even after `cargo test` has replaced it.
     let mut command = Command::new(format!("/proc/{}/exe", std::process::id()));
     command.args(["play", &name]);
     let result = supervise(&name, &command, said);
@@ -322,13 +321,13 @@ fn start(toolbox: &Toolbox, lane: Lane, said: Stdio) -> Result<()> {
     result
 }
 
-/// The end of what a scenario that failed said, without the logs of its programs.
+/// Returns the end of a failed scenario's progress, without the logs of its programs.
 fn end_of_progress(said: &str) -> String {
     let logs = format!("== {LOGS_FOLLOW}");
     end_of(said.split_once(&logs).map_or(said, |(progress, _)| progress))
 }
 
-/// Runs a scenario's process to its end, and ends with it everything that it started.
+/// Runs a scenario's process to completion, then ends everything that it started.
 fn supervise(name: &str, command: &Command, said: Stdio) -> Result<()> {
     let mut reason = tempfile::tempfile().context("make a file for the reason of a failure")?;
     let out = reason.try_clone().context("share the file for the reason")?;
@@ -359,7 +358,7 @@ mod tests {
     use holdfast_lab::run_dir::RunDir;
     use holdfast_lab::wait::until;
 
-    /// Directory of the run of the test's process below.
+    /// Run directory of the test's process below.
     const TARGET: &str = "HOLDFAST_TEST_HUNG_SCENARIO";
 
     /// Plays a scenario's process in the test below.

@@ -1,4 +1,4 @@
-//! The workspace's dependency arrows and the licences of everything it uses, read from cargo itself.
+//! The workspace's dependency arrows and the licences of all dependencies, read from cargo itself.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
 
@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 const PLUGIN: &str = "kubectl-holdfast";
-/// Dependencies that only the named packages of the workspace may name. `*` ends a prefix.
+/// Dependencies restricted to the listed packages of the workspace. `*` ends a prefix.
 const ONLY: &[(&str, &[&str])] = &[
     ("io-uring", &["holdfast-ring", "holdfast-ublk", "holdfast-fuse"]),
     ("libublk", &["holdfast-ublk"]),
@@ -59,7 +59,7 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-start", &[]),
 ];
 
-/// Folders of the workspace, and those whose crates theirs may depend on.
+/// Folders of the workspace, and the folders that their crates may depend on.
 const FOLDERS: &[(&str, &[&str])] = &[
     ("crds", &[]),
     ("proto", &[]),
@@ -69,14 +69,14 @@ const FOLDERS: &[(&str, &[&str])] = &[
     ("e2e", &["crds", "proto"]),
 ];
 
-/// The harness, which uses the programs as a user does.
+/// The harness, which uses the programs like a user.
 const HARNESS: &[&str] =
     &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e", "holdfast-start"];
-/// Crates of the workspace that the harness may use: those that users see.
+/// Crates of the workspace that the harness may use: those visible to users.
 const SEEN_BY_USERS: &[&str] = &["holdfast-crds", "holdfast-proto"];
 
-/// All that may be below the planner: checksums, compression, errors. It has no threads, no clock, no files,
-/// no sockets, so nothing that does I/O, tells the time or runs anything is in this list.
+/// All permitted dependencies of the planner: checksums, compression, errors. It has no threads, clock, files
+/// or sockets, so this list has nothing that does I/O, reads the time or runs anything.
 const BELOW_ENGINE: &[&str] = &[
     "arrayvec",
     "blake3",
@@ -86,7 +86,7 @@ const BELOW_ENGINE: &[&str] = &[
     "holdfast-engine",
     "holdfast-format",
     "holdfast-types",
-    // Macros, which are not in the program.
+    // Macros, which are not part of the program.
     "proc-macro2",
     "quote",
     "syn",
@@ -99,20 +99,20 @@ const BELOW_ENGINE: &[&str] = &[
     "zstd-sys",
 ];
 
-/// The configuration of cargo-deny, which has the list of licences.
+/// The configuration of cargo-deny, which contains the list of licences.
 const DENY: &str = include_str!("../../deny.toml");
 
 struct Package {
     name: String,
     licence: String,
     local: bool,
-    /// Folder at the top of the workspace that has it.
+    /// Its top-level folder in the workspace.
     folder: String,
-    /// True if a dependency, or a feature of its own, asks for the feature `simulation`.
+    /// True if a dependency, or a feature of its own, enables the feature `simulation`.
     simulates: bool,
-    /// True if one asks for devices without the driver.
+    /// True if one enables devices without the driver.
     fakes: bool,
-    /// Direct dependencies that are built into it or run when it is built, by name.
+    /// Direct dependencies that are linked into it or run during its build, by name.
     named: BTreeSet<String>,
     /// The same, resolved, by package id.
     resolved: Vec<String>,
@@ -241,7 +241,7 @@ fn only_the_simulation_asks_for_its_engine_feature() {
     assert_eq!(asking, ["holdfast-sim"]);
 }
 
-/// Devices without the driver are for the counts of `node/serve/examples`, which is never shipped.
+/// Devices without the driver are for the counts of `node/serve/examples`, which are never shipped.
 #[test]
 fn only_the_example_of_the_ring_thread_has_fake_devices() {
     let packages = packages();
@@ -277,7 +277,7 @@ fn every_licence_is_allowed() {
     assert!(wrong.is_empty(), "licences not in the list:\n{}", wrong.join("\n"));
 }
 
-/// Is there a way to satisfy an SPDX expression with licences of the list? A slash is an old way to write
+/// Returns true if an SPDX expression can be satisfied with licences of the list. A slash is an old form of
 /// OR.
 fn allowed(expression: &str) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
@@ -287,7 +287,7 @@ fn allowed(expression: &str) -> bool {
     value && rest.is_empty()
 }
 
-/// Is the licence in the list of `deny.toml`?
+/// Returns true if the licence is in the list of `deny.toml`.
 fn is_listed(licence: &str) -> bool {
     let (_, list) = DENY.split_once("\nallow = [").unwrap();
     let (list, _) = list.split_once(']').unwrap();
@@ -327,7 +327,7 @@ fn one(words: &mut &[&str]) -> bool {
         }
         [name, rest @ ..] => {
             *words = rest;
-            // "or any later version" of an allowed licence is at least that licence.
+            // "or any later version" of a permitted licence includes that licence.
             is_listed(name.trim_end_matches('+'))
         }
         [] => false,

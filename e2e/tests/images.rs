@@ -1,4 +1,4 @@
-//! The images, against what the programs in them run.
+//! The images, compared with the programs run in them.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
 
@@ -8,10 +8,10 @@ use std::path::Path;
 
 use holdfast_lab::images;
 
-/// Begins a command line in the CSI driver; the name of the program follows.
+/// Start of a command line in the CSI driver, followed by the name of the program.
 const COMMAND_LINE: &str = "CommandLine::new([\"";
 
-/// `stat` was missing: kubelets had no figures of any claim, and no test had run the image.
+/// Regression: `stat` was missing: kubelets had no statistics of claims, and no test had run the image.
 #[test]
 fn each_program_that_the_csi_driver_runs_is_in_its_image() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../csi/src/node");

@@ -1,7 +1,7 @@
-//! The chart's alerts and its dashboard, against the metrics that there are and the runbooks.
+//! The chart's alerts and its dashboard, compared with the existing metrics and the runbooks.
 //!
-//! Each program's own tests keep `docs/metrics.md` equal to the metrics that it has, so the page stands for
-//! the code here.
+//! Each program's own tests keep `docs/metrics.md` equal to its metrics, so this test reads the page instead
+//! of the code.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
 
@@ -18,7 +18,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
 }
 
-/// Samples of all metrics, by the names that a query uses.
+/// Returns the sample names of all metrics, as used in queries.
 fn samples() -> BTreeSet<String> {
     let page = read("docs/metrics.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `holdfast_"));
@@ -42,18 +42,18 @@ fn samples() -> BTreeSet<String> {
     names.collect()
 }
 
-/// Names of samples in a text, which may be a query.
+/// Returns the names of samples in a text, which may be a query.
 fn named(text: &str) -> Vec<&str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("holdfast_")).collect()
 }
 
-/// The alerts as name and text.
+/// Returns the alerts as name and text.
 fn alerts(text: &str) -> Vec<(&str, &str)> {
     text.split("- alert: ").skip(1).map(|alert| alert.split_once('\n').unwrap()).collect()
 }
 
-/// All strings under these keys, at any depth.
+/// Collects all strings under these keys, at any depth.
 fn strings<'a>(value: &'a Value, keys: &[&str], found: &mut Vec<&'a str>) {
     if let Value::Object(fields) = value {
         found.extend(
@@ -77,7 +77,7 @@ fn alerts_name_metrics_that_there_are() {
         let query = alert.lines().find_map(|line| line.trim().strip_prefix("expr: "));
         let query = query.unwrap_or_else(|| panic!("{name} has no expression on one line"));
         let named = named(query);
-        // Prometheus has that of a scrape by itself.
+        // Prometheus itself provides the one of a scrape.
         assert!(!named.is_empty() || query.starts_with("up{"), "{name} is about no metric: {query}");
         for sample in named {
             assert!(
@@ -88,7 +88,7 @@ fn alerts_name_metrics_that_there_are() {
     }
 }
 
-/// A value that no program gives a label makes an alert that never fires.
+/// A label value that no program produces makes an alert that never fires.
 #[test]
 fn alerts_name_values_of_labels_that_there_are() {
     let programs = ["operator/src/metrics.rs", "csi/src/requests.rs"].map(read);

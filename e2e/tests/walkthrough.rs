@@ -1,16 +1,16 @@
-//! The files and functions that docs/walkthrough.md names.
+//! The files and functions named in docs/walkthrough.md.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
 
 use std::fs;
 use std::path::Path;
 
-/// The words between back quotes, in order.
+/// Returns the words between back quotes, in order.
 fn quoted(page: &str) -> impl Iterator<Item = &str> {
     page.split('`').skip(1).step_by(2)
 }
 
-/// Each row of the page names a file and then functions of it, as in "`node/engine/src/volume.rs`: `handle`".
+/// Each row of the page names a file and then its functions, as in "`node/engine/src/volume.rs`: `handle`".
 #[test]
 fn walkthrough_names_files_and_their_functions() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

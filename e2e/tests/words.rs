@@ -1,4 +1,4 @@
-//! The word list of CONTRIBUTING.md, against the code and the documents.
+//! The word list of CONTRIBUTING.md, compared with the code and the documents.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
 
@@ -31,7 +31,7 @@ const NOT_OURS: &[&str] = &["csi.proto"];
 /// File types that are read.
 const READ: &[&str] = &["md", "proto", "rs", "toml", "yaml"];
 
-/// The phrases of the word list, each as its words.
+/// Returns the phrases of the word list, each as its words.
 fn listed() -> Vec<Vec<String>> {
     let page = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
     let rows = page.lines().skip_while(|line| *line != "| not | but |").skip(2);
@@ -43,12 +43,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Lower-case words of a text, also those that form an identifier in snake or camel case.
+/// Returns lower-case words of a text, including those within an identifier in snake or camel case.
 fn words(text: &str) -> Vec<String> {
     numbered(text).into_iter().map(|(_line, word)| word).collect()
 }
 
-/// The [`words`] of a text, each with the number of its line.
+/// Returns the [`words`] of a text, each with the number of its line.
 fn numbered(text: &str) -> Vec<(usize, String)> {
     let mut words = vec![(1, String::new())];
     let mut after_lower = false;
@@ -67,7 +67,7 @@ fn numbered(text: &str) -> Vec<(usize, String)> {
     words
 }
 
-/// All files of the types read in `path`, which may be one of them.
+/// Collects all files of the types read in `path`, which may be one of them.
 fn files(path: &Path, found: &mut Vec<PathBuf>) {
     if path.is_dir() {
         for entry in fs::read_dir(path).unwrap() {
@@ -91,7 +91,7 @@ fn no_listed_word_is_used() {
         assert!(!read.is_empty(), "nothing to read in {path}");
         for file in read {
             let text = fs::read_to_string(&file).unwrap();
-            // The whole file at once: a phrase may be broken over two lines.
+            // The whole file at once, because a phrase may span two lines.
             let words = numbered(&text);
             for phrase in &listed {
                 let is_used = |at: &[(usize, String)]| at.iter().map(|(_, word)| word).eq(phrase);
@@ -103,9 +103,9 @@ fn no_listed_word_is_used() {
     assert!(found.is_empty(), "CONTRIBUTING.md, Language, has better words:\n{}", found.join("\n"));
 }
 
-/// Columns of comments and documents, at most.
+/// Maximum columns of comments and documents.
 const COLUMNS: usize = 110;
-/// A field's comment there becomes a description of the CRD, in which a line break would stay.
+/// A field's comment there becomes a description in the CRD, which would keep a line break.
 const ONE_LINE_COMMENTS: &str = "crds/src";
 
 #[test]
@@ -136,7 +136,7 @@ fn comments_and_documents_are_narrow() {
     assert!(wide.is_empty(), "more than {COLUMNS} columns:\n{}", wide.join("\n"));
 }
 
-/// A merge was recorded with a conflict in a page.
+/// Regression: a merge was recorded with a conflict in a page.
 #[test]
 fn no_file_has_the_marks_of_a_conflict() {
     let mut read = Vec::new();
@@ -148,11 +148,11 @@ fn no_file_has_the_marks_of_a_conflict() {
     assert!(read.is_empty(), "marks of a conflict in {read:?}");
 }
 
-/// Words with which a doc comment does not begin.
+/// Words that must not begin a doc comment.
 const QUESTIONS: &[&str] =
     &["what", "how", "when", "where", "whether", "which", "who", "whom", "whose", "why"];
 
-/// The lines of a source file at which a doc comment begins with a question word.
+/// Returns the lines of a source file where a doc comment begins with a question word.
 fn questions(text: &str) -> Vec<usize> {
     let mut found = Vec::new();
     let mut is_inside = false;

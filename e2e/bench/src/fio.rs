@@ -29,12 +29,23 @@ pub struct Job<'a> {
     pub region: Range<u64>,
     /// Each write is followed by an fsync.
     pub fsync: bool,
+    /// Through the page cache, in place of direct I/O; written back at the end.
+    pub buffered: bool,
 }
 
 impl<'a> Job<'a> {
     /// Requests of 4 KiB to the whole of the targets, 32 in flight.
     pub fn of(targets: &'a [&'a str], pattern: &'a str, requests: u32) -> Self {
-        Self { targets, pattern, block_bytes: 4096, depth: Some(32), requests, region: 0..0, fsync: false }
+        Self {
+            targets,
+            pattern,
+            block_bytes: 4096,
+            depth: Some(32),
+            requests,
+            region: 0..0,
+            fsync: false,
+            buffered: false,
+        }
     }
 }
 
@@ -47,12 +58,12 @@ pub struct Measured {
     pub p99_us: f64,
 }
 
-/// Runs a job with direct I/O.
+/// Runs a job.
 ///
 /// # Errors
 /// If fio fails or reports an I/O error.
 pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
-    let Job { targets, pattern, block_bytes, depth, requests, region, fsync } = job;
+    let Job { targets, pattern, block_bytes, depth, requests, region, fsync, buffered } = job;
     let region = if region.is_empty() {
         String::new()
     } else {
@@ -63,13 +74,14 @@ pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
         None => "--ioengine=psync".to_owned(),
     };
     let fsync = u8::from(*fsync);
+    let cache = if *buffered { "--direct=0 --end_fsync=1" } else { "--direct=1" };
     // In bytes: a number of requests would restart in each pass over a region that is smaller than all of
     // them.
     let each_bytes = u64::from(*requests) * u64::from(*block_bytes) / targets.len() as u64;
     let tests: String = targets.iter().map(|target| format!("test -e {target} && ")).collect();
     let jobs: String = targets.iter().map(|target| format!(" --name={target} --filename={target}")).collect();
     let script = format!(
-        "{tests} exec fio --direct=1 {engine} --fsync={fsync} --rw={pattern} --bs={block_bytes} {region} \
+        "{tests} exec fio {cache} {engine} --fsync={fsync} --rw={pattern} --bs={block_bytes} {region} \
          --io_size={each_bytes} --norandommap --group_reporting --output-format=json {jobs}"
     );
     let done = vm.run(&bash(&script), LIMIT)?;

@@ -19,9 +19,11 @@ use serde::Serialize;
 pub mod coverage;
 mod daemon;
 mod data_plane;
+mod devices;
 mod external_storage;
 mod field;
 pub mod fio;
+mod fuse_uring;
 mod index;
 mod kubernetes;
 pub mod kublk;
@@ -78,6 +80,20 @@ pub const ALL: &[Benchmark] = &[
         run: data_plane::run,
     },
     Benchmark {
+        name: "devices-zero-copy",
+        about: "512 volumes on one node: memory, files and idle work of each, all of them over a kill",
+        expected: Duration::from_secs(900),
+        profile: Profile::Release,
+        run: devices::run_zero_copy,
+    },
+    Benchmark {
+        name: "devices-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(900),
+        profile: Profile::Release,
+        run: devices::run_user_copy,
+    },
+    Benchmark {
         name: "memory",
         about: "memory volumes against brd, zram and trueno-ublk: requests, compression, overhead",
         expected: Duration::from_secs(420),
@@ -111,6 +127,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(600),
         profile: Profile::Release,
         run: nvme_tcp::run,
+    },
+    Benchmark {
+        name: "fuse-uring",
+        about: "FUSE over io_uring whose ring a keeper has: ends of server and keeper, zero copy against copies",
+        expected: Duration::from_secs(900),
+        profile: Profile::Dev,
+        run: fuse_uring::run,
     },
     Benchmark {
         name: "index-policy",

@@ -1,8 +1,8 @@
-//! Kinds of processors.
+//! Processor architectures.
 
 use anyhow::{Result, bail};
 
-/// Kinds of processors that images are made for.
+/// Processor architectures for which images are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
     /// x86-64.
@@ -12,10 +12,10 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// The host's, which its cargo builds for.
+    /// Returns the host's, for which its cargo builds.
     ///
     /// # Errors
-    /// If there are no images for it.
+    /// If there are no images for the host's.
     pub fn of_host() -> Result<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Ok(Self::Amd64),
@@ -24,7 +24,7 @@ impl Architecture {
         }
     }
 
-    /// Name of it, the same for Debian and OCI.
+    /// Returns its name, the same for Debian and OCI.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -32,7 +32,7 @@ impl Architecture {
         }
     }
 
-    /// Directory of the libraries.
+    /// Returns the directory of the libraries.
     pub(crate) fn libraries(self) -> &'static str {
         match self {
             Self::Amd64 => "usr/lib/x86_64-linux-gnu",
@@ -40,7 +40,7 @@ impl Architecture {
         }
     }
 
-    /// Path of the dynamic loader, which every program names.
+    /// Returns the path of the dynamic loader named in every program.
     pub(crate) fn loader(self) -> &'static str {
         match self {
             Self::Amd64 => "usr/lib64/ld-linux-x86-64.so.2",

@@ -1,10 +1,10 @@
 //! The Kubernetes cluster-autoscaler as a process of the host.
 //!
-//! Owns: the process, and the ConfigMaps from which it reads its groups of nodes.
-//! Does not own: the program, which [`PROGRAM`] names; scheduler and controllers, see
+//! Owns: the process, and the ConfigMaps that define its node groups.
+//! Does not own: the program, at the path in [`PROGRAM`]; scheduler and controllers, see
 //! [`crate::cluster::Controllers`].
-//! Invariants: the provider is the autoscaler's own `kwok`: a new node is an object of the API that is Ready
-//! from its first moment, and no machine.
+//! Invariants: the provider is the autoscaler's own `kwok`: a new node is only an API object that is Ready
+//! from the start, without a machine.
 //! On failure: `autoscaler-<number>.log` in the world's directory.
 
 use std::env;
@@ -23,20 +23,20 @@ use crate::vm::machine::free_port;
 use crate::wait::until;
 use crate::world::World;
 
-/// Variable with the path of the program: the module proxy, from which the lab builds, does not have it.
+/// Variable with the path of the program: it is not on the module proxy, from which the lab builds.
 pub const PROGRAM: &str = "HOLDFAST_CLUSTER_AUTOSCALER";
 /// Label of the nodes of a group.
 pub const GROUP: &str = "example.com/group";
 
 const NAMESPACE: &str = "kube-system";
-/// Name by which the provider finds its configuration.
+/// Name of the provider's configuration.
 const CONFIGURATION: &str = "kwok-provider-config";
 const TEMPLATES: &str = "kwok-provider-templates";
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// The most nodes of a group.
+/// Maximum nodes of a group.
 const MOST_NODES: &str = "10";
 
-/// A group of nodes that has none yet.
+/// A group of nodes that is initially empty.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeGroup<'a> {
     /// Its name.
@@ -52,7 +52,7 @@ pub struct Autoscaler {
 }
 
 impl Autoscaler {
-    /// The program that [`PROGRAM`] names.
+    /// Returns the path in [`PROGRAM`].
     ///
     /// # Errors
     /// If the variable is not set.
@@ -66,10 +66,10 @@ impl Autoscaler {
         })
     }
 
-    /// Starts the autoscaler over these groups, with further flags, and waits until it listens.
+    /// Starts the autoscaler with these groups and additional flags, and waits until it listens.
     ///
     /// # Errors
-    /// If there is no program, it is another release, or it does not listen in time.
+    /// If there is no program, its release is wrong, or it does not listen in time.
     pub fn start(world: &World, groups: &[NodeGroup<'_>], flags: &[&str]) -> Result<Self> {
         let program = Self::program()?;
         configure(world, groups)?;
@@ -84,7 +84,7 @@ impl Autoscaler {
             .arg(format!("--address=127.0.0.1:{port}"))
             .arg(format!("--namespace={NAMESPACE}"))
             .args(["--cloud-provider=kwok", "--leader-elect=false", "--scan-interval=3s", "--v=4"])
-            // An event that is the same as one before is one too.
+            // A repetition of an earlier event is recorded as an event, too.
             .arg("--record-duplicated-events")
             .args(flags);
         let log = world.dir().join(format!("autoscaler-{port}.log"));
@@ -99,10 +99,10 @@ impl Autoscaler {
         Ok(Self { process })
     }
 
-    /// Fails, with the end of its log, if it has ended.
+    /// Fails, with the end of its log, if it has exited.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If it has exited.
     pub fn check_running(&mut self) -> Result<()> {
         self.process.check_running()
     }
@@ -138,8 +138,8 @@ fn configure(world: &World, groups: &[NodeGroup<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// The node from which the provider makes those of a group, and from which the autoscaler simulates one while
-/// there is none.
+/// Returns the node from which the provider creates a group's nodes, and which the autoscaler simulates while
+/// the group is empty.
 fn template(group: &NodeGroup<'_>) -> Value {
     let mut labels = json!({ GROUP: group.name, "kubernetes.io/os": "linux" });
     for (key, value) in group.labels {
@@ -151,7 +151,7 @@ fn template(group: &NodeGroup<'_>) -> Value {
     node
 }
 
-/// A node that is Ready and has no machine, without labels.
+/// Returns a Ready node without a machine and without labels.
 pub fn node_without_machine(name: &str) -> Value {
     let size = json!({ "cpu": "16", "memory": "64Gi", "pods": "110" });
     json!({

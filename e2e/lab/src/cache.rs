@@ -1,8 +1,8 @@
-//! Downloads and builds kept outside the source tree.
+//! Cache of downloads and builds, outside the source tree.
 //!
 //! Owns: `$HOLDFAST_CACHE`, or `$XDG_CACHE_HOME/holdfast`, or `~/.cache/holdfast`.
-//! Invariants: an entry is complete or absent (it is made in a scratch directory and renamed), and two
-//! runs at once make it only once. Nothing in it is ever needed: delete it and it is made again.
+//! Invariants: an entry is complete or absent (it is created in a scratch directory and renamed), and two
+//! concurrent runs create it only once. The cache may be deleted at any time: entries are recreated.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use crate::report;
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
-    /// The time it takes to make entries.
+    /// Counts the time spent on entries.
     clock: Arc<WorkClock>,
 }
 
 impl Cache {
-    /// Opens the cache and creates its directory; `clock` counts the time it takes to make entries.
+    /// Opens the cache and creates its directory; `clock` counts the time spent on entries.
     ///
     /// # Errors
-    /// If neither HOLDFAST_CACHE nor HOME is set, or the directory cannot be made.
+    /// If neither HOLDFAST_CACHE nor HOME is set, or the directory cannot be created.
     pub fn open(clock: Arc<WorkClock>) -> Result<Self> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let root = match (set("HOLDFAST_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
@@ -41,11 +41,11 @@ impl Cache {
         Ok(Self { root, clock })
     }
 
-    /// The directory of entry `key`, made by `build` if it is not there yet. `build` is given a scratch
-    /// directory to fill.
+    /// Returns the directory of entry `key`, created by `build` if it does not exist yet. `build` gets a
+    /// scratch directory to fill.
     ///
     /// # Errors
-    /// If `build` fails or the file system does.
+    /// If `build` or the file system fails.
     pub fn entry(
         &self,
         key: &str,
@@ -59,7 +59,7 @@ impl Cache {
         self.clock.time(|| self.make(&entry, key, expected, build))
     }
 
-    /// Makes an entry that is not there.
+    /// Creates a missing entry.
     fn make(
         &self,
         entry: &Path,
@@ -81,13 +81,13 @@ impl Cache {
         Ok(entry.to_owned())
     }
 
-    /// Path of entry `key`, which may not exist; nothing is made.
+    /// Returns the path of entry `key`, which may not exist; creates nothing.
     pub fn path(&self, key: &str) -> PathBuf {
         self.root.join(key)
     }
 }
 
-/// A short word for a text, as part of a key: FNV-1a, so that it does not depend on the compiler.
+/// Returns a short hash of a text, as part of a key: FNV-1a, which does not depend on the compiler.
 pub fn fingerprint(text: &str) -> String {
     let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -95,7 +95,7 @@ pub fn fingerprint(text: &str) -> String {
     format!("{digest:016x}")
 }
 
-/// Removes a directory tree; one that is not there is fine.
+/// Removes a directory tree, if it exists.
 fn remove_tree(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Ok(()) => Ok(()),

@@ -1,17 +1,17 @@
-//! Chance that repeats: the same seed gives the same numbers. Source: SplitMix64,
+//! Reproducible pseudorandom numbers: the same seed gives the same sequence. Source: SplitMix64,
 //! <https://prng.di.unimi.it/splitmix64.c>.
 
-/// A source of numbers.
+/// A generator.
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// A source that repeats for this seed.
+    /// Creates a generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -20,7 +20,7 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.draw() % bound
     }

@@ -1,8 +1,8 @@
-//! Work on a file system in a test machine: files are written, flushed, renamed, read back and deleted, all
-//! the time.
+//! File system load in a test machine: files are written, flushed, renamed, read back and deleted,
+//! continuously.
 //!
-//! Every name that is printed is durable: its file was flushed, then its directory. What a file holds follows
-//! from its worker and number, so that it is checked without any memory of the run.
+//! Every printed name is durable: its file was flushed, then its directory. A file's content is derived from
+//! its worker and number, so that it can be checked without any state of the run.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,17 +14,17 @@ use anyhow::{Context, Result, ensure};
 use crate::chance::Chance;
 use crate::report;
 
-/// Files that a worker keeps; older ones are checked and deleted.
+/// Files kept per worker; older ones are checked and deleted.
 const KEPT: u64 = 32;
 /// Name of a file before it is flushed.
 const UNFINISHED: &str = "unfinished";
-/// The most a file holds, in units of 8 bytes.
+/// Maximum length of a file, in units of 8 bytes.
 const MAX_WORDS: u64 = 3072;
 
-/// Works below `directory` until an operation fails.
+/// Runs below `directory` until an operation fails.
 ///
 /// # Errors
-/// The failure: it never ends well.
+/// The failure of an operation; it never returns without one.
 pub fn run(directory: &Path, workers: u64) -> Result<()> {
     std::thread::scope(|scope| {
         for worker in 0..workers {
@@ -58,10 +58,10 @@ fn work(directory: &Path, worker: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads every file that workers left below `directory` and prints each worker's last number.
+/// Reads all workers' files below `directory` and prints each worker's last number.
 ///
 /// # Errors
-/// If a file is missing or holds something else.
+/// If a file is missing or its content is wrong.
 pub fn check(directory: &Path) -> Result<()> {
     for home in fs::read_dir(directory).context("list the directory")? {
         let home = home?.path();
@@ -82,12 +82,12 @@ pub fn check(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each file that the workers reported is there.
+/// Checks that every file reported by the workers exists.
 ///
-/// `reported`: what they printed. `found`: what [`check`] printed.
+/// `reported`: the output of the workers. `found`: the output of [`check`].
 ///
 /// # Errors
-/// One is missing; or no worker reported one.
+/// If one is missing, or no worker reported any.
 pub fn ensure_all_there(reported: &str, found: &str) -> Result<()> {
     let reported = last_numbers(reported).context("read what was reported")?;
     let there = last_numbers(found)?;
@@ -102,10 +102,10 @@ pub fn ensure_all_there(reported: &str, found: &str) -> Result<()> {
     Ok(())
 }
 
-/// The last number of each worker in what [`run`] or [`check`] printed.
+/// Returns the last number of each worker in the output of [`run`] or [`check`].
 ///
 /// # Errors
-/// If a line is not of theirs.
+/// If a line has another format.
 fn last_numbers(printed: &str) -> Result<BTreeMap<u64, u64>> {
     let mut last = BTreeMap::new();
     for line in printed.lines() {
@@ -131,7 +131,7 @@ fn contents(worker: u64, number: u64) -> Vec<u8> {
     let mut chance = Chance::new((worker << 48) ^ number);
     let words = 1 + chance.below(MAX_WORDS);
     let mut bytes = Vec::new();
-    // Unoptimised, an iterator over bytes costs more than all else that a worker does.
+    // Without optimization, an iterator over bytes costs more than the rest of a worker.
     (0..words).for_each(|_| bytes.extend_from_slice(&chance.draw().to_le_bytes()));
     bytes
 }

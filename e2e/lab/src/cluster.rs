@@ -1,9 +1,9 @@
-//! A whole Kubernetes cluster of one or two nodes.
+//! A complete Kubernetes cluster of one or two nodes.
 //!
 //! Owns: controller manager and scheduler on the host, the nodes' machines and their kubelets.
 //! Does not own: the API server, which is the [`World`]'s.
-//! Invariants: no image is ever fetched: all that pods need were put into each node's container runtime.
-//! On failure: a node's logs, those of its pods among them, are in [`Vm::logs`].
+//! Invariants: no image is ever pulled: all images of pods are imported into each node's container runtime.
+//! On failure: a node's logs, including those of its pods, are in [`Vm::logs`].
 
 use std::fs;
 use std::net::SocketAddr;
@@ -34,11 +34,11 @@ mod node;
 
 /// Name of the VolumeAttributesClass: a FLUSH waits for its commit.
 pub const ATTRIBUTES: &str = "safe";
-/// Image with a shell and its tools, for pods of tests; the first container of every pod too.
+/// Image with a shell and its tools, for test pods; also the sandbox container of every pod.
 pub const TOOLS_IMAGE: &str = "docker.io/library/busybox:e2e";
-/// Names of the nodes; a cluster of one has the first.
+/// Names of the nodes; a single-node cluster has the first one.
 pub const NODES: [&str; 2] = ["a", "b"];
-/// Longest wait for the chart's pods, in helm's words.
+/// Maximum wait for the chart's pods, in helm's syntax.
 const INSTALL_LIMIT: &str = "20m";
 
 /// A running cluster.
@@ -47,30 +47,30 @@ pub struct Cluster<'a> {
     world: &'a World,
     control_plane: Arc<ControlPlane>,
     nodes: Vec<Machine>,
-    /// The controller of snapshots, where they were asked for.
+    /// The snapshot controller, if requested.
     snapshots: Option<Process>,
     // Dropped before the world's API server.
     _controllers: Controllers,
 }
 
-/// A node's machine, and ports of the host's loopback that lead to it.
+/// A node's machine, and the ports on the host's loopback that are forwarded to it.
 #[derive(Debug)]
 struct Machine {
     vm: Arc<Vm>,
     kubelet: u16,
-    /// Leads to a pod: see [`Cluster::reach`].
+    /// Forwarded to a pod: see [`Cluster::reach`].
     pod: u16,
 }
 
-/// Parts that not every cluster has.
+/// Optional parts of a cluster.
 #[derive(Debug, Default)]
 pub struct Extras {
     /// The second node.
     pub second_node: bool,
-    /// The kinds of snapshots and of their groups, and their controller, so that the chart has the
+    /// The CRDs of snapshots and group snapshots, and their controller; the chart then installs the
     /// snapshotter.
     pub snapshots: bool,
-    /// Images that pods may name.
+    /// Images that pods may use.
     pub images: Vec<Image>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Cluster<'a> {
         Self::start_with(world, &Extras::default())
     }
 
-    /// The same, with more parts.
+    /// Does the same, with additional parts.
     ///
     /// # Errors
     /// If one cannot be built or does not start.
@@ -107,7 +107,7 @@ impl<'a> Cluster<'a> {
         Ok(cluster)
     }
 
-    /// The machine of the first node.
+    /// Returns the machine of the first node.
     pub fn node(&self) -> &Vm {
         &self.nodes[0].vm
     }
@@ -119,18 +119,18 @@ impl<'a> Cluster<'a> {
             .with_context(|| format!("no node {name:?}"))
     }
 
-    /// The machine of the node `name`.
+    /// Returns the machine of the node `name`.
     ///
     /// # Errors
-    /// If there is no such node.
+    /// If the node does not exist.
     pub fn node_named(&self, name: &str) -> Result<&Vm> {
         Ok(&self.find(name)?.vm)
     }
 
-    /// Has the API server reach the pod at `address`, of the first node. It reaches one pod at a time.
+    /// Forwards the API server's connections to the pod at `address` on the first node, one pod at a time.
     ///
     /// # Errors
-    /// If the machine refuses.
+    /// If the machine rejects it.
     pub fn reach(&self, address: SocketAddr) -> Result<()> {
         let Machine { vm, kubelet: _, pod } = &self.nodes[0];
         vm.exec(&format!(
@@ -142,21 +142,21 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// The address of the daemon's figures on the first node; none while it has no pod.
+    /// Returns the address of the daemon's metrics on the first node; `None` while it has no pod.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// If the API server does not respond.
     pub fn daemon(&self) -> Result<Option<SocketAddr>> {
         let address = "{.status.podIP}:{.spec.containers[0].ports[0].containerPort}";
         let all = format!("--output=jsonpath={{range .items[*]}}{address}{{\"\\n\"}}{{end}}");
         let node = "--selector=app.kubernetes.io/component=node";
         let said = self.world.kubectl(["get", "pods", "--namespace=holdfast-system", node, &all])?;
-        // One that was just made has no address yet.
+        // A new pod has no address yet.
         Ok(said.lines().filter_map(|line| line.parse().ok()).next_back())
     }
 
-    /// Gives the node `name`, whose power was cut, its power again, and waits until it is Ready. What was on
-    /// its disk is there: images, pods, the state of the daemon.
+    /// Restores the power of the node `name` after a power failure, and waits until it is Ready. Its disk is
+    /// unchanged: images, pods, the state of the daemon.
     ///
     /// # Errors
     /// If it does not become Ready.
@@ -167,11 +167,11 @@ impl<'a> Cluster<'a> {
         self.world.wait_for(&format!("node/{name}"), "condition=Ready")
     }
 
-    /// Installs the chart with these values beside those that a cluster of one small node needs, and waits
+    /// Installs the chart with these values, in addition to those for a cluster of one small node, and waits
     /// until all pods are ready.
     ///
     /// # Errors
-    /// If they are not; the error shows pods and events.
+    /// If they do not become ready; the error lists pods and events.
     pub fn install(&self, store: &Store) -> Result<()> {
         report::step("helm install the chart, wait until all pods are ready");
         let values = self.world.dir().join("values.json");
@@ -204,11 +204,11 @@ impl<'a> Cluster<'a> {
         self.world.wait_for(&format!("objectstore/{}", store.name), "condition=Ready")
     }
 
-    /// Lets the kubelet run the CSI driver's probes less often. Each is a process in a container, and at the
+    /// Makes the kubelet run the CSI driver's probes less often. Each is a process in a container, and at the
     /// chart's periods an emulated node spends half of its time on them.
     ///
     /// # Errors
-    /// If the pods are not ready again.
+    /// If the pods do not become ready again.
     pub fn relax_probes(&self) -> Result<()> {
         report::step("lengthen the periods of the CSI driver's probes");
         for (object, container) in [
@@ -229,7 +229,7 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Runs the chart's own test to its end.
+    /// Runs the chart's own test to completion.
     ///
     /// # Errors
     /// If it fails.
@@ -237,7 +237,7 @@ impl<'a> Cluster<'a> {
         self.helm(&["test".as_ref(), "holdfast".as_ref(), "--timeout".as_ref(), INSTALL_LIMIT.as_ref()])
     }
 
-    /// Removes the release, once the guard of the API server says that no volume is served.
+    /// Removes the release, once the API server's guard reports that no volume is served.
     ///
     /// # Errors
     /// If helm fails.
@@ -248,7 +248,7 @@ impl<'a> Cluster<'a> {
         self.helm(&["uninstall".as_ref(), "holdfast".as_ref(), "--wait".as_ref()])
     }
 
-    /// Pods, claims and events, for a person who looks for a fault.
+    /// Returns pods, claims and events, for troubleshooting.
     pub fn describe(&self) -> String {
         let ask = |what: &[&str]| {
             let shown = self.world.kubectl(what.iter().copied().chain(["--all-namespaces"]));
@@ -265,7 +265,7 @@ impl<'a> Cluster<'a> {
         helm.args(arguments)
             .args(["--namespace", NAMESPACE])
             .env("KUBECONFIG", self.world.control_plane()?.admin_kubeconfig())
-            // Nothing of a person's own settings, and nothing left behind.
+            // Ignores the user's settings, and leaves nothing behind.
             .env("HELM_CACHE_HOME", &home)
             .env("HELM_CONFIG_HOME", &home)
             .env("HELM_DATA_HOME", &home);
@@ -278,14 +278,14 @@ impl<'a> Cluster<'a> {
 pub struct Store<'a> {
     /// Name of ObjectStore, Secret and StorageClass.
     pub name: &'a str,
-    /// The bucket, which exists.
+    /// The bucket, which must exist.
     pub bucket: &'a str,
-    /// Its server, as pods reach it.
+    /// Its server, as reached by pods.
     pub endpoint: &'a str,
 }
 
 impl Store<'_> {
-    /// The chart's values. With `snapshots` there are a VolumeSnapshotClass and a VolumeGroupSnapshotClass of
+    /// Returns the chart's values. `snapshots` adds a VolumeSnapshotClass and a VolumeGroupSnapshotClass of
     /// the same name.
     fn values(&self, snapshots: bool) -> Value {
         let classes: &[&str] = if snapshots { &[self.name] } else { &[] };
@@ -298,8 +298,8 @@ impl Store<'_> {
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
             "volumeAttributesClasses": [{ "name": ATTRIBUTES, "durability": "object" }],
             "volumeSnapshotClasses": classes.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
-            // One instance of each is work enough for an emulated node, where the chart's requests, by which
-            // pods share the processors, are too small for leases of seconds.
+            // One instance of each is enough load for an emulated node, on which the chart's requests, by
+            // which pods share the processors, are too small for leases of seconds.
             "operator": { "replicas": 1, "resources": { "requests": { "cpu": "400m", "memory": "64Mi" } } },
             "csi": {
                 "controller": {
@@ -334,7 +334,7 @@ impl Store<'_> {
     }
 }
 
-/// Makes all images that pods of the cluster use, in the share of the machines.
+/// Builds all images used by the cluster's pods, in the machines' shared directory.
 fn share_images(world: &World, extras: &Extras) -> Result<()> {
     let directory = world.dir().join("images");
     let toolbox = world.toolbox();
@@ -362,7 +362,7 @@ fn share_images(world: &World, extras: &Extras) -> Result<()> {
     Ok(())
 }
 
-/// Installs the kinds of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`, and starts their
+/// Installs the CRDs of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`, and starts their
 /// controller on the host.
 fn start_snapshots(world: &World) -> Result<Process> {
     report::step("install the kinds of snapshots, start their controller");
@@ -370,17 +370,17 @@ fn start_snapshots(world: &World) -> Result<Process> {
     controllers::start_snapshots(world.toolbox(), &*world.control_plane()?)
 }
 
-/// Installs the kinds of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`.
+/// Installs the CRDs of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`.
 ///
 /// # Errors
-/// If they cannot be fetched, or the API server refuses one.
+/// If they cannot be downloaded, or the API server rejects one.
 pub fn install_snapshot_kinds(world: &World) -> Result<()> {
     let kinds = world.toolbox().snapshot_kinds()?;
     let mut files = Vec::new();
     for entry in fs::read_dir(&kinds).with_context(|| format!("list {}", kinds.display()))? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // The directory has a list of them, too.
+        // The directory also contains a list of them.
         if name.contains("snapshot.storage.k8s.io_") {
             files.push(format!("--filename={}", path.display()));
         }
@@ -390,7 +390,7 @@ pub fn install_snapshot_kinds(world: &World) -> Result<()> {
     world.kubectl(established.into_iter().chain(files.iter().map(String::as_str))).map(drop)
 }
 
-/// An image with a shell and its tools, at `reference`: it waits unless a pod says what it does.
+/// Builds an image with a shell and its tools, at `reference`: it waits unless a pod sets a command.
 pub(crate) fn tools(toolbox: &Toolbox, reference: &str) -> Result<Image> {
     let program = toolbox.busybox()?;
     let mut image = Image::of_static(reference, "bin/busybox", &program)?;

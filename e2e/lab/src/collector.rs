@@ -1,7 +1,7 @@
-//! A collector of traces: what the programs under test export over OTLP is kept here, and read by a scenario.
+//! A trace collector: keeps the spans that programs under test export over OTLP, for a scenario to read.
 //!
-//! Owns: the server on the host's loopback; the spans, in the order in which they came.
-//! Does not own: the programs. Those that a world starts after its collector export to it.
+//! Owns: the server on the host's loopback; the spans, in the order of their arrival.
+//! Does not own: the programs. Those started by a world after its collector export to it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,13 +29,13 @@ pub struct Span {
     pub service: String,
     /// Its name.
     pub name: String,
-    /// The trace that it is a part of, in hexadecimal, like the ids below.
+    /// The trace that it belongs to, in hexadecimal, like the ids below.
     pub trace: String,
     /// Its id.
     pub id: String,
-    /// The span above it; empty for the first of a trace.
+    /// Id of the parent span; empty for the root of a trace.
     pub parent: String,
-    /// Begin and end in nanoseconds since 1970, by the clock of its machine.
+    /// Start and end in nanoseconds since 1970, by the clock of its machine.
     pub nanos: [u64; 2],
 }
 
@@ -51,10 +51,10 @@ pub struct Collector {
 struct Kept(Arc<Mutex<Vec<Span>>>);
 
 impl Collector {
-    /// Starts one.
+    /// Starts a collector.
     ///
     /// # Errors
-    /// If the host has no port for it.
+    /// If the host has no free port.
     pub fn start() -> Result<Self> {
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -72,8 +72,8 @@ impl Collector {
         Ok(Self { port, spans, _runtime: runtime })
     }
 
-    /// Variables of programs that export to it, on the host or in a test machine. They send what has ended
-    /// each second.
+    /// Returns variables for programs that export to it, on the host or in a test machine. They export ended
+    /// spans every second.
     pub fn environment(&self, in_machine: bool) -> BTreeMap<String, String> {
         let host = if in_machine { HOST } else { "127.0.0.1" };
         [
@@ -84,7 +84,7 @@ impl Collector {
         .into()
     }
 
-    /// The spans that have come so far.
+    /// Returns the spans received so far.
     pub fn spans(&self) -> Vec<Span> {
         lock(&self.spans).clone()
     }
@@ -123,10 +123,10 @@ impl Span {
     }
 }
 
-/// The tree of a trace, one span a line, each below the one that it is a part of.
+/// Formats the tree of a trace, one span per line, each below its parent.
 ///
 /// # Errors
-/// If the spans do not hang together below one, or one of them is of another trace.
+/// If the spans do not form one tree, or one of them belongs to another trace.
 pub fn tree(trace: &str, spans: &[Span]) -> Result<String> {
     let mut children: BTreeMap<&str, Vec<&Span>> = BTreeMap::new();
     for span in spans {

@@ -1,4 +1,4 @@
-//! Runs a program to its end and says well what went wrong.
+//! Runs a program to completion, with a detailed error.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::report;
 
-/// Runs `command` quietly and returns its standard output.
+/// Runs `command` without output and returns its standard output.
 ///
 /// # Errors
-/// If it cannot be started or exits with another code than 0; the error holds its output.
+/// If it cannot be started or its exit code is not 0; the error contains its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let shown = shown(command);
     let out = command.stdin(Stdio::null()).output().with_context(|| format!("start {shown}"))?;
@@ -26,10 +26,10 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(out.stdout).with_context(|| format!("output of {shown} is not UTF-8"))
 }
 
-/// Runs `command`; its output goes where the progress of this thread goes.
+/// Runs `command`; its output goes to the progress log of this thread.
 ///
 /// # Errors
-/// If it cannot be started or exits with another code than 0.
+/// If it cannot be started or its exit code is not 0.
 pub fn show(command: &mut Command) -> Result<()> {
     let shown = shown(command);
     let status = command
@@ -44,7 +44,7 @@ pub fn show(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A command that runs `program` as root: by itself, or through sudo.
+/// Returns a command that runs `program` as root: directly, or through sudo.
 pub fn as_root(program: impl AsRef<OsStr>) -> Command {
     if rustix::process::geteuid().is_root() {
         Command::new(program)
@@ -58,12 +58,12 @@ pub fn as_root(program: impl AsRef<OsStr>) -> Command {
 /// Copies a program without its debug information.
 ///
 /// # Errors
-/// If it is no program, or cannot be written.
+/// If it is not a program, or cannot be written.
 pub fn strip(program: &Path, to: &Path) -> Result<()> {
     output(Command::new("strip").arg("-o").arg(to).arg(program)).map(drop)
 }
 
-/// The program and its arguments, for messages.
+/// Formats the program and its arguments, for messages.
 fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy()];
     words.extend(command.get_args().map(OsStr::to_string_lossy));

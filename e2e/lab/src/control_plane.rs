@@ -1,8 +1,8 @@
 //! etcd and kube-apiserver on the host's loopback.
 //!
-//! Owns: the two processes, their certificates, the kubeconfigs, the audit log and the ways to pods.
-//! Does not own: any controller: scheduler, controller manager and kubelets are a [`crate::cluster`]'s.
-//! On failure: the log of either is in the run directory.
+//! Owns: the two processes, their certificates, the kubeconfigs, the audit log and the routes to pods.
+//! Does not own: controllers: scheduler, controller manager and kubelets belong to a [`crate::cluster`].
+//! On failure: the log of each process is in the run directory.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -29,11 +29,11 @@ mod certificates;
 mod egress;
 mod kubeconfig;
 
-/// Longest wait for the API server to be ready: 9 s on a quiet machine.
+/// Maximum wait for the API server to be ready: it takes 9 s on a quiet machine.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// Addresses of services; nothing routes them here.
+/// Addresses of services; they are not routed here.
 const SERVICES: &str = "10.96.0.0/16";
-/// Address of the service that is the API itself.
+/// Address of the API's own service.
 pub const API_SERVICE: &str = "10.96.0.1";
 
 /// A running Kubernetes API.
@@ -126,7 +126,7 @@ impl ControlPlane {
     /// Starts the API server after [`ControlPlane::kill`], and waits until it is ready.
     ///
     /// # Errors
-    /// If it runs already, or is not ready in time.
+    /// If it is already running, or is not ready in time.
     pub fn start_again(&self) -> Result<()> {
         let mut running = lock(&self.apiserver);
         ensure!(running.is_none(), "the API server runs already");
@@ -147,33 +147,33 @@ impl ControlPlane {
         lock(&self.apiserver).take();
     }
 
-    /// Stops the API server, until [`ControlPlane::thaw`]: it accepts connections and answers nothing.
+    /// Stops the API server until [`ControlPlane::thaw`]: it accepts connections but does not respond.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If it is not running.
     pub fn freeze(&self) -> Result<()> {
         lock(&self.apiserver).as_ref().context("the API server does not run")?.freeze()
     }
 
-    /// Lets it continue.
+    /// Resumes the API server.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If it is not running.
     pub fn thaw(&self) -> Result<()> {
         lock(&self.apiserver).as_ref().context("the API server does not run")?.signal(Signal::CONT)
     }
 
-    /// A kubectl command with administrator's rights, to add arguments to.
+    /// Returns a kubectl command with administrator's rights, without arguments.
     pub fn kubectl(&self) -> Command {
         kubectl_with(&self.kubectl, &self.dir, "admin")
     }
 
-    /// The administrator's kubeconfig on the host.
+    /// Returns the path of the administrator's kubeconfig on the host.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
     }
 
-    /// The requests of our programs that were answered so far, and the changes by kubectl, in their order.
+    /// Returns our programs' requests that were answered so far, and the changes by kubectl, in order.
     ///
     /// # Errors
     /// If the audit log cannot be read.
@@ -181,35 +181,35 @@ impl ControlPlane {
         self.audit.requests()
     }
 
-    /// Has the API server's connections to a pod at `address` lead to this port of the host's loopback.
+    /// Routes the API server's connections to a pod at `address` to this port of the host's loopback.
     pub fn route(&self, address: SocketAddr, port: u16) {
         self.egress.route(address, port);
     }
 
-    /// Directory of its certificates and keys.
+    /// Returns the directory of its certificates and keys.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its port of the host's loopback.
+    /// Returns its port on the host's loopback.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Text of a kubeconfig for a component of Kubernetes, by its user and group.
+    /// Returns the text of a kubeconfig for a component of Kubernetes, by its user and group.
     ///
     /// # Errors
-    /// If no certificate can be made.
+    /// If the certificate cannot be created.
     pub(crate) fn component_kubeconfig(&self, user: &str, group: &str, host: &str) -> Result<String> {
         let (certificate, key) = self.authority.client(user, group)?;
         let server = format!("https://{host}:{}", self.port);
         Ok(kubeconfig::with_certificate(&self.authority.certificate(), &server, &certificate, &key))
     }
 
-    /// Certificate and key (PEM) of a server at these addresses, and the authority's certificate.
+    /// Returns certificate and key (PEM) of a server at these addresses, and the authority's certificate.
     ///
     /// # Errors
-    /// If no certificate can be made.
+    /// If the certificate cannot be created.
     pub(crate) fn server_certificate(
         &self,
         name: &str,
@@ -219,11 +219,11 @@ impl ControlPlane {
         Ok((certificate, key, self.authority.certificate()))
     }
 
-    /// Text of a kubeconfig for a service account that exists, with exactly the rights its role bindings
-    /// give it. `host` is how the API is reached: `127.0.0.1`, or [`vm::HOST`] in a test machine.
+    /// Returns the text of a kubeconfig for an existing service account, with exactly the rights of its role
+    /// bindings. `host` is the address of the API: `127.0.0.1`, or [`vm::HOST`] in a test machine.
     ///
     /// # Errors
-    /// If there is no such account.
+    /// If the account does not exist.
     pub fn service_account_kubeconfig(&self, namespace: &str, account: &str, host: &str) -> Result<String> {
         let token = output(self.kubectl().args([
             "--namespace",
@@ -246,7 +246,7 @@ fn kubectl_with(kubectl: &Path, dir: &Path, identity: &str) -> Command {
     let mut command = Command::new(kubectl);
     command
         .env("KUBECONFIG", dir.join(format!("{identity}.kubeconfig")))
-        // Discovery results of an API server that is gone must not be found again on the same port.
+        // Cached discovery results of a past API server must not be used for a new one on the same port.
         .arg("--cache-dir")
         .arg(dir.join("kubectl-cache"));
     command

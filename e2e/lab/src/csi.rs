@@ -1,8 +1,8 @@
-//! The CSI driver, asked as the sidecars and the kubelet ask it.
+//! Client of the CSI driver, with the requests of the sidecars and the kubelet.
 //!
-//! Owns: the process of the Controller service on the host; requests in the words of a scenario.
-//! Does not own: what an answer should be.
-//! On failure: a refusal is a value ([`Refused`]); only a driver that cannot be asked is an error.
+//! Owns: the process of the Controller service on the host; requests in the terms of a scenario.
+//! Does not own: the expected responses.
+//! On failure: a rejection is a value ([`Refused`]); only an unreachable driver is an error.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -31,66 +31,66 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of a request that is expected to time out.
 pub const SHORT: Duration = Duration::from_secs(3);
 
-/// The answer of the driver.
+/// The driver's response.
 pub type Answer<T> = Result<T, Refused>;
 
 /// Offset and length in bytes.
 pub type Extent = (u64, u64);
 
-/// The answer of the SnapshotMetadata service.
+/// The response of the SnapshotMetadata service.
 #[derive(Debug, Clone)]
 pub struct Told {
     /// The ranges of each message.
     pub messages: Vec<Vec<Extent>>,
-    /// The size of the snapshot in bytes, as each message says it.
+    /// The size of the snapshot in bytes, as given in each message.
     pub capacities: Vec<i64>,
-    /// The refusal that ended them.
+    /// The error that ended them.
     pub refused: Option<Refused>,
 }
 
-/// Use of a volume, as a pod asks for it.
+/// Use of a volume, as requested by a pod.
 #[derive(Debug, Clone)]
 pub struct Use {
     capability: VolumeCapability,
 }
 
 impl Use {
-    /// Mounted with this file system by any number of pods of a node (ReadWriteOnce).
+    /// Returns a mount with this file system for any number of pods of one node (ReadWriteOnce).
     pub fn mounted(fs_type: &str) -> Self {
         Self::of(Self::mount(fs_type, &[]), Mode::SingleNodeMultiWriter)
     }
 
-    /// The same with options of the mount.
+    /// Returns the same with mount options.
     pub fn mounted_with(fs_type: &str, options: &[&str]) -> Self {
         Self::of(Self::mount(fs_type, options), Mode::SingleNodeMultiWriter)
     }
 
-    /// Mounted by one pod (ReadWriteOncePod).
+    /// Returns a mount for one pod (ReadWriteOncePod).
     pub fn mounted_by_one(fs_type: &str) -> Self {
         Self::of(Self::mount(fs_type, &[]), Mode::SingleNodeSingleWriter)
     }
 
-    /// Mounted on several nodes at a time (ReadWriteMany).
+    /// Returns a mount on several nodes at a time (ReadWriteMany).
     pub fn shared() -> Self {
         Self::of(Self::mount("ext4", &[]), Mode::MultiNodeMultiWriter)
     }
 
-    /// A raw block device.
+    /// Returns a raw block device.
     pub fn block() -> Self {
         Self::of(AccessType::Block(BlockVolume {}), Mode::SingleNodeMultiWriter)
     }
 
-    /// Mounted with this file system by any number of pods of many nodes, which only read (ReadOnlyMany).
+    /// Returns a read-only mount with this file system for any number of pods of many nodes (ReadOnlyMany).
     pub fn read(fs_type: &str) -> Self {
         Self::of(Self::mount(fs_type, &[]), Mode::MultiNodeReaderOnly)
     }
 
-    /// The same as a raw block device.
+    /// Returns the same as a raw block device.
     pub fn read_block() -> Self {
         Self::of(AccessType::Block(BlockVolume {}), Mode::MultiNodeReaderOnly)
     }
 
-    /// As a request says it.
+    /// Converts it for a request.
     pub(crate) fn capability(&self) -> VolumeCapability {
         self.capability.clone()
     }
@@ -120,7 +120,7 @@ pub struct NewVolume {
 }
 
 impl NewVolume {
-    /// A volume of this name and size in an ObjectStore.
+    /// Returns a volume of this name and size in an ObjectStore.
     pub fn new(name: &str, bytes: i64, store: &str) -> Self {
         let request = v1::CreateVolumeRequest {
             name: name.to_owned(),
@@ -132,21 +132,21 @@ impl NewVolume {
         Self { request }
     }
 
-    /// A memory volume of this name and size, for the node that the scheduler chose.
+    /// Returns a memory volume of this name and size, for the node chosen by the scheduler.
     pub fn in_memory(name: &str, bytes: i64, node: &str) -> Self {
         let mut new = Self::new(name, bytes, "").parameter("backend", "memory").chosen(&on(node));
         new.request.parameters.remove("objectStore");
         new
     }
 
-    /// With a further parameter of its StorageClass.
+    /// Adds a parameter of its StorageClass.
     #[must_use]
     pub fn parameter(mut self, key: &str, value: &str) -> Self {
         self.request.parameters.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// For a node of this topology, which the scheduler chose.
+    /// Sets the topology of the node chosen by the scheduler.
     #[must_use]
     pub fn chosen(mut self, node: &Topology) -> Self {
         let chosen = vec![node.clone()];
@@ -155,20 +155,20 @@ impl NewVolume {
         self
     }
 
-    /// With these parameters of its VolumeAttributesClass.
+    /// Sets parameters of its VolumeAttributesClass.
     #[must_use]
     pub fn attributes(mut self, parameters: &[(&str, &str)]) -> Self {
         self.request.mutable_parameters = owned(parameters);
         self
     }
 
-    /// Of at least the size of the snapshot of this id, and with its content.
+    /// Sets the snapshot that it is created from, whose size is the minimum.
     #[must_use]
     pub fn from_snapshot(self, id: &str) -> Self {
         self.from(Type::Snapshot(SnapshotSource { snapshot_id: id.to_owned() }))
     }
 
-    /// The same of another volume.
+    /// Does the same for another volume.
     #[must_use]
     pub fn from_volume(self, id: &str) -> Self {
         self.from(Type::Volume(VolumeSource { volume_id: id.to_owned() }))
@@ -179,7 +179,7 @@ impl NewVolume {
         self
     }
 
-    /// To be used like that.
+    /// Sets its use.
     #[must_use]
     pub fn used(mut self, how: &Use) -> Self {
         self.request.volume_capabilities = vec![how.capability.clone()];
@@ -191,7 +191,7 @@ fn owned(parameters: &[(&str, &str)]) -> HashMap<String, String> {
     parameters.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// The topology of a node, as its kubelet writes it.
+/// Returns the topology of a node, as written by its kubelet.
 fn on(node: &str) -> Topology {
     let segments = [("topology.holdfast.dev/served", "true"), ("topology.holdfast.dev/node", node)];
     Topology { segments: owned(&segments) }
@@ -201,12 +201,12 @@ fn names(of: &[&str]) -> Vec<String> {
     of.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// A volume as the driver lists it.
+/// A volume as listed by the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// Its id.
     pub volume: String,
-    /// The nodes that it is published on.
+    /// The nodes on which it is published.
     pub nodes: Vec<String>,
 }
 
@@ -215,7 +215,7 @@ pub struct Listed {
 pub struct Csi(Socket);
 
 impl Csi {
-    /// The driver behind a socket.
+    /// Creates a client of the driver at a socket.
     pub fn new(socket: Socket) -> Self {
         Self(socket)
     }
@@ -223,7 +223,7 @@ impl Csi {
     /// Sends a request to a method such as `Identity/Probe` of CSI.
     ///
     /// # Errors
-    /// If the driver cannot be asked, or its answer cannot be read.
+    /// If the driver is unreachable, or its response is invalid.
     pub fn ask<A: Message + Default>(
         &self,
         method: &str,
@@ -237,10 +237,10 @@ impl Csi {
         }
     }
 
-    /// Sends a request that is answered by several messages. Returns those, and the refusal that ended them.
+    /// Sends a request with a stream of responses. Returns those, and the error that ended them.
     ///
     /// # Errors
-    /// If the driver cannot be asked, or a message cannot be read.
+    /// If the driver is unreachable, or a message is invalid.
     pub fn ask_for_stream<A: Message + Default>(
         &self,
         method: &str,
@@ -253,11 +253,11 @@ impl Csi {
         Ok((messages.iter().map(read).collect::<Result<_>>()?, refused))
     }
 
-    /// The ranges that differ between two snapshots from this byte on, or that `target` holds, with so many
-    /// in a message.
+    /// Returns the ranges that differ between two snapshots from this byte on, or all allocated ranges of
+    /// `target`, with at most `most` per message.
     ///
     /// # Errors
-    /// If the driver cannot be asked, or a range is none.
+    /// If the driver is unreachable, or a range is invalid.
     pub fn changed_blocks(&self, base: Option<&str>, target: &str, from: u64, most: i32) -> Result<Told> {
         let (starting_offset, max_results) = (i64::try_from(from)?, most);
         let (told, refused): (Vec<_>, _) = match base {
@@ -295,17 +295,17 @@ impl Csi {
     /// `CreateVolume`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn create(&self, new: &NewVolume, limit: Duration) -> Result<Answer<v1::Volume>> {
         let answer: Answer<v1::CreateVolumeResponse> =
             self.ask("Controller/CreateVolume", &new.request, limit)?;
         Ok(answer.map(|created| created.volume.unwrap_or_default()))
     }
 
-    /// `GetCapacity`: the largest memory volume that a node can take, in bytes.
+    /// `GetCapacity`: returns the size of the largest memory volume that fits on a node, in bytes.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn memory_capacity(&self, node: &str, class: &[(&str, &str)]) -> Result<Answer<i64>> {
         let of_all = [("backend", "memory"), ("csi.storage.k8s.io/fstype", "ext4")];
         let request = v1::GetCapacityRequest {
@@ -320,7 +320,7 @@ impl Csi {
     /// `DeleteVolume`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn delete(&self, volume: &str, limit: Duration) -> Result<Answer<()>> {
         let request = v1::DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
         let answer: Answer<v1::DeleteVolumeResponse> =
@@ -328,10 +328,10 @@ impl Csi {
         Ok(answer.map(drop))
     }
 
-    /// `ControllerPublishVolume`: the publish context.
+    /// `ControllerPublishVolume`: returns the publish context.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn publish(
         &self,
         volume: &str,
@@ -341,10 +341,10 @@ impl Csi {
         self.publish_as(volume, node, &Use::mounted("ext4"), limit)
     }
 
-    /// The same for another use.
+    /// Does the same for another use.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn publish_as(
         &self,
         volume: &str,
@@ -366,7 +366,7 @@ impl Csi {
     /// `ControllerUnpublishVolume`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn unpublish(&self, volume: &str, node: &str, limit: Duration) -> Result<Answer<()>> {
         let request = v1::ControllerUnpublishVolumeRequest {
             volume_id: volume.to_owned(),
@@ -378,10 +378,10 @@ impl Csi {
         Ok(answer.map(drop))
     }
 
-    /// `ControllerExpandVolume`: the new size in bytes.
+    /// `ControllerExpandVolume`: returns the new size in bytes.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn expand(&self, volume: &str, bytes: i64) -> Result<Answer<i64>> {
         let request = v1::ControllerExpandVolumeRequest {
             volume_id: volume.to_owned(),
@@ -396,7 +396,7 @@ impl Csi {
     /// `ControllerModifyVolume` with these parameters of a VolumeAttributesClass.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn modify(&self, volume: &str, parameters: &[(&str, &str)], limit: Duration) -> Result<Answer<()>> {
         let request = v1::ControllerModifyVolumeRequest {
             volume_id: volume.to_owned(),
@@ -411,7 +411,7 @@ impl Csi {
     /// `CreateSnapshot`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn snapshot(&self, name: &str, volume: &str, limit: Duration) -> Result<Answer<v1::Snapshot>> {
         let request = v1::CreateSnapshotRequest {
             name: name.to_owned(),
@@ -426,7 +426,7 @@ impl Csi {
     /// `DeleteSnapshot`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn delete_snapshot(&self, id: &str) -> Result<Answer<()>> {
         let request = v1::DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
         let answer: Answer<v1::DeleteSnapshotResponse> =
@@ -434,10 +434,10 @@ impl Csi {
         Ok(answer.map(drop))
     }
 
-    /// `ListSnapshots`: the ids of a volume's, or of all.
+    /// `ListSnapshots`: returns the ids of a volume's snapshots, or of all.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn snapshots(&self, volume: &str) -> Result<Answer<Vec<String>>> {
         let request = v1::ListSnapshotsRequest { source_volume_id: volume.to_owned(), ..Default::default() };
         let answer: Answer<v1::ListSnapshotsResponse> =
@@ -446,10 +446,10 @@ impl Csi {
         Ok(answer.map(|list| list.entries.into_iter().map(id).collect()))
     }
 
-    /// `ListSnapshots`: all of them as they are told.
+    /// `ListSnapshots`: returns all of them as received.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn all_snapshots(&self) -> Result<Answer<Vec<v1::Snapshot>>> {
         let request = v1::ListSnapshotsRequest::default();
         let answer: Answer<v1::ListSnapshotsResponse> =
@@ -460,7 +460,7 @@ impl Csi {
     /// `GetSnapshot`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn get_snapshot(&self, id: &str) -> Result<Answer<v1::Snapshot>> {
         let request = v1::GetSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
         let answer: Answer<v1::GetSnapshotResponse> = self.ask("Controller/GetSnapshot", &request, LIMIT)?;
@@ -470,7 +470,7 @@ impl Csi {
     /// `CreateVolumeGroupSnapshot` with these parameters of a VolumeGroupSnapshotClass.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn group_snapshot(
         &self,
         name: &str,
@@ -492,7 +492,7 @@ impl Csi {
     /// `GetVolumeGroupSnapshot`, of a group of these snapshots.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn get_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<Answer<GroupSnapshot>> {
         let request = v1::GetVolumeGroupSnapshotRequest {
             group_snapshot_id: id.to_owned(),
@@ -507,7 +507,7 @@ impl Csi {
     /// `DeleteVolumeGroupSnapshot`, of a group of these snapshots.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn delete_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<Answer<()>> {
         let request = v1::DeleteVolumeGroupSnapshotRequest {
             group_snapshot_id: id.to_owned(),
@@ -519,10 +519,10 @@ impl Csi {
         Ok(answer.map(drop))
     }
 
-    /// `ListVolumes`: each volume with the nodes that it is published on.
+    /// `ListVolumes`: returns each volume with the nodes on which it is published.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn list(&self) -> Result<Answer<Vec<Listed>>> {
         let request = v1::ListVolumesRequest::default();
         let answer: Answer<v1::ListVolumesResponse> = self.ask("Controller/ListVolumes", &request, LIMIT)?;
@@ -534,24 +534,24 @@ impl Csi {
     }
 }
 
-/// A service of the driver for the whole cluster as a process of the host.
+/// A cluster-wide service of the driver as a process of the host.
 #[derive(Debug)]
 pub struct CsiService {
     command: Mutex<Option<Process>>,
-    /// Its command, which names it too.
+    /// Its subcommand, also used as its name.
     service: &'static str,
     program: PathBuf,
-    /// Further variables.
+    /// Additional variables.
     environment: BTreeMap<String, String>,
     dir: PathBuf,
 }
 
 impl CsiService {
-    /// Starts `program` with the command `service`. It reaches the API by the kubeconfig of that text, and
-    /// has `environment` besides its usual one.
+    /// Starts `program` with the subcommand `service`. It reaches the API with the kubeconfig of this text,
+    /// and gets `environment` in addition to its usual one.
     ///
     /// # Errors
-    /// If it does not answer in time.
+    /// If it does not respond in time.
     pub fn start(
         program: &Path,
         service: &'static str,
@@ -568,20 +568,20 @@ impl CsiService {
         Ok(started)
     }
 
-    /// Its socket.
+    /// Returns a client of its socket.
     pub fn csi(&self) -> Csi {
         Csi::new(Socket::Host(self.socket()))
     }
 
-    /// Kills it, as a lost node would.
+    /// Kills it, like the loss of its node.
     pub fn kill(&self) {
         self.lock().take();
     }
 
-    /// Starts it again after [`CsiService::kill`].
+    /// Restarts it after [`CsiService::kill`].
     ///
     /// # Errors
-    /// If it runs, or does not answer in time.
+    /// If it is running, or does not respond in time.
     pub fn restart(&self) -> Result<()> {
         let mut running = self.lock();
         ensure!(running.is_none(), "the CSI {} runs already", self.service);
@@ -604,7 +604,7 @@ impl CsiService {
         Ok(())
     }
 
-    /// Path of its socket.
+    /// Returns the path of its socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join(format!("{}.sock", self.service))
     }
@@ -614,18 +614,18 @@ impl CsiService {
     }
 }
 
-/// The value of an answer that should be one.
+/// Returns the value of a response that should be a success.
 ///
 /// # Errors
-/// If the driver refused.
+/// If the driver rejected the request.
 pub fn granted<T>(what: &str, answer: Answer<T>) -> Result<T> {
     answer.map_err(|refused| anyhow::anyhow!("{what}: {}: {}", refused.code, refused.message))
 }
 
-/// The message of an answer that should be a refusal with this code, and words in its message.
+/// Checks that a response is a rejection with this code, and with words in its message.
 ///
 /// # Errors
-/// If the driver granted it, or refused it otherwise.
+/// If the driver granted it, or rejected it for another reason.
 pub fn refused<T>(what: &str, answer: Answer<T>, code: &str, words: &str) -> Result<()> {
     match answer {
         Ok(_) => bail!("{what}: was granted"),

@@ -1,7 +1,7 @@
-//! The CSI driver's Node service in a test machine, asked as the kubelet asks it.
+//! The CSI driver's Node service in a test machine, with the requests of the kubelet.
 //!
-//! Owns: one `holdfast-csi node` at a time in a machine, which can be killed and started again.
-//! Does not own: the node daemon beside it.
+//! Owns: one `holdfast-csi node` at a time in a machine, which can be killed and restarted.
+//! Does not own: the node daemon on the same machine.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct CsiNode {
     csi: Csi,
 }
 
-/// A published volume on its node, as the kubelet knows it.
+/// A published volume on its node, as known to the kubelet.
 #[derive(Debug, Clone)]
 pub struct Claim {
     /// The volume's id.
@@ -48,22 +48,22 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Path at which the kubelet has the volume staged.
+    /// Returns the path where the kubelet has the volume staged.
     pub fn staging(&self) -> String {
         format!("/var/lib/kubelet/plugins/kubernetes.io/csi/{}/globalmount", self.volume)
     }
 
-    /// The path of a pod.
+    /// Returns the path of a pod.
     pub fn target(&self, pod: &str) -> String {
         format!("/var/lib/kubelet/pods/{pod}/volumes/{}", self.volume)
     }
 }
 
 impl CsiNode {
-    /// Starts the service beside the daemon of `vm`, and waits until it can be registered.
+    /// Starts the service next to the daemon of `vm`, and waits until it can be registered.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn start(vm: Arc<Vm>) -> Result<Self> {
         let csi = Csi::new(Socket::Machine(Arc::clone(&vm), SOCKET.to_owned()));
         let node = Self { vm, csi };
@@ -73,7 +73,7 @@ impl CsiNode {
         Ok(node)
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn vm(&self) -> &Vm {
         &self.vm
     }
@@ -81,16 +81,16 @@ impl CsiNode {
     /// Kills it and waits until it is gone.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If it is not running.
     pub fn kill(&self) -> Result<()> {
         self.vm.signal(PROGRAM, SIGKILL)?;
         self.vm.wait(PROGRAM, STOP_LIMIT).map(drop)
     }
 
-    /// Starts it again after [`CsiNode::kill`], and waits until it listens.
+    /// Restarts it after [`CsiNode::kill`], and waits until it listens.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn restart(&self) -> Result<()> {
         let node = format!("--node-name={}", self.vm.name());
         let argv = ["holdfast-csi", "node", &node]
@@ -110,7 +110,7 @@ impl CsiNode {
         })
     }
 
-    /// Result of the readiness probe of the pod. The liveness probe must succeed.
+    /// Returns the result of the pod's readiness probe. The liveness probe must succeed.
     ///
     /// # Errors
     /// If the liveness probe fails.
@@ -120,10 +120,10 @@ impl CsiNode {
         Ok(found.contains("ready"))
     }
 
-    /// Asks on the registration socket as the kubelet does, and says that it took the driver.
+    /// Sends the kubelet's requests on the registration socket, and confirms the registration.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn register(&self) -> Result<PluginInfo> {
         let socket = Socket::Machine(Arc::clone(&self.vm), REGISTRATION.to_owned());
         let ask = |method: &str, message: &[u8]| -> Result<Vec<u8>> {
@@ -140,7 +140,7 @@ impl CsiNode {
     /// `NodeGetInfo`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn info(&self) -> Result<Answer<v1::NodeGetInfoResponse>> {
         self.csi.ask("Node/NodeGetInfo", &v1::NodeGetInfoRequest {}, LIMIT)
     }
@@ -148,7 +148,7 @@ impl CsiNode {
     /// `NodeStageVolume`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn stage(&self, claim: &Claim, limit: Duration) -> Result<Answer<()>> {
         let request = v1::NodeStageVolumeRequest {
             volume_id: claim.volume.clone(),
@@ -165,7 +165,7 @@ impl CsiNode {
     /// `NodeUnstageVolume`.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn unstage(&self, claim: &Claim, limit: Duration) -> Result<Answer<()>> {
         let request = v1::NodeUnstageVolumeRequest {
             volume_id: claim.volume.clone(),
@@ -179,7 +179,7 @@ impl CsiNode {
     /// `NodePublishVolume` at the path of a pod.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn publish(&self, claim: &Claim, pod: &str, readonly: bool) -> Result<Answer<()>> {
         let request = v1::NodePublishVolumeRequest {
             volume_id: claim.volume.clone(),
@@ -198,7 +198,7 @@ impl CsiNode {
     /// `NodeUnpublishVolume` from the path of a pod.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn unpublish(&self, claim: &Claim, pod: &str) -> Result<Answer<()>> {
         let request = v1::NodeUnpublishVolumeRequest {
             volume_id: claim.volume.clone(),
@@ -209,10 +209,10 @@ impl CsiNode {
         Ok(answer.map(drop))
     }
 
-    /// `NodeGetVolumeStats`: the total of bytes at the path of a pod.
+    /// `NodeGetVolumeStats`: returns the total bytes at the path of a pod.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn total(&self, claim: &Claim, pod: &str) -> Result<Answer<i64>> {
         let request = v1::NodeGetVolumeStatsRequest {
             volume_id: claim.volume.clone(),
@@ -227,7 +227,7 @@ impl CsiNode {
     /// `NodeExpandVolume` at the path of a pod.
     ///
     /// # Errors
-    /// If the driver cannot be asked.
+    /// If the driver is unreachable.
     pub fn expand(&self, claim: &Claim, pod: &str, bytes: i64) -> Result<Answer<i64>> {
         let request = v1::NodeExpandVolumeRequest {
             volume_id: claim.volume.clone(),

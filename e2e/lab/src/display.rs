@@ -1,11 +1,11 @@
-//! The display of a run: its steps that ended, those that run and for how long, those to come, the expected
-//! end.
-//!
-//! Owns: standard error while a run lasts, and the raw output of each step, a file each below
-//! `target/e2e/logs`. A step that fails shows the end of its file and names it.
-//! On a terminal every step that ends has a line, and those that run are shown below, twice a second. Without
-//! one, steps that ended share a line, and a line comes only now and then ([`board::Board::line`]).
-//! Runs on: any thread; a thread of its own shows how time passes.
+//! The display of a run: its completed steps, the running ones with their times, the remaining ones, the
+//! expected end.
+//! Owns: standard error during a run, and the raw output of each step, in a file each below
+//! `target/e2e/logs`. A failed step shows the end of its file and names it.
+//! On a terminal every completed step has a line, and the running ones are shown below, updated twice a
+//! second. Otherwise, completed steps share a line, and lines are printed at intervals
+//! ([`board::Board::line`]).
+//! Runs on: any thread; a separate thread updates the times.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
@@ -25,14 +25,14 @@ use times::Times;
 pub mod board;
 pub mod times;
 
-/// Lines of a file that a failure shows.
+/// Lines of a file shown after a failure.
 pub const SHOWN_LINES: usize = 40;
-/// Shorter times of steps are not kept for the next run.
+/// Shorter times of steps are not recorded for the next run.
 const LEAST_NOTED: Duration = Duration::from_secs(1);
-/// Time between two looks at the clock.
+/// Interval of updates of the times.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Chooses what a failure shows of a step's output.
+/// Selects the part of a step's output to show after a failure.
 pub type Excerpt = fn(&str) -> String;
 
 /// The display; it ends when it is dropped.
@@ -54,18 +54,18 @@ struct Drawn {
 }
 
 enum DisplayOutput {
-    /// The lines at the foot of the screen, below all that was printed.
+    /// The lines at the bottom of the screen, below all printed ones.
     Terminal { screen: MultiProgress, foot: Vec<ProgressBar> },
-    /// One line after the other.
+    /// Plain consecutive lines.
     Plain(Box<dyn Write + Send>),
 }
 
 impl Display {
-    /// A display on standard error that keeps the output of steps in `logs`, in place of that of the same
-    /// steps in an earlier run. `times` are those of the earlier runs.
+    /// Opens a display on standard error that writes the output of steps to `logs`, replacing that of the
+    /// same steps in an earlier run. `times` are those of earlier runs.
     ///
     /// # Errors
-    /// If the directory cannot be made.
+    /// If the directory cannot be created.
     pub fn open(logs: &Path, times: Times) -> Result<Self> {
         Self::on(DisplayOutput::of(MultiProgress::new(), io::stderr().is_terminal()), logs, times)
     }
@@ -77,8 +77,8 @@ impl Display {
         Ok(Self { shared, logs: logs.to_owned(), times, ticker: OnceLock::new() })
     }
 
-    /// Adds steps that run with `places` of them at once, after all that were added before. A step whose time
-    /// is known from an earlier run is expected to take that, and not `expected`.
+    /// Adds steps, of which `places` run concurrently, after all steps added before. The time of an earlier
+    /// run takes precedence over `expected`.
     pub fn plan(&self, places: u64, steps: impl IntoIterator<Item = (String, Duration)>) {
         let steps = steps.into_iter().map(|(name, expected)| {
             let expected = self.times.of(&name).unwrap_or(expected);
@@ -87,7 +87,7 @@ impl Display {
         self.shared.lock().board.plan(places, steps);
     }
 
-    /// Prints the first line, and shows from now on how time passes.
+    /// Prints the first line, and shows the times from now on.
     pub fn begin(&self, what: &str) {
         let opening = self.shared.lock().board.opening(what, &self.logs);
         self.shared.lock().print(&opening);
@@ -102,11 +102,11 @@ impl Display {
         self.ticker.set((stop, ticker)).expect("a run begins once");
     }
 
-    /// Does a step. What this thread says meanwhile, and what programs print that it starts, is in the
-    /// step's file, which `work` gets. The text that `work` returns is shown next to the step's time.
+    /// Runs a step. Messages of this thread, and the output of programs that it starts, go to the step's
+    /// file, which `work` gets. The text returned by `work` is shown next to the step's time.
     ///
     /// # Errors
-    /// The error of `work`; it was shown, with `excerpt` of the file.
+    /// The error of `work`, after it was shown with `excerpt` of the file.
     pub fn step(
         &self,
         name: &str,
@@ -114,7 +114,7 @@ impl Display {
         work: impl FnOnce(&File) -> Result<String>,
     ) -> Result<()> {
         let path = self.log(name);
-        // Another run at the same time keeps its own file.
+        // A concurrent run keeps its own file.
         fs::remove_file(&path).ok();
         let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
         self.shared.lock().board.begin(name, self.shared.started.elapsed());
@@ -125,7 +125,7 @@ impl Display {
         let took = state.board.end(name, now, result.is_ok(), note);
         match &result {
             Ok(note) => {
-                // What takes no time was there already, which says nothing about the next time.
+                // A step without duration was complete before, which says nothing about the next time.
                 if took >= LEAST_NOTED {
                     self.times.note(name, took);
                 }
@@ -145,17 +145,17 @@ impl Display {
         result.map(drop)
     }
 
-    /// Prints a line above those that change.
+    /// Prints a line above the changing ones.
     pub fn say(&self, line: &str) {
         self.shared.lock().print(line);
     }
 
-    /// Takes a step that will not run from the plan.
+    /// Removes a step that will not run from the plan.
     pub fn skip(&self, name: &str) {
         self.shared.lock().board.skip(name);
     }
 
-    /// The file of a step's output.
+    /// Returns the path of a step's output.
     pub fn log(&self, name: &str) -> PathBuf {
         let file: String = name.chars().map(|letter| if letter == ' ' { '-' } else { letter }).collect();
         self.logs.join(format!("{file}.log"))
@@ -166,7 +166,7 @@ impl Drop for Display {
     fn drop(&mut self) {
         if let Some((stop, ticker)) = self.ticker.take() {
             drop(stop);
-            // It does not panic; if it did, the lines below are still right.
+            // It does not panic; if it did, the following steps are still correct.
             drop(ticker.join());
         }
         let now = self.shared.started.elapsed();
@@ -177,17 +177,17 @@ impl Drop for Display {
             state.print(&line);
         }
         if let DisplayOutput::Terminal { screen, .. } = &state.output {
-            // A terminal that is gone shows nothing.
+            // A closed terminal shows nothing.
             screen.clear().ok();
         }
-        // Without them the next run expects what the source says.
+        // Without them, the next run uses the default times.
         self.times.save().ok();
     }
 }
 
 impl DisplayOutput {
-    /// A terminal only if lines can be changed on it: on one that cannot (`TERM=dumb`), nothing would be
-    /// seen.
+    /// Uses terminal output only if lines can be changed: on a terminal that cannot (`TERM=dumb`), nothing
+    /// would be visible.
     fn of(screen: MultiProgress, is_terminal: bool) -> Self {
         if is_terminal && !screen.is_hidden() {
             Self::Terminal { screen, foot: Vec::new() }
@@ -205,7 +205,7 @@ impl SharedBoard {
 
 impl Drawn {
     fn print(&mut self, line: &str) {
-        // A standard error that is closed is not an error: nothing reads it.
+        // A closed standard error is not an error: no process reads it.
         match &mut self.output {
             DisplayOutput::Terminal { screen, .. } => drop(screen.println(line)),
             DisplayOutput::Plain(out) => drop(writeln!(out, "{line}")),
@@ -231,7 +231,7 @@ impl Drawn {
     }
 }
 
-/// The last [`SHOWN_LINES`] lines of a text.
+/// Returns the last [`SHOWN_LINES`] lines of a text.
 pub fn end_of(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")

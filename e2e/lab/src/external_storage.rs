@@ -1,6 +1,6 @@
 //! Kubernetes' own tests of storage drivers (`External Storage` of its `e2e.test`) on a cluster.
 //!
-//! Owns: the images that these tests name, what the driver is declared to do, a run and its report.
+//! Owns: the images named in these tests, the driver's declared capabilities, a run and its report.
 //! Does not own: the cluster, see [`crate::cluster`].
 //! On failure: `external-storage/ginkgo.log` in the world's directory has the output of the tests.
 
@@ -19,7 +19,7 @@ use crate::report;
 use crate::setup::Toolbox;
 use crate::world::World;
 
-/// Images with a shell that the specs name. Source: `test/utils/image/manifest.go` of [`KUBERNETES`].
+/// Images with a shell that the specs use. Source: `test/utils/image/manifest.go` of [`KUBERNETES`].
 ///
 /// [`KUBERNETES`]: crate::pins::KUBERNETES
 const SHELLS: [&str; 4] = [
@@ -28,9 +28,9 @@ const SHELLS: [&str; 4] = [
     "registry.k8s.io/e2e-test-images/nginx:1.15-4",
     "registry.k8s.io/pause:3.10.2",
 ];
-/// Image with the tests' own program beside the shell.
+/// Image with the tests' own program in addition to the shell.
 const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
-/// `dd` with a flag of coreutils that busybox lacks, which only drops pages from the cache.
+/// Replacement of `dd` for a coreutils flag that busybox lacks, which only drops pages from the cache.
 const DD: &str = "#!/bin/sh
 for word; do
     shift
@@ -38,7 +38,7 @@ for word; do
 done
 exec busybox dd \"$@\"
 ";
-/// The shell, which would run its own `dd` whatever the path has; a function comes first.
+/// The shell, which would run its own `dd` regardless of the path; a function takes precedence.
 const SH: &str = "#!/bin/busybox sh
 [ \"$1\" = -c ] || exec busybox sh \"$@\"
 command=$2
@@ -48,14 +48,14 @@ exec busybox sh -c 'dd() { /bin/dd \"$@\"; }
 ";
 /// Name of the driver.
 const DRIVER: &str = "csi.holdfast.dev";
-/// Specs that run at a time: two fill an emulated machine.
+/// Concurrent specs: two fully use an emulated machine.
 const PROCESSES: u32 = 2;
-/// Longest run of all specs.
+/// Maximum time of all specs.
 const LIMIT: Duration = Duration::from_secs(8 * 3600);
-/// Wait of the framework for anything that a spec expects; upstream's are 2 to 5 minutes.
+/// The framework's wait for each expectation of a spec; upstream's are 2 to 5 minutes.
 const SLOW: &str = "15m";
 
-/// Specs that do not run, as regular expressions on their names. docs/testing.md has the reasons.
+/// Excluded specs, as regular expressions on their names. docs/testing.md has the reasons.
 const LEFT_OUT: [&str; 5] = [
     r"\[Disruptive\]",
     r"\[Feature:SELinux\]",
@@ -71,29 +71,29 @@ pub struct Suite {
     tests: PathBuf,
 }
 
-/// A spec that was to run.
+/// A selected spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// Its name, without that of suite and driver.
+    /// Its name, without those of suite and driver.
     pub name: String,
     /// The result.
     pub outcome: SpecOutcome,
-    /// First line of the error, or of the reason to skip it.
+    /// First line of the error, or of the reason for skipping it.
     pub reason: String,
 }
 
 /// Result of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecOutcome {
-    /// The driver did as it should.
+    /// The driver behaved as expected.
     Passed,
-    /// It did not, or the run ended before.
+    /// The driver did not, or the run ended before.
     Failed,
-    /// It tests what the driver is not declared to do.
+    /// It tests a capability that the driver does not declare.
     Skipped,
 }
 
-/// The images that specs name.
+/// Builds the images named in specs.
 ///
 /// # Errors
 /// If a program in them cannot be built.
@@ -125,11 +125,11 @@ impl Suite {
         Ok(Self { ginkgo: toolbox.kubernetes("ginkgo")?, tests: toolbox.kubernetes("e2e.test")? })
     }
 
-    /// Runs the specs whose name matches `chosen`, or all, on the world's cluster; `class` names
+    /// Runs the specs whose names match `chosen`, or all, on the world's cluster; `class` is the name of the
     /// StorageClass, VolumeSnapshotClass and VolumeGroupSnapshotClass.
     ///
     /// # Errors
-    /// If they cannot be run; a spec that fails is in the result.
+    /// If they cannot be run; a failed spec is in the result.
     pub fn run(&self, world: &World, class: &str, chosen: Option<&str>) -> Result<Vec<Spec>> {
         let dir = world.dir().join("external-storage");
         fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
@@ -153,7 +153,7 @@ impl Suite {
             .arg(format!("--report-dir={}", dir.display()));
         report::step(format_args!("run the specs of {focus}; {} shows them", log.display()));
         let mut process = Process::spawn("ginkgo", &ginkgo, &log)?;
-        // Its status only repeats that specs failed.
+        // Its exit status only shows that specs failed.
         process.end()?;
         let text = fs::read(&found).with_context(|| format!("ginkgo made no report:\n{}", tail(&log, 40)))?;
         let specs = read(&serde_json::from_slice(&text).context("read ginkgo's report")?);
@@ -162,8 +162,8 @@ impl Suite {
     }
 }
 
-/// The driver as it is declared to the specs. The short waits are upstream's: specs that expect a failure
-/// wait for their end. Source: `DriverInfo` of `test/e2e/storage/framework/testdriver.go`,
+/// Returns the declaration of the driver for the specs. The short waits are upstream's: specs that expect a
+/// failure wait for their end. Source: `DriverInfo` of `test/e2e/storage/framework/testdriver.go`,
 /// `driverDefinition` of `test/e2e/storage/external/external.go`.
 fn declaration(class: &str) -> Value {
     let waits = [
@@ -190,7 +190,7 @@ fn declaration(class: &str) -> Value {
             "Name": DRIVER,
             "MaxFileSize": 100 << 20,
             "SupportedSizeRange": { "Min": "1Gi", "Max": "64Ti" },
-            // The first is the class's own.
+            // The first one is the class's default.
             "SupportedFsType": { "": {}, "ext4": {}, "xfs": {}, "btrfs": {} },
             "SupportedMountOption": { "noatime": {} },
             "TopologyKeys": ["topology.holdfast.dev/served"],
@@ -211,10 +211,10 @@ fn declaration(class: &str) -> Value {
                 "pvcDataSource": true,
                 "topology": true,
                 "volumeLimits": true,
-                // The specs begin with a snapshot or a claim.
+                // The specs start from a snapshot or a claim.
                 "capReadOnlyMany": true,
-                // One node writes a volume at a time, and a bucket has no capacity to report. SELinux is not
-                // in the machine's kernel.
+                // One node writes a volume at a time, and a bucket has no capacity to report. The machine's
+                // kernel lacks SELinux.
                 "RWX": false,
                 "capacity": false,
                 "seLinuxMount": false,
@@ -226,7 +226,7 @@ fn declaration(class: &str) -> Value {
     })
 }
 
-/// The specs of a report that ran, or that skipped themselves. Those that were not chosen are in it too, as
+/// Returns the specs of a report that ran, or that skipped themselves. It also contains unselected ones, as
 /// skipped without a reason.
 fn read(report: &Value) -> Vec<Spec> {
     let suites = report.as_array().into_iter().flatten();

@@ -1,10 +1,10 @@
-//! The agent of a test machine: this same program, started by the initramfs as process 1. Where another
-//! program is asked to be that, the agent becomes it, and is started again by it as a service.
+//! The agent of a test machine: this same program, started by the initramfs as process 1. If another program
+//! is requested as process 1, the agent executes it, and is restarted by it as a service.
 //!
-//! Owns: network and modules of the machine, as process 1 its mounts too; the programs it is asked to run.
-//! Does not own: what is tested.
+//! Owns: network and modules of the machine, as process 1 its mounts, too; the programs run on request.
+//! Does not own: the tests.
 //! Runs on: one thread for each connection, one that reaps.
-//! On failure: prints why on the console and turns the machine off, which the harness sees.
+//! On failure: prints the reason on the console and powers the machine off, which the harness detects.
 
 use std::fs;
 use std::io::Write;
@@ -25,19 +25,19 @@ mod programs;
 mod serve;
 mod shut_down;
 
-/// Kernel command line prefix: the machine's host name follows.
+/// Prefix on the kernel command line, followed by the machine's host name.
 pub const NAME: &str = "holdfast.name=";
-/// Kernel command line prefix: modules to load, separated by commas, follow.
+/// Prefix on the kernel command line, followed by modules to load, separated by commas.
 pub const MODULES: &str = "holdfast.modules=";
-/// Kernel command line prefix: the program that is to be process 1 in the agent's place follows.
+/// Prefix on the kernel command line, followed by the program to run as process 1 instead of the agent.
 pub const INIT: &str = "holdfast.init=";
-/// It is there where systemd is process 1. Source: sd_booted(3).
+/// Exists if systemd is process 1. Source: sd_booted(3).
 const SYSTEMD: &str = "/run/systemd/system";
-/// Mount point of the state disk, the machine's third; `holdfast` and `log` in it appear as
+/// Mount point of the state disk, the machine's third; its `holdfast` and `log` are mounted at
 /// `/var/lib/holdfast` and `/var/log/holdfast`.
 const STATE_DIR: &str = "/state";
 
-/// Runs until the machine is turned off.
+/// Runs until the machine is powered off.
 ///
 /// # Errors
 /// If the machine cannot be set up; the caller prints the error.
@@ -56,7 +56,7 @@ pub fn run() -> Result<()> {
             let connection = connection.context("accept a connection")?;
             let programs = Arc::clone(&programs);
             std::thread::spawn(move || {
-                // A connection that broke is the harness's to notice.
+                // The harness detects a broken connection itself.
                 drop(serve::serve(connection, &programs));
             });
         }
@@ -69,16 +69,16 @@ pub fn run() -> Result<()> {
     served
 }
 
-/// Writes everything out and turns the machine off.
+/// Writes all data to disk and powers the machine off.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If the kernel rejects it.
 fn power_off() -> Result<()> {
     rustix::fs::sync();
     rustix::system::reboot(rustix::system::RebootCommand::PowerOff).context("turn the machine off")
 }
 
-/// Prints on the console; errors of a console that is gone are ignored.
+/// Prints on the console; errors of a closed console are ignored.
 fn say(line: &str) {
     if let Ok(mut console) = fs::File::options().write(true).open("/dev/console") {
         drop(writeln!(console, "{line}"));
@@ -109,7 +109,7 @@ fn set_up(is_init: bool) -> Result<TcpListener> {
     TcpListener::bind(("0.0.0.0", wire::PORT)).context("listen")
 }
 
-/// The mounts that every host has.
+/// Mounts the file systems that every host has.
 fn mount_all() -> Result<()> {
     let tmpfs = [
         ("tmpfs", "/tmp"),
@@ -125,14 +125,14 @@ fn mount_all() -> Result<()> {
     symlink("/proc/self/fd", "/dev/fd").context("link /dev/fd")
 }
 
-/// The addresses are those of QEMU's user network: the host's loopback is 10.0.2.2.
+/// Configures the addresses of QEMU's user network: the host's loopback is 10.0.2.2.
 fn set_up_network() -> Result<()> {
     fs::write(
         "/run/network",
         "link set lo up\nlink set eth0 up\naddr add 10.0.2.15/24 dev eth0\nroute add default via 10.0.2.2\n",
     )
     .context("write the network's settings")?;
-    // The name under which the host's servers are known on the host too.
+    // The host's servers are known by this name on the host, too.
     fs::write("/etc/hosts", "10.0.2.2 localhost\n").context("write /etc/hosts")?;
     run_tool(Command::new("ip").args(["-batch", "/run/network"]))
 }
@@ -149,7 +149,7 @@ fn mount_state() -> Result<()> {
     Ok(())
 }
 
-/// Raises the limits as a container runtime or systemd would for a daemon; inherited by every program.
+/// Raises the limits like a container runtime or systemd does for a daemon; inherited by every program.
 fn raise_limits() -> Result<()> {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let files = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
@@ -158,7 +158,7 @@ fn raise_limits() -> Result<()> {
     setrlimit(Resource::Memlock, unlimited).context("raise the limit of locked memory")
 }
 
-/// Runs a tool before there is a reaper.
+/// Runs a tool before the reaper is started.
 fn run_tool(command: &mut Command) -> Result<()> {
     crate::command::output(command.env("PATH", programs::PATH)).map(drop)
 }

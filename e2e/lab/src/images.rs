@@ -1,8 +1,8 @@
-//! OCI images, made from Debian packages and our programs without a container engine.
+//! OCI images, built from Debian packages and our programs without a container engine.
 //!
 //! Owns: the content of each image.
-//! Does not own: archives ([`archive`]), layers ([`layer`]), what is taken of the packages ([`packages`]).
-//! Invariants: the same program and packages give the same bytes, hence the same digest.
+//! Does not own: archives ([`archive`]), layers ([`layer`]), selection of package files ([`packages`]).
+//! Invariants: the same program and packages produce the same bytes, and so the same digest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ pub mod archive;
 pub mod layer;
 pub mod packages;
 
-/// Version of the programs, which is the tag of their images and the chart's `appVersion`.
+/// Version of the programs, used as the tag of their images and the chart's `appVersion`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// User and group of a program that needs no rights on its node.
+/// User and group of a program without rights on its node.
 const UNPRIVILEGED: &str = "65532:65532";
-/// A program that opens devices and mounts file systems.
+/// User and group of a program that opens devices and mounts file systems.
 pub const ROOT: &str = "0:0";
-/// Accounts: files with a name for each user that an image runs as.
+/// Account files with a name for each user that runs an image.
 const PASSWD: &str =
     "root:x:0:0:root:/root:/usr/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/usr/sbin/nologin\n";
 const GROUP: &str = "root:x:0:\nnonroot:x:65532:\n";
 
-/// Programs for file systems and mounts, which the CSI driver runs.
+/// Programs for file systems and mounts, run by the CSI driver.
 const FILE_SYSTEM_TOOLS: &[&str] = &[
     "etc/mke2fs.conf",
     "usr/bin/btrfs",
@@ -55,19 +55,19 @@ const FILE_SYSTEM_TOOLS: &[&str] = &[
 pub struct Recipe {
     /// Name of the program and of its repository.
     pub name: &'static str,
-    /// Largest size of its files in MB.
+    /// Maximum size of its files in MB.
     pub most_mb: u64,
-    /// User and group it runs as, unless a pod says otherwise.
+    /// User and group that it runs as, unless a pod overrides them.
     user: &'static str,
-    /// Files of the packages that the program needs beside its libraries.
+    /// Files of the packages that the program needs in addition to its libraries.
     pub tools: &'static [&'static str],
 }
 
-/// The images that the chart installs.
+/// The images installed by the chart.
 pub const ALL: &[Recipe] = &[
     Recipe { name: "holdfast-operator", most_mb: 60, user: UNPRIVILEGED, tools: &[] },
     Recipe { name: "holdfast-node", most_mb: 60, user: ROOT, tools: &[] },
-    // Its controller runs as another user, which the chart names.
+    // Its controller runs as another user, set in the chart.
     Recipe { name: "holdfast-csi", most_mb: 90, user: ROOT, tools: FILE_SYSTEM_TOOLS },
 ];
 
@@ -80,17 +80,17 @@ pub struct Image {
     pub user: &'static str,
     /// Program and first arguments.
     pub entrypoint: Vec<String>,
-    /// Processor it is for.
+    /// Processor architecture.
     pub architecture: Architecture,
-    /// Files; those that change least often first.
+    /// Files; the least frequently changed first.
     pub layers: Vec<Layer>,
 }
 
 impl Image {
-    /// The image of one of our programs: a layer of the packages' files and a layer of the program.
+    /// Builds the image of one of our programs: a layer of package files and a layer with the program.
     ///
     /// # Errors
-    /// If a file is missing in the packages, or a library in them.
+    /// If a file, or a library, is missing in the packages.
     pub fn of(recipe: &Recipe, program: &Path, packages: &Packages) -> Result<Self> {
         let mut base = Layer::default();
         for (path, target) in
@@ -119,7 +119,7 @@ impl Image {
         })
     }
 
-    /// An image of one program that needs no other file.
+    /// Builds an image of one program that needs no other files.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -133,7 +133,7 @@ impl Image {
         })
     }
 
-    /// Writes the image as an archive, `<last word of its repository>.tar` in `directory`.
+    /// Writes the image as an archive, `<last component of its repository>.tar` in `directory`.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -147,21 +147,21 @@ impl Image {
     }
 }
 
-/// An image of ours that was written.
+/// One of our images, after it was written.
 #[derive(Debug)]
 pub struct Built {
     /// The image.
     pub recipe: Recipe,
     /// Its archive.
     pub path: PathBuf,
-    /// Facts of it.
+    /// Properties of the archive.
     pub written: Written,
 }
 
 /// Builds the programs and writes [`ALL`] into `directory`.
 ///
 /// # Errors
-/// If a program cannot be built, a package cannot be fetched or an archive cannot be written.
+/// If a program cannot be built, a package cannot be downloaded or an archive cannot be written.
 pub fn build(toolbox: &Toolbox, profile: Profile, directory: &Path) -> Result<Vec<Built>> {
     let packages = toolbox.image_packages(Architecture::of_host()?)?;
     let programs = toolbox.programs(profile)?;
@@ -175,7 +175,7 @@ pub fn build(toolbox: &Toolbox, profile: Profile, directory: &Path) -> Result<Ve
     ALL.iter().map(write).collect()
 }
 
-/// A layer of one program.
+/// Builds a layer with one program.
 fn alone(path: &str, program: &Path) -> Result<Layer> {
     let mut layer = Layer::default();
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;

@@ -1,4 +1,4 @@
-//! The commands that the program has in a test machine.
+//! The commands of the program in a test machine.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use clap::Subcommand;
 use crate::stamp::write;
 use crate::{churn, guest, report, rpc};
 
-/// A command in a test machine, hidden from the host's command line.
+/// A command in a test machine, hidden on the host's command line.
 #[derive(Debug, Subcommand)]
 pub enum Inside {
     /// Process 1 of a test machine
@@ -36,10 +36,10 @@ pub enum Inside {
         /// Seed of the stamps
         seed: u64,
     },
-    /// Write, flush, rename and delete files in a test machine, and print what is durable
+    /// Write, flush, rename and delete files in a test machine, and print durable ones
     #[command(hide = true)]
     Churn {
-        /// Below which directory
+        /// Directory of the files
         directory: PathBuf,
         /// Number of threads
         workers: u64,
@@ -54,19 +54,19 @@ pub enum Inside {
         /// Time limit in milliseconds
         limit_ms: u64,
     },
-    /// Check what is left of that in a test machine
+    /// Check the files of that load in a test machine
     #[command(hide = true)]
     ChurnCheck {
-        /// Below which directory
+        /// Directory of the files
         directory: PathBuf,
     },
 }
 
 impl Inside {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
-    /// If it could not be done.
+    /// If it fails.
     pub fn run(self) -> Result<()> {
         match self {
             Self::GuestAgent => guest::run(),

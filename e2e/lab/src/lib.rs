@@ -1,11 +1,11 @@
-//! The lab: real parts for scenarios and benchmarks, started when they are asked for.
+//! The lab: real components for scenarios and benchmarks, started on demand.
 //!
-//! Test machines, a Kubernetes API, an S3 server with a fault proxy before it, the programs under test, and
-//! the set-up of the host that all of these need. A user of the lab makes a [`world::World`] and asks it for
-//! what it needs.
+//! Test machines, a Kubernetes API, an S3 server behind a fault proxy, the programs under test, and the setup
+//! of the host required for them. A user of the lab creates a [`world::World`] and requests components from
+//! it.
 //!
-//! A program that uses the lab is on both sides: the lab puts it into each test machine as `holdfast-e2e`,
-//! where it must answer the commands of [`inside::Inside`]; one of them is process 1 (see [`guest`]).
+//! A program that uses the lab runs on both sides: in each test machine it is installed as `holdfast-e2e`,
+//! and must implement [`inside::Inside`]; one of these commands is process 1 (see [`guest`]).
 
 pub mod architecture;
 pub mod autoscaler;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// Adds up the time of work that runs now and then, on one thread or on several at once.
+/// Adds up the time of intermittent work, on one thread or on several concurrently.
 #[derive(Debug, Default)]
 pub struct WorkClock(Mutex<Work>);
 
@@ -18,7 +18,7 @@ struct Work {
 }
 
 impl WorkClock {
-    /// Does `work` and counts its time.
+    /// Runs `work` and counts its time.
     pub fn time<T>(&self, work: impl FnOnce() -> T) -> T {
         let mut counted = self.lock();
         counted.running += 1;
@@ -28,7 +28,7 @@ impl WorkClock {
         work()
     }
 
-    /// The time counted so far, that of work in progress included.
+    /// Returns the time counted so far, including that of work in progress.
     pub fn spent(&self) -> Duration {
         let work = self.lock();
         work.spent + work.since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -39,7 +39,7 @@ impl WorkClock {
     }
 }
 
-/// Ends the count when the work ends, also by a panic.
+/// Ends the count when the work ends, even by a panic.
 struct Counted<'a>(&'a WorkClock);
 
 impl Drop for Counted<'_> {
@@ -54,11 +54,11 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Runs `work` on a thread of its own. The time of `excepted` does not count. Work that exceeds the limit
-/// still runs when this returns: only the end of the process ends it.
+/// Runs `work` on a separate thread. The time of `excepted` does not count. Work that exceeds the limit still
+/// runs when this returns: only the exit of the process ends it.
 ///
 /// # Errors
-/// The error of `work`, or that it panicked or exceeded `limit`.
+/// The error of `work`, its panic, or that it exceeded `limit`.
 pub fn within(
     limit: Duration,
     excepted: &WorkClock,

@@ -1,6 +1,6 @@
 //! The node daemon in a test machine.
 //!
-//! Owns: one `holdfast-node` at a time, its configuration, the life of the process.
+//! Owns: one `holdfast-node` at a time, its configuration, the lifecycle of the process.
 //! Does not own: the machine.
 
 use std::fmt::Write;
@@ -30,25 +30,25 @@ pub const METRICS_PORT: u16 = 9181;
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(300);
-/// Exit code of a command that needs something outside which does not answer (`docs/monitoring.md`).
+/// Exit code of a command that depends on an unresponsive external service (`docs/monitoring.md`).
 const UNAVAILABLE: i32 = 7;
 
-/// Number of the signal that ends a process at once.
+/// Number of the signal that kills a process.
 pub const SIGKILL: i32 = 9;
-/// Number of the signal that asks a process to end.
+/// Number of the signal that asks a process to exit.
 pub const SIGTERM: i32 = 15;
 
-/// Source of the daemon's orders to serve volumes.
+/// Interface that assigns the volumes to serve.
 #[derive(Debug, Clone)]
 pub enum Control {
-    /// The Volume objects of the API behind this kubeconfig.
+    /// The Volume objects of the API in this kubeconfig.
     Kubernetes {
         /// The kubeconfig's text; see [`crate::world::World::node_kubeconfig`].
         kubeconfig: String,
     },
-    /// Its command line. The store is called `store`.
+    /// Its command line. The name of the store is `store`.
     Standalone {
-        /// The S3 endpoint as the machine reaches it.
+        /// The S3 endpoint as reached from the machine.
         endpoint: String,
         /// The bucket.
         bucket: String,
@@ -57,31 +57,31 @@ pub enum Control {
     Stores(Vec<NamedStore>),
 }
 
-/// A store of the daemon's configuration.
+/// A store in the daemon's configuration.
 #[derive(Debug, Clone)]
 pub struct NamedStore {
-    /// Its name there.
+    /// Its name in the configuration.
     pub name: &'static str,
-    /// The S3 endpoint as the machine reaches it.
+    /// The S3 endpoint as reached from the machine.
     pub endpoint: String,
     /// The bucket.
     pub bucket: String,
 }
 
 impl NamedStore {
-    /// A bucket of `s3`.
+    /// Returns a bucket of `s3`.
     pub fn of(name: &'static str, s3: &S3Server, bucket: &str) -> Self {
         Self { name, endpoint: s3.endpoint_in_vm(), bucket: bucket.to_owned() }
     }
 }
 
 impl Control {
-    /// The command line, with a bucket of `s3`.
+    /// Returns the command line, with a bucket of `s3`.
     pub fn standalone(s3: &S3Server, bucket: &str) -> Self {
         Self::Standalone { endpoint: s3.endpoint_in_vm(), bucket: bucket.to_owned() }
     }
 
-    /// The stores that the configuration names.
+    /// Returns the stores in the configuration.
     fn stores(&self) -> Vec<NamedStore> {
         match self {
             Self::Kubernetes { .. } => Vec::new(),
@@ -98,26 +98,26 @@ impl Control {
 pub struct Node {
     vm: Arc<Vm>,
     kubernetes: bool,
-    /// Runs in a PID namespace of its own, as in a pod without `hostPID`.
+    /// True if it runs in a separate PID namespace, as in a pod without `hostPID`.
     own_pids: bool,
     /// Number of [`Node::hand_over`]s.
     handoffs: AtomicUsize,
 }
 
 impl Node {
-    /// Configures and starts the daemon. `transport` is `auto`, `zero-copy` or `user-copy`; `data` are
-    /// further lines of the configuration's section `data`.
+    /// Configures and starts the daemon. `transport` is `auto`, `zero-copy` or `user-copy`; `data` is
+    /// appended to the section `data` of the configuration.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn start(vm: Arc<Vm>, control: &Control, transport: &str, data: &str) -> Result<Self> {
         Self::configure(vm, control, transport, data, false)
     }
 
-    /// The same in a PID namespace of its own. It is ended by [`Node::kill`] only.
+    /// Does the same in a separate PID namespace. Only [`Node::kill`] ends it.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn start_in_pid_namespace(vm: Arc<Vm>, control: &Control) -> Result<Self> {
         Self::configure(vm, control, "auto", "", true)
     }
@@ -143,36 +143,36 @@ impl Node {
         Ok(node)
     }
 
-    /// The daemon of a machine whose state disk holds the configuration of another: it had the disk before.
-    /// Its command line selects the volumes to serve.
+    /// Starts the daemon of a machine whose state disk came from another one, with its configuration. Its
+    /// command line selects the volumes to serve.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn resume(vm: Arc<Vm>) -> Result<Self> {
         let node = Self { vm, kubernetes: false, own_pids: false, handoffs: AtomicUsize::new(0) };
         node.restart()?;
         Ok(node)
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn vm(&self) -> &Vm {
         &self.vm
     }
 
     /// Starts the daemon after [`Node::kill`], [`Node::terminate`] or a reset of the machine, and waits until
-    /// it is ready: it serves all that is the node's.
+    /// it is ready and serves all volumes of the node.
     ///
     /// # Errors
-    /// If it runs already or does not come up.
+    /// If it is already running or does not start.
     pub fn restart(&self) -> Result<()> {
         self.spawn(None)?;
         self.wait_ready("200 OK")
     }
 
-    /// The same, until `/readyz` answers so.
+    /// Does the same, but waits until `/readyz` gives this response.
     ///
     /// # Errors
-    /// If it runs already or does not come up.
+    /// If it is already running or does not start.
     pub fn restart_until(&self, answer: &str) -> Result<()> {
         self.spawn(None)?;
         self.wait_ready(answer)
@@ -194,10 +194,10 @@ impl Node {
         self.vm.spawn(self.program(), &program).map(drop)
     }
 
-    /// Waits until `/readyz` answers so.
+    /// Waits until `/readyz` gives this response.
     ///
     /// # Errors
-    /// If the daemon ends or the time does.
+    /// If the daemon exits, or on a timeout.
     pub fn wait_ready(&self, answer: &str) -> Result<()> {
         let probe = bash(&get("/readyz"));
         until("the daemon to serve", START_LIMIT, || {
@@ -211,16 +211,16 @@ impl Node {
     /// Kills the daemon and waits until it is gone.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If it is not running.
     pub fn kill(&self) -> Result<()> {
         self.vm.signal(self.program(), SIGKILL)?;
         self.vm.wait(self.program(), STOP_LIMIT).map(drop)
     }
 
-    /// Asks the daemon to end, as Kubernetes does.
+    /// Asks the daemon to exit, like Kubernetes.
     ///
     /// # Errors
-    /// If it does not end in time, or not with exit code 0.
+    /// If it does not exit in time, or its exit code is not 0.
     pub fn terminate(&self) -> Result<()> {
         self.vm.signal(self.program(), SIGTERM)?;
         let exit = self.vm.wait(self.program(), STOP_LIMIT)?;
@@ -228,11 +228,11 @@ impl Node {
         Ok(())
     }
 
-    /// Starts another daemon beside the one that runs, waits until that one has left the devices to it and
-    /// has ended, and the new one serves. From then on this is the new one.
+    /// Starts a second daemon, waits until the running one has handed the devices over and has exited, and
+    /// the new one serves. The new one replaces it in this object.
     ///
     /// # Errors
-    /// If the old one does not end in time with exit code 0, or the new one does not come up.
+    /// If the old one does not exit in time with code 0, or the new one does not start.
     pub fn hand_over(&self) -> Result<()> {
         let old = self.program();
         let number = self.handoffs.fetch_add(1, Ordering::Relaxed) + 1;
@@ -242,26 +242,26 @@ impl Node {
         self.wait_ready("200 OK")
     }
 
-    /// Name of the daemon's process among the machine's programs.
+    /// Returns the name of the daemon's process among the machine's programs.
     fn program(&self) -> &'static str {
         if self.handoffs.load(Ordering::Relaxed).is_multiple_of(2) { PROGRAM } else { SUCCESSOR }
     }
 
-    /// Runs the daemon's command line and returns what it printed.
+    /// Runs the daemon's command line and returns its output.
     ///
     /// # Errors
-    /// If it fails; the error holds its output.
+    /// If it fails; the error contains its output.
     pub fn cli(&self, arguments: &[&str]) -> Result<String> {
         let done = self.run_cli(arguments)?;
         ensure!(done.exit == Exit::Code(0), "{}", failed(arguments, &done));
         Ok(done.stdout)
     }
 
-    /// Runs the daemon's command line, again while its exit code says that the store does not answer: on a
-    /// busy host a request may take longer than the daemon waits for one.
+    /// Runs the daemon's command line, and retries while its exit code means an unresponsive store: on a busy
+    /// host a request may take longer than the daemon's timeout.
     ///
     /// # Errors
-    /// If it fails otherwise, or the store does not answer in time; the error holds its output.
+    /// If it fails otherwise, or the store does not respond in time; the error contains its output.
     pub fn cli_with_retries(&self, arguments: &[&str]) -> Result<String> {
         until("a command that the store answers", CLI_LIMIT, || {
             let done = self.run_cli(arguments)?;
@@ -282,10 +282,10 @@ impl Node {
         self.vm.run(&Program { argv, ..Program::default() }, CLI_LIMIT)
     }
 
-    /// A figure of a volume; nothing while the daemon has none of that name for it.
+    /// Returns a metric of a volume; `None` while the daemon does not export it.
     ///
     /// # Errors
-    /// If the metrics are not served.
+    /// If the metrics are not available.
     pub fn metric(&self, name: &str, volume: &str) -> Result<Option<f64>> {
         let start = format!("{name}{{volume=\"{volume}\"}} ");
         let metrics = self.metrics()?;
@@ -293,16 +293,16 @@ impl Node {
         value.map(|value| value.trim().parse().with_context(|| format!("{name} is {value:?}"))).transpose()
     }
 
-    /// Its metrics, as Prometheus reads them.
+    /// Returns its metrics, as read by Prometheus.
     ///
     /// # Errors
-    /// If it does not serve them.
+    /// If they are not available.
     pub fn metrics(&self) -> Result<String> {
         self.vm.exec(&get("/metrics"))
     }
 }
 
-/// A script that asks the daemon's HTTP listener.
+/// Returns a script that queries the daemon's HTTP listener.
 fn get(path: &str) -> String {
     format!(
         "exec 3<>/dev/tcp/127.0.0.1/{METRICS_PORT}; \

@@ -1,7 +1,7 @@
 //! The operator, as a process of the host.
 //!
-//! Owns: one `holdfast-operator`, which can be killed and started again.
-//! Invariants: its log continues over restarts; its metrics port stays the same.
+//! Owns: one `holdfast-operator`, which can be killed and restarted.
+//! Invariants: its log continues across restarts; its metrics port stays the same.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::process::Process;
 use crate::vm::machine::free_port;
 use crate::wait::until;
 
-/// The namespace everything of Holdfast lives in.
+/// The namespace of all Holdfast components.
 pub const NAMESPACE: &str = "holdfast-system";
 
-/// Name of its pod: one that is started again is the same instance, as a container of a pod is.
+/// Name of its pod: after a restart it is the same instance, like a restarted container of a pod.
 const POD: &str = "holdfast-operator-0";
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -31,17 +31,17 @@ pub struct Operator {
     program: PathBuf,
     dir: PathBuf,
     kubeconfig: PathBuf,
-    /// Further variables.
+    /// Additional variables.
     environment: BTreeMap<String, String>,
     port: u16,
     process: Mutex<Option<Process>>,
 }
 
 impl Operator {
-    /// Starts `program`, which reaches the API by `kubeconfig`, with `environment` besides its usual one.
+    /// Starts `program`, which reaches the API with `kubeconfig`, with `environment` added to its own.
     ///
     /// # Errors
-    /// If it does not serve its metrics in time.
+    /// If its metrics are not available in time.
     pub fn start(
         program: &Path,
         kubeconfig: &Path,
@@ -61,20 +61,20 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Address of its `/metrics` and `/healthz`.
+    /// Returns the address of its `/metrics` and `/healthz`.
     pub fn metrics_address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Kills it, as the kernel would for want of memory.
+    /// Kills it, like the kernel when memory is exhausted.
     pub fn kill(&self) {
         self.lock().take();
     }
 
-    /// Asks it to end, as Kubernetes does.
+    /// Asks it to exit, like Kubernetes.
     ///
     /// # Errors
-    /// If it does not end in time, or not with exit code 0.
+    /// If it does not exit in time, or its exit code is not 0.
     pub fn stop(&self) -> Result<()> {
         let Some(mut process) = self.lock().take() else {
             bail!("the operator does not run");
@@ -85,10 +85,10 @@ impl Operator {
         Ok(())
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until it exits by itself.
     ///
     /// # Errors
-    /// If it does not run, or not end in time.
+    /// If it is not running, or does not exit in time.
     pub fn wait_end(&self, limit: Duration) -> Result<()> {
         let mut running = self.lock();
         running.as_mut().context("the operator does not run")?.wait(limit)?;
@@ -96,26 +96,26 @@ impl Operator {
         Ok(())
     }
 
-    /// Stops it in the middle of what it does, until [`Operator::thaw`].
+    /// Freezes it in the middle of its work, until [`Operator::thaw`].
     ///
     /// # Errors
-    /// If it does not run.
+    /// If it is not running.
     pub fn freeze(&self) -> Result<()> {
         self.lock().as_ref().context("the operator does not run")?.freeze()
     }
 
-    /// Lets it continue.
+    /// Resumes it.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If it is not running.
     pub fn thaw(&self) -> Result<()> {
         self.lock().as_ref().context("the operator does not run")?.signal(Signal::CONT)
     }
 
-    /// Starts it again after [`Operator::kill`] or [`Operator::stop`].
+    /// Restarts it after [`Operator::kill`] or [`Operator::stop`].
     ///
     /// # Errors
-    /// If it runs, or does not serve its metrics in time.
+    /// If it is running, or its metrics are not available in time.
     pub fn restart(&self) -> Result<()> {
         let mut running = self.lock();
         ensure!(running.is_none(), "the operator runs already");

@@ -1,8 +1,8 @@
-//! A network between a test machine and a server of the host, which can lose all packets.
+//! A network between a test machine and a server of the host, on which all packets can be dropped.
 //!
-//! Owns: a port of the loopback; what arrives there is passed to the server, and its answers back.
+//! Owns: a port of the loopback; forwards its connections to the server.
 //! Runs on: two threads for each connection.
-//! Invariants: nothing passes while packets are lost. Connections stay open: neither end hears of it.
+//! Invariants: while packets are dropped, nothing is forwarded and connections stay open without any notice.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ struct Link {
 }
 
 impl Partition {
-    /// A network, whole so far, to the server on this port of the loopback.
+    /// Creates a working network to the server on this port of the loopback.
     ///
     /// # Errors
     /// If no port is free.
@@ -42,17 +42,17 @@ impl Partition {
         Ok(Self { port, link })
     }
 
-    /// Its port, to be used in place of the server's.
+    /// Returns its port, to be used instead of the server's.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on all packets are lost.
+    /// Drops all packets from now on.
     pub fn begin(&self) {
         self.link.set(true);
     }
 
-    /// Packets pass again, those that were sent meanwhile first.
+    /// Forwards packets again, starting with those sent in the meantime.
     pub fn end(&self) {
         self.link.set(false);
     }
@@ -80,7 +80,7 @@ impl Link {
         self.pass(server, to_client);
     }
 
-    /// Passes bytes on until either end closes the connection.
+    /// Forwards bytes until either end closes the connection.
     fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
         let mut bytes = [0; 16 << 10];
         while let Ok(read @ 1..) = from.read(&mut bytes) {

@@ -1,10 +1,10 @@
 //! Long-running processes of the host that never outlive the harness.
 //!
 //! Owns: the child process and its process group.
-//! Invariants: the kernel kills the child when the harness dies, however it dies (parent-death signal);
+//! Invariants: the kernel kills the child when the harness dies for any reason (parent-death signal);
 //! dropping a [`Process`] kills its whole group and reaps it.
-//! Runs on: any thread. The parent-death signal is tied to the *thread* that forked, so one thread that
-//! lives as long as the harness starts every child.
+//! Runs on: any thread. The parent-death signal is tied to the *thread* that forked, so all children are
+//! started by one thread that lives as long as the harness.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 use crate::wait::until;
 
-/// Bytes of a log line that are shown.
+/// Maximum bytes shown of a log line.
 const LONGEST_LINE: usize = 240;
 
 type Started = std::io::Result<Child>;
@@ -27,7 +27,7 @@ type Order = (Command, mpsc::Sender<Started>);
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    /// Its log, if it has one of its own.
+    /// Its log, if it has a separate one.
     log: Option<PathBuf>,
     child: Child,
 }
@@ -78,7 +78,7 @@ impl Process {
         Ok(Self { name: name.to_owned(), log: log.map(Path::to_owned), child })
     }
 
-    /// The name given at start.
+    /// Returns the name given at the start.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -86,7 +86,7 @@ impl Process {
     /// Sends a signal to the process and its group.
     ///
     /// # Errors
-    /// If it has ended already.
+    /// If it has already exited.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill_process_group(self.group(), signal).with_context(|| format!("send {signal:?} to {}", self.name))
     }
@@ -94,15 +94,15 @@ impl Process {
     /// Interrupts the process and its group, as Ctrl-C does.
     ///
     /// # Errors
-    /// If it has ended already.
+    /// If it has already exited.
     pub fn interrupt(&self) -> Result<()> {
         self.signal(Signal::INT)
     }
 
-    /// Stops the process (`SIGSTOP`) and waits until none of its threads runs any more.
+    /// Stops the process (`SIGSTOP`) and waits until all of its threads have stopped.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If it has exited.
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
         let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
@@ -111,18 +111,18 @@ impl Process {
             .map(drop)
     }
 
-    /// Its exit status, if it has ended.
+    /// Returns its exit status, if it has exited.
     ///
     /// # Errors
-    /// If the kernel does not know the child.
+    /// If the kernel has no record of the child.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("look at {}", self.name))
     }
 
-    /// Fails, with the end of its log, if the process has ended.
+    /// Fails, with the end of its log, if the process has exited.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If it has exited.
     pub fn check_running(&mut self) -> Result<()> {
         match self.ended()? {
             None => Ok(()),
@@ -133,7 +133,7 @@ impl Process {
         }
     }
 
-    /// Waits until it has ended.
+    /// Waits until it has exited.
     ///
     /// # Errors
     /// If it runs longer than `limit`.
@@ -142,10 +142,10 @@ impl Process {
         until(&format!("{name} to end"), limit, || self.ended())
     }
 
-    /// Waits until it has ended, however long that takes.
+    /// Waits until it has exited, without a time limit.
     ///
     /// # Errors
-    /// If the kernel does not know the child.
+    /// If the kernel has no record of the child.
     pub fn end(&mut self) -> Result<ExitStatus> {
         self.child.wait().with_context(|| format!("wait for the end of {}", self.name))
     }
@@ -158,13 +158,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Errors mean that it has ended already, which is what is wanted.
+        // Errors mean that it has already exited, which is fine.
         kill_process_group(self.group(), Signal::KILL).ok();
         drop(self.child.wait());
     }
 }
 
-/// The last `lines` lines of a log file, or a note that it cannot be read.
+/// Returns the last `lines` lines of a log file, or a note that it cannot be read.
 pub fn tail(log: &Path, lines: usize) -> String {
     match std::fs::read(log) {
         Ok(bytes) => {
@@ -177,7 +177,7 @@ pub fn tail(log: &Path, lines: usize) -> String {
     }
 }
 
-/// Forks on the thread that never ends.
+/// Forks on the permanent thread.
 fn start(command: Command) -> Started {
     static STARTER: OnceLock<Mutex<mpsc::Sender<Order>>> = OnceLock::new();
     let starter = STARTER.get_or_init(|| {

@@ -1,7 +1,7 @@
-//! Messages of the harness to the person who runs it.
+//! Messages of the harness to its user.
 //!
-//! Progress goes to standard error, or into the file of a step of the display ([`into`]); results go to
-//! standard output.
+//! Progress goes to standard error, or to the file of a displayed step ([`into`]); results go to standard
+//! output.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 thread_local! {
-    /// File of this thread's progress, which else goes to standard error.
+    /// File of this thread's progress; `None`: standard error.
     static PROGRESS: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
-/// Does `work` while this thread's progress goes into `file`.
+/// Runs `work` with this thread's progress redirected to `file`.
 ///
 /// # Errors
 /// If the file's descriptor cannot be duplicated.
@@ -29,7 +29,7 @@ pub fn into<T>(file: &File, work: impl FnOnce() -> T) -> Result<T> {
     Ok(done)
 }
 
-/// The place of this thread's progress, for a program that it starts.
+/// Returns the destination of this thread's progress, for a program that it starts.
 ///
 /// # Errors
 /// If the file's descriptor cannot be duplicated.
@@ -40,23 +40,23 @@ pub fn progress() -> Result<Stdio> {
     })
 }
 
-/// Says that something begins or has happened.
+/// Reports that something starts or has happened.
 pub fn step(what: impl Display) {
     PROGRESS.with_borrow_mut(|file| match file {
-        // A full disk is what the next write of the step fails with.
+        // If the disk is full, the next write of the step fails.
         Some(file) => drop(writeln!(file, "== {what}")),
         None => eprintln!("== {what}"),
     });
 }
 
-/// Prints one line of result on standard output. A closed standard output is not an error: nothing reads it.
+/// Prints a result line to standard output. A closed standard output is not an error: no process reads it.
 pub fn line(what: impl Display) {
     let mut out = std::io::stdout().lock();
     let written = writeln!(out, "{what}").and_then(|()| out.flush());
     drop(written);
 }
 
-/// Announces work that takes a while, runs it, and says how long it took.
+/// Announces lengthy work, runs it, and reports its duration.
 ///
 /// # Errors
 /// The error of `work`.

@@ -1,8 +1,8 @@
 //! gRPC requests to a program's Unix socket, on the host or in a test machine.
 //!
-//! Owns: the passage of bytes and of the status. Does not own: what the bytes mean. In a machine the request
-//! goes through this program there ([`crate::inside::Inside`]): its standard input is the message, its
-//! standard output a line of JSON.
+//! Owns: the transfer of bytes and of the status. Does not own: the meaning of the bytes. In a machine the
+//! request passes through this program there ([`crate::inside::Inside`]): its standard input is the message,
+//! its standard output a line of JSON.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use crate::report;
 use crate::vm::Vm;
 use crate::wire::{Exit, Program};
 
-/// Time beyond a request's limit after which a machine's answer is not waited for any more.
+/// Time beyond a request's limit after which the wait for a machine's response ends.
 const GRACE: Duration = Duration::from_secs(120);
 
-/// A socket that answers gRPC.
+/// A socket of a gRPC server.
 #[derive(Debug, Clone)]
 pub enum Socket {
-    /// Of this host.
+    /// On this host.
     Host(PathBuf),
     /// In a machine.
     Machine(Arc<Vm>, String),
 }
 
-/// The refusal of a request.
+/// The error response of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// Name of the status code, such as `NotFound`.
@@ -44,9 +44,9 @@ pub struct Refused {
     pub message: String,
 }
 
-/// The answer of a program: the message's bytes, or its refusal.
+/// The response of a program: the message's bytes, or its error.
 type Answer = Result<Vec<u8>, Refused>;
-/// Messages, and the refusal that ended them.
+/// Messages, and the error that ended them.
 type Streamed = (Vec<Vec<u8>>, Option<Refused>);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ impl Socket {
     /// Sends one message to a method such as `/csi.v1.Identity/Probe`.
     ///
     /// # Errors
-    /// If the program could not be asked at all.
+    /// If the program was not reached at all.
     pub fn call(&self, method: &str, message: &[u8], limit: Duration) -> Result<Answer> {
         match self {
             Self::Host(socket) => call(socket, method, message, limit),
@@ -78,10 +78,10 @@ impl Socket {
         }
     }
 
-    /// The same for a method that answers by several messages: those, and the refusal that ended them.
+    /// Does the same for a method with a stream of responses: returns those, and the error that ended them.
     ///
     /// # Errors
-    /// If the program could not be asked at all, or is in a machine.
+    /// If the program was not reached at all, or is in a machine.
     pub fn call_for_stream(&self, method: &str, message: &[u8], limit: Duration) -> Result<Streamed> {
         let Self::Host(socket) = self else { bail!("{method}: streams are read on the host only") };
         let asked = async {
@@ -103,10 +103,10 @@ impl Socket {
     }
 }
 
-/// The command in a test machine: asks, and prints the answer.
+/// Implements the command in a test machine: sends the request, and prints the response.
 ///
 /// # Errors
-/// If the program could not be asked.
+/// If the program was not reached.
 pub fn print(socket: &Path, method: &str, limit_ms: u64) -> Result<()> {
     let encoded = std::io::read_to_string(std::io::stdin()).context("read the message")?;
     let message = STANDARD.decode(encoded.trim()).context("decode the message")?;
@@ -144,13 +144,13 @@ fn refusal(status: &Status) -> Refused {
     Refused { code: format!("{:?}", status.code()), message: status.message().to_owned() }
 }
 
-/// Runs a request to its end.
+/// Runs a request to completion.
 fn waited<T>(limit: Duration, asked: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("a runtime")?;
     runtime.block_on(async { tokio::time::timeout(limit + GRACE, asked).await }).context("no answer")?
 }
 
-/// Passes messages on as bytes.
+/// Codec that passes messages unchanged, as bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Raw;
 

@@ -1,4 +1,4 @@
-//! The directory of one run, below `target/e2e`: logs stay, everything else goes with the run.
+//! The directory of one run, below `target/e2e`: logs are kept, everything else is removed with the run.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use crate::setup::LOGS;
 
 /// Number of runs whose logs are kept.
 const KEPT_RUNS: usize = 20;
-/// Held locked as long as the run lives. The one beside the runs is held while one is made, or old ones are
-/// tidied.
+/// Locked for the life of the run. The lock next to the runs is held while a run is created, or old ones are
+/// removed.
 const LOCK: &str = "lock";
 
 /// The directory of a run in progress.
@@ -21,11 +21,10 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes a directory for this run, whose name ends in `name`, and tidies those of runs that were
-    /// killed.
+    /// Creates a directory for this run, whose name ends in `name`, and tidies those of killed runs.
     ///
     /// # Errors
-    /// If the file system refuses.
+    /// If the file system fails.
     pub fn create(target: &Path, name: &str) -> Result<Self> {
         let root = root(target)?;
         let _made = lock(&root)?;
@@ -39,7 +38,7 @@ impl RunDir {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Path of the directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -48,15 +47,15 @@ impl RunDir {
 impl Drop for RunDir {
     fn drop(&mut self) {
         let root = self.path.parent().expect("a run's directory is below that of all runs");
-        // What cannot be removed now is removed by the next run.
+        // The next run removes the rest.
         drop(lock(root).and_then(|_tidied| keep_logs_only(&self.path)));
     }
 }
 
-/// Removes what killed runs left, and the logs of all but the newest runs.
+/// Removes the remains of killed runs, and the logs of all but the newest runs.
 ///
 /// # Errors
-/// If the file system refuses.
+/// If the file system fails.
 pub fn tidy(target: &Path) -> Result<()> {
     let root = root(target)?;
     let _tidied = lock(&root)?;
@@ -86,8 +85,8 @@ fn tidy_locked(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The directory that all runs are in, without links: a socket's path has at most 107 bytes, and one through
-/// a link may be longer.
+/// Returns the directory of all runs, without links: a socket's path has at most 107 bytes, and one through a
+/// link may be longer.
 fn root(target: &Path) -> Result<PathBuf> {
     let root = target.join("e2e");
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
@@ -101,7 +100,7 @@ fn lock(directory: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// Removes a file, unless another harness that tidies at the same time was faster.
+/// Removes a file, unless a concurrent harness was faster.
 fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -117,7 +116,7 @@ fn keep_logs_only(dir: &Path) -> Result<()> {
         let path = entry.path();
         if entry.file_type()?.is_dir() {
             keep_logs_only(&path)?;
-            // Not empty if a log is left in it.
+            // Not empty if a log remains in it.
             drop(fs::remove_dir(&path));
         } else if path.extension().is_none_or(|kind| kind != "log") {
             remove(&path)?;

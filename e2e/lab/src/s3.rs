@@ -1,7 +1,7 @@
 //! A real S3 server (versitygw over a directory) on the host's loopback.
 //!
 //! Owns: the process, its directory of buckets, its access log.
-//! Invariants: every request it answered is in [`S3Server::requests`], in order, over all restarts; the
+//! Invariants: every request it answered is in [`S3Server::requests`], in order, across all restarts; the
 //! port stays the same.
 
 use std::fs;
@@ -27,7 +27,7 @@ pub mod proxy;
 pub mod seaweedfs;
 mod sign;
 
-/// The account every test uses.
+/// The account of all tests.
 pub const ACCESS_KEY: &str = "holdfast-e2e";
 /// Its secret.
 pub const SECRET_KEY: &str = "holdfast-e2e-secret";
@@ -47,24 +47,24 @@ pub struct S3Server {
     process: Mutex<Option<Process>>,
 }
 
-/// One request the server answered.
+/// A request answered by the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct S3Request {
-    /// The operation as the S3 API names it, such as `PutObject` or `ListObjectsV2`.
+    /// The name of the operation in the S3 API, such as `PutObject` or `ListObjectsV2`.
     pub operation: String,
     /// The bucket.
     pub bucket: String,
     /// The key, or the prefix of a LIST; empty for other requests about a bucket.
     pub key: String,
-    /// The HTTP status of the answer.
+    /// The HTTP status of the response.
     pub status: u16,
 }
 
 impl S3Server {
-    /// Starts a server with its own empty directory.
+    /// Starts a server with a new empty directory.
     ///
     /// # Errors
-    /// If it cannot be built or does not answer.
+    /// If it cannot be built or does not respond.
     pub fn start(toolbox: &Toolbox, dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir.join("buckets")).with_context(|| format!("create {}", dir.display()))?;
         let server = Self {
@@ -78,28 +78,28 @@ impl S3Server {
         Ok(server)
     }
 
-    /// Its port of the host's loopback.
+    /// Returns its port on the host's loopback.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The endpoint for programs on the host.
+    /// Returns the endpoint for programs on the host.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// The endpoint for programs in a test machine.
+    /// Returns the endpoint for programs in a test machine.
     pub fn endpoint_in_vm(&self) -> String {
         format!("http://{}:{}", vm::HOST, self.port)
     }
 
-    /// The endpoint under a name that leads to the host both on the host and in a test machine: what an
-    /// ObjectStore says must hold for the operator and for the daemons.
+    /// Returns the endpoint under a name that resolves to the host both on the host and in a test machine: an
+    /// ObjectStore's endpoint must be valid for the operator and for the daemons.
     pub fn endpoint_everywhere(&self) -> String {
         format!("http://localhost:{}", self.port)
     }
 
-    /// Makes an empty bucket.
+    /// Creates an empty bucket.
     ///
     /// # Errors
     /// If it exists.
@@ -108,8 +108,8 @@ impl S3Server {
         fs::create_dir(self.dir.join("buckets").join(name)).with_context(|| format!("create bucket {name}"))
     }
 
-    /// The keys in a bucket that begin with `prefix`, sorted, read behind the server's back (no request
-    /// is counted).
+    /// Returns the keys in a bucket that begin with `prefix`, sorted, read directly from its directory (no
+    /// request is counted).
     ///
     /// # Errors
     /// If the bucket's directory cannot be read.
@@ -122,21 +122,21 @@ impl S3Server {
         Ok(keys)
     }
 
-    /// Keeps a bucket as it is now, in the new directory `to`. Objects are never changed in place, so links
-    /// are enough.
+    /// Saves the current state of a bucket in the new directory `to`. Objects are never changed in place, so
+    /// links are sufficient.
     ///
     /// # Errors
-    /// If a link cannot be made.
+    /// If a link cannot be created.
     pub fn keep(&self, bucket: &str, to: &Path) -> Result<()> {
         output(Command::new("cp").arg("-al").arg(self.dir.join("buckets").join(bucket)).arg(to)).map(drop)
     }
 
-    /// The file that is an object.
+    /// Returns the path of an object's file.
     pub fn object_path(&self, bucket: &str, key: &str) -> PathBuf {
         self.dir.join("buckets").join(bucket).join(key)
     }
 
-    /// Puts a bucket that was kept into the place of the one that is there; the server must be idle.
+    /// Replaces a bucket by a saved state; the server must be idle.
     ///
     /// # Errors
     /// If it cannot be linked.
@@ -146,11 +146,10 @@ impl S3Server {
         output(Command::new("cp").arg("-al").arg(kept).arg(there)).map(drop)
     }
 
-    /// Turns all bits of one byte of an object behind the server's back, as bit rot would; a second time
-    /// restores it.
+    /// Inverts one byte of an object's file directly, like bit rot; a second call restores it.
     ///
     /// # Errors
-    /// If the object has no such byte.
+    /// If the object is too short.
     pub fn flip(&self, bucket: &str, key: &str, offset: u64) -> Result<()> {
         let path = self.object_path(bucket, key);
         let object = fs::File::options().read(true).write(true).open(&path);
@@ -160,7 +159,7 @@ impl S3Server {
         object.write_all_at(&[!byte[0]], offset).with_context(|| format!("write byte {offset} of {key}"))
     }
 
-    /// Every request answered so far.
+    /// Returns all requests answered so far.
     ///
     /// # Errors
     /// If the access log cannot be read.
@@ -169,16 +168,16 @@ impl S3Server {
         Ok(log.lines().filter_map(parse).collect())
     }
 
-    /// Stops the server hard: connections break, the port refuses.
+    /// Kills the server: connections break, the port refuses.
     pub fn stop(&self) {
         self.lock().take();
     }
 
-    /// Gives the account another key and secret: requests with the former are denied from now on. Requests
-    /// in progress break.
+    /// Replaces the account's key and secret: requests with the previous ones are denied from now on.
+    /// Requests in progress break.
     ///
     /// # Errors
-    /// If the server does not answer after that.
+    /// If the server does not respond afterwards.
     pub fn replace_key(&self, key: &str, secret: &str) -> Result<()> {
         self.stop();
         *self.account.lock().expect("nothing panics while it holds this lock") =
@@ -195,10 +194,10 @@ impl S3Server {
         process.as_ref().context("the S3 server is stopped")?.freeze()
     }
 
-    /// Thaws a frozen server, or starts a stopped one on the same port and buckets.
+    /// Resumes a frozen server, or restarts a stopped one with the same port and buckets.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If it does not respond.
     pub fn resume(&self) -> Result<()> {
         if let Some(process) = self.lock().as_ref() {
             return process.signal(Signal::CONT);
@@ -231,8 +230,8 @@ impl S3Server {
     }
 }
 
-/// Reads a line of the access log. Its fields follow S3's format, but nothing is quoted: owner, bucket,
-/// time (two words), address, requester, id, operation, key, target, status, and more.
+/// Parses a line of the access log. Its fields follow S3's format, but are not quoted: owner, bucket, time
+/// (two words), address, requester, id, operation, key, target, status, and more.
 fn parse(line: &str) -> Option<S3Request> {
     let mut words = line.split(' ');
     let bucket = words.nth(1)?;
@@ -248,7 +247,7 @@ fn parse(line: &str) -> Option<S3Request> {
     })
 }
 
-/// The prefix in the target of a LIST; empty without one.
+/// Returns the prefix in the target of a LIST; empty without one.
 fn prefix(target: &str) -> String {
     let mut options = target.split(['?', '&']).skip(1);
     options.find_map(|option| option.strip_prefix("prefix=")).unwrap_or_default().replace("%2F", "/")
@@ -257,7 +256,7 @@ fn prefix(target: &str) -> String {
 fn collect(root: &Path, dir: &Path, keys: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
         let path = entry?.path();
-        // The server keeps uploads in progress in a directory of its own.
+        // The server keeps uploads in progress in a separate directory.
         let inside = path.strip_prefix(root).context("a path below its root")?;
         if inside.starts_with(".sgwtmp") {
             continue;

@@ -1,8 +1,8 @@
-//! Everything a run needs that is not in the source tree, made on first use.
+//! Everything outside the source tree that a run needs, prepared on first use.
 //!
-//! Owns: host packages, unpacked Debian packages, Go programs, kernel, root file system, and the
-//! workspace's own programs.
-//! On failure: says which step failed and what it ran; a second run continues where the first ended.
+//! Owns: host packages, unpacked Debian packages, Go programs, kernel, root file system, and the workspace's
+//! own programs.
+//! On failure: names the failed step and its command; a second run resumes there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,8 +37,8 @@ pub mod llvm;
 pub mod root_fs;
 pub mod trueno;
 
-/// Packages whose programs and examples are tested. `holdfast-s3` has none: with it the AWS SDK, kube and
-/// rustls get the features here that they have in the workspace's tests, and are compiled once for both.
+/// Packages with tested programs and examples. `holdfast-s3` has none: with it, the AWS SDK, kube and rustls
+/// get the same features as in the workspace's tests, and are compiled once for both.
 const UNDER_TEST: &[&str] = &[
     "holdfast-csi",
     "holdfast-node",
@@ -47,9 +47,9 @@ const UNDER_TEST: &[&str] = &[
     "holdfast-ublk",
     "kubectl-holdfast",
 ];
-/// Time that cargo needs to fetch their dependencies.
+/// Expected time of cargo to download their dependencies.
 const CRATES_EXPECTED: Duration = Duration::from_secs(20);
-/// Packages that a request passes through.
+/// Packages on the path of a request.
 const COUNTED: &[&str] = &[
     "io-uring",
     "holdfast-types",
@@ -60,24 +60,24 @@ const COUNTED: &[&str] = &[
     "holdfast-memory",
     "holdfast-serve",
 ];
-/// Time that cargo needs to build them where nothing is compiled yet.
+/// Expected time of cargo to build them from scratch.
 const PROGRAMS_EXPECTED: Duration = Duration::from_secs(160);
-/// Time that it then needs to build the workspace's tests.
+/// Expected additional time to build the workspace's tests.
 const TESTS_EXPECTED: Duration = Duration::from_secs(240);
 
-/// Directory of the output of a run's steps, next to those of scenarios.
+/// Directory for the output of a run's steps, next to those of scenarios.
 pub const LOGS: &str = "logs";
 
-/// Ways to compile the workspace's programs.
+/// Profiles of the workspace's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
     /// With debug assertions: for tests.
     Dev,
-    /// Optimised: for benchmarks.
+    /// Optimized: for benchmarks.
     Release,
 }
 
-/// Finds, and where needed makes, each thing a run uses. Cheap to clone.
+/// Finds or creates everything that a run uses. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Toolbox {
     cache: Cache,
@@ -100,38 +100,37 @@ impl Toolbox {
         apt::install_host_packages(&self.cache.path("host-packages.lock"))
     }
 
-    /// Opens the cache. Only for what [`Toolbox::prepare`] then sets up.
+    /// Opens the cache. Only for the set-up by [`Toolbox::prepare`].
     ///
     /// # Errors
-    /// If it has no place, or cannot be made.
+    /// If it has no path, or cannot be created.
     pub fn find() -> Result<Self> {
         let clock = Arc::new(WorkClock::default());
         let cache = Cache::open(Arc::clone(&clock))?;
         Ok(Self { cache, workspace: workspace()?, clock })
     }
 
-    /// The display of a run, with the times of the previous ones.
+    /// Opens the display of a run, with the times of previous ones.
     ///
     /// # Errors
-    /// If the directory of its files cannot be made.
+    /// If the directory of its files cannot be created.
     pub fn display(&self) -> Result<Display> {
         Display::open(&self.target().join("e2e").join(LOGS), Times::read(self.cache.path("times")))
     }
 
-    /// The time spent on fetching and building, which no scenario's limit includes.
+    /// Returns the clock of downloads and builds, which count towards no scenario's limit.
     pub fn clock(&self) -> &WorkClock {
         &self.clock
     }
 
-    /// The root of the source tree.
+    /// Returns the root of the source tree.
     pub fn workspace(&self) -> &Path {
         &self.workspace
     }
 
-    /// Plans the parts that [`SetupPlan::make`] makes: all that runs need and is not there yet, machines
-    /// with these kernels included; with `tests` the workspace's own tests too. Independent parts are made at
-    /// the same time: first packages of the host and sources of crates; then files of machines, programs in
-    /// Go, programs in Rust.
+    /// Plans the parts that [`SetupPlan::make`] creates: all missing requirements of runs, including machines
+    /// with these kernels; with `tests` also the workspace's own tests. Independent parts run concurrently:
+    /// first host packages and crate sources; then files of machines, programs in Go, programs in Rust.
     pub fn prepare<'a>(&'a self, display: &'a Display, kernels: &[KernelPin], tests: bool) -> SetupPlan<'a> {
         let first = vec![
             vec![Part::new("host packages", apt::HOST_PACKAGES_EXPECTED, || self.install_host_packages())],
@@ -166,16 +165,16 @@ impl Toolbox {
         SetupPlan::plan(display, [first, vec![machines, in_go, in_rust]])
     }
 
-    /// Fetches what the Rust programs are built from, on this machine's platform only.
+    /// Downloads the sources of the Rust programs, for this platform only.
     fn fetch_crates(&self) -> Result<()> {
         let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         command::show(self.cargo("fetch").args(["--target", &platform]))
     }
 
-    /// Kernel, initramfs, root file system and accelerator of test machines with this kernel.
+    /// Returns kernel, initramfs, root file system and accelerator of test machines with this kernel.
     ///
     /// # Errors
-    /// If a package cannot be fetched or an image cannot be made.
+    /// If a package cannot be downloaded or an image cannot be created.
     pub fn boot_files(&self, kernel: KernelPin, user_space: UserSpace) -> Result<BootFiles> {
         let emulated_processors = kernel.emulated_processors;
         let kernel = kernel::prepare(&self.cache, kernel)?;
@@ -185,7 +184,7 @@ impl Toolbox {
         Ok(BootFiles { vmlinux, initramfs, root_fs, accelerator, emulated_processors })
     }
 
-    /// The kernel's own ublk server.
+    /// Returns the kernel's own ublk server.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -193,7 +192,7 @@ impl Toolbox {
         kublk::prepare(&self.cache, &kernel::prepare(&self.cache, KERNEL)?)
     }
 
-    /// Another compressed ramdisk on ublk.
+    /// Returns another compressed ramdisk on ublk.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -201,15 +200,15 @@ impl Toolbox {
         trueno::prepare(&self.cache)
     }
 
-    /// Tools that read the compiler's profiles.
+    /// Returns tools that read the compiler's profiles.
     ///
     /// # Errors
-    /// If it cannot be fetched.
+    /// If it cannot be downloaded.
     pub fn llvm(&self) -> Result<llvm::Llvm> {
         llvm::Llvm::prepare(&self.cache)
     }
 
-    /// The S3 server.
+    /// Returns the S3 server.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -217,7 +216,7 @@ impl Toolbox {
         go::versitygw(&self.cache)
     }
 
-    /// The second S3 server.
+    /// Returns the second S3 server.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -225,7 +224,7 @@ impl Toolbox {
         go::seaweedfs(&self.cache, &self.workspace)
     }
 
-    /// The directory of `velero`.
+    /// Returns the directory of `velero`.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -233,7 +232,7 @@ impl Toolbox {
         go::velero(&self.cache, &self.workspace)
     }
 
-    /// The directory of Velero's plugins.
+    /// Returns the directory of Velero's plugins.
     ///
     /// # Errors
     /// If they cannot be built.
@@ -241,15 +240,15 @@ impl Toolbox {
         go::velero_plugins(&self.cache, &self.workspace)
     }
 
-    /// The directory of Velero's kinds.
+    /// Returns the directory of Velero's CRDs.
     ///
     /// # Errors
-    /// If they cannot be fetched.
+    /// If they cannot be downloaded.
     pub fn velero_kinds(&self) -> Result<PathBuf> {
         go::velero_kinds(&self.cache, &self.workspace)
     }
 
-    /// The program that renders the chart.
+    /// Returns the program that renders the chart.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -257,7 +256,7 @@ impl Toolbox {
         go::helm(&self.cache)
     }
 
-    /// The CSI project's own tests.
+    /// Returns the CSI project's own tests.
     ///
     /// # Errors
     /// If they cannot be built.
@@ -265,7 +264,7 @@ impl Toolbox {
         go::csi_sanity(&self.cache)
     }
 
-    /// A program of Kubernetes, such as `kube-apiserver`.
+    /// Returns a program of Kubernetes, such as `kube-apiserver`.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -273,7 +272,7 @@ impl Toolbox {
         go::kubernetes(&self.cache, &self.workspace, name)
     }
 
-    /// A sidecar of the CSI project, such as `csi-attacher`.
+    /// Returns a sidecar of the CSI project, such as `csi-attacher`.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -281,49 +280,49 @@ impl Toolbox {
         go::sidecar(&self.cache, &self.workspace, name)
     }
 
-    /// The directory of the kinds of `snapshot.storage.k8s.io`.
+    /// Returns the directory of the CRDs of `snapshot.storage.k8s.io`.
     ///
     /// # Errors
-    /// If they cannot be fetched.
+    /// If they cannot be downloaded.
     pub fn snapshot_kinds(&self) -> Result<PathBuf> {
         go::snapshot_kinds(&self.cache, &self.workspace)
     }
 
-    /// The Debian packages that images are made from.
+    /// Returns the Debian packages used for images.
     ///
     /// # Errors
-    /// If one cannot be fetched.
+    /// If one cannot be downloaded.
     pub fn image_packages(&self, architecture: Architecture) -> Result<Packages> {
         Packages::prepare(&self.cache, architecture)
     }
 
-    /// A shell and its tools, in one static program.
+    /// Returns a static program with a shell and its tools.
     ///
     /// # Errors
-    /// If its package cannot be fetched.
+    /// If its package cannot be downloaded.
     pub fn busybox(&self) -> Result<PathBuf> {
         Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/busybox"))
     }
 
-    /// The API server's database.
+    /// Returns the API server's database.
     ///
     /// # Errors
-    /// If its package cannot be fetched.
+    /// If its package cannot be downloaded.
     pub fn etcd(&self) -> Result<PathBuf> {
         Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/etcd"))
     }
 
-    /// The Kubernetes command line.
+    /// Returns the Kubernetes command line.
     ///
     /// # Errors
-    /// If its package cannot be fetched.
+    /// If its package cannot be downloaded.
     pub fn kubectl(&self) -> Result<PathBuf> {
         Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/kubectl"))
     }
 
-    /// Builds the programs and examples under test and returns the directory they are in; examples are in
-    /// `examples` below it. Always the same selection: cargo resolves features for what is selected
-    /// together, and another selection would compile the dependencies once more.
+    /// Builds the programs and examples under test and returns their directory; examples are in its
+    /// `examples`. The selection is always the same: cargo resolves features for selected packages together,
+    /// and another selection would compile the dependencies again.
     ///
     /// # Errors
     /// If cargo fails.
@@ -345,7 +344,7 @@ impl Toolbox {
         Ok(self.target().join(directory))
     }
 
-    /// Builds an example of a package that is not under test, optimised, and returns it. It is selected
+    /// Builds an optimized example of a package that is not under test, and returns its path. It is selected
     /// together with those for the same reason.
     ///
     /// # Errors
@@ -361,9 +360,9 @@ impl Toolbox {
         Ok(self.target().join("release/examples").join(name))
     }
 
-    /// Builds the program that counts what a request costs, and returns it. What a request passes through is
-    /// optimised as in a release, without checks for tests; all else is what [`programs`](Self::programs) of
-    /// the profile for tests has built.
+    /// Builds the program that counts the costs of a request, and returns its path. Packages on the path of a
+    /// request are optimized like a release, without debug checks; all others are those built by
+    /// [`programs`](Self::programs) for the test profile.
     ///
     /// # Errors
     /// If cargo fails, or the kernel of this machine is too old.
@@ -371,7 +370,7 @@ impl Toolbox {
         host_kernel::check()?;
         report::step("cargo build the program that counts");
         let mut build = self.cargo("build");
-        // With it functions of other crates are not inlined.
+        // Incremental compilation prevents inlining of functions from other crates.
         build.env("CARGO_INCREMENTAL", "0");
         for package in COUNTED {
             for (key, value) in [
@@ -398,11 +397,11 @@ impl Toolbox {
         Ok(self.target().join("debug/examples/counts"))
     }
 
-    /// Builds the integration tests named `target` and returns their program. The whole workspace is
-    /// selected for the same reason as above: this is how its tests are built.
+    /// Builds the integration tests named `target` and returns their program. The whole workspace is selected
+    /// for the same reason as above: its tests are built this way.
     ///
     /// # Errors
-    /// If cargo fails or there is no such test.
+    /// If cargo fails or the test does not exist.
     pub fn test_program(&self, target: &str, profile: Profile) -> Result<PathBuf> {
         report::step(format_args!("cargo build the tests {target}"));
         let mut build = self.cargo("test");
@@ -419,7 +418,7 @@ impl Toolbox {
         program.with_context(|| format!("cargo built no test named {target}"))
     }
 
-    /// Cargo, in the workspace.
+    /// Returns a cargo command in the workspace.
     pub fn cargo(&self, what: &str) -> Command {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
@@ -427,7 +426,7 @@ impl Toolbox {
         command
     }
 
-    /// Cargo's target directory.
+    /// Returns cargo's target directory.
     pub fn target(&self) -> PathBuf {
         match std::env::var_os("CARGO_TARGET_DIR") {
             Some(target) if !target.is_empty() => self.workspace.join(target),
@@ -436,7 +435,7 @@ impl Toolbox {
     }
 }
 
-/// The root of the source tree this harness was built from.
+/// Returns the root of the source tree that this harness was built from.
 fn workspace() -> Result<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = here.ancestors().nth(2).context("the lab is two directories below the root")?;

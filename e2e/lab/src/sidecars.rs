@@ -13,15 +13,15 @@ use crate::operator::NAMESPACE;
 use crate::process::Process;
 use crate::world::World;
 
-/// The kinds by which the chart knows the snapshot controller.
+/// The API by which the chart detects the snapshot controller.
 pub(crate) const SNAPSHOT_KINDS: &str = "snapshot.storage.k8s.io/v1";
-/// Flags of the chart that name its pod or its place in it.
+/// Flags of the chart that refer to its pod or paths in it.
 const OF_THE_POD: [&str; 3] = ["--csi-address=", "--leader-election", "--capacity-ownerref-level="];
 
 /// A sidecar, by the name of its container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sidecar {
-    /// Makes and deletes volumes.
+    /// Creates and deletes volumes.
     Provisioner,
     /// Takes and deletes snapshots.
     Snapshotter,
@@ -36,7 +36,7 @@ impl Sidecar {
     }
 }
 
-/// Starts a sidecar next to the CSI controller, with the rights that the chart gives both. `values` is a file
+/// Starts a sidecar for the CSI controller, with the rights that the chart grants both. `values` is a file
 /// with values of the chart.
 ///
 /// # Errors
@@ -52,17 +52,17 @@ pub fn start(world: &World, controller: &CsiService, sidecar: Sidecar, values: &
         .arg(format!("--csi-address={}", controller.socket().display()))
         .args(flags(world, sidecar, values)?);
     if sidecar == Sidecar::Provisioner {
-        // The objects that it writes belong to no Deployment here.
+        // Its objects belong to no Deployment here.
         command.arg("--capacity-ownerref-level=-1");
     }
     Process::spawn(&program, &command, &world.dir().join(format!("csi/{program}.log")))
 }
 
-/// The flags that the chart gives it.
+/// Returns its flags in the chart.
 fn flags(world: &World, sidecar: Sidecar, values: &Path) -> Result<Vec<String>> {
     let mut helm = Command::new(world.toolbox().helm()?);
     helm.args(["template", "holdfast"]).arg(world.chart()).args(["--namespace", NAMESPACE]);
-    // One instance has no budget, so that what is rendered is one object.
+    // A single instance has no PodDisruptionBudget, so only one object is rendered.
     helm.args(["--set", "csi.controller.replicas=1", "--show-only", "templates/csi-controller.yaml"]);
     helm.args(["--api-versions", SNAPSHOT_KINDS, "--values"]).arg(values);
     let file = world.dir().join("csi-controller.yaml");

@@ -1,10 +1,10 @@
-//! Sectors with stamps: what was written where and when can be read off each of them.
+//! Stamped sectors: each one shows where and when it was written.
 //!
-//! A lane has [`LANE_SECTORS`] sectors, spread over the device: [`TOGETHER`] of them lie together, and each
-//! such group in a map page of its own, so that a flush has little to say of many pages. In each lane one
-//! writer goes from round to round: it writes and zeroes some places, flushes, and says so. What a round does
-//! follows from the seed, the lane and the round's number, so a later reader of the lane knows what each
-//! sector may hold.
+//! A lane has [`LANE_SECTORS`] sectors, spread over the device: groups of [`TOGETHER`] are contiguous, each
+//! group in a separate map page, so that a flush has few changes in each of many pages. One writer per lane
+//! advances in rounds: it writes and zeroes some ranges, flushes, and reports this. A round's changes are
+//! derived from the seed, the lane and the round's number, so a later reader of the lane knows the possible
+//! contents of each sector.
 
 use crate::chance::Chance;
 
@@ -15,29 +15,29 @@ pub mod write;
 pub const SECTOR_BYTES: usize = 4096;
 /// Sectors of a lane.
 pub const LANE_SECTORS: u32 = 256;
-/// Sectors of a lane that lie together.
+/// Contiguous sectors of a lane.
 pub const TOGETHER: u32 = 32;
-/// Distance in bytes of such groups: a map page of the volume.
+/// Distance of these groups in bytes: a map page of the volume.
 pub const APART: u64 = 16 << 20;
-/// Most places that one round changes.
+/// Maximum ranges changed per round.
 const MAX_CHANGES: u64 = 12;
-/// Most sectors of one place.
+/// Maximum sectors of one range.
 const MAX_SECTORS: u64 = 32;
 const WORDS: usize = SECTOR_BYTES / 8;
 
-/// Change of a round to one place of its lane; the places of a round do not overlap.
+/// A round's change of one range of its lane; the ranges of a round do not overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// The first sector, within the lane.
     pub first: u32,
     /// Number of sectors.
     pub sectors: u32,
-    /// True if they are zeroed; else they are stamped.
+    /// True if they are zeroed, false if they are stamped.
     pub zero: bool,
 }
 
 impl Change {
-    /// Its parts that lie together, in order.
+    /// Returns its contiguous parts, in order.
     fn pieces(self) -> impl Iterator<Item = Self> {
         let Self { first, sectors, zero } = self;
         let end = first + sectors;
@@ -48,7 +48,7 @@ impl Change {
     }
 }
 
-/// Changes of round `round` (from 1) of a lane.
+/// Returns the changes of round `round` (from 1) of a lane.
 pub fn round(seed: u64, lane: u32, round: u32) -> Vec<Change> {
     let mut chance = Chance::new(mix(seed, lane, u32::MAX, round));
     let mut changes: Vec<Change> = Vec::new();
@@ -64,7 +64,7 @@ pub fn round(seed: u64, lane: u32, round: u32) -> Vec<Change> {
     changes
 }
 
-/// A sector as a round stamps it.
+/// Returns a sector as stamped by a round.
 pub fn stamp(seed: u64, lane: u32, sector: u32, round: u32) -> [u8; SECTOR_BYTES] {
     let mut bytes = [0; SECTOR_BYTES];
     bytes[..4].copy_from_slice(&round.to_le_bytes());
@@ -75,7 +75,7 @@ pub fn stamp(seed: u64, lane: u32, sector: u32, round: u32) -> [u8; SECTOR_BYTES
     bytes
 }
 
-/// The round whose stamp a sector bears, 0 for zeros; nothing if it is neither.
+/// Returns the round of a sector's stamp, 0 for zeros; `None` if it is neither.
 pub fn read_stamp(seed: u64, lane: u32, sector: u32, bytes: &[u8]) -> Option<u32> {
     if bytes.iter().all(|&byte| byte == 0) {
         return Some(0);

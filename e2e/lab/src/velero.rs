@@ -1,8 +1,8 @@
 //! Velero, a backup program, with its plugin for S3.
 //!
-//! Owns: the server's process on the host, its kinds, its namespace and its one BackupStorageLocation.
-//! Does not own: backups and restores, which a scenario asks for.
-//! Invariants: the server has the rights of an administrator, as Velero's own installation gives them.
+//! Owns: the server's process on the host, its CRDs, its namespace and its only BackupStorageLocation.
+//! Does not own: backups and restores, which a scenario requests.
+//! Invariants: the server has administrator's rights, like in Velero's own installation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::world::World;
 
 /// The namespace of its objects.
 pub const VELERO_NAMESPACE: &str = "velero";
-/// Label of the VolumeSnapshotClass that it chooses.
+/// Label by which it selects the VolumeSnapshotClass.
 pub const CLASS_LABEL: &str = "velero.io/csi-volumesnapshot-class";
 
-/// Longest wait until it has seen its bucket: 5 s on a quiet machine.
+/// Maximum wait until it has checked its bucket: it takes 5 s on a quiet machine.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// It looks for other clusters' backups, and at what it waits for, more often than by default.
+/// It checks for other clusters' backups, and for pending operations, more often than by default.
 const PERIODS: [&str; 2] = ["--backup-sync-period=2s", "--item-operation-sync-frequency=2s"];
 
 /// A running server.
@@ -36,7 +36,7 @@ pub struct Velero {
 }
 
 impl Velero {
-    /// Installs its kinds, and starts a server whose backups are in `bucket`, which exists.
+    /// Installs its CRDs, and starts a server with its backups in `bucket`, which must exist.
     ///
     /// # Errors
     /// If it cannot be built, or does not reach the bucket.
@@ -53,7 +53,7 @@ impl Velero {
             .arg("server")
             .arg(format!("--kubeconfig={}", world.control_plane()?.admin_kubeconfig().display()))
             .arg(format!("--namespace={VELERO_NAMESPACE}"))
-            // Without it a backup is Completed, and has no snapshot of any claim.
+            // Without it, a backup is Completed but has no snapshots of claims.
             .arg("--features=EnableCSI")
             .arg(format!("--plugin-dir={}", plugins.display()))
             .arg(format!("--metrics-address=127.0.0.1:{}", free_port()?))
@@ -72,10 +72,10 @@ impl Velero {
         Ok(Self { process })
     }
 
-    /// Checks that the server did not end.
+    /// Checks that the server is still running.
     ///
     /// # Errors
-    /// If it ended; the error shows the end of its log.
+    /// If it has exited; the error has the end of its log.
     pub fn check_running(&mut self) -> Result<()> {
         self.process.check_running()
     }
@@ -116,7 +116,7 @@ fn install_location(world: &World, s3: &S3Server, bucket: &str) -> Result<()> {
                 "metadata": metadata("cloud-credentials"),
                 "stringData": { "cloud": profile },
             },
-            // A restore looks for the image of its own pods there. No pod is made of it.
+            // A restore reads the image of its own pods from there. No pod uses it.
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",

@@ -1,11 +1,11 @@
-//! A test machine with a ublk kernel, and what one can do with it.
+//! A test machine with a ublk kernel, and its operations.
 //!
 //! Owns: one QEMU process, its disks and its console log.
-//! Does not own: what runs inside; see [`crate::guest`].
+//! Does not own: the programs inside; see [`crate::guest`].
 //! Runs on: any thread; a [`Vm`] may be used by several at once.
-//! Invariants: the state disk lives as long as the [`Vm`] and survives [`Vm::reset`]; everything else in
-//! the machine is new after each boot. The host's loopback is [`HOST`] inside.
-//! On failure: [`Vm::logs`] says what there is to read.
+//! Invariants: the state disk lives as long as the [`Vm`] and survives [`Vm::reset`]; everything else in the
+//! machine is new after each boot. The host's loopback is [`HOST`] inside.
+//! On failure: [`Vm::logs`] lists the available logs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,16 +28,16 @@ pub mod machine;
 mod nbd;
 pub mod recorded;
 
-/// Address by which test machines reach the host's loopback.
+/// Address of the host's loopback in test machines.
 pub const HOST: &str = "10.0.2.2";
-/// Time limit of a boot. Quiet it is 4 s; emulated machines on a busy host take ten times as long.
+/// Time limit of a boot. On a quiet host it takes 4 s; emulated on a busy host ten times as long.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// Number of boots of a machine whose kernel dies while it boots. Emulated, one boot in a hundred fails on
-/// the code that the kernel patches into itself.
+/// Attempts to boot a machine whose kernel dies during the boot. Emulated, one boot in a hundred fails in
+/// code that the kernel patches in itself.
 const BOOT_TRIES: u32 = 3;
 /// Time limit of one command unless the caller sets another.
 const EXEC_LIMIT: Duration = Duration::from_secs(600);
-/// Time limit of a clean power-off, after which the machine is stopped.
+/// Time limit of a clean power-off, after which the machine is killed.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 
 /// A test machine.
@@ -47,7 +47,7 @@ pub struct Vm {
     dir: PathBuf,
     boot: BootFiles,
     options: Options,
-    /// Further variables of programs that are spawned.
+    /// Additional variables of spawned programs.
     environment: OnceLock<BTreeMap<String, String>>,
     running: Mutex<Option<Running>>,
     // Dropped last: the machine above writes to it.
@@ -72,11 +72,11 @@ pub struct Finished {
 }
 
 impl Vm {
-    /// Makes the machine's disks in `dir` and boots it. `share` is a directory whose contents appear at
-    /// `/holdfast`; it must hold this program as `bin/holdfast-e2e`.
+    /// Creates the machine's disks in `dir` and boots it. `share` is a directory that appears at `/holdfast`;
+    /// it must contain this program as `bin/holdfast-e2e`.
     ///
     /// # Errors
-    /// If a disk cannot be made or the machine does not come up; the error has the console's end.
+    /// If a disk cannot be created or the machine does not boot; the error has the end of the console.
     pub fn start(name: &str, dir: &Path, boot: &BootFiles, share: &Path, options: Options) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         disk::share(&dir.join("share.ext4"), share)?;
@@ -105,29 +105,29 @@ impl Vm {
         Ok(vm)
     }
 
-    /// The machine's name, which is its host name too.
+    /// Returns the machine's name, which is also its host name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The state disk of a machine that has a recorded one.
+    /// Returns the state disk of a machine that has a recorded one.
     ///
     /// # Errors
-    /// If it has another.
+    /// If it has another type.
     pub fn recorded_disk(&self) -> Result<&RecordedDisk> {
         self.recorded.as_ref().with_context(|| format!("the state disk of {} is not recorded", self.name))
     }
 
-    /// Everything the kernel and the agent printed, over all boots.
+    /// Returns the path of the output of kernel and agent, over all boots.
     pub fn console(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 
-    /// Runs a bash script (with `set -euo pipefail`) and returns its standard output. Starting processes
-    /// is slow in an emulated machine: one longer script is better than many short ones.
+    /// Runs a bash script (with `set -euo pipefail`) and returns its standard output. Starting processes is
+    /// slow in an emulated machine: one longer script is better than many short ones.
     ///
     /// # Errors
-    /// If it exits with another code than 0; the error holds what it printed.
+    /// If its exit code is not 0; the error contains its output.
     pub fn exec(&self, script: &str) -> Result<String> {
         let done = self.run(&bash(script), EXEC_LIMIT)?;
         ensure!(
@@ -141,24 +141,24 @@ impl Vm {
         Ok(done.stdout)
     }
 
-    /// Runs a program to its end, whatever its exit.
+    /// Runs a program to completion, with any exit status.
     ///
     /// # Errors
-    /// If it cannot be started or runs longer than `limit`; then it is killed.
+    /// If it cannot be started or runs longer than `limit`; it is killed in that case.
     pub fn run(&self, program: &Program, limit: Duration) -> Result<Finished> {
         self.agent()?.exec(program, limit)
     }
 
-    /// Gives programs that are spawned from now on these variables. Later calls change nothing.
+    /// Sets variables for programs that are spawned from now on. Only the first call has an effect.
     pub fn set_environment(&self, variables: BTreeMap<String, String>) {
         self.environment.get_or_init(|| variables);
     }
 
-    /// Starts a program that stays; see [`Vm::wait`] and [`Vm::signal`]. Its output goes to a log that
-    /// [`Vm::log`] reads. Returns its process id.
+    /// Starts a program that keeps running; see [`Vm::wait`] and [`Vm::signal`]. Its output goes to a log
+    /// that [`Vm::log`] reads. Returns its process id.
     ///
     /// # Errors
-    /// If it cannot be started or a program of that name still runs.
+    /// If it cannot be started or a program of that name is still running.
     pub fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
         let mut program = program.clone();
         program.env.extend(self.environment.get().cloned().unwrap_or_default());
@@ -172,16 +172,16 @@ impl Vm {
     /// Sends a signal, by number, to a spawned program.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If it has exited.
     pub fn signal(&self, name: &str, signal: i32) -> Result<()> {
         let name = name.to_owned();
         self.done(&Request::Signal { name, signal })
     }
 
-    /// Waits until a spawned program has ended, at most `limit` of the machine's time.
+    /// Waits until a spawned program has exited, for at most `limit` of the machine's time.
     ///
     /// # Errors
-    /// If it still runs then.
+    /// If it is still running then.
     pub fn wait(&self, name: &str, limit: Duration) -> Result<Exit> {
         let request = Request::Wait { name: name.to_owned(), limit_ms: milliseconds(limit) };
         match self.agent()?.ask(&request, limit * 10)? {
@@ -192,7 +192,7 @@ impl Vm {
         }
     }
 
-    /// Exit of a spawned program; `None` while it runs.
+    /// Returns the exit of a spawned program; `None` while it is running.
     ///
     /// # Errors
     /// If no program of that name was spawned since the last boot.
@@ -204,7 +204,7 @@ impl Vm {
         }
     }
 
-    /// Writes a small file, and the directories above it.
+    /// Writes a small file, and creates its parent directories.
     ///
     /// # Errors
     /// If the machine cannot write it.
@@ -220,10 +220,10 @@ impl Vm {
         self.agent()?.get(path)
     }
 
-    /// The log of a spawned program, from its first start on, across resets.
+    /// Returns the log of a spawned program, from its first start on, across resets.
     ///
     /// # Errors
-    /// If nothing of that name was ever spawned.
+    /// If no program of that name was ever spawned.
     pub fn log(&self, name: &str) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.get(&log_of(name))?).into_owned())
     }
@@ -231,10 +231,10 @@ impl Vm {
     /// Waits until the log of a spawned program has a line that contains `text`, and returns the line.
     ///
     /// # Errors
-    /// If the program has ended, or `limit` has passed, without such a line; the error has the log's end.
+    /// If the program has exited, or `limit` has passed, without this line; the error has the log's end.
     pub fn wait_log(&self, name: &str, text: &str, limit: Duration) -> Result<String> {
         let found = until(&format!("{text:?} in the log of {name}"), limit, || {
-            // Asked first: what it wrote before it ended is in the log by then.
+            // Queried first: output written before the exit is in the log by then.
             let ended = self.status(name)?;
             let log = self.log(name)?;
             let line = log.lines().find(|line| line.contains(text)).map(str::to_owned);
@@ -244,7 +244,7 @@ impl Vm {
         found.with_context(|| format!("log of {name}:\n{}", self.log(name).unwrap_or_default()))
     }
 
-    /// Waits until `path` is a block device, at most `limit` of the machine's time.
+    /// Waits until `path` is a block device, for at most `limit` of the machine's time.
     ///
     /// # Errors
     /// If it is not one by then.
@@ -255,24 +255,24 @@ impl Vm {
         )
     }
 
-    /// Takes the power away and boots again: what was not on the state disk is gone.
+    /// Cuts the power and boots again: everything outside the state disk is lost.
     ///
     /// # Errors
-    /// If the machine does not come up again.
+    /// If the machine does not boot again.
     pub fn reset(&self) -> Result<()> {
         self.lock().take();
         self.boot()
     }
 
-    /// Takes the power away.
+    /// Cuts the power.
     pub fn cut_power(&self) {
         self.lock().take();
     }
 
-    /// Boots a machine whose power is off.
+    /// Boots a machine that is powered off.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not boot.
     pub fn boot(&self) -> Result<()> {
         let mut running = self.lock();
         ensure!(running.is_none(), "{} runs already", self.name);
@@ -292,10 +292,10 @@ impl Vm {
         Ok(())
     }
 
-    /// Turns the machine off cleanly (but does not unmount volumes).
+    /// Powers the machine off cleanly (but does not unmount volumes).
     ///
     /// # Errors
-    /// If it is off already or does not turn itself off; then its power is taken away.
+    /// If it is already off or does not power itself off; its power is then cut.
     pub fn power_off(&self) -> Result<()> {
         let mut running = self.lock();
         let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
@@ -303,11 +303,11 @@ impl Vm {
         stopping.qemu.wait(POWER_OFF_LIMIT).map(drop)
     }
 
-    /// Shuts the machine down in an orderly way: its programs are asked to end, file systems on volumes are
+    /// Shuts the machine down in order: its programs are asked to exit, file systems on volumes are
     /// unmounted. Returns how long that took.
     ///
     /// # Errors
-    /// If it is off already or does not turn itself off within the limit; then its power is taken away.
+    /// If it is already off or does not power itself off within the limit; its power is then cut.
     pub fn shut_down(&self, limit: Duration) -> Result<Duration> {
         let mut running = self.lock();
         let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
@@ -318,7 +318,7 @@ impl Vm {
         Ok(begun.elapsed())
     }
 
-    /// The ends of the console and of the spawned programs' logs, for a person who looks for a fault.
+    /// Returns the ends of the console and of the spawned programs' logs, for troubleshooting.
     pub fn logs(&self, lines: usize) -> String {
         let console = tail(&self.console(), lines);
         let script = format!(
@@ -330,7 +330,7 @@ impl Vm {
         format!("--- {} console\n{console}\n{programs}", self.name)
     }
 
-    /// The host port that leads to the machine's agent.
+    /// Returns the host port that is forwarded to the machine's agent.
     ///
     /// # Errors
     /// If the machine is off.
@@ -354,7 +354,7 @@ impl Vm {
     }
 }
 
-/// A bash script as a program.
+/// Returns a bash script as a program.
 pub fn bash(script: &str) -> Program {
     Program {
         argv: ["bash", "-euo", "pipefail", "-c", script].map(str::to_owned).to_vec(),

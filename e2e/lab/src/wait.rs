@@ -1,4 +1,4 @@
-//! Waiting for something that reports no event: asked again at short, growing intervals, with a limit.
+//! Polling for conditions without an event: at short, growing intervals, with a limit.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use tokio::time::sleep;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Waits until a person or another process asks this one to end: SIGINT, as Ctrl-C sends it, or SIGTERM. Does
-/// `work` meanwhile, each time that so much time has passed; it should be short, for the end waits for it.
+/// Waits until a user or another process requests an exit: SIGINT, as sent by Ctrl-C, or SIGTERM. Calls
+/// `work` at this interval in the meantime; it should be short, because it delays the exit.
 ///
 /// # Errors
 /// If the signals cannot be awaited.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The request is one [`Kind::Json`] frame, followed by a [`Kind::Data`] frame for [`Request::Put`]. The
-//! reply is any number of [`Kind::Stdout`] and [`Kind::Stderr`] frames and then one [`Kind::Json`] frame
-//! with a [`Reply`], after which, for [`Request::Get`], comes a [`Kind::Data`] frame.
+//! reply is any number of [`Kind::Stdout`] and [`Kind::Stderr`] frames and then one [`Kind::Json`] frame with
+//! a [`Reply`], followed by a [`Kind::Data`] frame for [`Request::Get`].
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub const PORT: u16 = 7000;
 /// Line that the agent prints on the console once it listens.
 pub const READY: &str = "HOLDFAST-AGENT-READY";
-/// Longest payload of a frame, in bytes: files that are passed are small, and a larger length is garbage.
+/// Maximum payload of a frame, in bytes: transferred files are small, and a larger length is garbage.
 const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
 
 /// Kinds of frames.
@@ -30,9 +30,9 @@ const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
 pub enum Kind {
     /// A [`Request`] or a [`Reply`].
     Json,
-    /// Bytes a command wrote to standard output.
+    /// Bytes that a command wrote to standard output.
     Stdout,
-    /// Bytes a command wrote to standard error.
+    /// Bytes that a command wrote to standard error.
     Stderr,
     /// The contents of a file.
     Data,
@@ -42,15 +42,15 @@ pub enum Kind {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Are you there?
+    /// Check that the agent is running.
     Ping,
-    /// Run a program to its end; its output is streamed. Its process group is killed if the connection
+    /// Run a program to completion; its output is streamed. Its process group is killed if the connection
     /// ends first.
     Exec(Program),
-    /// Start a program that stays; its output goes to [`log_of`] its name. A name is free again when its
-    /// program has ended.
+    /// Start a program that keeps running; its output goes to [`log_of`] its name. A name is free again once
+    /// its program has exited.
     Spawn {
-        /// Name of the program in the following requests.
+        /// Name of the program in later requests.
         name: String,
         /// The program.
         program: Program,
@@ -62,21 +62,21 @@ pub enum Request {
         /// Signal number.
         signal: i32,
     },
-    /// Wait until a spawned program has ended.
+    /// Wait until a spawned program has exited.
     Wait {
         /// The name given at the spawn.
         name: String,
-        /// Longest wait, in milliseconds of the machine's clock.
+        /// Maximum wait, in milliseconds of the machine's clock.
         limit_ms: u64,
     },
-    /// Has a spawned program ended? The answer's exit is empty while it runs.
+    /// Query the exit of a spawned program; the reply has none while it is running.
     Status {
         /// The name given at the spawn.
         name: String,
     },
     /// Write a file; its bytes follow.
     Put {
-        /// Absolute path; missing directories are made.
+        /// Absolute path; missing directories are created.
         path: String,
         /// Permission bits.
         mode: u32,
@@ -86,17 +86,17 @@ pub enum Request {
         /// Absolute path.
         path: String,
     },
-    /// Wait until a path is a block device. (A program that opens a device too early would make a
-    /// regular file in its place and seem to work.)
+    /// Wait until a path is a block device. (A program that opens a device too early would create a regular
+    /// file in its place and seem to work.)
     WaitBlockDevice {
         /// Absolute path.
         path: String,
-        /// Longest wait, in milliseconds of the machine's clock.
+        /// Maximum wait, in milliseconds of the machine's clock.
         limit_ms: u64,
     },
-    /// Write everything out and turn the machine off.
+    /// Write all data to disk and power the machine off.
     PowerOff,
-    /// End all processes, unmount file systems on devices of ublk, and turn the machine off.
+    /// End all processes, unmount file systems on ublk devices, and power the machine off.
     ShutDown,
 }
 
@@ -113,17 +113,17 @@ pub struct Program {
     pub stdin: String,
 }
 
-/// The answer to a request.
+/// The reply to a request.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// It was done.
+    /// The request succeeded.
     Done,
     /// A program was started under this process id.
     Started(i32),
     /// Exit of a program; `None` while it runs.
     Exit(Option<Exit>),
-    /// It could not be done, and why.
+    /// The request failed for this reason.
     Failed(String),
 }
 
@@ -133,11 +133,11 @@ pub enum Reply {
 pub enum Exit {
     /// It exited with this code.
     Code(i32),
-    /// This signal ended it.
+    /// It was killed by this signal.
     Signal(i32),
 }
 
-/// The log file of a spawned program in the test machine. It survives a reset.
+/// Returns the log file of a spawned program in the test machine. It survives a reset.
 pub fn log_of(name: &str) -> String {
     format!("/var/log/holdfast/{name}.log")
 }
@@ -145,7 +145,7 @@ pub fn log_of(name: &str) -> String {
 /// Writes one frame.
 ///
 /// # Errors
-/// If the payload is too long or the connection is gone.
+/// If the payload is too long or the connection is closed.
 pub fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
     let length = u32::try_from(payload.len())
         .ok()
@@ -168,7 +168,7 @@ pub fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
 /// Reads one frame.
 ///
 /// # Errors
-/// If the connection is gone or what comes is not a frame.
+/// If the connection is closed or the bytes are not a frame.
 pub fn receive(from: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
     let garbage = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut head = [0; 5];
@@ -194,7 +194,7 @@ pub fn receive(from: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
 /// Sends a value as a [`Kind::Json`] frame.
 ///
 /// # Errors
-/// If the connection is gone.
+/// If the connection is closed.
 pub fn send_json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     send(to, Kind::Json, &serde_json::to_vec(value)?)
 }
@@ -202,7 +202,7 @@ pub fn send_json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> 
 /// Reads a frame that must be JSON.
 ///
 /// # Errors
-/// If the connection is gone or another frame comes.
+/// If the connection is closed or the frame has another kind.
 pub fn receive_json<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     match receive(from)? {
         (Kind::Json, payload) => Ok(serde_json::from_slice(&payload)?),

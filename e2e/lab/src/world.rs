@@ -1,8 +1,8 @@
-//! Everything one scenario can use, started when it is first asked for.
+//! Resources of one scenario, started on first use.
 //!
 //! Owns: the run's directory, and through it control plane, S3 server, operator and test machines.
 //! Runs on: any thread.
-//! Invariants: dropping the world ends every process and leaves nothing but logs.
+//! Invariants: dropping the world ends every process and leaves only logs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,12 +27,12 @@ use crate::setup::{Profile, Toolbox};
 use crate::vm::machine::Options;
 use crate::vm::{HOST, Vm};
 
-/// Programs of the workspace that test machines get, beside this one, which is their process 1.
+/// Programs of the workspace in test machines, in addition to this one, which is their process 1.
 const NODE_PROGRAMS: &[&str] = &["holdfast-csi", "holdfast-node"];
 
-/// Templates of the chart that say who may do what.
+/// Templates of the chart with access rights.
 const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac", "csi-rbac"];
-/// Group of the kind by which backup programs find the snapshot metadata service.
+/// API group of the CRD by which backup programs find the snapshot metadata service.
 const CHANGED_BLOCKS: &str = "cbt.storage.k8s.io/v1beta1";
 
 /// Resources of one scenario.
@@ -58,11 +58,11 @@ struct Parts {
 }
 
 impl World {
-    /// An empty world; `name` becomes part of its directory's. Its machines boot `kernel`. `profile` says how
-    /// the programs under test are compiled.
+    /// Creates an empty world; `name` becomes part of its directory's name. Its machines boot `kernel`.
+    /// `profile` is that of the programs under test.
     ///
     /// # Errors
-    /// If the run's directory cannot be made.
+    /// If the run's directory cannot be created.
     pub fn new(toolbox: &Toolbox, name: &str, kernel: KernelPin, profile: Profile) -> Result<Self> {
         Ok(Self {
             parts: Mutex::new(Parts::default()),
@@ -74,30 +74,30 @@ impl World {
         })
     }
 
-    /// An empty world beside this one, with a Kubernetes API of its own.
+    /// Creates another empty world, with a separate Kubernetes API.
     ///
     /// # Errors
-    /// If the run's directory cannot be made.
+    /// If the run's directory cannot be created.
     pub fn another(&self, name: &str) -> Result<Self> {
         Self::new(&self.toolbox, name, self.kernel, self.profile)
     }
 
-    /// Directory of this world's files; those that end in `.log` stay.
+    /// Returns the directory of this world's files; those that end in `.log` are kept.
     pub fn dir(&self) -> &Path {
         self.run.path()
     }
 
-    /// The kernel of its machines.
+    /// Returns the kernel of its machines.
     pub fn kernel(&self) -> KernelPin {
         self.kernel
     }
 
-    /// The tools of the host.
+    /// Returns the tools of the host.
     pub fn toolbox(&self) -> &Toolbox {
         &self.toolbox
     }
 
-    /// The Kubernetes API.
+    /// Returns the Kubernetes API.
     ///
     /// # Errors
     /// If it does not start.
@@ -113,7 +113,7 @@ impl World {
         Ok(started)
     }
 
-    /// The S3 server.
+    /// Returns the S3 server.
     ///
     /// # Errors
     /// If it does not start.
@@ -128,7 +128,7 @@ impl World {
         Ok(started)
     }
 
-    /// The collector of traces. Programs and machines that are started later export to it.
+    /// Returns the trace collector. Programs and machines started later export to it.
     ///
     /// # Errors
     /// If it does not start.
@@ -142,12 +142,12 @@ impl World {
         Ok(started)
     }
 
-    /// Variables of programs of the host, so that they export traces where there is a collector.
+    /// Returns variables for programs of the host that enable the export of traces, if there is a collector.
     fn exporting(&self) -> BTreeMap<String, String> {
         self.lock().collector.as_ref().map(|collector| collector.environment(false)).unwrap_or_default()
     }
 
-    /// The operator, with the kinds it works on installed.
+    /// Returns the operator, after the installation of its CRDs.
     ///
     /// # Errors
     /// If it does not start.
@@ -168,8 +168,8 @@ impl World {
         Ok(started)
     }
 
-    /// The CSI driver's Controller service, with the rights that the chart gives it. Only after
-    /// [`World::operator`].
+    /// Returns the CSI driver's Controller service, with its rights from the chart. Requires
+    /// [`World::operator`] first.
     ///
     /// # Errors
     /// If it does not start.
@@ -180,8 +180,8 @@ impl World {
         CsiService::start(&program, "controller", &config, self.exporting(), &self.dir().join("csi"))
     }
 
-    /// The CSI driver's SnapshotMetadata service, with the rights that the chart gives it. Only after
-    /// [`World::operator`].
+    /// Returns the CSI driver's SnapshotMetadata service, with its rights from the chart. Requires
+    /// [`World::operator`] first.
     ///
     /// # Errors
     /// If it does not start.
@@ -196,7 +196,7 @@ impl World {
             helm.args(["--show-only", &format!("templates/{template}.yaml")]);
         }
         let rendered = output(&mut helm)?;
-        // Its kind is not there.
+        // Its CRD is not installed.
         let known: Vec<&str> =
             rendered.split("\n---\n").filter(|object| !object.contains(CHANGED_BLOCKS)).collect();
         let file = self.dir().join("snapshot-metadata.yaml");
@@ -208,7 +208,7 @@ impl World {
         CsiService::start(&program, "snapshot-metadata", &config, self.exporting(), &self.dir().join("csi"))
     }
 
-    /// Text of the kubeconfig of the CSI controller. `host` is how the API is reached.
+    /// Returns the text of the CSI controller's kubeconfig. `host` is the address of the API.
     ///
     /// # Errors
     /// If the chart is not installed.
@@ -216,7 +216,7 @@ impl World {
         self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-csi-controller", host)
     }
 
-    /// The storage node of that name.
+    /// Returns the storage node of that name.
     ///
     /// # Errors
     /// If it does not boot.
@@ -224,7 +224,7 @@ impl World {
         self.vm_with(name, Options::node)
     }
 
-    /// The test machine of that name; `options` are used if it does not run yet.
+    /// Returns the test machine of that name; `options` are used if it is not running yet.
     ///
     /// # Errors
     /// If it does not boot.
@@ -249,8 +249,7 @@ impl World {
         Ok(vm)
     }
 
-    /// Adds a program, without its debug information, to what test machines booted later see at
-    /// `/holdfast/<path>`.
+    /// Adds a program, without its debug information, at `/holdfast/<path>` of test machines booted later.
     ///
     /// # Errors
     /// If it cannot be copied.
@@ -258,7 +257,7 @@ impl World {
         strip(file, &self.place_in_share(path)?)
     }
 
-    /// Adds a file as it is to what test machines booted later see at `/holdfast/<path>`.
+    /// Adds an unchanged file at `/holdfast/<path>` of test machines booted later.
     ///
     /// # Errors
     /// If it cannot be copied.
@@ -267,10 +266,10 @@ impl World {
         fs::copy(file, &to).map(drop).with_context(|| format!("copy {}", file.display()))
     }
 
-    /// Runs kubectl with administrator's rights and returns what it printed.
+    /// Runs kubectl with administrator's rights and returns its output.
     ///
     /// # Errors
-    /// If it fails; the error holds its output.
+    /// If it fails; the error contains its output.
     pub fn kubectl<A: AsRef<std::ffi::OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -278,11 +277,11 @@ impl World {
         output(self.control_plane()?.kubectl().args(arguments))
     }
 
-    /// Waits until `what` (as `kubectl wait --for` takes it) holds of `kind/name`, or of all objects of a
-    /// kind.
+    /// Waits until `what` (an argument of `kubectl wait --for`) holds for `kind/name`, or for all objects of
+    /// a kind.
     ///
     /// # Errors
-    /// If it does not within five minutes; the error shows how the objects stand.
+    /// If it does not within five minutes; the error shows the state of the objects.
     pub fn wait_for(&self, objects: &str, what: &str) -> Result<()> {
         let all = (!objects.contains('/')).then_some("--all");
         let on = format!("--for={what}");
@@ -294,10 +293,10 @@ impl World {
         })
     }
 
-    /// Installs the kinds of `crds/` and waits until the API server serves them.
+    /// Installs the CRDs of `crds/` and waits until the API server serves them.
     ///
     /// # Errors
-    /// If it refuses one.
+    /// If it rejects one.
     pub fn install_crds(&self) -> Result<()> {
         let crds = self.toolbox.workspace().join("crds");
         let mut files = Vec::new();
@@ -314,11 +313,11 @@ impl World {
         self.kubectl(wait.into_iter().chain(files.iter().map(String::as_str))).map(drop)
     }
 
-    /// Installs what the chart gives the programs to live with: kinds, namespace, service accounts and
+    /// Installs the parts of the chart that the programs depend on: CRDs, namespace, service accounts and
     /// their roles. (Its pods need a kubelet; the harness starts the programs itself.)
     ///
     /// # Errors
-    /// If the chart cannot be rendered or the API server refuses something.
+    /// If the chart cannot be rendered or the API server rejects something.
     pub fn install(&self) -> Result<()> {
         self.install_crds()?;
         self.kubectl(["create", "namespace", NAMESPACE])?;
@@ -332,8 +331,8 @@ impl World {
         self.kubectl(["apply", "--server-side", "--filename", &roles.display().to_string()]).map(drop)
     }
 
-    /// Text of the kubeconfig of a node daemon in a test machine, with the rights the chart gives it. Only
-    /// after [`World::install`] or [`World::operator`].
+    /// Returns the text of the kubeconfig of a node daemon in a test machine, with its rights from the chart.
+    /// Requires [`World::install`] or [`World::operator`] first.
     ///
     /// # Errors
     /// If the chart is not installed.
@@ -341,22 +340,22 @@ impl World {
         self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-node", HOST)
     }
 
-    /// The daemon of the machine of that name, which serves the volumes that the Kubernetes API assigns to
-    /// it. The machine is booted if need be. See [`Node::start`] for `transport` and `data`.
+    /// Returns the daemon of the machine of that name, which serves the volumes assigned by the Kubernetes
+    /// API. Boots the machine if needed. See [`Node::start`] for `transport` and `data`.
     ///
     /// # Errors
-    /// If the machine or the daemon does not come up.
+    /// If the machine or the daemon does not start.
     pub fn node(&self, name: &str, transport: &str, data: &str) -> Result<Node> {
         let control = Control::Kubernetes { kubeconfig: self.node_kubeconfig()? };
         Node::start(self.vm(name)?, &control, transport, data)
     }
 
-    /// The chart.
+    /// Returns the path of the chart.
     pub fn chart(&self) -> PathBuf {
         self.toolbox.workspace().join("charts/holdfast")
     }
 
-    /// The directory of the programs under test, built if need be.
+    /// Returns the directory of the programs under test, built if needed.
     ///
     /// # Errors
     /// If cargo fails.
@@ -368,7 +367,7 @@ impl World {
         Ok(self.programs.get_or_init(|| built).clone())
     }
 
-    /// The ends of all logs there are.
+    /// Returns the ends of all existing logs.
     pub fn logs(&self, lines: usize) -> String {
         let mut text = String::new();
         let vms: Vec<Arc<Vm>> = self.lock().vms.values().map(Arc::clone).collect();
@@ -390,7 +389,7 @@ impl World {
         text
     }
 
-    /// The path of a new file of the share, whose directory exists.
+    /// Returns the path of a new file of the share, after creating its directory.
     fn place_in_share(&self, path: &str) -> Result<PathBuf> {
         let mut parts = self.lock();
         let share = match &parts.share {
@@ -404,13 +403,13 @@ impl World {
         Ok(to)
     }
 
-    /// Makes the directory that test machines see at `/holdfast`: the programs under test, without debug
+    /// Creates the directory that test machines see at `/holdfast`: the programs under test, without debug
     /// information.
     fn make_share(&self) -> Result<PathBuf> {
         let built = self.programs()?;
         let share = self.dir().join("share");
         fs::create_dir_all(share.join("bin")).context("create the share")?;
-        // By this name the kernel finds the program even after `cargo test` has put another one in its place.
+        // With this name, the kernel finds the program even after `cargo test` has replaced it.
         let agent = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
         strip(&agent, &share.join("bin/holdfast-e2e"))?;
         for program in NODE_PROGRAMS {

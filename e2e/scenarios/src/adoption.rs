@@ -1,4 +1,4 @@
-//! Identities of volumes: Volumes that are saved and applied again, that claim the id of another, that adopt.
+//! Identities of volumes: Volumes saved and reapplied, Volumes that claim another one's id, and adoption.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::command::output;
@@ -11,7 +11,7 @@ use super::restore::restore_command;
 use super::story::provision_store_at;
 
 const BUCKET: &str = "identities";
-/// Fields of a saved object that the API server gives a new value.
+/// Fields of a saved object to which the API server assigns new values.
 const NOT_SAVED: [&str; 2] = ["  uid:", "  resourceVersion:"];
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -110,7 +110,7 @@ fn adopt(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// A Volume is deleted by mistake, and is taken back out of the trash.
+/// A Volume is deleted by mistake, and restored from the trash.
 fn take_back(world: &World, s3: &S3Server) -> Result<()> {
     report::step("a Volume that is deleted by mistake is taken back, whole");
     let keeping = object_store("keeping", BUCKET, "store", &s3.endpoint())
@@ -146,7 +146,7 @@ fn take_back(world: &World, s3: &S3Server) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a volume is not provisioned for what begins so, and returns what it says.
+/// Waits until a volume is not provisioned, with a message that begins like this, and returns the message.
 fn expect(world: &World, name: &str, begins: &str) -> Result<String> {
     let object = format!("volume/{name}");
     world.wait_for(&object, "jsonpath={.status.phase}=Failed")?;

@@ -1,4 +1,4 @@
-//! The API server does not answer, and later refuses connections: what is served stays served.
+//! The API server stops responding, and later refuses connections: served volumes stay served.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volumes";
 const VOLUME: &str = "volume/disk";
-/// Time after which a write is due for its upload.
+/// Age at which a write is uploaded.
 const DIRTY_AGE: &str = "2s";
-/// A leader that cannot renew its Lease has ended long before.
+/// A leader that cannot renew its Lease has exited long before.
 const OPERATOR_LIMIT: Duration = Duration::from_secs(120);
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -66,7 +66,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// A volume that is served.
+/// A served volume.
 struct Disk<'a> {
     node: &'a Node,
     device: String,
@@ -100,8 +100,8 @@ impl Disk<'_> {
     }
 }
 
-/// The API server answers again: the operator leads, has cut nothing off, and makes a new volume; the node
-/// serves that too, and what it did.
+/// The API server responds again: the operator leads, has cut nothing off, and creates a new volume; the node
+/// serves that volume and all earlier ones.
 fn recovers(world: &World, operator: &Operator, disk: &Disk<'_>, name: &str) -> Result<()> {
     operator.restart()?;
     apply(world, &volume(name, "store", "1Mi"))?;

@@ -1,4 +1,4 @@
-//! Documents that the API server accepts and refuses: those of `crds/tests`.
+//! Documents that the API server accepts and rejects: those of `crds/tests`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::world::World;
 
-/// Marks what the refusal must say.
+/// Prefix of the expected error.
 const EXPECT: &str = "# expect: ";
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -36,7 +36,7 @@ fn accept(world: &World, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Every document of the file but the last is accepted, and the refusal of the last says what is expected.
+/// Every document of the file except the last is accepted, and the last is rejected as expected.
 fn refuse(world: &World, file: &Path) -> Result<()> {
     let name = file.display();
     let text = fs::read_to_string(file).with_context(|| format!("read {name}"))?;

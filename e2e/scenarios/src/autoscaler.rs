@@ -1,6 +1,6 @@
-//! The real cluster-autoscaler, which makes nodes from nothing for pods that wait for claims. Scheduler,
-//! controller manager and external-provisioner are real too, and so are operator and CSI controller. The
-//! nodes that it makes are objects of the API alone: the scenario plays the driver that registers there.
+//! The real cluster-autoscaler, which creates nodes from scratch for pods that wait for claims. Scheduler,
+//! controller manager and external-provisioner are real, too, and so are operator and CSI controller. The new
+//! nodes are only API objects: the scenario plays the driver that registers there.
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ mod removal;
 const BUCKET: &str = "autoscaler";
 /// Label of nodes that serve volumes.
 const SERVED: (&str, &str) = ("topology.holdfast.dev/served", "true");
-/// Each has no node at the begin, and pods of its own.
+/// Each is empty at the start, and has its own pods.
 const GROUPS: [NodeGroup<'static>; 9] = [
     NodeGroup { name: "bare", labels: &[] },
     NodeGroup { name: "labelled", labels: &[SERVED] },
@@ -40,26 +40,26 @@ const GROUPS: [NodeGroup<'static>; 9] = [
     NodeGroup { name: "memory", labels: &[SERVED] },
     NodeGroup { name: "later", labels: &[SERVED] },
 ];
-/// A class of the chart with its defaults, which binds claims at once.
+/// A class of the chart with its defaults, which binds claims immediately.
 const SERVED_CLASS: &str = "main";
 /// The same with `nodes: any`.
 const ANY_CLASS: &str = "anywhere";
 /// A class of memory volumes.
 const MEMORY_CLASS: &str = "scratch";
-/// A class that is not of the chart: its claims wait for a pod.
+/// A class outside the chart: its claims wait for a pod.
 const WAITING_CLASS: &str = "waiting";
-/// Pods with a claim each, and volumes that a node can take.
+/// Pods with a claim each, and the volume limit of a node.
 const MANY: usize = 6;
 const MOST_VOLUMES: usize = 2;
-/// Reason of the scheduler's plugins, of which one belongs to the template of the pod's group.
+/// Reason given by the scheduler's plugins, one of which applies to the template of the pod's group.
 const VOLUME_ELSEWHERE: &str = "1 node(s) didn't match PersistentVolume's node affinity";
-/// Processors that leave none of a node's 16 for another pod.
+/// Processor request that leaves too little of a node's 16 for another pod.
 const MOST_CPU: &str = "15";
-/// Time in which the autoscaler decides.
+/// Time limit of the autoscaler's decisions.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Flags of the autoscaler.
 const FLAGS: [&str; 1] = ["--scale-down-enabled=false"];
-/// The same, so that it simulates the CSINode.
+/// The same, with simulation of the CSINode.
 const AWARE: [&str; 2] = ["--scale-down-enabled=false", "--enable-csi-node-aware-scheduling"];
 /// Nodes without a kubelet renew no lease.
 const MANAGER: [&str; 2] = ["--node-monitor-grace-period=24h", "--node-startup-grace-period=24h"];
@@ -96,7 +96,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// Claims that are bound before their pods are there.
+/// Claims bound before their pods exist.
 fn bound(world: &World) -> Result<()> {
     report::step("claims are bound in a cluster without nodes");
     for (claim, class) in [("served-1", SERVED_CLASS), ("served-2", SERVED_CLASS), ("any-1", ANY_CLASS)] {
@@ -150,7 +150,7 @@ fn tracked(world: &World, controller: &CsiService) -> Result<Process> {
     Ok(provisioner)
 }
 
-/// A memory volume whose node has no room for its pod: no other node helps.
+/// A memory volume whose node has no space for its pod: no other node helps.
 fn full(world: &World) -> Result<()> {
     report::step("a memory volume on a node that is full: no node is made in vain");
     apply(world, &a_pod("first-of-memory", "memory", &[]))?;
@@ -173,7 +173,7 @@ fn full(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A group whose template has the label, and whose nodes have it only once the driver has registered.
+/// A group whose template has the label, but whose nodes get it only after the driver has registered.
 fn later(world: &World) -> Result<()> {
     report::step("nodes that get the label later than the template: more are made than are needed");
     apply(world, &without_label("later"))?;
@@ -213,7 +213,7 @@ fn a_counted_node(world: &World) -> Result<()> {
     register(world, &node, MOST_VOLUMES)
 }
 
-/// More claims than a node takes. The pods wait before the autoscaler starts, so that it sees all at once.
+/// More claims than a node supports. The pods wait before the autoscaler starts, so that it sees all at once.
 fn many(world: &World) -> Result<()> {
     report::step("more claims than a node takes: the autoscaler counts none of them on new nodes");
     let [many, counted] = ["many", "counted"].map(|group| pods_with_claims(world, group, 1));
@@ -259,8 +259,8 @@ fn aware(world: &World) -> Result<()> {
     autoscaler.check_running()
 }
 
-/// Creates [`MANY`] pods for a group, each with a claim that is bound, and waits until the scheduler has
-/// looked at all.
+/// Creates [`MANY`] pods for a group, each with a bound claim, and waits until the scheduler has processed
+/// all of them.
 fn pods_with_claims(world: &World, group: &str, round: u32) -> Result<Vec<String>> {
     let names: Vec<String> = (0..MANY).map(|number| format!("{group}-{round}-{number}")).collect();
     let list = |items: Vec<Value>| json!({ "apiVersion": "v1", "kind": "List", "items": items });
@@ -276,7 +276,7 @@ fn pods_with_claims(world: &World, group: &str, round: u32) -> Result<Vec<String
     Ok(names)
 }
 
-/// Plays the driver on each node that has none.
+/// Plays the driver on each node without one.
 fn register_all(world: &World) -> Result<()> {
     let known = world.kubectl(["get", "csinodes", "--output=jsonpath={.items[*].metadata.name}"])?;
     let known: Vec<&str> = known.split_whitespace().collect();
@@ -288,7 +288,7 @@ fn register_all(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Does what the daemon of a node does whose memory volumes may take 4Gi.
+/// Plays the daemon of a node with a limit of 4Gi for memory volumes.
 fn reports_memory(world: &World, node: &str) -> Result<()> {
     let kind = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: StorageNode";
     provisioning::apply(world, &format!("{kind}\nmetadata: {{name: {node}}}\nspec: {{}}\n"))?;
@@ -299,8 +299,8 @@ fn reports_memory(world: &World, node: &str) -> Result<()> {
     world.kubectl(["patch", &object, "--subresource=status", "--type=merge", &patch]).map(drop)
 }
 
-/// Takes the label from new nodes of a group, and has them ready since a moment only: the autoscaler takes
-/// none of them for a template.
+/// Removes the label from new nodes of a group, and makes them ready only recently: the autoscaler uses none
+/// of them as a template.
 fn without_label(group: &str) -> Value {
     let key = SERVED.0.replace('/', "~1");
     let young = "2126-01-01T00:00:00Z";
@@ -327,13 +327,13 @@ fn without_label(group: &str) -> Value {
     })
 }
 
-/// Sets the processors that a pod asks for.
+/// Sets the processor request of a pod.
 fn needs(pod: &mut Value, cpu: &str) {
     pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
 }
 
-/// Installs the CSIDriver and the classes of the chart, and starts the provisioner; with a class of memory
-/// volumes, if that is asked for.
+/// Installs the CSIDriver and the classes of the chart, and starts the provisioner; with `memory`, adds a
+/// class of memory volumes.
 fn install(world: &World, controller: &CsiService, memory: bool) -> Result<Process> {
     let mut classes = vec![
         json!({ "name": SERVED_CLASS, "objectStore": "store" }),
@@ -358,7 +358,7 @@ fn write(world: &World, name: &str, text: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// The node of a pod, once the scheduler has chosen it.
+/// Returns the node of a pod, once the scheduler has chosen it.
 fn node_of(world: &World, pod: &str) -> Result<String> {
     until(&format!("a node for pod {pod}"), LIMIT, || {
         let node = world.kubectl(["get", "pod", pod, "--output=jsonpath={.spec.nodeName}"])?;
@@ -367,7 +367,7 @@ fn node_of(world: &World, pod: &str) -> Result<String> {
     .with_context(|| describe(world, pod))
 }
 
-/// The nodes of a group, or all.
+/// Returns the nodes of a group, or all.
 fn nodes_of(world: &World, group: Option<&str>) -> Result<Vec<String>> {
     let selector = group.map_or(GROUP.to_owned(), |group| format!("{GROUP}={group}"));
     let names = "--output=jsonpath={.items[*].metadata.name}";
@@ -375,7 +375,7 @@ fn nodes_of(world: &World, group: Option<&str>) -> Result<Vec<String>> {
     Ok(names.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Waits for the autoscaler to make the first node of a group for this pod.
+/// Waits until the autoscaler creates the first node of a group for this pod.
 fn one_new(world: &World, pod: &str, group: &str) -> Result<String> {
     let said = event(world, pod, "TriggeredScaleUp")?;
     ensure!(said.contains(&format!("{group} 0->1")), "pod {pod}: {said}");
@@ -386,7 +386,7 @@ fn one_new(world: &World, pod: &str, group: &str) -> Result<String> {
     nodes.into_iter().next().context("a node")
 }
 
-/// The same; the pod is scheduled there.
+/// Does the same, and checks that the pod is scheduled there.
 fn runs_on_one_new(world: &World, pod: &str, group: &str) -> Result<()> {
     let node = one_new(world, pod, group)?;
     ensure!(node_of(world, pod)? == node, "pod {pod} is not on node {node}");
@@ -394,14 +394,14 @@ fn runs_on_one_new(world: &World, pod: &str, group: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the autoscaler to say that no node would help this pod, for this reason.
+/// Waits until the autoscaler reports that no node would help this pod, for this reason.
 fn refused(world: &World, pod: &str, reason: &str) -> Result<()> {
     let said = event(world, pod, "NotTriggerScaleUp")?;
     ensure!(said.contains(reason), "pod {pod}: {said}");
     Ok(())
 }
 
-/// Messages of the events with this reason about a pod, once there is one.
+/// Returns the messages of the events with this reason about a pod, once there is one.
 fn event(world: &World, pod: &str, reason: &str) -> Result<String> {
     until(&format!("event {reason} of pod {pod}"), LIMIT, || {
         let said = events(world, pod, reason)?;
@@ -410,7 +410,7 @@ fn event(world: &World, pod: &str, reason: &str) -> Result<String> {
     .with_context(|| describe(world, pod))
 }
 
-/// The same at this moment.
+/// Does the same without waiting.
 fn events(world: &World, pod: &str, reason: &str) -> Result<String> {
     let about = format!("--field-selector=involvedObject.name={pod},reason={reason}");
     world.kubectl(["get", "events", &about, "--output=jsonpath={.items[*].message}"])
@@ -420,7 +420,7 @@ fn describe(world: &World, pod: &str) -> String {
     world.kubectl(["describe", "pod", pod]).unwrap_or_else(|error| format!("{error:#}"))
 }
 
-/// Does what the kubelet does of a driver that registers on a node that can take so many volumes.
+/// Plays the kubelet for a driver that registers on a node with this maximum of volumes.
 fn register(world: &World, node: &str, most_volumes: usize) -> Result<()> {
     let (served, value) = SERVED;
     let of_node = "topology.holdfast.dev/node";
@@ -478,7 +478,7 @@ fn a_claim(name: &str, class: &str) -> Value {
     })
 }
 
-/// A pod for nodes of a group.
+/// Returns a pod for nodes of a group.
 fn a_pod(name: &str, group: &str, claims: &[&str]) -> Value {
     let volumes = claims
         .iter()

@@ -1,6 +1,6 @@
-//! The node's disk is full, cannot read, cannot flush: writes wait and do not fail, what the store has too is
-//! read from there, what it has not fails loudly and is never left out of an upload, and a flush that was not
-//! done is not called done, also where the next one succeeds.
+//! The node's disk is full, cannot read, or cannot flush: writes wait and do not fail; data that is also in
+//! the store is read from there; reads of other unreadable data fail, and no upload omits it; and a failed
+//! flush is not reported as completed, even if the next one succeeds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,24 +24,24 @@ const STATE_BYTES: u64 = 1 << 30;
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"4Mi\"";
 /// Directory of the node's volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";
-/// Uploaded at once.
+/// Uploaded immediately.
 const CLEAN: &str = "clean";
-/// Not uploaded before it is detached.
+/// Not uploaded before its detach.
 const DIRTY: &str = "dirty";
-/// Less than is sealed by its size.
+/// Less than the size of a seal.
 const DIRTY_MIB: u32 = 3;
 /// Uploaded once the unreadable range was overwritten.
 const OVERWRITTEN: &str = "overwritten";
-/// Written and flushed before, while and after the disk cannot flush.
+/// Written and flushed before, during and after the disk's inability to flush.
 const LOST: &str = "lost";
 /// Written until the disk is full.
 const FULL: &str = "full";
-/// Dirty when others fill the disk to its last block.
+/// Dirty when other data fills the disk completely.
 const LAST: &str = "last";
-/// In the store alone then.
+/// Only in the store at that time.
 const COLD: &str = "cold";
 const COLD_MIB: u32 = 8;
-/// Fills the state disk to its last block: also what is reserved for root.
+/// Fills the state disk completely, including the blocks reserved for root.
 const FILL: &str = "fallocate -l $(($(stat -f -c '%f * %S' /state))) /state/filler || true; \
     dd if=/dev/zero of=/state/filler.rest bs=4k status=none || true; sync; df /state >&2";
 const EMPTY: &str = "rm /state/filler*";
@@ -95,8 +95,8 @@ fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
     node.cli(&["detach", CLEAN]).map(drop)
 }
 
-/// Reads of data that was not uploaded fail, and are there again when the disk can read. Returns the device
-/// and the sum.
+/// Reads of data that was not uploaded fail, and succeed again once the disk can read. Returns the device and
+/// the sum.
 fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     let device = create(node, DIRTY, "16Mi", "1h")?;
     let sum = write_noise(node.vm(), &device, DIRTY_MIB)?;
@@ -110,8 +110,8 @@ fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     Ok((device, sum))
 }
 
-/// Nothing is uploaded without the unreadable range, and the node reports it; once overwritten, everything is
-/// uploaded.
+/// Nothing is uploaded while the range is unreadable, and the node reports this; once it is overwritten,
+/// everything is uploaded.
 fn overwritten(node: &Node, disk: &RecordedDisk) -> Result<()> {
     let vm = node.vm();
     let device = create(node, OVERWRITTEN, "16Mi", "1h")?;
@@ -183,7 +183,7 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
     node.cli(&["detach", FULL]).map(drop)
 }
 
-/// With 0 bytes free what the store alone has is read, what is dirty is committed, and detaches end.
+/// With 0 bytes free, data in the store is read, dirty data is committed, and detaches end.
 fn last_block(node: &Node) -> Result<()> {
     let vm = node.vm();
     let device = create(node, COLD, "16Mi", "1s")?;
@@ -204,8 +204,8 @@ fn last_block(node: &Node) -> Result<()> {
     node.cli(&["detach", LAST]).map(drop)
 }
 
-/// A flush fails with the disk's, which loses what it was to make durable; the next one succeeds, for all
-/// that was written. Returns the sum of what was.
+/// A flush fails together with the disk's, which loses the writes that it was to make durable; the next one
+/// succeeds, and covers all writes. Returns the sum of the written data.
 fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
     let vm = node.vm();
     let device = create(node, LOST, "16Mi", "1h")?;
@@ -215,8 +215,8 @@ fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
             "head -c 1M /dev/urandom | dd of={device} bs=1M seek={mib} iflag=fullblock oflag=direct conv=fsync,notrunc status=none"
         ))
     };
-    // The journal is to have nothing to write meanwhile: with a failed flush of its own, the file system
-    // would end.
+    // The journal must have nothing to write in the meantime: a failed flush of its own would shut the file
+    // system down.
     vm.exec("mount -o remount,lazytime,commit=600 /state; sync --file-system /state")?;
     disk.fail_flushes(true);
     let failed = overwrite(0);
@@ -227,7 +227,7 @@ fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
     read(vm, &device, DIRTY_MIB)
 }
 
-/// A flush fails with the disk's, as long as it does.
+/// Flushes fail as long as the disk's do.
 fn no_flush(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
     disk.fail_flushes(true);
     let flushed = node.vm().exec(&format!(
@@ -238,8 +238,7 @@ fn no_flush(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The disk comes back without anything that it did not flush, and the volumes with all that was flushed on
-/// them.
+/// The disk returns without its unflushed data, and the volumes with all data that was flushed on them.
 fn after_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)]) -> Result<()> {
     let image = world.dir().join("cut.ext4");
     let cut = disk.rebuild(disk.position(), Survivors::Nothing, &mut Chance::new(SEED), &image)?;
@@ -274,7 +273,7 @@ fn write_noise(vm: &Vm, device: &str, mib: u32) -> Result<String> {
     ))
 }
 
-/// The sum of the first `mib` MiB.
+/// Returns the sum of the first `mib` MiB.
 fn read(vm: &Vm, device: &str, mib: u32) -> Result<String> {
     vm.exec(&format!("dd if={device} bs=1M count={mib} iflag=direct status=none | sha256sum"))
 }
@@ -285,12 +284,12 @@ fn wait_committed(node: &Node, name: &str) -> Result<()> {
     })
 }
 
-/// Waits until a counter of a volume has counted: figures are shown some milliseconds after what they count.
+/// Waits until a counter of a volume is above zero: figures are published a few milliseconds late.
 fn wait_counted(node: &Node, counter: &str, volume: &str) -> Result<()> {
     until(counter, LIMIT, || Ok((node.metric(counter, volume)? > Some(0.0)).then_some(())))
 }
 
-/// Places on the state disk where both sides of a volume keep [`DAMAGED`].
+/// Returns the ranges on the state disk where both sides of a volume store [`DAMAGED`].
 fn extents(vm: &Vm, name: &str) -> Result<Vec<Range<u64>>> {
     let text = vm.exec(&format!("cd {LOCAL}/{name}; filefrag -v -b{EXTENT_BYTES} a.data b.data"))?;
     let found: Vec<Range<u64>> = text.lines().filter_map(extent).collect();
@@ -298,8 +297,8 @@ fn extents(vm: &Vm, name: &str) -> Result<Vec<Range<u64>>> {
     Ok(found)
 }
 
-/// The part of [`DAMAGED`] that a line of `filefrag -v` is about, in bytes of the disk. Lines of extents look
-/// like `   0:        0..     511:      34816..     35327:    512:             last,eof`.
+/// Returns the part of [`DAMAGED`] in a line of `filefrag -v`, in bytes of the disk. Lines of extents have
+/// the format `   0:        0..     511:      34816..     35327:    512:             last,eof`.
 fn extent(line: &str) -> Option<Range<u64>> {
     let mut columns = line.split(':').skip(1);
     let mut span = || {

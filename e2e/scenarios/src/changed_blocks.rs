@@ -1,5 +1,5 @@
-//! The CSI SnapshotMetadata service on snapshots of a served volume and of one that began with a snapshot of
-//! it. The scenario plays the sidecar, and knows what it wrote.
+//! The CSI SnapshotMetadata service for snapshots of a served volume and of a volume created from one of its
+//! snapshots. The scenario plays the sidecar, and knows the written data.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use super::volume_snapshots::{BY_NODE, BY_OPERATOR, field, from_snapshot, snapsh
 const BUCKET: &str = "changed-blocks";
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// Sectors that are written one by one, in 256 MiB.
+/// Sectors that are written individually, in 256 MiB.
 const SCATTERED: u64 = 200;
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -85,11 +85,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// Writes sectors all over the volume, and asks what changed in messages of a few ranges, and from the middle
-/// on. Returns what changed.
+/// Writes sectors all over the volume, and requests the changes in messages of a few ranges, and from the
+/// middle on. Returns the changes.
 fn scattered(world: &World, s3: &S3Server, node: &Node, device: &str, csi: &Csi) -> Result<Vec<Extent>> {
     report::step("scattered writes are told one by one, in messages of the size asked for");
-    // A step that is no multiple of what is told apart, and odd sectors only, so that none touch.
+    // A step that is not a multiple of the granularity, and odd sectors only, so that none are adjacent.
     let places: BTreeSet<u64> = (0..SCATTERED).map(|number| (number * 7919 % 32_768) * 2 + 1).collect();
     let all: Vec<String> = places.iter().map(u64::to_string).collect();
     node.vm().exec(&format!(
@@ -113,7 +113,7 @@ fn scattered(world: &World, s3: &S3Server, node: &Node, device: &str, csi: &Csi)
     Ok(changed)
 }
 
-/// Each names the field and what is wrong.
+/// Each rejection names the field and the problem.
 fn refusals(world: &World, csi: &Csi) -> Result<()> {
     report::step("a question that has no answer names its field");
     apply(world, &snapshot("of-other", "other", "Delete"))?;
@@ -126,7 +126,7 @@ fn refusals(world: &World, csi: &Csi) -> Result<()> {
     refused(csi, None, "first", (1 << 30) + 1, ("OutOfRange", "starting_offset: "))
 }
 
-/// All that is told of a snapshot, or of what changed from `base` on.
+/// Returns the complete allocated ranges of a snapshot, or all changes since `base`.
 fn whole(csi: &Csi, base: Option<&str>, target: &str) -> Result<Vec<Extent>> {
     let (messages, refused) = asked(csi, base, target, 0, 0)?;
     if let Some(Refused { code, message }) = refused {
@@ -152,7 +152,7 @@ fn refused(
     Ok(())
 }
 
-/// The ranges of each message, and the refusal that ended them.
+/// Returns the ranges of each message, and the error that ended them.
 fn asked(
     csi: &Csi,
     base: Option<&str>,

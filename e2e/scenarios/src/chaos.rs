@@ -1,7 +1,7 @@
-//! Many claims at once, while the operator and the CSI controller are killed again and again.
+//! Many concurrent claims, while the operator and the CSI controller are killed repeatedly.
 //!
-//! The sidecars' part: each claim has a client of its own, which asks again until it is granted, as the
-//! provisioner does.
+//! The scenario plays the sidecars: each claim has its own client, which retries until success, like the
+//! provisioner.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,16 +19,16 @@ use holdfast_lab::world::World;
 use super::story::provision_store_at;
 
 const BUCKET: &str = "chaos";
-/// Claims that are created, and then deleted, at once.
+/// Claims that are created, and then deleted, concurrently.
 const CLAIMS: usize = 100;
 const MIB: i64 = 1 << 20;
-/// Time from one kill to the next.
+/// Interval of kills.
 const APART: Duration = Duration::from_secs(5);
-/// Waves of claims are played until both processes were killed so often.
+/// Waves of claims are played until both processes were killed this many times.
 const LEAST_CYCLES: usize = 6;
-/// Time of a claim's client between a refusal and the next attempt.
+/// Pause of a claim's client between a rejection and the next attempt.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest time until all claims are created, or deleted.
+/// Time limit for creating, or deleting, all claims.
 const WAVE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Result of the chaos.
@@ -38,7 +38,7 @@ pub struct ChaosOutcome {
     pub cycles: usize,
     /// Number of volumes that were created and deleted.
     pub volumes: usize,
-    /// Things that are left of them, and should not be.
+    /// Remains of them that should not exist.
     pub leaks: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Creates and deletes waves of claims under kills, and looks for what is left.
+/// Creates and deletes waves of claims during kills, and checks for remains.
 ///
 /// # Errors
 /// If a claim is not created or deleted in time.
@@ -81,7 +81,7 @@ pub fn chaos(world: &World) -> Result<ChaosOutcome> {
     Ok(ChaosOutcome { cycles: cycles.into_inner(), volumes, leaks })
 }
 
-/// Creates all claims at once, and deletes them at once.
+/// Creates all claims concurrently, then deletes them concurrently.
 fn wave(world: &World, csi: &Csi, number: usize) -> Result<()> {
     report::step(format_args!("wave {number}: create {CLAIMS} claims at once, under kills"));
     at_once(|claim, until| create(csi, claim, until))?;
@@ -92,7 +92,7 @@ fn wave(world: &World, csi: &Csi, number: usize) -> Result<()> {
     at_once(|claim, until| delete(csi, claim, until))
 }
 
-/// Kills both processes and starts them again, until the other end of the channel is dropped.
+/// Kills both processes and restarts them, until the other end of the channel is dropped.
 fn kill_until(
     stopped: Receiver<()>,
     operator: &Operator,
@@ -112,7 +112,7 @@ fn kill_until(
     Ok(())
 }
 
-/// Does `work` for all claims at once, each on a thread of its own.
+/// Runs `work` for all claims concurrently, each on a separate thread.
 fn at_once(work: impl Fn(&str, Instant) -> Result<()> + Sync) -> Result<()> {
     let until = Instant::now() + WAVE_LIMIT;
     thread::scope(|scope| {
@@ -132,7 +132,7 @@ fn delete(csi: &Csi, claim: &str, until: Instant) -> Result<()> {
     granted_at_last(&format!("delete {claim}"), until, || csi.delete(claim, LIMIT))
 }
 
-/// Asks again until it is granted. A driver that is killed gives no answer.
+/// Retries until success. A killed driver does not respond.
 fn granted_at_last<T>(what: &str, until: Instant, ask: impl Fn() -> Result<Answer<T>>) -> Result<()> {
     loop {
         let refused = match ask() {
@@ -147,7 +147,7 @@ fn granted_at_last<T>(what: &str, until: Instant, ask: impl Fn() -> Result<Answe
     }
 }
 
-/// Everything that removed volumes should not leave.
+/// Returns everything that removed volumes should not leave behind.
 fn leaks(world: &World, s3: &S3Server, volumes: usize) -> Result<Vec<String>> {
     let objects = |kinds: &str| world.kubectl(["get", kinds, "--output=name"]);
     let mut leaks: Vec<String> = Vec::new();
@@ -165,8 +165,8 @@ fn leaks(world: &World, s3: &S3Server, volumes: usize) -> Result<Vec<String>> {
     Ok(leaks)
 }
 
-/// The keys that are not of a removed volume: of each the first record of its log, its tombstone and its
-/// first truncation marker stay.
+/// Returns the keys that removed volumes should not leave: the first record of each log, its tombstone and
+/// its first truncation marker stay.
 fn unexpected_objects(keys: &[String], volumes: usize) -> Result<Vec<String>> {
     let mut unexpected = Vec::new();
     let mut removed: BTreeMap<&str, [usize; 2]> = BTreeMap::new();

@@ -10,15 +10,15 @@ use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
-/// Group of the snapshot controller's kinds.
+/// API group of the snapshot controller's CRDs.
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
-/// Group of its kinds for groups.
+/// API group of its CRDs for group snapshots.
 const GROUP_SNAPSHOTS: &str = "groupsnapshot.storage.k8s.io/v1";
-/// The same of the service that tells changed blocks.
+/// The same for the service that reports changed blocks.
 const CHANGED_BLOCKS: &str = "cbt.storage.k8s.io/v1beta1";
-/// Group of the Prometheus operator's kinds, which the API server here does not have.
+/// API group of the Prometheus operator's CRDs, which the API server here does not have.
 const PROMETHEUS: &str = "apiVersion: monitoring.coreos.com/";
-/// Kinds that are rendered only where the values ask for them.
+/// Kinds that are rendered only if enabled in the values.
 const OPTIONAL: [&str; 6] = [
     "kind: VolumeAttributesClass",
     "kind: PodMonitor",
@@ -27,7 +27,7 @@ const OPTIONAL: [&str; 6] = [
     "kind: Pod",
     "grafana_dashboard: \"1\"",
 ];
-/// One each for operator and CSI controller, where they have more than one instance.
+/// One each for operator and CSI controller, if they have several instances.
 const BUDGET: &str = "kind: PodDisruptionBudget";
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -71,8 +71,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Found by reading: the driver was announced to mount with labels, and `mount` drops them in a container
-/// that does not see that its host has SELinux.
+/// Regression, found in review: the driver declared support for mounts with labels, but `mount` drops them in
+/// a container that cannot detect SELinux on its host.
 fn selinux(world: &World, defaults: &[String]) -> Result<()> {
     const SEES: [&str; 4] = [
         "- {name: sys, mountPath: /sys}",
@@ -89,8 +89,8 @@ fn selinux(world: &World, defaults: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The programs that use a bucket find credentials that no ObjectStore names; and a class has no mount option
-/// where none is wanted.
+/// The programs that use a bucket find credentials not named in an ObjectStore; a class without mount options
+/// has none.
 fn credentials(world: &World) -> Result<()> {
     let values = json!({
         "storeCredentials": {
@@ -123,7 +123,7 @@ fn credentials(world: &World) -> Result<()> {
     accepted(world, "credentials", &changed)
 }
 
-/// Values that an object would be refused for, or a pod could not start with, are refused before anything is
+/// Values that would cause a rejected object, or a pod that cannot start, are rejected before anything is
 /// installed.
 fn refusals(world: &World) -> Result<()> {
     for (values, field) in [
@@ -152,7 +152,7 @@ fn refusals(world: &World) -> Result<()> {
             json!({ "storageClasses": [{ "name": "c", "backend": "memory", "transport": "ublk" }] }),
             "/storageClasses/0/transport",
         ),
-        // The chart's version is not one of a sidecar.
+        // The chart's version is not the version of a sidecar.
         (json!({ "csi": { "sidecars": { "attacher": { "tag": "" } } } }), "/csi/sidecars/attacher/tag"),
     ] {
         let refused = render(world, "refused", &values).err().map(|error| format!("{error:#}"));
@@ -167,7 +167,7 @@ fn refusals(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Every probe waits longer than the kubelet's default of a second, which a process on a busy node exceeds.
+/// Every probe has a higher timeout than the kubelet's default, a second, which a busy node exceeds.
 fn probes_wait(objects: &[String]) -> Result<()> {
     for object in objects {
         let lines = |of: &str| object.lines().filter(|line| line.trim_start().starts_with(of)).count();
@@ -178,8 +178,8 @@ fn probes_wait(objects: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The kubelet makes a mount point for a container's last words. Below the host's /dev, two pods race for it,
-/// and it stays there.
+/// The kubelet creates a mount point for a container's termination message. Below the host's /dev, two pods
+/// race for it, and it stays there.
 fn leaves_the_hosts_dev(objects: &[String]) -> Result<()> {
     for object in objects {
         let lines = |of: &str| object.lines().filter(|line| line.contains(of)).count();
@@ -189,7 +189,7 @@ fn leaves_the_hosts_dev(objects: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The snapshotter and the classes need kinds that a cluster may lack.
+/// The snapshotter and the classes need CRDs that a cluster may lack.
 fn snapshots(world: &World) -> Result<()> {
     let labels = json!({ "velero.io/csi-volumesnapshot-class": "true" });
     let classes =
@@ -208,7 +208,7 @@ fn snapshots(world: &World) -> Result<()> {
     for part in group_parts {
         ensure!(!rendered.contains(part), "{part} is rendered without the kinds of groups");
     }
-    // The snapshotter knows none of their kinds but v1.
+    // The snapshotter supports only v1 of their kinds.
     let old = format!("{SNAPSHOTS},groupsnapshot.storage.k8s.io/v1beta2");
     let rendered = helm(world, &["template", "holdfast", "--api-versions", &old], &file)?;
     ensure!(!group_parts.iter().any(|part| rendered.contains(part)), "groups are asked for with v1beta2");
@@ -224,8 +224,8 @@ fn snapshots(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The service that tells changed blocks needs a kind and a certificate. The API server takes all but the
-/// kind.
+/// The service that reports changed blocks needs a CRD and a certificate. The API server accepts all objects
+/// except that of the CRD.
 fn changed_blocks(world: &World) -> Result<()> {
     let file = world.dir().join("changed-blocks-values.json");
     let values = |secret: &str| {
@@ -266,7 +266,7 @@ fn changed_blocks(world: &World) -> Result<()> {
     accepted(world, "changed-blocks", &others)
 }
 
-/// The classes of attributes are served from Kubernetes 1.34 on.
+/// VolumeAttributesClasses are served since Kubernetes 1.34.
 fn attributes(world: &World) -> Result<()> {
     let file = world.dir().join("attributes-values.json");
     let classes = json!({ "volumeAttributesClasses": [{ "name": "safe", "durability": "object" }] });
@@ -281,7 +281,7 @@ fn attributes(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Values of nodes with this much memory for memory volumes, and of two classes.
+/// Returns values for nodes with this much memory for memory volumes, and for two classes.
 fn memory_values(limit: &str) -> Value {
     json!({
         "node": {
@@ -302,7 +302,7 @@ fn memory_values(limit: &str) -> Value {
     })
 }
 
-/// Classes that no node can serve, and disk that no volume can use, are refused with the value to set.
+/// Classes that no node can serve, and disk that no volume can use, are rejected with the value to set.
 fn memory_refusals(world: &World) -> Result<()> {
     let mut unused = memory_values("");
     unused["storageClasses"] = json!([]);
@@ -329,8 +329,8 @@ fn memory_refusals(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A class of memory volumes needs a limit of the node, waits for the scheduler's choice, and is counted. A
-/// memory limit of the daemon's container includes what memory volumes may take, which the kernel charges it.
+/// A class of memory volumes needs a limit of the node, waits for the scheduler's choice, and is counted. The
+/// daemon's container has a memory limit that includes memory volumes, which the kernel charges to it.
 fn memory(world: &World, defaults: &[String]) -> Result<()> {
     const COUNTED: [&str; 3] =
         ["storageCapacity: true", "- --enable-capacity", "- --capacity-ownerref-level=2"];
@@ -372,7 +372,7 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
     accepted(world, "memory", &changed)
 }
 
-/// Nodes without ublk have a keeper where the values ask for it, which has no more rights than a directory.
+/// Nodes without ublk have a keeper if enabled in the values, with no access except to a directory.
 fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
     const NAME: &str = "  name: holdfast-keeper";
     ensure!(!has(defaults, NAME), "a keeper is rendered although no value asks for it");
@@ -396,7 +396,7 @@ fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
     accepted(world, "without-ublk", std::slice::from_ref(keeper))
 }
 
-/// Values that ask for all that the chart can render.
+/// Returns values that enable everything in the chart.
 fn everything() -> serde_json::Value {
     let labels = json!({ "release": "prometheus" });
     json!({
@@ -417,7 +417,7 @@ fn everything() -> serde_json::Value {
     })
 }
 
-/// Checks the chart with these values, and returns the objects that it renders.
+/// Checks the chart with these values, and returns the rendered objects.
 fn render(world: &World, name: &str, values: &serde_json::Value) -> Result<Vec<String>> {
     let file = world.dir().join(format!("{name}-values.json"));
     fs::write(&file, values.to_string()).context("write the values")?;
@@ -432,7 +432,7 @@ fn helm(world: &World, command: &[&str], values: &Path) -> Result<String> {
     output(&mut helm)
 }
 
-/// Applies all objects whose kinds the API server has.
+/// Applies all objects whose kinds exist in the API server.
 fn accepted(world: &World, name: &str, objects: &[String]) -> Result<()> {
     let known: Vec<&str> =
         objects.iter().map(String::as_str).filter(|object| !object.contains(PROMETHEUS)).collect();
@@ -442,8 +442,8 @@ fn accepted(world: &World, name: &str, objects: &[String]) -> Result<()> {
     world.kubectl(["apply", "--server-side", "--validate=strict", "--filename", &file]).map(drop)
 }
 
-/// True if the cluster autoscaler leaves the pods of a DaemonSet alone on a node that it removes. It looks at
-/// the pods, not at the DaemonSet.
+/// Returns true if the cluster autoscaler does not evict a DaemonSet's pods from a node that it removes. It
+/// checks the pods, not the DaemonSet.
 fn stays_to_the_end(daemon_set: &str) -> Result<bool> {
     let (_, pods) = daemon_set.split_once("\n  template:\n").context("a DaemonSet has pods")?;
     let annotation = "cluster-autoscaler.kubernetes.io/enable-ds-eviction: \"false\"";
@@ -458,8 +458,8 @@ fn has(objects: &[String], line: &str) -> bool {
     count(objects, line) > 0
 }
 
-/// Returns true if the kubelet of that version asks again how many volumes its node can serve.
-/// Older API servers refuse the field.
+/// Returns true if the kubelet of that version refreshes the volume limit of its node. Older API servers
+/// reject the field.
 fn asks_again(world: &World, version: &str) -> Result<bool> {
     let rendered = output(
         Command::new(world.toolbox().helm()?)

@@ -1,6 +1,6 @@
-//! Claims on a node whose kernel has no ublk, through the CSI driver: the daemon of Kubernetes serves them
-//! only beside a keeper, which is replaced under load, as is the daemon; a claim grows in use, and moves to a
-//! node with ublk and back. A claim of a class with `transport: ublk` is refused here, and served there.
+//! Claims on a node whose kernel has no ublk, through the CSI driver: the daemon under Kubernetes requires a
+//! keeper, which is replaced under load, as is the daemon; a claim grows in use, and moves to a node with
+//! ublk and back. A claim of a class with `transport: ublk` is rejected here, and served there.
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ const FOR_UBLK: &str = "pvc-fast";
 /// The label of nodes for such claims.
 const UBLK_LABEL: &str = "topology.holdfast.dev/ublk";
 const GIB: i64 = 1 << 30;
-/// Keepers, each in place of the one before.
+/// Keepers, each replacing the previous one.
 const KEEPERS: [&str; 3] = ["keeper-0", "keeper-1", "keeper-2"];
 /// Name of the load's process.
 const LOAD: &str = "load";
-/// Longest wait for a process to end.
+/// Maximum wait for a process to exit.
 const ENDS: Duration = Duration::from_secs(60);
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -46,7 +46,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let vm = a.vm();
     vm.exec("! test -e /dev/ublk-control && ! pgrep -x holdfast-keeper")?;
     let missing = until("the node to say so", LIMIT, || {
-        // It may not be there yet.
+        // It may not exist yet.
         let found = condition(world, "storagenode/a", "Ready").unwrap_or_default();
         Ok(found.contains("keeper").then_some(found))
     })?;
@@ -133,7 +133,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// The claim is read on a node with ublk, and then again on this one.
+/// The claim is read on a node with ublk, and then on this one again.
 fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> Result<()> {
     report::step("move the claim to a node with ublk, and back");
     let b: Node = world.node("b", "auto", "")?;
@@ -163,8 +163,8 @@ fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> 
     b.terminate()
 }
 
-/// A claim of a class with `transport: ublk` is not made for this node, nor published on it, nor attached
-/// where a person writes its name into the Volume.
+/// A claim of a class with `transport: ublk` is not created for this node, nor published on it, nor attached
+/// if a user writes the node's name into the Volume.
 fn refuses_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<()> {
     report::step("a claim for ublk is not placed on a node without");
     let topology = granted("info", on_a.info()?)?.accessible_topology.unwrap_or_default();
@@ -195,7 +195,7 @@ fn refuses_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<(
     })
 }
 
-/// A pod that replaces a file again and again, each time after a sync.
+/// A pod that repeatedly replaces a file, each time after a sync.
 struct ClaimLoad<'a> {
     vm: &'a Vm,
     file: String,
@@ -207,7 +207,7 @@ impl ClaimLoad<'_> {
         count.trim().parse().context("the load counts")
     }
 
-    /// Waits for some rounds more. A failed write ends the load.
+    /// Waits for some more rounds. A failed write ends the load.
     fn continues(&self) -> Result<()> {
         let before = self.count()?;
         until("the load to continue", LIMIT, || {

@@ -29,16 +29,16 @@ const NAMESPACE: &str = "--namespace=holdfast-system";
 const DAEMON_SET: &str = "daemonset/holdfast-node";
 /// Selects the daemon's pods.
 const NODE_PODS: &str = "--selector=app.kubernetes.io/component=node";
-/// Writes a sector again and again, and prints when each was flushed, in seconds.
+/// Repeatedly writes a sector, and prints the time of each flush, in seconds.
 const BUSY: &str = "while :; do dd if=/dev/zero of=/data/beat bs=4096 count=1 conv=fsync 2>/dev/null
                     cut -d ' ' -f 1 /proc/uptime; sleep 0.2; done";
-/// Longest pause of writes during a handoff, in seconds; on an idle emulated node it is 2 to 6.
+/// Maximum pause of writes during a handoff, in seconds; on an idle emulated node it is 2 to 6.
 const MAX_PAUSE: f64 = 10.0;
-/// The same when the next pod starts after the daemon has ended.
+/// The same if the next pod starts only after the daemon has exited.
 const MAX_PAUSE_OF_EVICTION: f64 = 60.0;
-/// Time until a kubelet says that it cannot pull an image.
+/// Time until a kubelet reports that it cannot pull an image.
 const PULL_LIMIT: Duration = Duration::from_secs(300);
-/// Time until a pod that is being deleted is gone.
+/// Time until a pod in deletion is gone.
 const POD_LIMIT: Duration = Duration::from_secs(300);
 /// Time until the pod writes again.
 const WRITE_LIMIT: Duration = Duration::from_secs(120);
@@ -50,10 +50,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     preflight::before_install(world).with_context(|| cluster.describe())?;
     cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
     play(world, &cluster).with_context(|| cluster.describe())?;
-    // A kubelet may end the operator in the middle of a probe; a later probe deletes what that one left.
+    // A kubelet may end the operator in the middle of a probe; a later probe deletes its object.
     let mut left = s3.keys(BUCKET, "")?;
     left.retain(|key| !key.starts_with("probe/"));
-    // Those of the claims, that of the chart's own test, and that which was restored.
+    // Those of the claims, the one of the chart's own test, and the restored one.
     are_of_removed(&left, CLAIMS.len() + 2)?;
     report::step("helm uninstall");
     cluster.uninstall()
@@ -99,9 +99,8 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the daemon while a pod writes: the pod sees no error, whatever is done.
-/// Its flushes are complete on the node's own disk: those that wait for the store also wait for the log to be
-/// read.
+/// Replaces the daemon while a pod writes: the pod sees no error in any case. Its flushes only require the
+/// node's own disk: flushes that wait for the store would also wait for the log to be read.
 fn replace_the_daemon(world: &World, cluster: &Cluster) -> Result<()> {
     apply(world, &job("busy", BUSY))?;
     world.kubectl(["wait", "pod/busy", "--for=condition=Ready", "--timeout=900s"])?;
@@ -162,7 +161,7 @@ fn replace_the_daemon(world: &World, cluster: &Cluster) -> Result<()> {
     world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)
 }
 
-/// A Volume that left its data in the bucket comes back with what the plugin prints.
+/// A Volume whose data stayed in the bucket is restored with the output of the plugin.
 fn restore_by_plugin(world: &World) -> Result<()> {
     report::step("a Volume that retains its data is deleted, and restored by the plugin");
     plugin(world, &["restore", "none"], 1, "holdfast-operator: ")?;
@@ -187,7 +186,7 @@ fn restore_by_plugin(world: &World) -> Result<()> {
     world.kubectl(["delete", "volume", "kept", "--timeout=300s"]).map(drop)
 }
 
-/// The name of the daemon's pod, once there is only one.
+/// Returns the name of the daemon's pod, once there is only one.
 fn the_daemon(world: &World) -> Result<String> {
     let path = "--output=jsonpath={.items[*].metadata.name}";
     until("one pod of the daemon", POD_LIMIT, || {
@@ -202,8 +201,8 @@ fn end_of_rollout(world: &World, old: &str) -> Result<()> {
     world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
 }
 
-/// Does something to the daemon, and checks that the writes of pod `busy` continue and pause for `most`
-/// seconds at most.
+/// Runs an action on the daemon, and checks that the writes of pod `busy` continue and pause for at most
+/// `most` seconds.
 fn during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = beats(world)?.len();
     act()?;
@@ -222,13 +221,13 @@ fn during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<
     Ok(())
 }
 
-/// The times that [`BUSY`] printed, in seconds.
+/// Returns the times printed by [`BUSY`], in seconds.
 fn beats(world: &World) -> Result<Vec<f64>> {
     let printed = world.kubectl(["logs", "busy"])?;
     printed.lines().map(|line| line.parse().with_context(|| format!("the pod printed {line:?}"))).collect()
 }
 
-/// Runs a pod on the claims to its end, waits until its volumes are detached, and returns what it printed.
+/// Runs a pod on the claims to completion, waits until its volumes are detached, and returns its output.
 fn pod(world: &World, name: &str, script: &str) -> Result<String> {
     apply(world, &job(name, script))?;
     world.kubectl([

@@ -1,5 +1,5 @@
-//! A Node that is cordoned, or tainted by a program that removes nodes: its volumes commit soon, whatever
-//! `maxDirtyAge` says, until it is in service again.
+//! A Node that is cordoned, or tainted by a program that removes nodes: its volumes commit early, regardless
+//! of `maxDirtyAge`, until it is back in service.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::provisioning::{apply, condition};
 use super::story::{provision_store, serve};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Dirty data that nothing commits for an hour, in blocks of 4 KiB.
+/// Dirty data that is not due for a commit for an hour, in blocks of 4 KiB.
 const BLOCKS: usize = 100;
 /// A taint of Karpenter.
 const TAINT: &str = "karpenter.sh/disrupted";
@@ -28,7 +28,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         apply(world, &format!("{kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n"))?;
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
-    // There is no kubelet: the scenario says what the Node is.
+    // There is no kubelet: the scenario writes the Node's status.
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
     let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
     let a = Node::start(world.vm("a")?, &control, "auto", "")?;
@@ -118,7 +118,7 @@ impl<'a> Served<'a> {
     }
 }
 
-/// Nothing of what was written is committed within three seconds.
+/// Checks that none of the written data is committed within three seconds.
 pub(super) fn stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
     volumes[0].node.vm().exec("sleep 3")?;
     for volume in volumes {
@@ -128,7 +128,7 @@ pub(super) fn stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the StorageNode shows whether it is being drained, and why.
+/// Waits until the StorageNode shows this drain status and reason.
 pub(super) fn shows(world: &World, status: &str, reason: &str) -> Result<()> {
     world.wait_for("storagenode/a", "create")?;
     world.wait_for("storagenode/a", &format!("condition=Draining={status}"))?;

@@ -11,11 +11,11 @@ use holdfast_lab::command::output;
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 
-/// Most instructions, allocations, calls of `io_uring_enter` and other system calls of a request: with
-/// batches where the row does not say `single` or `memory`. The first are 2 to 5 % above what is measured,
-/// since the C library copies memory otherwise on other processors: lower them with the cost. Under valgrind
-/// a look at the clock is a system call, two for a request that is timed: one of 64, and each flush. Those of
-/// memory volumes take the memory of slabs, or give it back.
+/// Maximum instructions, allocations, calls of `io_uring_enter` and other system calls per request: with
+/// batches unless the row says `single` or `memory`. The first ones are 2 to 5 % above the measured values,
+/// because the C library copies memory differently on other processors: lower them with the cost. Under
+/// valgrind, reading the clock is a system call, two for a timed request: one in 64, and each flush. System
+/// calls of memory volumes allocate or free the memory of slabs.
 const BARS: &[(&str, f64, f64, f64, f64)] = &[
     ("read4k", 600.0, 0.0, 0.07, 0.04),
     ("read128k", 945.0, 0.0, 0.1, 0.04),
@@ -30,7 +30,7 @@ const BARS: &[(&str, f64, f64, f64, f64)] = &[
     ("single_write4k", 868.0, 0.0, 0.07, 0.04),
     ("single_user_copy_write4k", 1026.0, 0.0, 0.07, 1.04),
     ("cached_read4k", 1300.0, 0.01, 0.07, 0.04),
-    // These wait for worker threads of the kernel: the number of their turns is not always the same.
+    // These wait for worker threads of the kernel, which are not scheduled equally often in each run.
     ("flush", 25900.0, 9.0, 6.0, 2.1),
     ("discard128k", 3152.0, 1.0, 4.0, 0.0),
     ("memory_lz4_write4k", 98200.0, 0.0, 0.04, 0.03),
@@ -91,7 +91,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Counts by name of the row, from the parts of callgrind's output in a directory: a row may have several.
+/// Returns the counts by row name, from callgrind's output files in a directory: a row may have several.
 fn parts(dir: &Path) -> Result<BTreeMap<String, CountedPart>> {
     let mut parts = BTreeMap::<String, CountedPart>::new();
     for file in fs::read_dir(dir).context("list callgrind's output")? {
@@ -109,8 +109,8 @@ fn parts(dir: &Path) -> Result<BTreeMap<String, CountedPart>> {
     Ok(parts)
 }
 
-/// Name and counts of a part: instructions of what is counted, and system calls of all since the last part,
-/// whether it is counted or not. Source: "Callgrind Format Specification" of valgrind's manual.
+/// Returns name and counts of a part: instructions of the counted code, and all system calls since the last
+/// part, counted or not. Source: "Callgrind Format Specification" of valgrind's manual.
 fn part(text: &str) -> Option<(String, CountedPart)> {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let name = value("desc: Trigger: Client Request: ")?;
@@ -123,8 +123,8 @@ fn part(text: &str) -> Option<(String, CountedPart)> {
     Some((name.to_owned(), part))
 }
 
-/// Reads a row that the program printed: name, requests, allocations, calls of `io_uring_enter`, and its own
-/// system calls, which are none of a request.
+/// Parses a row printed by the program: name, requests, allocations, calls of `io_uring_enter`, and its own
+/// system calls, which do not belong to requests.
 fn cost<'a>(row: &'a str, parts: &BTreeMap<String, CountedPart>) -> Result<(&'a str, RequestCost)> {
     let mut words = row.split_whitespace();
     let name = words.next().context("an empty row")?;

@@ -1,5 +1,5 @@
-//! The CSI Controller service with the real operator and the real API server. The scenario plays the
-//! sidecars, and the node daemon: it writes what a daemon would write of a volume that it serves.
+//! The CSI Controller service with the real operator and the real API server. The scenario plays the sidecars
+//! and the node daemon: it writes the status that a daemon would write for a served volume.
 
 use std::thread;
 use std::time::Duration;
@@ -133,7 +133,7 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     granted("delete it", csi.delete(&long.volume_id, LIMIT)?)
 }
 
-/// The driver was upgraded, and the definitions of the custom resources were not: they lack a field.
+/// Regression: the driver was upgraded but the CRDs were not: they lack a field.
 fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
     report::step("definitions that lack a field of the driver are named, and no other volume is made");
     let fields = ["transport", "limits/properties/throughput"]
@@ -150,7 +150,7 @@ fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
     });
     let added = added.collect::<Result<Value>>()?;
     change(&fields.iter().map(|field| json!({ "op": "remove", "path": field })).collect())?;
-    // The server takes a moment to put a definition in effect.
+    // The server takes a moment to apply a CRD.
     let new = NewVolume::new("pvc-newer", GIB, "store").parameter("transport", "ublk");
     let answer = until("the driver to name the definitions", LIMIT, || match csi.create(&new, LIMIT)? {
         Err(answer) => Ok(Some(answer)),
@@ -184,7 +184,7 @@ fn killed_while_creating(controller: &CsiService) -> Result<()> {
     controller.restart()
 }
 
-/// Snapshots, volumes that begin with one, and clones.
+/// Snapshots, volumes created from one, and clones.
 fn snapshots(world: &World, controller: &CsiService, operator: &Operator) -> Result<()> {
     let csi = controller.csi();
     report::step("take a snapshot, twice");
@@ -277,7 +277,7 @@ fn publish(world: &World, csi: &Csi) -> Result<()> {
     Ok(())
 }
 
-/// A VolumeAttributesClass of a volume that a node serves: the answer waits until the node serves with it.
+/// A VolumeAttributesClass of a served volume: the response waits until the node has applied it.
 fn modify(world: &World, csi: &Csi) -> Result<()> {
     report::step("modify a volume in use");
     let ask = |parameters: &[(&str, &str)]| csi.modify("pvc-1", parameters, SHORT);
@@ -317,7 +317,7 @@ fn modify(world: &World, csi: &Csi) -> Result<()> {
     granted("modify again", csi.modify("pvc-1", &wanted, SHORT)?)
 }
 
-/// Writes what the daemon of `n1` writes of a volume that it serves with these settings.
+/// Writes the status of the daemon of `n1` for a volume served with these settings.
 fn serves_as(world: &World, durability: &str, age: &str) -> Result<()> {
     served_and(
         world,
@@ -357,17 +357,17 @@ fn storage_node(name: &str) -> String {
     )
 }
 
-/// Writes what the daemon of `node` writes of a volume that it serves.
+/// Writes the status of the daemon of `node` for a served volume.
 fn served_by(world: &World, node: &str) -> Result<()> {
     served_with(world, node, GIB)
 }
 
-/// The same with a device of so many bytes.
+/// Does the same with a device of this many bytes.
 fn served_with(world: &World, node: &str, bytes: i64) -> Result<()> {
     served_and(world, node, bytes, "")
 }
 
-/// The same with further fields.
+/// Does the same with additional fields.
 fn served_and(world: &World, node: &str, bytes: i64, fields: &str) -> Result<()> {
     let generation = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.metadata.generation}"])?;
     let attached = format!(
@@ -383,7 +383,7 @@ fn served_and(world: &World, node: &str, bytes: i64, fields: &str) -> Result<()>
     )
 }
 
-/// Writes the daemon's part of the status: what is not in it is gone.
+/// Writes the daemon's part of the status: missing fields are removed.
 fn report_status(world: &World, status: &str) -> Result<()> {
     let file = world.dir().join("status.json");
     let head = "{\"apiVersion\": \"storage.holdfast.dev/v1alpha1\", \"kind\": \"Volume\", \

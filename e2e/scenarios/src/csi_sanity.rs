@@ -16,20 +16,20 @@ const BUCKET: &str = "csi";
 /// Path of the Controller service's socket in the machine.
 const CONTROLLER: &str = "/run/csi-controller.sock";
 const KUBECONFIG: &str = "/root/csi.kubeconfig";
-/// The result of all tests. Skipped are those of capabilities that the driver does not announce:
-/// read-only publication, health. Pending is one that the project itself leaves out.
+/// The result of all tests. Skipped ones test capabilities that the driver does not announce: read-only
+/// publication, health. The pending one is excluded by the project itself.
 const RESULT: SanityCounts = SanityCounts { passed: 93, failed: 0, pending: 1, skipped: 9 };
 
 /// Numbers of tests by their result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SanityCounts {
-    /// The driver did as it should.
+    /// The driver behaved as expected.
     pub passed: u32,
-    /// It did not.
+    /// The driver did not.
     pub failed: u32,
-    /// Tests that the project leaves out.
+    /// Tests excluded by the project.
     pub pending: u32,
-    /// Tests of what the driver does not announce.
+    /// Tests of capabilities that the driver does not announce.
     pub skipped: u32,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     expected(sanity(world)?)
 }
 
-/// On a node without ublk.
+/// Runs on a node without ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
     expected(sanity_on(world, || {
         start_keeper(&*world.vm_with("a", Options::without_ublk)?, "keeper", false)
@@ -49,7 +49,7 @@ fn expected(outcome: SanityCounts) -> Result<()> {
     Ok(())
 }
 
-/// Runs all tests; those that fail are named.
+/// Runs all tests and names the failed ones.
 ///
 /// # Errors
 /// If they cannot be run.
@@ -57,7 +57,7 @@ pub fn sanity(world: &World) -> Result<SanityCounts> {
     sanity_on(world, || Ok(()))
 }
 
-/// The same on the machine that `boot` may have booted.
+/// Does the same on the machine that `boot` may have booted.
 fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityCounts> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
@@ -94,7 +94,7 @@ fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityC
     ] {
         write!(script, " --csi.{name}={value}").context("a command line")?;
     }
-    // The whole report is its standard output; a failed test is in it.
+    // The whole report is its standard output, including failed tests.
     let report = vm.exec(&format!(
         "for _ in {{1..100}}; do test -S {CONTROLLER} && break; sleep 0.1; done; {script} || true"
     ))?;
@@ -108,7 +108,7 @@ fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityC
     Ok(outcome)
 }
 
-/// Reads a line such as `Ran 86 of 103 Specs: 86 Passed | 0 Failed | 1 Pending | 16 Skipped`.
+/// Parses a line such as `Ran 86 of 103 Specs: 86 Passed | 0 Failed | 1 Pending | 16 Skipped`.
 fn read(summary: &str) -> Option<SanityCounts> {
     let count = |word: &str| summary.split(word).next()?.split_whitespace().last()?.parse().ok();
     Some(SanityCounts {

@@ -1,6 +1,6 @@
-//! Decay: one byte of a segment, of a log record, of the durable map is not what was written. It is noticed,
-//! named, and never served; with the byte back in its place everything is there again. A scrub finds it
-//! before a reader does, and stores again what the node still holds.
+//! Bit rot: one byte of a segment, of a log record, or of the durable map differs from the written one. It is
+//! detected, named, and never served; with the byte restored, everything is available again. A scrub finds it
+//! before a reader does, and stores the data again that the node still holds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,15 +23,15 @@ const LOCAL: &str = "/var/lib/holdfast/volumes/disk";
 const CACHE: &str = "/var/lib/holdfast/slab.data";
 /// Bytes of a block, the unit of a read from S3.
 const BLOCK_BYTES: u64 = 128 << 10;
-/// Two blocks written with noise, as the segment holds them: the first one's bytes come first. Not the
-/// volume's first block, which the kernel reads on its own when it looks for partitions.
+/// Two blocks written with noise, as stored in the segment: the first one's bytes come first. Not the
+/// volume's first block, which the kernel reads by itself when it scans for partitions.
 const DAMAGED_BLOCK: u64 = 8;
 const SOUND_BLOCK: u64 = 16;
 /// The two slots of the durable map's first page.
 const PAGE_SLOTS: [u64; 2] = [8192, 8192 + 4096];
-/// Offset of the generation of a slot in it.
+/// Offset of the generation within a slot.
 const GENERATION: u64 = 32 + 8;
-/// The part of a slot that is damaged: one that a power cut leaves old or new as a whole.
+/// The damaged part of a slot: a power failure leaves it in its old or its new state as a whole.
 const UNIT_BYTES: u64 = 512;
 const DAMAGED_UNIT: u64 = 2;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -57,8 +57,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     map(&node, &sound)
 }
 
-/// A byte of a segment, found by a scrub; what the node has of it is stored again, so that another node reads
-/// it.
+/// A byte of a segment, found by a scrub; the node's copy is stored again, so that another node can read it.
 fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
     let vm = node.vm();
     node.cli(&["create", SCRUBBED, "--size", "256Mi", "--store", "store"])?;
@@ -88,7 +87,7 @@ fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
         ensure!(damaged.contains(part), "{part:?} is not in: {damaged}");
     }
 
-    // The node still has what it wrote: it detached, and no other node wrote since.
+    // The node still has its written data: it detached, and no other node has written since.
     node.cli(&["attach", SCRUBBED, "--store", "store"])?;
     let repaired = node.cli(&["scrub", SCRUBBED, "--repair"])?;
     ensure!(repaired.contains(segment) && repaired.contains("  repaired\n"), "{repaired}");
@@ -112,8 +111,8 @@ fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     let segments = s3.keys(BUCKET, &format!("volumes/{VOLUME}/segments/"))?;
     let [segment] = segments.as_slice() else { bail!("one segment was uploaded, not {segments:?}") };
     s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
-    // The node has the blocks of its own writes, and in its cache those of the volume that was scrubbed,
-    // which are the same: only a node that has nothing reads the segment.
+    // The node has the blocks of its own writes, and in its cache those of the scrubbed volume, which are the
+    // same: only a node without any data reads the segment.
     node.terminate()?;
     node.vm().exec(&format!("rm -r {LOCAL} {CACHE}"))?;
     node.restart()?;
@@ -128,9 +127,9 @@ fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     node.cli(&["detach", VOLUME]).map(drop)
 }
 
-/// A byte of the log record that an attach reads, which the detach made: the volume is not attached, and the
-/// object is named. A byte of the commit before it: a scrub names it, and the volume is served, by the next
-/// daemon too, which reads what followed.
+/// A byte of the log record that an attach reads, written by the detach: the volume is not attached, and the
+/// object is named. A byte of the commit before it: a scrub names it, and the volume is served, even by the
+/// next daemon, which reads the following records.
 fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     let vm = node.vm();
     let records = s3.keys(BUCKET, &format!("volumes/{VOLUME}/log/"))?;
@@ -139,7 +138,7 @@ fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     refused(node, &[detach, "is damaged"])?;
     s3.flip(BUCKET, detach, 40)?;
 
-    // The third is the commit: it follows the creation and the attach.
+    // The third one is the commit: it follows the creation and the attach.
     let commit = records.get(2).with_context(|| format!("{records:?} holds no commit"))?;
     s3.flip(BUCKET, commit, 40)?;
     let found = node.cli(&["scrub", VOLUME, "--store", "store"])?;
@@ -147,7 +146,7 @@ fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
         ensure!(found.contains(part), "{part:?} is not in: {found}");
     }
     attach(node)?;
-    // The next writer has only the log: the host was lost, and its state with it. It was the third.
+    // The next writer has only the log: the host was lost, with its state. It was the third writer.
     vm.reset()?;
     vm.exec(&format!("rm -r {LOCAL}"))?;
     node.restart()?;
@@ -161,9 +160,9 @@ fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     s3.flip(BUCKET, commit, 40)
 }
 
-/// The newest slot of a page that was synced before the power went: what it said is unknown, and the other
-/// slot says less, so nothing is served. If only the daemon restarts, the next one recovers the device and
-/// rewrites the page.
+/// The newest slot of a page, synced before the power failure: its content is unknown, and the other slot is
+/// older, so nothing is served. If only the daemon restarts, the next one recovers the device and rewrites
+/// the page.
 fn map(node: &Node, sound: &str) -> Result<()> {
     let vm = node.vm();
     let device = attach(node)?;
@@ -215,7 +214,7 @@ fn attach(node: &Node) -> Result<String> {
     Ok(device)
 }
 
-/// An attach fails, says all of `because`, and leaves no device.
+/// An attach fails, reports all of `because`, and leaves no device.
 fn refused(node: &Node, because: &[&str]) -> Result<()> {
     let error = attach(node).err().context("a damaged volume was attached")?;
     let text = format!("{error:#}");
@@ -225,14 +224,14 @@ fn refused(node: &Node, because: &[&str]) -> Result<()> {
     node.vm().exec("! ls /dev/ublkb*").map(drop)
 }
 
-/// The checksum of a block as the device gives it.
+/// Returns the checksum of a block as read from the device.
 fn read(vm: &Vm, device: &str, block: u64) -> Result<String> {
     vm.exec(&format!(
         "dd if={device} bs={BLOCK_BYTES} skip={block} count=1 iflag=direct status=none | sha256sum"
     ))
 }
 
-/// Fills one unit of the newest slot of the page with `fill`, and keeps the file as it was.
+/// Fills one unit of the newest slot of the page with `fill`, and saves a copy of the original file.
 fn damage_newest(vm: &Vm, fill: u8) -> Result<()> {
     let [first, second] = PAGE_SLOTS;
     let unit = DAMAGED_UNIT * UNIT_BYTES;
@@ -246,7 +245,7 @@ fn damage_newest(vm: &Vm, fill: u8) -> Result<()> {
     .map(drop)
 }
 
-/// Puts the file back.
+/// Restores the file.
 fn repair_header(vm: &Vm) -> Result<()> {
     vm.exec(&format!("cp --sparse=always /var/lib/holdfast/map.sound {LOCAL}/map && sync")).map(drop)
 }

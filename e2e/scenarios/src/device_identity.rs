@@ -1,5 +1,5 @@
 //! The kernel gives the number of a deleted device to the next one. A daemon that dies at the worst moment
-//! leaves records of both: each volume keeps its own device all the same.
+//! leaves records of both: each volume still keeps its own device.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "identity";
 const DEVICE: &str = "/dev/ublkb0";
 const LIMIT: Duration = Duration::from_secs(120);
-/// Text that is written to each volume again and again.
+/// Text that is repeatedly written to each volume.
 const MARKS: [(&str, &str); 2] = [("x", "mark-of-x"), ("y", "mark-of-y")];
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -83,7 +83,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.terminate()
 }
 
-/// The store answers nothing of a volume.
+/// Makes the store reject all requests about a volume.
 fn silence(proxy: &FaultProxy, volume: &str) {
     proxy.set_rules(vec![rule(volume, None, ""), rule(volume, None, "%2F")]);
 }
@@ -111,7 +111,7 @@ fn write_mark(node: &Node, number: usize) -> Result<()> {
     has_mark(node, number)
 }
 
-/// The device holds the mark of this volume, past the page cache.
+/// Checks that the device holds the mark of this volume, bypassing the page cache.
 fn has_mark(node: &Node, number: usize) -> Result<()> {
     let (volume, mark) = MARKS[number];
     let read = format!(
@@ -121,7 +121,7 @@ fn has_mark(node: &Node, number: usize) -> Result<()> {
     node.vm().exec(&read).with_context(|| format!("{DEVICE} does not hold what {volume} was given")).map(drop)
 }
 
-/// Detaches `x`, and kills the daemon in the moment in which the block device goes.
+/// Detaches `x`, and kills the daemon at the moment when the block device disappears.
 fn kill_when_gone(node: &Node) -> Result<()> {
     let killer = format!(
         "pid=$(pgrep -x holdfast-node); echo ready; while test -e {DEVICE}; do :; done; kill -9 $pid"

@@ -1,4 +1,4 @@
-//! Dirty data of an outage is uploaded by the daemon that took it, in little memory: its cgroup has a limit.
+//! Dirty data of an outage is uploaded by the daemon that accepted it, within the memory limit of its cgroup.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const DATA: &str = "slab_size = \"64Mi\"\nmax_dirty = \"8Gi\"";
 pub const MEMORY_MIB: u64 = 512;
 /// Dirty bytes of the scenario, in MiB.
 const LITTLE_MIB: u64 = 768;
-/// Noise, so that nothing is gained by compression; written again and again, in MiB.
+/// Incompressible noise, written repeatedly, in MiB.
 const NOISE_MIB: u64 = 64;
 const CGROUP: &str = "/sys/fs/cgroup/node";
 const LIMIT: Duration = Duration::from_secs(60);
@@ -29,11 +29,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Has `dirty_mib` written while the store is unreachable and uploaded when it is back. Returns the most
-/// memory that the daemon had resident, in MiB.
+/// Writes `dirty_mib` while the store is unreachable, and waits for their upload afterwards. Returns the peak
+/// of the daemon's resident memory, in MiB.
 ///
 /// # Errors
-/// If the daemon ends, or not all is uploaded.
+/// If the daemon exits, or not all data is uploaded.
 pub fn drain(world: &World, dirty_mib: u64) -> Result<f64> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -84,7 +84,7 @@ pub fn drain(world: &World, dirty_mib: u64) -> Result<f64> {
     Ok(peak_kib / 1024.0)
 }
 
-/// Limits the memory of the daemon, with all that is charged to it. Returns its pid.
+/// Limits the memory of the daemon, including everything charged to it. Returns its pid.
 fn confine(node: &Node) -> Result<String> {
     let pid = node.vm().exec(&format!(
         "mount -t cgroup2 none /sys/fs/cgroup; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {CGROUP}; \
@@ -93,7 +93,7 @@ fn confine(node: &Node) -> Result<String> {
     Ok(pid.trim().to_owned())
 }
 
-/// Memory that the daemon uses, and its peak.
+/// Returns the daemon's memory use, and its peak.
 fn memory(node: &Node, pid: &str) -> Result<String> {
     node.vm().exec(&format!(
         "grep -E '^(VmHWM|VmRSS|RssAnon|RssShmem|RssFile)' /proc/{pid}/status; cd {CGROUP}; \

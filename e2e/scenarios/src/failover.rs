@@ -1,4 +1,4 @@
-//! A node of a real cluster loses its power: with it the operator, the CSI controller and the pod of a
+//! A node of a real cluster loses its power, and with it the operator, the CSI controller and the pod of a
 //! StatefulSet.
 
 use std::time::{Duration, Instant};
@@ -19,14 +19,14 @@ const STORE: &str = "main";
 const POD: &str = "journal-0";
 /// The claim of that pod.
 const CLAIM: &str = "data-journal-0";
-/// Says how many lines it found, which must be those it wrote, then appends one after the other, and prints
-/// each that was flushed.
+/// Prints the number of lines found, which must be those it wrote, then appends lines and prints each flushed
+/// one.
 const WRITE: &str = "trap 'exit 0' TERM
 touch /data/lines; n=$(wc -l < /data/lines); seq 1 $n | cmp - /data/lines; echo found $n
 while :; do
   n=$((n + 1)); echo $n | dd of=/data/lines oflag=append conv=notrunc,fsync 2> /dev/null; echo $n; sleep 0.5
 done";
-/// Time until a pod runs again that was on a lost node: its Node is found to be silent, its pods are deleted,
+/// Time until a pod of a lost node runs again: its Node is detected as silent, its pods are deleted,
 /// controllers elect a leader, an emulated kubelet starts containers.
 const FAILOVER_LIMIT: Duration = Duration::from_secs(1200);
 const LIMIT: Duration = Duration::from_secs(600);
@@ -36,7 +36,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     s3.create_bucket(BUCKET)?;
     let cluster = Cluster::start_with(world, &Extras { second_node: true, ..Extras::default() })?;
     let [lost, other] = NODES;
-    // Until the last pod that must be on the lost node is there.
+    // Until the last pod that must be on the lost node is running.
     world.kubectl(["cordon", other])?;
     cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
     play(world, &cluster, (lost, other)).with_context(|| cluster.describe())
@@ -50,7 +50,7 @@ fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result
     let uploaded = until("the pod to write", LIMIT, || Ok(last_line(world)?.filter(|line| *line >= 10)))?;
     let then = cluster.node_named(lost)?.exec("date -u +%Y-%m-%dT%H:%M:%SZ")?;
     until("what it wrote to be durable", LIMIT, || {
-        // Both are in the same format: their order is that of time.
+        // Both have the same format, so their text order is chronological.
         Ok((volume(world, "{.status.durableThrough}")?.as_str() > then.trim()).then_some(()))
     })?;
     check_figures(world, lost)?;
@@ -121,22 +121,22 @@ fn found(world: &World, node: &str) -> Result<u64> {
         if place != format!("{node} Running") {
             return Ok(None);
         }
-        // Its node may have only just heard of it.
+        // Its node may have just received it.
         let printed = world.kubectl(["logs", POD]).unwrap_or_default();
         let found = printed.lines().find_map(|line| line.strip_prefix("found "));
         found.map(|lines| lines.parse().context("a number of lines")).transpose()
     })
 }
 
-/// The last line that the pod has flushed.
+/// Returns the last line that the pod has flushed.
 fn last_line(world: &World) -> Result<Option<u64>> {
     let printed = world.kubectl(["logs", POD, "--tail=1"])?;
     Ok(printed.trim().parse().ok())
 }
 
-/// The kubelet, and what reads from it, knows how full the claim's file system is.
+/// The kubelet, and its consumers, know the usage of the claim's file system.
 fn check_figures(world: &World, node: &str) -> Result<()> {
-    // The API server is a proxy to no loopback address, as the node's is here; the kubelet takes its clients.
+    // The API server does not proxy to loopback addresses, as the node's is; the kubelet accepts its clients.
     let port = "--output=jsonpath={.status.daemonEndpoints.kubeletEndpoint.Port}";
     let port = world.kubectl(["get", &format!("node/{node}"), port])?;
     let kubelet = format!("--server=https://127.0.0.1:{port}");
@@ -153,7 +153,7 @@ fn check_figures(world: &World, node: &str) -> Result<()> {
     })
 }
 
-/// A field of the only Volume.
+/// Returns a field of the only Volume.
 fn volume(world: &World, path: &str) -> Result<String> {
     let name = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
     world.kubectl(["get", "volume", &name, &format!("--output=jsonpath={path}")])

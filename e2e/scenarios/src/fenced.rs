@@ -1,5 +1,5 @@
-//! A writer that was replaced: what it never uploaded, flushed or not, is kept and comes out as a file, of
-//! which the other node's volume knows nothing.
+//! A replaced writer: its un-uploaded data, flushed or not, is preserved and exported to a file; the other
+//! node's volume does not contain it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use holdfast_lab::node::{Control, Node};
 use holdfast_lab::world::World;
 
 const BUCKET: &str = "fenced";
-/// A block that is committed, and one that is not.
+/// A committed block, and one that is not.
 const COMMITTED: u64 = 9;
 const KEPT: u64 = 20;
 const BLOCK_BYTES: u64 = 128 << 10;

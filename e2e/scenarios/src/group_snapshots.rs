@@ -1,6 +1,5 @@
-//! VolumeGroupSnapshots: of Volumes that two nodes serve while a program writes first the one, then the
-//! other, and of a detached one; over the death of a daemon and an outage of the store; deleted, they leave
-//! nothing.
+//! VolumeGroupSnapshots: of Volumes on two nodes, to which a program writes alternately, and of a detached
+//! one; during the death of a daemon and an outage of the store; once deleted, they leave nothing behind.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -21,11 +20,11 @@ use super::volume_snapshots::{field, from_snapshot};
 
 const BUCKET: &str = "group-snapshots";
 const LIMIT: Duration = Duration::from_secs(60);
-/// Writes before the first group, between two, and after the last one.
+/// Writes before the first group, between groups, and after the last one.
 const SOME_WRITES: u64 = 5;
-/// A node is stopped for so long, less than a hold may last.
+/// Time for which a node is stopped, less than the maximum duration of a hold.
 const STOPPED: Duration = Duration::from_secs(2);
-/// A write that waits longer than a hold may last was forgotten.
+/// A write that waits longer than the maximum duration of a hold was lost.
 const LONGEST_WRITE: Duration = Duration::from_secs(30);
 
 /// A Volume and the node that serves it.
@@ -35,7 +34,7 @@ struct PlacedVolume<'a> {
 }
 
 impl PlacedVolume<'_> {
-    /// Writes a number into the first block.
+    /// Writes a number to the first block.
     fn write(&self, number: u64) -> Result<()> {
         let device = &self.device;
         let write = format!(
@@ -61,7 +60,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Returns the longest time that a write took.
+    /// Returns the longest duration of a write.
     fn run(&self) -> Result<Duration> {
         let mut longest = Duration::ZERO;
         while !self.stop.load(Ordering::Relaxed) {
@@ -76,7 +75,7 @@ impl Writer<'_> {
         Ok(longest)
     }
 
-    /// Waits until some more numbers are written. Returns the last of them.
+    /// Waits until some more numbers are written. Returns the last one.
     fn more(&self) -> Result<u64> {
         let wanted = self.done.load(Ordering::Relaxed) + SOME_WRITES;
         until("some more writes", LIMIT, || {
@@ -175,7 +174,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// A group of which one Volume does not exist takes no snapshot, and says why.
+/// A group with a missing Volume takes no snapshot, and reports the reason.
 fn obstacle(world: &World) -> Result<()> {
     report::step("a group that names no Volume takes no snapshot, says so, and can be deleted");
     apply(world, &group("lost", "[left, nothing]"))?;
@@ -187,7 +186,7 @@ fn obstacle(world: &World) -> Result<()> {
     world.kubectl(["delete", "hfgroup", "lost", "--timeout=60s"]).map(drop)
 }
 
-/// The second node is stopped before it takes its point: writes to the first one wait for it, and are not in
+/// The second node is stopped before it fixes its point: writes to the first one wait for it, and are not in
 /// its snapshot.
 fn held(world: &World, operator: &Operator, left: &PlacedVolume<'_>, right: &PlacedVolume<'_>) -> Result<()> {
     report::step("stop a node once it is prepared: writes to the Volume of the other one wait for it");
@@ -227,7 +226,7 @@ fn held(world: &World, operator: &Operator, left: &PlacedVolume<'_>, right: &Pla
     world.kubectl(["delete", "hfgroup", "skewed", "--timeout=60s"]).map(drop)
 }
 
-/// Without the store no write waits for a group, and a group can be deleted.
+/// Without the store, no write waits for a group, and a group can be deleted.
 fn outage(world: &World, s3: &S3Server, left: &PlacedVolume<'_>) -> Result<()> {
     report::step("without the store no write waits for a group, and it can be deleted");
     left.write(2)?;
@@ -258,7 +257,7 @@ fn ready(world: &World, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Name of the VolumeSnapshot at this place of the group.
+/// Returns the name of the VolumeSnapshot at this index of the group.
 fn member(world: &World, group: &str, index: usize) -> Result<String> {
     field(world, &format!("hfgroup/{group}"), &format!("{{.status.snapshots[{index}].snapshot}}"))
 }

@@ -1,5 +1,5 @@
-//! The guards of the chart, on a real API server: what a node may write, and what is not deleted while
-//! volumes are served.
+//! The guards of the chart, on a real API server: permitted writes of a node, and protection from deletion
+//! while volumes are served.
 
 use std::fs;
 use std::process::Command;
@@ -15,19 +15,19 @@ use holdfast_lab::world::World;
 use super::provisioning::apply;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// A Volume that is granted to node n1.
+/// A Volume granted to node n1.
 const VOLUME: &str = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata:\n  name: disk\n  \
                       annotations: {holdfast.dev/persistentvolumeclaim: shop/data}\n\
                       spec: {size: 64Mi, objectStore: store}\n";
-/// A condition of the operator: where it is false, a deletion does not put the volume into the trash.
+/// A condition of the operator: if it is false, a deletion does not move the volume to the trash.
 const OTHERS_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\", \"status\": \"False\", \"reason\": \"Forged\", \
                                 \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
-/// A condition of the daemon: without it no memory volume is attached again.
+/// A condition of the daemon: without it, no memory volume is attached again.
 const LOST_CONTENT: &str = "{\"conditions\": [{\"type\": \"ContentLost\", \"status\": \"True\", \"reason\": \"Detached\", \
                             \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
-/// The value with which nodes without ublk have a keeper.
+/// The value that enables a keeper on nodes without ublk.
 const KEEPER: &str = "--set=node.withoutUblk.enabled=true";
-/// Objects that are not deleted while volumes are served.
+/// Objects that must not be deleted while volumes are served.
 const KEPT: [[&str; 2]; 8] = [
     ["daemonset", "holdfast-node"],
     ["daemonset", "holdfast-keeper"],
@@ -39,7 +39,7 @@ const KEPT: [[&str; 2]; 8] = [
     ["namespace", NAMESPACE],
 ];
 
-/// Installs the chart with Helm, and takes it away again.
+/// Installs the chart with Helm, and uninstalls it.
 pub(super) fn run(world: &World) -> Result<()> {
     report::step("install the chart; a second release is refused");
     world.kubectl(["create", "namespace", NAMESPACE])?;
@@ -57,7 +57,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     in_use(world)
 }
 
-/// The keeper holds what devices need, and may nothing else: it has no token, and its account has no role.
+/// The keeper only holds the devices' resources: it has no token, and its account has no role.
 fn keeper(world: &World) -> Result<()> {
     report::step("the keeper of nodes without ublk has no rights");
     helm(
@@ -79,7 +79,7 @@ fn keeper(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The kinds of another version are applied as the notes of the chart say.
+/// The CRDs of another version are applied as described in the notes of the chart.
 fn kinds(world: &World) -> Result<()> {
     report::step("the kinds of another version are applied over those that Helm installed");
     let mut show = Command::new(world.toolbox().helm()?);
@@ -95,7 +95,7 @@ fn kinds(world: &World) -> Result<()> {
     world.kubectl(apply.into_iter().chain(["--force-conflicts"])).map(drop)
 }
 
-/// Found by reading: an upgrade with another parameter of a class stopped half-way, and each one after it.
+/// Regression, found in review: upgrades with another parameter of a class stopped halfway, from then on.
 fn classes(world: &World) -> Result<()> {
     report::step("a class whose parameters change is refused before anything is changed");
     let upgrade = |store: &str| {
@@ -112,14 +112,14 @@ fn classes(world: &World) -> Result<()> {
     upgrade("main").map(drop)
 }
 
-/// A node writes its own part of what is its own.
+/// A node writes its own part of its own objects.
 fn nodes(world: &World) -> Result<()> {
     report::step("a node writes the status of its own volumes only, and describes itself only");
     apply(world, VOLUME)?;
     status(world, &[], "{\"volumeId\": \"id\", \"assignedNode\": \"n1\", \"phase\": \"Attaching\"}")?;
     let claim = |node| format!("{{\"node\": \"{node}\"}}");
-    // A policy that was made takes effect a moment later. Until then the write succeeds: it must not make n2
-    // one of those that may write.
+    // A new policy takes effect a moment later. Until then the write succeeds: it must not make n2 one of the
+    // permitted writers.
     until("the policy to take effect", LIMIT, || Ok(status(world, &as_node("n2"), &claim("n1")).err()))?;
     let refused = said(status(world, &as_node("n2"), &claim("n2")));
     ensure!(refused.contains("neither granted to it nor claimed by it"), "{refused}");
@@ -144,7 +144,7 @@ fn nodes(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A node reports the snapshots that it is asked for.
+/// A node reports the snapshots requested of it.
 fn snapshots(world: &World) -> Result<()> {
     report::step("a node writes the status of the snapshots that it is asked for only");
     let snapshot = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {name: before}\n\
@@ -172,7 +172,7 @@ fn snapshots(world: &World) -> Result<()> {
     world.kubectl(["delete", "volumesnapshot", "before"]).map(drop)
 }
 
-/// The operator writes what the user left open of a spec; a node writes none, and an identity stays.
+/// The operator sets fields of a spec that the user left open; a node sets none, and an identity stays.
 fn identity(world: &World) -> Result<()> {
     report::step("the operator writes the identity of a Volume, a node does not, and it does not change");
     let write = |account: &str, spec: &str| {
@@ -198,7 +198,7 @@ fn identity(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The Volume of a claim is deleted by the driver only.
+/// The Volume of a claim is deleted only by the driver.
 fn claimed(world: &World) -> Result<()> {
     report::step("a Volume that holds a claim's data is not deleted by itself");
     let refused = said(world.kubectl(["delete", "volume", "disk"]));
@@ -207,7 +207,7 @@ fn claimed(world: &World) -> Result<()> {
     world.kubectl(["delete", "volume", "disk", &driver]).map(drop)
 }
 
-/// Nothing that serves volumes is deleted.
+/// No object needed to serve volumes is deleted.
 fn in_use(world: &World) -> Result<()> {
     report::step("while volumes are served, nothing that serves them is deleted");
     let counted = |attached: u32, volumes: u32| {
@@ -311,8 +311,8 @@ fn helm(world: &World, namespace: &str, words: &[&str]) -> Result<String> {
     output(&mut command)
 }
 
-/// The daemon of a node, as its token names it. It is a member of a group with all rights besides: kubectl
-/// reads what it patches, and what the roles allow is not in question here.
+/// Returns arguments for the daemon of a node, as its token names it. It is also a member of a group with all
+/// rights: kubectl reads the objects that it patches, and the permissions of the roles are not tested here.
 fn as_node(node: &str) -> Vec<String> {
     vec![
         "--as-group=system:masters".to_owned(),

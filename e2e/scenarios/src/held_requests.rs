@@ -1,7 +1,7 @@
-//! Forced writes to a volume of `durability: object` wait for an unreachable store, until they hold every
-//! request that the device has. Reads are served as long as one is free, and wait then; nothing fails. The
-//! node's other volumes are served, a detach is refused, and the daemon ends on SIGTERM and is killed with
-//! all of them waiting.
+//! Forced writes to a volume of `durability: object` wait for an unreachable store, until they occupy all of
+//! the device's requests. Reads are served while one is free, and wait afterwards; nothing fails. The node's
+//! other volumes are served, a detach is rejected, and the daemon exits on SIGTERM and is killed while all of
+//! them are waiting.
 
 use std::time::Duration;
 
@@ -19,10 +19,9 @@ const HELD: &str = "held";
 /// On the same ring thread; a flush needs no store.
 const OTHER: &str = "other";
 const DATA: &str = "ring_threads = 1\nslab_size = \"64Mi\"";
-/// Requests that a device has.
+/// Requests per device.
 const REQUESTS: u32 = 128;
-/// Number of requests that each of two programs sends at once: the first leaves some free, both together do
-/// not.
+/// Number of concurrent requests of each of two programs: the first leaves some free, both together do not.
 const SENT: [u32; 2] = [96, 64];
 /// Forced writes of each, in MiB.
 const WRITTEN_MIB: u32 = 1;
@@ -97,7 +96,7 @@ fn attach(node: &Node, name: &str, durability: &str) -> Result<String> {
     Ok(device)
 }
 
-/// Begins forced writes behind what was written so far, which are read back at their end.
+/// Starts forced writes after the data written so far, which are read back when they complete.
 fn force_writes(vm: &Vm, device: &str, number: u32) -> Result<()> {
     let (sent, offset_mib) = (SENT[number as usize], 8 * (number + 1));
     let fio = format!(
@@ -107,7 +106,7 @@ fn force_writes(vm: &Vm, device: &str, number: u32) -> Result<()> {
     vm.spawn(&format!("writer-{number}"), &bash(&fio)).map(drop)
 }
 
-/// Waits until so many writes of the device have been sent and not answered.
+/// Waits until this many writes of the device are in flight.
 fn holds(vm: &Vm, device: &str, writes: u32) -> Result<()> {
     let name = device.trim_start_matches("/dev/");
     until(&format!("{writes} writes to wait"), LIMIT, || {

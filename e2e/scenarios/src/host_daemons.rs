@@ -1,10 +1,9 @@
-//! A node as people have it: systemd, udev, LVM, md, multipath and btrfs run with the daemon, an agent that
-//! copies the host's mounts, and the programs that look at all block devices.
+//! A node with a common setup: systemd, udev, LVM, md, multipath and btrfs run together with the daemon, an
+//! agent that copies the host's mounts, and the programs that scan all block devices.
 //!
-//! Faults that it looks for: the host reads a table or signature that a tenant wrote and acts on it
-//! (partitions, logical volumes, arrays, links by UUID), which also keeps the volume from being detached; a
-//! program of the host waits without end for a device that is served again; a detach is refused and does not
-//! say why.
+//! Tested faults: the host reads a table or signature written by a tenant and acts on it (partitions, logical
+//! volumes, arrays, links by UUID), which also prevents a detach of the volume; a program of the host waits
+//! indefinitely for a device that is served again; a detach is rejected without a reason.
 
 use std::time::Duration;
 
@@ -19,11 +18,11 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "host";
 /// Number of times that a volume is detached and attached again.
 const ROUNDS: usize = 12;
-/// Ends of the daemon: one in each way.
+/// Number of daemon exits: one of each type.
 const ENDS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Functions of the scripts below.
+/// Functions for the scripts below.
 const SHELL: &str = r#"
 attach() { holdfast-node attach $1 --store store | tee /run/device-$1; }
 device() { cat /run/device-$1; }
@@ -38,7 +37,7 @@ detach() {
 properties() { udevadm info --query=property $1; }
 "#;
 
-/// Writes as a tenant's programs do: a table, signatures, a file system.
+/// Writes data like a tenant's programs: a table, signatures, a file system.
 const SIGNATURES: &str = r#"
 for name in gpt pv md btrfs data; do
   holdfast-node create $name --size 128Mi --store store; attach $name
@@ -52,7 +51,7 @@ mkfs.btrfs -q $(device btrfs); btrfs device scan --forget
 mkfs.ext4 -q $(device data)
 "#;
 
-/// Prints what the host did with a volume by itself.
+/// Prints the host's own use of a volume.
 const FOREIGN: &str = r#"
 udevadm settle --timeout=60
 shopt -s nullglob
@@ -63,12 +62,12 @@ ls -l /run/udev/watch | grep b259: || true
 dmesg | grep 'scanned by (udev-worker)' || true
 "#;
 
-/// Prints partitions. Kernels before 7.0 look for them when a device starts.
+/// Prints partitions. Kernels before 7.0 scan for them when a device starts.
 const PARTITIONS: &str = r#"
 for found in /sys/class/block/ublkb*p*; do echo "there is $found"; done
 "#;
 
-/// The programs of a host that look at all block devices, again and again. Prints how long each took, in ms.
+/// Repeatedly runs the host programs that scan all block devices. Prints the duration of each, in ms.
 const SCANS: &str = r#"
 trap 'exit 0' TERM
 while :; do
@@ -87,9 +86,9 @@ done
 pub struct HostOutcome {
     /// Number of times that a volume was detached and attached again.
     pub attaches: usize,
-    /// Number of ends of the daemon.
+    /// Number of exits of the daemon.
     pub ends: usize,
-    /// Each thing that the host read of a volume, or made of it, by itself.
+    /// Everything that the host read from a volume, or created from it, by itself.
     pub foreign: Vec<String>,
     /// The kernel's reports of tasks that waited for more than a minute.
     pub hung: Vec<String>,
@@ -102,11 +101,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Detaches and attaches volumes `attaches` times, and ends the daemon `ends` times, among the daemons and
-/// programs of a host.
+/// Detaches and attaches volumes `attaches` times, and ends the daemon `ends` times, together with the
+/// daemons and programs of a host.
 ///
 /// # Errors
-/// If something else failed than what is counted.
+/// If anything fails that is not counted.
 pub fn rounds(world: &World, attaches: usize, ends_due: usize) -> Result<HostOutcome> {
     let mut outcome = HostOutcome { attaches, ends: ends_due, ..HostOutcome::default() };
     let vm = world.vm_with("a", Options::systemd)?;
@@ -141,14 +140,14 @@ fn script(node: &Node, script: &str) -> Result<String> {
     node.vm().exec(&format!("{SHELL}{script}"))
 }
 
-/// Each thing that the host did with a volume by itself.
+/// Returns the host's own uses of a volume.
 fn foreign(world: &World, node: &Node) -> Result<Vec<String>> {
     let partitions = if world.kernel() == LTS_KERNEL { "" } else { PARTITIONS };
     let found = script(node, &format!("{FOREIGN}{partitions}"))?;
     Ok(found.lines().map(str::to_owned).collect())
 }
 
-/// A device without a mark, as another program's has none, is treated as udev's own rules say.
+/// A device without a mark, like one of another program, is processed according to udev's own rules.
 fn marks_decide(node: &Node) -> Result<()> {
     let found = script(
         node,
@@ -160,7 +159,7 @@ fn marks_decide(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// A clone of a mounted file system has its UUID. Both are mounted at a time.
+/// A clone of a mounted file system has its UUID. Both are mounted at the same time.
 fn clones(node: &Node) -> Result<()> {
     let found = script(
         node,
@@ -173,8 +172,8 @@ fn clones(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The daemon ends in each way while all devices are in use. Meanwhile programs that look at no device of
-/// ours do not wait.
+/// The daemon exits in each way while all devices are in use. In the meantime, programs that do not access
+/// our devices do not wait.
 fn ends(node: &Node, due: usize) -> Result<()> {
     for number in 0..due {
         match number % 3 {
@@ -204,7 +203,7 @@ fn quiesced(node: &Node) -> Result<()> {
     .context("while the daemon is gone")
 }
 
-/// Each volume is detached and attached again in turn.
+/// Volumes are detached and attached again alternately.
 fn attach_again(node: &Node, rounds: usize) -> Result<()> {
     script(
         node,
@@ -227,8 +226,8 @@ fn say_longest_scan(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Each use of a device keeps it, and is named: a mount that lives on in another mount namespace, the loop
-/// device of a raw volume, a logical volume that the user activated.
+/// Each use of a device prevents its detach, and is named: a mount in another mount namespace, the loop
+/// device of a raw volume, a logical volume activated by the user.
 fn holders(node: &Node) -> Result<()> {
     node.vm().spawn("agent", &bash("exec unshare --mount --propagation private sleep 100000"))?;
     script(
@@ -241,7 +240,7 @@ fn holders(node: &Node) -> Result<()> {
     node.vm().wait("agent", LIMIT)?;
     node.cli(&["detach", "clone"])?;
 
-    // As the kubelet holds a raw volume.
+    // Like the kubelet's use of a raw volume.
     let looked = script(
         node,
         "mkdir -p /run/volumeDevices; : > /run/volumeDevices/raw; mount --bind $(device md) /run/volumeDevices/raw\n\

@@ -1,5 +1,5 @@
-//! An orderly shutdown of the machine ends, also with file systems on volumes under load and with requests
-//! that wait for the store; what was flushed is there at the next boot.
+//! An orderly shutdown of the machine completes, even with file systems under load and with requests that
+//! wait for the store; flushed data is available after the next boot.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "shutdown";
 const LIMIT: Duration = Duration::from_secs(120);
-/// Longest shutdown, in time of the host: the machine is emulated.
+/// Maximum duration of a shutdown, in time of the host: the machine is emulated.
 const SHUT_DOWN_LIMIT: Duration = Duration::from_secs(180);
-/// Stays mounted until the machine ends.
+/// Stays mounted until the machine powers off.
 const MOUNTED: &str = "mounted";
-/// Is unmounted once its program is asked to end, as systemd does with a mount unit.
+/// Is unmounted once its program is asked to exit, like a mount unit of systemd.
 const UNMOUNTED: &str = "unmounted";
 /// Its flushes wait for the store.
 const WAITING: &str = "waiting";
@@ -91,8 +91,8 @@ fn mount(vm: &Vm, name: &str, device: &str) -> Result<()> {
     vm.exec(&format!("mkdir -p /run/{name}; mount {device} /run/{name}")).map(drop)
 }
 
-/// Writes files that are flushed one by one to both file systems, and shuts the machine down meanwhile. After
-/// the next boot: how many were flushed to each.
+/// Writes files with individual flushes to both file systems, and shuts the machine down in the meantime.
+/// After the next boot, returns how many were flushed to each.
 fn load_and_shut_down(vm: &Vm) -> Result<[usize; 2]> {
     for (name, at_the_end) in [(MOUNTED, "''"), (UNMOUNTED, "'umount /run/unmounted; exit'")] {
         let write = format!(
@@ -121,7 +121,7 @@ fn flushed(vm: &Vm, name: &str) -> Result<Option<usize>> {
     Ok(said.trim().parse().ok())
 }
 
-/// Each file that was flushed is there.
+/// Checks that each flushed file exists.
 fn check_files(vm: &Vm, flushed: [usize; 2]) -> Result<()> {
     for (name, files) in [MOUNTED, UNMOUNTED].into_iter().zip(flushed) {
         report::step(format_args!("{files} files were flushed to the file system that was {name}"));

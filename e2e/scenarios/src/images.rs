@@ -12,7 +12,7 @@ use holdfast_lab::setup::Profile;
 use holdfast_lab::world::World;
 use serde_json::Value;
 
-/// Programs of the CSI image, each with arguments with which it says that it is there.
+/// Programs of the CSI image, each with arguments that prove its presence.
 const TOOLS: &[&str] = &[
     "blkid --version",
     "blockdev --version",
@@ -46,7 +46,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks an image as a container runtime would, and returns its root directory.
+/// Unpacks an image like a container runtime, and returns its root directory.
 fn unpack(image: &Built, dir: &Path) -> Result<PathBuf> {
     let layout = dir.join(format!("{}-layout", image.recipe.name));
     let root = dir.join(format!("{}-root", image.recipe.name));
@@ -74,7 +74,7 @@ fn untar(file: &Path, into: &Path) -> Result<()> {
     output(&mut tar).map(drop)
 }
 
-/// A program with nothing around it but the image.
+/// Runs a program with only the image around it.
 fn starts(root: &Path, line: &str) -> Result<()> {
     let mut chroot = as_root("chroot");
     chroot.arg(root).args(line.split(' ')).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");

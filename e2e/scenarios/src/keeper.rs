@@ -6,11 +6,11 @@ use anyhow::{Result, ensure};
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
 
-/// Longest wait for a keeper to serve.
+/// Maximum wait until a keeper serves.
 const SERVES: Duration = Duration::from_secs(60);
 
-/// Starts a keeper, as the DaemonSet's container does, and waits until it has `connections` or, without any,
-/// until it can be asked.
+/// Starts a keeper like the DaemonSet's container, and waits until it has `connections` or, without any,
+/// until it responds.
 pub(super) fn start_keeper(vm: &Vm, name: &'static str, connections: bool) -> Result<()> {
     let pid = vm.spawn(name, &bash("exec holdfast-node keeper"))?;
     let wanted = if connections { "/dev/fuse" } else { "socket:" };

@@ -1,15 +1,15 @@
-//! The daemon is ended again and again, by kill -9, by SIGTERM and by a successor that waits for its devices,
-//! in turns, while file systems and a raw device under it are written with forced writes (FUA): journal
-//! commits, and fio with `--sync=dsync`.
+//! The daemon is ended repeatedly, alternately by kill -9, by SIGTERM and by a successor that waits for its
+//! devices, while file systems and a raw device get forced writes (FUA): journal commits, and fio with
+//! `--sync=dsync`.
 //!
-//! Fault that it looks for: the kernel can lose a device that announces a volatile cache without FUA when its
-//! server ends under such writes. The device stays LIVE, cannot be recovered, and every task that waits for
-//! it waits until the host restarts (`docs/kernels.md`). All volumes are on one ring thread, so that the loss
-//! of one takes the others with it. With devices that did not announce FUA this scenario met it at the third
-//! end of the daemon (zero copy, Linux 7.3.4).
+//! Tested fault: the kernel can lose a device that announces a volatile cache without FUA if its server exits
+//! during these writes. The device stays LIVE, cannot be recovered, and every task that waits for it waits
+//! until the host restarts (`docs/kernels.md`). All volumes are on one ring thread, so that the loss of one
+//! affects the others. With devices that did not announce FUA, this scenario hit the fault at the third exit
+//! of the daemon (zero copy, Linux 7.3.4).
 //!
-//! Then another node attaches the volumes: `e2fsck`, `xfs_repair` and `btrfs scrub` find nothing, and each
-//! file whose flush was reported is there.
+//! Then another node attaches the volumes: `e2fsck`, `xfs_repair` and `btrfs scrub` find no errors, and each
+//! file whose flush was reported exists.
 
 use std::time::Duration;
 
@@ -28,9 +28,9 @@ const BUCKET: &str = "kills";
 const FEW: usize = 15;
 const SEED: u64 = 20_261_122;
 const SIGKILL: i32 = 9;
-/// Has fio report and end.
+/// Makes fio report and exit.
 const SIGINT: i32 = 2;
-/// The raw volume, then those with file systems, by the name of theirs.
+/// The raw volume, then those with file systems, named after them.
 const RAW: &str = "raw";
 const FILE_SYSTEMS: [FileSystem; 3] = [
     FileSystem { name: "ext4", make: "mkfs.ext4 -q -F", check: "e2fsck -fn" },
@@ -38,16 +38,16 @@ const FILE_SYSTEMS: [FileSystem; 3] = [
     FileSystem { name: "btrfs", make: "mkfs.btrfs -q -f", check: "btrfs check" },
 ];
 const SIZE: &str = "320Mi";
-/// All volumes on one thread, uploads all the time.
+/// All volumes on one thread, with continuous uploads.
 const DATA: &str = "ring_threads = 1\nslab_size = \"64Mi\"\nseal_size = \"8Mi\"\nmax_dirty_age = \"2s\"";
-/// Threads that work on each file system.
+/// Threads that write to each file system.
 const WORKERS: u32 = 2;
-/// Number of writes that each device completes between two ends of the daemon, at least and at most.
+/// Minimum and maximum number of writes that each device completes between two exits of the daemon.
 const APART: [u64; 2] = [20, 150];
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
 
-/// A file system and the programs that make and check it.
+/// A file system and the programs that create and check it.
 struct FileSystem {
     name: &'static str,
     make: &'static str,
@@ -63,18 +63,17 @@ impl FileSystem {
 /// Result of the rounds.
 #[derive(Debug, Default)]
 pub struct KillsOutcome {
-    /// Number of ends of the daemon that all volumes outlived.
+    /// Number of daemon exits that all volumes survived.
     pub rounds: usize,
-    /// Failures: devices that hang, programs that saw an error, file systems that are damaged, files that are
-    /// missing.
+    /// Failures: hanging devices, programs that saw an error, damaged file systems, missing files.
     pub errors: Vec<String>,
-    /// The longest time of a forced write of the raw volume, in the machine's time: it waited for the next
-    /// daemon. Zero where the rounds did not come to their end.
+    /// The longest duration of a forced write to the raw volume, in the machine's time: it waited for the
+    /// next daemon. Zero if the rounds did not complete.
     pub longest_gap: Duration,
 }
 
 impl KillsOutcome {
-    /// Counts those of another run too.
+    /// Adds the outcome of another run.
     pub fn add(&mut self, Self { rounds, errors, longest_gap }: Self) {
         self.rounds += rounds;
         self.errors.extend(errors);
@@ -94,7 +93,7 @@ pub(super) fn fuse(world: &World) -> Result<()> {
     all_passed(without_ublk(world, FEW)?)
 }
 
-/// The same as [`rounds`] on machines without the driver of ublk.
+/// Does the same as [`rounds`] on machines without the ublk driver.
 ///
 /// # Errors
 /// Those of [`rounds`].
@@ -118,7 +117,7 @@ fn all_passed(KillsOutcome { rounds, errors, longest_gap }: KillsOutcome) -> Res
 /// Ends the daemon `due` times and compares.
 ///
 /// # Errors
-/// If something else failed than what the rounds are about.
+/// If anything fails that the rounds do not test.
 pub fn rounds(world: &World, transport: &str, due: usize) -> Result<KillsOutcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -130,7 +129,7 @@ pub fn rounds(world: &World, transport: &str, due: usize) -> Result<KillsOutcome
     let mut outcome = KillsOutcome::default();
     for number in 0..due {
         if let Err(error) = round(&node, &devices, number, &mut chance) {
-            // Nothing on a machine that has lost a device can be ended or unmounted any more.
+            // On a machine that has lost a device, nothing can be ended or unmounted any more.
             outcome.errors.push(format!("round {number}: {error:#}"));
             return Ok(outcome);
         }
@@ -161,7 +160,7 @@ fn begin(node: &Node) -> Result<Vec<String>> {
         node.vm().spawn(name, &bash(&format!("exec holdfast-e2e churn {at} {WORKERS}")))?;
         devices.push(device);
     }
-    // Several forced writes are in progress at any time: a lost device needs two.
+    // Several forced writes are in progress at any time: the loss of a device requires two.
     let fio = format!(
         "exec fio --name=raw --filename={raw} --direct=1 --sync=dsync --rw=randwrite --bs=4k --ioengine=psync --thread \
          --numjobs=4 --offset_increment=8M --size=8M --time_based --runtime=100000 --group_reporting --output-format=json"
@@ -181,7 +180,7 @@ fn attach(node: &Node, name: &str) -> Result<String> {
     Ok(device)
 }
 
-/// One end of the daemon under load, and the next daemon.
+/// Ends the daemon once under load, and starts the next one.
 fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
     let [least, most] = APART;
     wait_written(node.vm(), devices, least + chance.below(most - least))?;
@@ -200,7 +199,7 @@ fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) ->
     Ok(())
 }
 
-/// Waits until the kernel has completed so many more writes on each device.
+/// Waits until the kernel has completed this many more writes on each device.
 fn wait_written(vm: &Vm, devices: &[String], writes: u64) -> Result<()> {
     let names = devices.iter().map(|device| device.trim_start_matches("/dev/")).collect::<Vec<_>>().join(" ");
     let limit = DEVICE_LIMIT.as_secs();
@@ -218,7 +217,7 @@ fn wait_written(vm: &Vm, devices: &[String], writes: u64) -> Result<()> {
     vm.exec(&script).map(drop)
 }
 
-/// Ends the load and takes the volumes off the node. Returns the longest time of a forced write.
+/// Ends the load and detaches the volumes. Returns the longest duration of a forced write.
 fn end(node: &Node) -> Result<Duration> {
     let vm = node.vm();
     for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name) {
@@ -238,7 +237,7 @@ fn end(node: &Node) -> Result<Duration> {
     Ok(longest)
 }
 
-/// The longest time of a write in what fio printed at its end.
+/// Returns the longest duration of a write from fio's final report.
 ///
 /// # Errors
 /// If fio printed no report.
@@ -250,7 +249,7 @@ pub fn longest_write(printed: &str) -> Result<Duration> {
     longest.map(Duration::from_nanos).context("no longest write in fio's report")
 }
 
-/// Looks at a volume from another node.
+/// Checks a volume from another node.
 fn check(wrote: &Node, reads: &Node, file_system: &FileSystem) -> Result<()> {
     let FileSystem { name, make: _, check } = file_system;
     let device = attach(reads, name)?;

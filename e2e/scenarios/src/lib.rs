@@ -1,4 +1,4 @@
-//! The named scenarios: what `cargo e2e test` runs after the host's own tests.
+//! The named scenarios, which `cargo e2e test` runs after the host's own tests.
 
 use std::fmt;
 use std::time::Duration;
@@ -70,37 +70,37 @@ pub mod volume_snapshots;
 mod volumes;
 pub mod without_ublk;
 
-/// Something a user would notice, played on real parts.
+/// A behavior visible to users, tested with real components.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
     /// Name on the command line.
     pub name: &'static str,
     /// The property that holds when it passes.
     pub about: &'static str,
-    /// Duration on two quiet cores, set-up of the host excepted.
+    /// Expected time on two quiet cores, without the setup of the host.
     pub expected: Duration,
-    /// Allows no other beside it. `chaos` has only so many seconds from one kill to the next, `s3-outage`
-    /// measures rates and asks without waiting what is reported once its outage is over, `kill-rounds-*` keep
-    /// two cores busy to the end, `cluster` and `failover` have the time limits of a kubelet.
+    /// True if it must run alone. `chaos` has few seconds between kills, `s3-outage` measures rates and
+    /// checks the reported state immediately after its outage, `kill-rounds-*` use two cores to the end,
+    /// `cluster` and `failover` have the time limits of a kubelet.
     pub alone: bool,
-    /// Plays it in a world of its own.
+    /// Plays it in a separate world.
     pub run: fn(&World) -> Result<()>,
 }
 
-/// The time limit of a scenario is this many times its expected time: machines are slow where much else runs.
+/// Ratio of a scenario's time limit to its expected time: machines are slow on a busy host.
 const LIMIT_FACTOR: u32 = 10;
-/// No limit is less: each of a few boots may take as long as a whole scenario does on a quiet host.
+/// Minimum time limit: each of a few boots may take as long as a whole scenario on a quiet host.
 const LEAST_LIMIT: Duration = Duration::from_secs(600);
 
 impl Scenario {
-    /// Time limit, set-up of the host excepted.
+    /// Returns the time limit, without the setup of the host.
     pub fn limit(&self) -> Duration {
         (self.expected * LIMIT_FACTOR).max(LEAST_LIMIT)
     }
 }
 
-/// A scenario and the kernel of its machines. Its name, as in `kill-rounds-user-copy@6.12`, has the series of
-/// the kernel where that is not the usual one.
+/// A scenario and the kernel of its machines. Its name, as in `kill-rounds-user-copy@6.12`, contains the
+/// series of the kernel unless that is the default.
 #[derive(Debug, Clone, Copy)]
 pub struct Lane {
     /// The scenario.
@@ -116,12 +116,12 @@ impl fmt::Display for Lane {
     }
 }
 
-/// Scenarios that run on this kernel too when none is named.
+/// Scenarios that run on this kernel, too, in a run without a filter.
 const ALSO_ON: &[(&str, KernelPin)] = &[("ublk-devices", LTS_KERNEL), ("ublk-user-copy", LTS_KERNEL)];
-/// Scenarios that then run on this kernel instead of the usual one, which has a faster transport.
+/// Scenarios that run on this kernel without a filter, because the default one has a faster transport.
 const INSTEAD_ON: &[(&str, KernelPin)] = &[("kill-rounds-user-copy", LTS_KERNEL)];
 
-/// The lanes that run when none is named, in their order.
+/// Returns the lanes of a run without a filter, in order.
 pub fn usual_lanes() -> Vec<Lane> {
     let on = |lanes: &'static [(&str, KernelPin)], scenario: &Scenario| {
         lanes.iter().find(|(name, _)| *name == scenario.name).map(|(_, kernel)| *kernel)
@@ -132,8 +132,8 @@ pub fn usual_lanes() -> Vec<Lane> {
     usual.chain(also).collect()
 }
 
-/// The lanes that a part of a name chooses: of those that run when none is named, and of every scenario on
-/// the usual kernel; or, with `@` and the series of a kernel behind the part, of every scenario on that
+/// Returns the lanes selected by a part of a name: among those of a run without a filter, and every scenario
+/// on the default kernel; or, with `@` and the series of a kernel after the part, every scenario on that
 /// kernel.
 ///
 /// # Errors
@@ -151,22 +151,22 @@ pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
     some(filter, all.map(|scenario| Lane { scenario, kernel }).collect())
 }
 
-/// These lanes, unless there are none: a wrong name must not look like a run in which nothing failed.
+/// Returns these lanes, unless there are none: a wrong name must not look like a run without failures.
 fn some(filter: &str, lanes: Vec<Lane>) -> Result<Vec<Lane>> {
     ensure!(!lanes.is_empty(), "no scenario has {filter:?} in its name: `cargo e2e list` shows them");
     Ok(lanes)
 }
 
-/// The lane of this name.
+/// Returns the lane of this name.
 ///
 /// # Errors
-/// If there is none.
+/// If it does not exist.
 pub fn lane(name: &str) -> Result<Lane> {
     let found = lanes(name)?.into_iter().find(|lane| lane.to_string() == name);
     found.with_context(|| format!("no scenario {name:?}"))
 }
 
-/// All scenarios that run when none is named, in their order.
+/// All scenarios of a run without a filter, in order.
 pub const ALL: &[Scenario] = &[
     Scenario {
         name: "smoke",
@@ -562,7 +562,7 @@ pub const ALL: &[Scenario] = &[
     },
 ];
 
-/// Scenarios that run only when they are named or have their turn: they take long, or what they need does.
+/// Scenarios that run only by name or in rotation: they, or their prerequisites, take long.
 pub const BY_NAME: &[Scenario] = &[
     Scenario {
         name: "cluster",
@@ -664,8 +664,8 @@ pub const BY_NAME: &[Scenario] = &[
     },
 ];
 
-/// Lanes that take turns in a run that names none, one each day: together they would take too long.
-/// docs/testing.md says when each of them last passed.
+/// Lanes that alternate in runs without a filter, one per day: together they would take too long.
+/// docs/testing.md has the date of each one's last success.
 pub const IN_TURN: &[&str] = &[
     "ublk-many@6.12",
     "device-identity@6.12",
@@ -694,9 +694,9 @@ pub const IN_TURN: &[&str] = &[
     "story-fuse",
 ];
 
-/// Scenarios of a run without a name that begin only while its time allows, but for another one each day,
-/// which runs in any case: simulations, tests of the workspace or another lane prove much of each. Their
-/// number is prime, so runs once a week play each of them too.
+/// Scenarios of a run without a filter that start only while its time permits, except for a different one
+/// each day, which always runs: simulations, tests of the workspace or another lane cover much of each. Their
+/// number is prime, so that weekly runs play each of them, too.
 const IF_TIME_ALLOWS: &[&str] = &[
     "adoption",
     "api-outage",
@@ -723,21 +723,21 @@ const IF_TIME_ALLOWS: &[&str] = &[
     "ublk-many",
 ];
 
-/// The place of a lane among those that begin only while the time of a run allows, on this day since 1970;
-/// `None` for one of each run.
+/// Returns the position of a lane among those that start only while the time of a run permits, on this day
+/// since 1970; `None` for a lane of every run.
 pub fn place_if_time_allows(lane: &Lane, day: u64) -> Option<u64> {
     let place = IF_TIME_ALLOWS.iter().position(|name| **name == lane.to_string())? as u64;
     let all = IF_TIME_ALLOWS.len() as u64;
     Some((place + all - day % all) % all)
 }
 
-/// Scenarios that have no turn: each needs a program that the lab cannot build, and fails without it.
+/// Scenarios outside the rotation: each needs a program that the lab cannot build, and fails without it.
 pub const WITH_A_PROGRAM: &[&str] = &["autoscaler"];
 
-/// The lane whose turn it is on this day, counted from 1970.
+/// Returns the lane of the rotation for this day, counted from 1970.
 ///
 /// # Errors
-/// If the list names none that there is.
+/// If the list names one that does not exist.
 pub fn lane_in_turn(day: u64) -> Result<Lane> {
     let place = day % IN_TURN.len() as u64;
     lane(IN_TURN[place as usize])

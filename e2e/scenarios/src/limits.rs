@@ -1,6 +1,6 @@
-//! Limits of a volume under load: they hold within 5 %, change while programs run, outlive the daemon, and
-//! keep a busy volume from slowing a quiet one down. The machine's clock counts instructions and its disk is
-//! in memory, so that a busy host makes no rate lower.
+//! Limits of a volume under load: they hold within 5 %, change while programs run, survive restarts of the
+//! daemon, and keep a busy volume from slowing a quiet one down. The machine's clock counts instructions and
+//! its disk is in memory, so that a busy host does not lower the rates.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use serde_json::Value;
 use super::load::Load;
 
 const BUCKET: &str = "limits";
-/// Uploads held back: what is measured is the device.
+/// Delayed uploads: only the device is measured. One ring thread, which volumes share.
 const CONFIG: &str =
     "seal_size = \"2Gi\"\nmax_dirty_age = \"1h\"\nmemory_volumes = \"256Mi\"\nring_threads = 1";
-/// Longest run of fio, in seconds of the machine's time: it is ended before.
+/// Maximum run time of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Bar of what a measured rate may differ from its limit.
+/// Maximum relative deviation of a measured rate from its limit.
 const ERROR: f64 = 0.05;
-/// Bar of the quiet volume's 99th percentile beside a memory volume, in microseconds: with zstd a turn of the ring thread takes up to 6 ms by
-/// the machine's clock.
+/// Maximum 99th percentile of the quiet volume next to a memory volume, in microseconds: with zstd a turn of
+/// the ring thread takes up to 6 ms by the machine's clock.
 const MEMORY_P99_US: f64 = 20_000.0;
-/// The most KiB of large requests that a volume has in flight on a disk (`MOVING_BYTES`).
+/// Maximum KiB of large requests of a volume in flight on a disk (`MOVING_BYTES`).
 const MOVING_KIB: u64 = 2048;
 /// Name of the busy neighbour's fio among the machine's programs.
 const NOISE: &str = "noise";
@@ -55,7 +55,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     slow_disk(world, &s3)
 }
 
-/// A disk that takes 2 ms for each request: a busy volume leaves its queue to the others.
+/// Checks on a disk that takes 2 ms per request that a busy volume does not fill its queue.
 fn slow_disk(world: &World, s3: &S3Server) -> Result<()> {
     report::step("a noisy neighbour on a slow disk");
     let vm = world.vm_with("b", Options::benchmark)?;
@@ -85,7 +85,7 @@ fn slow_disk(world: &World, s3: &S3Server) -> Result<()> {
     Ok(())
 }
 
-/// A volume whose first 64 MiB are written.
+/// Attaches a volume, and writes its first 64 MiB.
 fn attach(node: &Node, volume: &str, limits: &[&str]) -> Result<String> {
     node.cli(&["create", volume, "--size", "256Mi", "--store", "store"])?;
     let device = node.cli(&[&["attach", volume, "--store", "store"], limits].concat())?.trim().to_owned();
@@ -98,7 +98,7 @@ fn configure(node: &Node, limits: &[&str]) -> Result<()> {
     node.cli(&[&["configure", "busy"], limits].concat()).map(drop)
 }
 
-/// Each limit alone, for each kind of load that it is about.
+/// Tests each limit alone, for each type of load that it affects.
 fn rates(node: &Node, device: &str) -> Result<()> {
     report::step("rates at their limits");
     let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
@@ -129,7 +129,7 @@ fn rates(node: &Node, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The limits change, and the daemon is killed and replaced, while a program verifies what it wrote.
+/// The limits change, and the daemon is killed and replaced, while a program verifies its writes.
 fn under_load(node: &Node, device: &str) -> Result<()> {
     report::step("changes and restarts under load");
     configure(node, &["--max-throughput", "none", "--max-iops", "300"])?;
@@ -158,8 +158,8 @@ fn under_load(node: &Node, device: &str) -> Result<()> {
     load.stop()
 }
 
-/// The 99th percentile of reads of a quiet volume: alone, beside a neighbour without a limit, and beside one
-/// with.
+/// The 99th percentile of reads of a quiet volume: alone, next to a neighbor without a limit, and next to one
+/// with a limit.
 fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     report::step("a noisy neighbour");
     let alone = p99(node, quiet, "alone")?;
@@ -179,7 +179,7 @@ fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     Ok(())
 }
 
-/// A neighbour whose requests are work of the ring thread itself: it compresses what they write.
+/// Measures next to a neighbour whose requests are work of the ring thread itself, which compresses its writes.
 fn memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
     report::step("a noisy memory volume");
     let device = node.cli(&["attach", "memory", "--memory", "128Mi", "--compression", "zstd"])?;
@@ -193,7 +193,7 @@ fn memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
     node.cli(&["detach", "memory"]).map(drop)
 }
 
-/// The same of the quiet volume while the noise goes on at the other one.
+/// Returns the same for the quiet volume, and fails if the noise at the other one has ended.
 fn p99_beside(node: &Node, quiet: &str, busy: &str, of: &str) -> Result<f64> {
     let us = p99(node, quiet, of)?;
     let rate = in_seconds(node.vm(), busy, 2)?;
@@ -202,7 +202,7 @@ fn p99_beside(node: &Node, quiet: &str, busy: &str, of: &str) -> Result<f64> {
     Ok(us)
 }
 
-/// The 99th percentile of single reads of a volume, in microseconds.
+/// Returns the 99th percentile of single reads of a volume, in microseconds.
 fn p99(node: &Node, device: &str, of: &str) -> Result<f64> {
     let job = "--rw=randread --bs=4k --iodepth=1 --rate_iops=200";
     let report = fio(node.vm(), device, job)?;
@@ -222,15 +222,15 @@ fn noise(node: &Node, device: &str) -> Result<()> {
     until("the neighbour to begin", LIMIT, || Ok((in_seconds(node.vm(), device, 1)? > 0.0).then_some(())))
 }
 
-/// Part by which a measured rate differs from its limit.
+/// Returns the relative deviation of a measured rate from its limit.
 fn error(of: &str, measured: f64, limit: f64) -> f64 {
     let off = (measured / limit - 1.0).abs();
     report::step(format_args!("{of}: {measured:.1} a second, limit {limit:.0}, {:.2} % off", off * 100.0));
     off
 }
 
-/// Requests that the kernel completed on the device in a second, over so many of the machine's time. What
-/// came in the second and a half before is none of them: a change takes effect, and credit is used up.
+/// Returns the requests per second that the kernel completed on the device, over this much of the machine's
+/// time. A preceding second and a half does not count: a change takes effect, and credit is used up.
 fn in_seconds(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
     let name = device.trim_start_matches("/dev/");
     let script = format!(
@@ -243,7 +243,7 @@ fn in_seconds(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
     Ok((done_later - done) / (later - since))
 }
 
-/// The report of a job of eight seconds, after two in which credit is used up.
+/// Returns the report of a job of eight seconds, after two in which credit is used up.
 fn fio(vm: &Vm, device: &str, job: &str) -> Result<Value> {
     let script = format!(
         "exec fio --name=job --filename={device} --direct=1 --ioengine=io_uring --norandommap --size=64M \
@@ -257,7 +257,7 @@ fn fio(vm: &Vm, device: &str, job: &str) -> Result<Value> {
     Ok(job.clone())
 }
 
-/// A figure of reads and writes together.
+/// Returns a figure for reads and writes together.
 fn rate(report: &Value, name: &str) -> Result<f64> {
     let of = |side: &str| report[side][name].as_f64().with_context(|| format!("{side} has no {name}"));
     Ok(of("read")? + of("write")?)

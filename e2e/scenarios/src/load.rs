@@ -1,4 +1,4 @@
-//! Verified load on a block device: fio writes, reads back and compares while the scenario does its worst.
+//! Verified load on a block device: fio writes, reads back and compares while the scenario injects faults.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use holdfast_lab::wire::Exit;
 /// Name of fio among the machine's programs.
 const PROGRAM: &str = "fio";
 const SIGINT: i32 = 2;
-/// Exit of fio on that signal.
+/// Exit of fio after that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
-/// Longest time of fio after the time it was given.
+/// Maximum time until fio exits after its run time.
 const END_LIMIT: Duration = Duration::from_secs(300);
 
-/// fio at work on a device.
+/// fio running on a device.
 pub(super) struct Load<'a> {
     vm: &'a Vm,
     device: String,
@@ -34,7 +34,7 @@ impl<'a> Load<'a> {
         Ok(load)
     }
 
-    /// fio still runs: it saw no error.
+    /// Checks that fio is still running: it saw no error.
     pub(super) fn check(&self) -> Result<()> {
         ensure!(self.vm.status(PROGRAM)?.is_none(), "fio ended: {}", self.vm.log(PROGRAM)?);
         Ok(())
@@ -45,7 +45,7 @@ impl<'a> Load<'a> {
         self.wait_writes(1000)
     }
 
-    /// Waits until the kernel has completed so many more writes on the device.
+    /// Waits until the kernel has completed this many more writes on the device.
     pub(super) fn wait_writes(&self, writes: u64) -> Result<()> {
         self.check()?;
         let name = self.device.trim_start_matches("/dev/");
@@ -57,7 +57,7 @@ impl<'a> Load<'a> {
         self.vm.exec(&script).map(drop)
     }
 
-    /// Ends fio before its time: it saw no error and every byte was right.
+    /// Ends fio early, and checks that it saw no error and no wrong byte.
     pub(super) fn stop(self) -> Result<()> {
         self.vm.signal(PROGRAM, SIGINT)?;
         let exit = self.vm.wait(PROGRAM, END_LIMIT)?;

@@ -1,5 +1,5 @@
 //! Memory volumes of Kubernetes, in a cluster without an object store: claims through the CSI driver and a
-//! Volume that a user applies.
+//! Volume applied by a user.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
@@ -12,7 +12,7 @@ use holdfast_lab::world::World;
 use super::csi_node::{publish, release};
 use super::provisioning::apply;
 
-/// Memory of the node, and disk for pages that find none.
+/// Memory of the node, and disk space for pages beyond it.
 const DATA: &str = "memory_volumes = \"256Mi\"\nmemory_spill = \"64Mi\"";
 const MIB: i64 = 1 << 20;
 /// Size of the claim.
@@ -20,11 +20,11 @@ const CLAIM_BYTES: i64 = 128 * MIB;
 /// Its size after an expansion.
 const LARGER_BYTES: i64 = 160 * MIB;
 const CLAIM: &str = "pvc-scratch";
-/// Parameters of a class whose volumes spill: a quarter of the size is memory, all of it may be on the disk.
+/// Parameters of a class with spilling: a quarter of the size is memory, all of it may be on the disk.
 const SPILLING: [(&str, &str); 2] = [("maxMemoryPercent", "25"), ("spillPercent", "100")];
 const SPILL_CLAIM: &str = "pvc-spill";
 const SPILL_BYTES: i64 = 60 * MIB;
-/// Content of it: more than its memory takes.
+/// Its content: more than fits in its memory.
 const SOURCE: &str = "/dev/shm/source";
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -115,8 +115,8 @@ fn claim(csi: &Csi) -> Result<Claim> {
     Ok(Claim { volume: CLAIM.to_owned(), context: Default::default(), how })
 }
 
-/// A claim takes more than its memory, and the rest is on the disk: no write fails, and a kill changes
-/// nothing. The disk of the node is promised once.
+/// A claim exceeds its memory, and the rest is on the disk: no write fails, and a kill changes nothing. The
+/// disk of the node is promised only once.
 fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<()> {
     report::step("create a claim that spills: the disk of the node is promised");
     capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB)?;
@@ -161,7 +161,7 @@ fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<(
             if limit == 64 * MIB && promised == SPILL_BYTES && (20 * MIB..SPILL_BYTES).contains(&used))
         .then_some(()))
     })?;
-    // The node and its volumes are reported one by one.
+    // The node and its volumes are reported separately.
     until("the spilled bytes of the volume", LIMIT, || {
         let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].message}";
         let said = world.kubectl(["get", &format!("volume/{SPILL_CLAIM}"), path])?;
@@ -187,7 +187,7 @@ fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<(
     capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB).map(drop)
 }
 
-/// The capacity of node `a` for a class, once it is as it should be.
+/// Returns the capacity of node `a` for a class, once it is right.
 fn capacity(csi: &Csi, class: &[(&str, &str)], is_right: impl Fn(i64) -> bool) -> Result<i64> {
     until("the capacity", LIMIT, || {
         let bytes = granted("capacity", csi.memory_capacity("a", class)?)?;
@@ -211,7 +211,7 @@ fn refusals(csi: &Csi) -> Result<()> {
     refused("durability", csi.create(&unknown, LIMIT)?, word, "parameters.durability: is not known")
 }
 
-/// A Volume that a user applies, and deletes while it is attached.
+/// A Volume applied by a user, and deleted while it is attached.
 fn applied(world: &World, node: &Node) -> Result<()> {
     report::step("apply a Volume, use its device, delete it");
     apply(
@@ -225,7 +225,7 @@ fn applied(world: &World, node: &Node) -> Result<()> {
         Ok(found.strip_prefix("Attached ").map(str::to_owned))
     })?;
     node.vm().wait_block_device(&device, LIMIT)?;
-    // More than the limit fails, and what was stored is still there.
+    // Writes beyond the limit fail, and earlier content is still there.
     node.vm().exec(&format!(
         "head -c 4M /dev/urandom > /tmp/part; dd if=/tmp/part of={device} bs=1M oflag=direct status=none; \
          if dd if=/dev/urandom of={device} bs=1M seek=8 oflag=direct status=none 2>/dev/null; then exit 1; fi; \
@@ -256,10 +256,10 @@ fn applied(world: &World, node: &Node) -> Result<()> {
             Ok(world.kubectl(["get", "volume/tmp", path])?.contains(words).then_some(()))
         })
     };
-    // What it has stays, and that is said.
+    // Its limit stays, and this is reported.
     patch("{memory: {limit: 4Mi}}")?;
     attached("SpecDiffers spec.memory.limit: is 4Mi")?;
-    // The node has no room for it, and the volume is served; a smaller size is taken.
+    // The node has no space for it, and the volume stays served; a smaller size is accepted.
     patch("{size: 2Gi, memory: {limit: 1Gi}}")?;
     attached("NodeFull memory.limit_bytes: ")?;
     patch("{size: 96Mi, memory: {limit: 80Mi}}")?;
@@ -273,7 +273,7 @@ fn applied(world: &World, node: &Node) -> Result<()> {
     world.kubectl(["delete", "volume/tmp", "--timeout=60s"]).map(drop)
 }
 
-/// Reason of the condition `ContentLost` of a Volume; empty without one.
+/// Returns the reason of the condition `ContentLost` of a Volume; empty without the condition.
 fn lost(world: &World, volume: &str) -> Result<String> {
     let path = "--output=jsonpath={.status.conditions[?(@.type=='ContentLost')].reason}";
     world.kubectl(["get", &format!("volume/{volume}"), path])

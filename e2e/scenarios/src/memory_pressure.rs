@@ -1,13 +1,13 @@
-//! The control group of the daemon and of programs is at its limit, as on a node of Kubernetes (`kubepods`),
-//! while most of what it has are dirty pages of file systems on our devices. To have memory again, the kernel
-//! must write to the devices, which the daemon serves with the memory that is left. The machine itself has
-//! little memory, and is not without.
+//! The control group of the daemon and of programs is at its limit, as on a Kubernetes node (`kubepods`),
+//! while most of its memory is dirty pages of file systems on our devices. To reclaim memory, the kernel must
+//! write to the devices, which the daemon serves with the remaining memory. The machine itself has little
+//! memory, but enough.
 //!
-//! Fault that it looks for: a thread of the daemon waits for memory, which waits for a write to its own
-//! device. Then nothing is written any more, and every program that asks for memory waits too.
+//! Tested fault: a thread of the daemon waits for memory, which waits for a write to the daemon's own device.
+//! Then nothing is written any more, and every program that requests memory waits, too.
 //!
-//! Then the daemon's own group is given less than it has: the kernel kills the daemon, and the next one
-//! recovers the devices.
+//! Then the limit of the daemon's own group is lowered below its use: the kernel kills the daemon, and the
+//! next one recovers the devices.
 
 use std::time::Duration;
 
@@ -22,28 +22,28 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "pressure";
 const VOLUME: &str = "disk";
-/// Memory of the machine, and what is left of it for programs, the page cache and the daemon, in MiB.
+/// Memory of the machine, and the rest for programs, the page cache and the daemon, in MiB.
 const MACHINE_MIB: u32 = 768;
 const LEFT_MIB: u32 = 400;
-/// Limit of the group that has the daemon's group and the one of programs, in MiB: `kubepods` of a node.
+/// Limit of the group that contains the daemon's group and that of programs, in MiB: `kubepods` of a node.
 const PODS_MIB: u32 = 256;
-/// A limit that no daemon keeps, in MiB.
+/// A limit that no daemon can stay below, in MiB.
 const TOO_LITTLE_MIB: u32 = 2;
 const PODS: &str = "/sys/fs/cgroup/pods";
-/// Uploads all the time, in little memory.
+/// Continuous uploads, in little memory.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"8Mi\"\nmax_dirty_age = \"2s\"\nupload_memory = \"64Mi\"\nmax_dirty = \"8Gi\"";
-/// Time that the store takes for each PUT.
+/// Time of the store for each PUT.
 const STORE_DELAY: Duration = Duration::from_secs(1);
 const AT: &str = "/mnt";
 const NOISE: &str = "/state/noise";
-/// Files that are written, and the length of each, in MiB: more than the machine has memory.
+/// Files that are written, and the length of each, in MiB: more than the machine's memory.
 const FILES: u32 = 40;
 const FILE_MIB: u32 = 12;
-/// Length of the file that is mapped, in MiB: more than its group has.
+/// Length of the mapped file, in MiB: more than its group's limit.
 const MAPPED_MIB: u32 = 256;
 /// Written to the device under pressure, then after the kill, in MiB.
 const STORED_MIB: [u32; 2] = [512, 64];
-/// Seconds of the machine's time after which a device to which no write was completed hangs.
+/// Seconds of the machine's time without a completed write after which a device counts as hanging.
 const HANGS_SECONDS: u32 = 60;
 const LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
@@ -56,7 +56,7 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
     run(world, "user-copy", Options::node())
 }
 
-/// On a machine without the driver of ublk.
+/// Runs on a machine without the ublk driver.
 pub(super) fn fuse(world: &World) -> Result<()> {
     run(world, "auto", Options::without_ublk())
 }
@@ -67,7 +67,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
     let proxy = FaultProxy::start(s3.port())?;
     let vm = world.vm_with("a", || Options { memory_mib: MACHINE_MIB, ..options })?;
     let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
-    // As on a node of Kubernetes, where it is no child of the daemon. It is not asked where there is ublk.
+    // As on a Kubernetes node, where it is not a child of the daemon. With ublk, it is not used.
     vm.spawn("keeper", &bash("mkdir -p /run/holdfast; exec holdfast-node keeper"))?;
     let node = Node::start(vm, &control, transport, DATA)?;
     let vm = node.vm();
@@ -110,7 +110,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
     node.terminate()
 }
 
-/// Makes the groups, and fills the memory of the machine with what no reclaim can take.
+/// Creates the groups, and fills the machine's memory with unreclaimable pages.
 fn make_groups(vm: &Vm) -> Result<()> {
     vm.exec(&format!(
         "mount -t cgroup2 none /sys/fs/cgroup; cd /sys/fs/cgroup; echo +memory +io > cgroup.subtree_control; \
@@ -125,7 +125,7 @@ fn make_groups(vm: &Vm) -> Result<()> {
     .map(drop)
 }
 
-/// Puts daemon and keeper into their groups. A kubelet has them killed after all other programs.
+/// Moves daemon and keeper into their groups. A kubelet has them killed after all other programs.
 fn confine(vm: &Vm) -> Result<()> {
     vm.exec(&format!(
         "for name in node keeper; do \
@@ -137,7 +137,7 @@ fn confine(vm: &Vm) -> Result<()> {
     .map(drop)
 }
 
-/// Programs that write, in their group: one to files, one to a mapped file.
+/// Starts writing programs in their group: one for files, one for a mapped file.
 fn begin(vm: &Vm) -> Result<()> {
     vm.spawn(
         "files",
@@ -159,8 +159,8 @@ fn begin(vm: &Vm) -> Result<()> {
     .map(drop)
 }
 
-/// Waits until so much more was written to the device; returns the time that it took. The device hangs where
-/// no write is completed for long.
+/// Waits until this much more was written to the device; returns the elapsed time. The device counts as
+/// hanging if no write completes for long.
 fn wait_stored(vm: &Vm, device: &str, mib: u32) -> Result<String> {
     let name = device.trim_start_matches("/dev/");
     let found = vm.exec(&format!(
@@ -177,7 +177,7 @@ fn wait_stored(vm: &Vm, device: &str, mib: u32) -> Result<String> {
     Ok(found.trim().to_owned())
 }
 
-/// The memory that groups and machine have, for the log of the scenario.
+/// Returns the memory use of groups and machine, for the log of the scenario.
 fn memory(vm: &Vm) -> Result<String> {
     let found = vm.exec(&format!(
         "grep -E '^(MemFree|MemAvailable|Dirty|Writeback|AnonPages|Shmem):' /proc/meminfo | tr -s '\\n ' ' '; echo; \
@@ -188,8 +188,8 @@ fn memory(vm: &Vm) -> Result<String> {
     Ok(found.trim().to_owned())
 }
 
-/// A thread that is none may wait, when memory is short, for a device that its own process serves; the next
-/// daemon asks the keeper.
+/// An unmarked thread may wait, when memory is short, for a device that its own process serves; the next
+/// daemon depends on the keeper.
 fn every_thread_is_an_io_flusher(vm: &Vm) -> Result<()> {
     // `PF_MEMALLOC_NOIO` in the flags of `stat`, which `PR_SET_IO_FLUSHER` sets.
     let found = vm.exec(
@@ -201,7 +201,7 @@ fn every_thread_is_an_io_flusher(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// No program saw an error, each file has what was written, and no task hung.
+/// Checks that no program saw an error, each file has its written content, and no task hung.
 fn end(vm: &Vm, device: &str) -> Result<()> {
     vm.exec("touch /tmp/enough")?;
     for program in ["files", "mapped"] {

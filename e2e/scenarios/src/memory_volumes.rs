@@ -1,6 +1,6 @@
-//! Memory volumes of the command line: the daemon is killed, ended and replaced under them, and each page is
-//! as it was, in memory or in the spill file; it grows meanwhile; a full one fails writes and loses nothing;
-//! a detach leaves nothing.
+//! Memory volumes of the command line: the daemon is killed, ended and replaced while they are in use, and
+//! each page is unchanged, in memory or in the spill file; volumes grow in the meantime; a full one fails
+//! writes and loses nothing; a detach leaves nothing behind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,38 +18,38 @@ use holdfast_lab::world::World;
 use super::load::Load;
 
 const BUCKET: &str = "memory";
-/// More than its volumes may take together.
+/// More than the maximum of its volumes together.
 const MEMORY: &str = "memory_volumes = \"1Gi\"\nmemory_spill = \"64Mi\"\nring_threads = 4";
-/// Fills the state disk to its last block.
+/// Fills the state disk completely.
 const FILL: &str = "fallocate -l $(($(stat -f -c '%f * %S' /state))) /state/filler || true; \
                     dd if=/dev/zero of=/state/filler.rest bs=4k status=none || true; sync";
 const EMPTY: &str = "rm /state/filler*";
 const SOURCE: &str = "/dev/shm/source";
-/// Ends of the daemon, in this order.
+/// Exits of the daemon, in this order.
 const ENDS: [DaemonEnd; 5] =
     [DaemonEnd::Kill, DaemonEnd::Handoff, DaemonEnd::Kill, DaemonEnd::Restart, DaemonEnd::Kill];
-/// Longest run of fio, in seconds of the machine's time: it is ended before.
+/// Maximum run time of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 900;
 const LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
-/// Threads that work on the file system.
+/// Threads that write to the file system.
 const WORKERS: u32 = 2;
-/// Sizes of a volume under load, in MiB: each end of the daemon interrupts a growth.
+/// Sizes of a volume under load, in MiB: each exit of the daemon interrupts a growth.
 const FIRST_MIB: u32 = 256;
 const STEP_MIB: u32 = 16;
 const MOST_MIB: u32 = 336;
-/// The first kernel that changes the size of a device in use. An older one has the growth refused.
+/// The first kernel that resizes a device in use. An older one rejects the growth.
 const RESIZES_SINCE: &str = "Linux 6.16";
-/// Most bytes that one discard covers.
+/// Maximum bytes of one discard.
 const MAX_DISCARD_BYTES: u32 = 4 << 20;
 const AT: &str = "/mnt";
 
-/// A way in which the daemon ends.
+/// A way for the daemon to exit.
 #[derive(Debug, Clone, Copy)]
 enum DaemonEnd {
     Kill,
     Restart,
-    /// By a successor that is started before it ends.
+    /// By a successor that is started first.
     Handoff,
 }
 
@@ -66,10 +66,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// So many kills of the daemon, each with a handoff after it.
+/// Runs this many kills of the daemon, each followed by a handoff.
 ///
 /// # Errors
-/// A page is not as it was written, or a device hangs.
+/// A page differs from the written one, or a device hangs.
 pub fn rounds(world: &World, kills: usize) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -77,7 +77,7 @@ pub fn rounds(world: &World, kills: usize) -> Result<()> {
     ends(&node, &[DaemonEnd::Kill, DaemonEnd::Handoff].repeat(kills))
 }
 
-/// Ends the daemon under a file system and under fio, which verifies what it wrote.
+/// Ends the daemon while a file system is in use and fio verifies its writes.
 fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let vm = node.vm();
     let files = attach(node, &["files", "--memory", &format!("{FIRST_MIB}Mi")])?;
@@ -91,14 +91,14 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
         "queues=$(($(nproc) < 4 ? 1 : 2)); for device in {files} {raw}; do \
          test $(ls /sys/block/${{device#/dev/}}/mq | wc -l) = $queues || exit 1; done"
     ))?;
-    // A ring thread serves nothing else meanwhile.
+    // Meanwhile, a ring thread serves nothing else.
     let queue = raw.replace("/dev/", "/sys/block/");
     vm.exec(&format!("test $(cat {queue}/queue/discard_max_bytes) = {MAX_DISCARD_BYTES}"))?;
     let load = Load::start(vm, &raw, LOAD_SECONDS)?;
     let grows = grows(node)?;
     let mut mib = FIRST_MIB;
     for (number, end) in all.iter().enumerate() {
-        // The size of the last ones is asked for again.
+        // The size of the last ones is requested again.
         mib = MOST_MIB.min(mib + STEP_MIB);
         let grow = ["grow", "files", &format!("{mib}Mi")];
         vm.spawn(&format!("grow-{number}"), &bash(&format!("exec holdfast-node {}", grow.join(" "))))?;
@@ -107,7 +107,7 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
             DaemonEnd::Restart => node.terminate().and_then(|()| node.restart())?,
             DaemonEnd::Handoff => node.hand_over()?,
         }
-        // The successor may still recover the volume.
+        // The successor may still be recovering the volume.
         until("the growth", LIMIT, || match node.cli(&grow) {
             Err(refused) if !grows && refused.to_string().contains(RESIZES_SINCE) => Ok(Some(())),
             grown => Ok(grown.inspect_err(|error| report::step(error)).ok().map(drop)),
@@ -124,7 +124,7 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     vm.wait("churn", END_LIMIT)?;
     let refused = node.cli(&["detach", "files"]).err().context("it is mounted")?;
     ensure!(format!("{refused:#}").contains("is in use"), "{refused:#}");
-    // Not from the page cache: the device has the only copy that counts.
+    // Not from the page cache: the device has the only relevant copy.
     let found = vm.exec(&format!(
         "umount {AT}; echo 3 > /proc/sys/vm/drop_caches; e2fsck -fn {files} >&2; mount {files} {AT}; \
          holdfast-e2e churn-check {AT}; umount {AT}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"
@@ -136,19 +136,19 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
         node.cli(&["detach", name])?;
     }
     vm.exec(&format!("! test -e {files}; ! test -e {raw}"))?;
-    // A new one of the same name has nothing of it.
+    // A new one of the same name has none of its content.
     let files = attach(node, &["files", "--memory", "256Mi"])?;
     vm.exec(&format!("cmp -n 268435456 {files} /dev/zero"))?;
     node.cli(&["detach", "files"]).map(drop)
 }
 
-/// A machine on which devices have two queues, where the kernel boots with as many processors.
+/// Returns a machine on which devices have two queues, if its kernel boots with enough processors.
 fn machine(world: &World) -> Result<Arc<Vm>> {
     world.vm_with("a", || Options { processors: 4, ..Options::node() })
 }
 
-/// A processor goes offline while a request of it waits for the next daemon. With a queue for each processor
-/// that waited for the request, and the start of the daemon for the processor.
+/// A processor goes offline while one of its requests waits for the next daemon. Regression: with one queue
+/// per processor, this waited for the request, and the start of the daemon for the processor.
 fn offline(node: &Node) -> Result<()> {
     let vm = node.vm();
     if vm.exec("nproc")?.trim() == "1" {
@@ -168,8 +168,8 @@ fn offline(node: &Node) -> Result<()> {
     node.cli(&["detach", "offline"]).map(drop)
 }
 
-/// At its limit a volume fails writes with ENOSPC, keeps what it has, and takes writes again once something
-/// was discarded.
+/// At its limit, a volume fails writes with ENOSPC, keeps its content, and accepts writes again after a
+/// discard.
 fn full(node: &Node) -> Result<()> {
     let device = attach(node, &["full", "--memory", "64Mi", "--memory-limit", "16Mi"])?;
     let vm = node.vm();
@@ -189,20 +189,20 @@ fn full(node: &Node) -> Result<()> {
     ensure!(sum()? == before, "what was stored changed when the daemon was killed");
     vm.exec(&format!("blkdiscard -o 8M -l 56M {device}; {}", write(20, 4)))?;
     ensure!(sum()? == before, "what was stored changed when other pages were discarded");
-    // A higher limit, and it takes as much as it may.
+    // With a higher limit, it accepts as much as permitted.
     node.cli(&["grow", "full", "64Mi", "--memory-limit", "128Mi"])?;
     vm.exec(&write(8, 56))?;
     ensure!(sum()? == before, "what was stored changed when the limit rose");
     node.cli(&["detach", "full"]).map(drop)
 }
 
-/// Pages beyond the limit go to the spill file: they are right over kills and a handoff, a discard gives
-/// their space back, and a full disk fails writes and loses nothing.
+/// Pages beyond the limit go to the spill file: they are unchanged after kills and a handoff, a discard frees
+/// their space, and a full disk fails writes and loses nothing.
 fn spilled(node: &Node) -> Result<()> {
     let asked = ["--memory", "64Mi", "--memory-limit", "16Mi", "--memory-spill"];
     let device = attach(node, &[&["spill"][..], &asked, &["56Mi"]].concat())?;
     let vm = node.vm();
-    // All of the device is written, four times what the memory takes.
+    // All of the device is written, four times its memory.
     let copy = |skip: u32, mib: u32| {
         format!(
             "dd if={SOURCE} of={device} bs=1M skip={skip} seek={skip} count={mib} oflag=direct conv=notrunc status=none"
@@ -243,7 +243,7 @@ fn spilled(node: &Node) -> Result<()> {
     vm.exec(&format!("blkdiscard {device}"))?;
     let after = blocks_mib()?;
     ensure!(after <= 1, "the spill file keeps {after} MiB of {before} that were discarded");
-    // The disk of the spill file is full: what was stored stays, and there is room for it again later.
+    // The disk of the spill file is full: stored content stays, and its space is available again later.
     vm.exec(&format!("{}; {FILL}", copy(0, 20)))?;
     let found = vm.exec(&format!("if {} 2>&1; then echo written; fi", copy(20, 44)))?;
     ensure!(found.contains("No space left on device"), "{found}");
@@ -255,7 +255,7 @@ fn spilled(node: &Node) -> Result<()> {
     let more = [&["more"][..], &asked, &["9Mi"]].concat();
     let refused = node.cli(&[&["attach"][..], &more].concat()).err().context("56 of 64 MiB are taken")?;
     ensure!(format!("{refused:#}").contains("8Mi of data.memory_spill (64Mi) is left"), "{refused:#}");
-    // It grows by what is left of the disk, and its new pages spill. The limit rises on every kernel.
+    // It grows by the rest of the disk, and its new pages spill. The limit rises on every kernel.
     let mib = if grows(node)? { 72 } else { 64 };
     node.cli(&["grow", "spill", &format!("{mib}Mi"), "--memory-spill", "64Mi"])?;
     vm.exec(&format!(
@@ -270,7 +270,7 @@ fn spilled(node: &Node) -> Result<()> {
     vm.exec("! ls -d /var/lib/holdfast/memory.d/* >&2").map(drop)
 }
 
-/// Requests that make no sense for a memory volume name the field and the fix.
+/// Requests that do not apply to memory volumes are rejected with the field and the fix.
 fn refusals(node: &Node) -> Result<()> {
     attach(node, &["small", "--memory", "4Mi"])?;
     let beyond_node = if grows(node)? { "is left on this node" } else { RESIZES_SINCE };
@@ -288,7 +288,7 @@ fn refusals(node: &Node) -> Result<()> {
     node.cli(&["detach", "small"]).map(drop)
 }
 
-/// True if the kernel of the node changes the size of a device in use.
+/// Returns true if the node's kernel resizes devices in use.
 fn grows(node: &Node) -> Result<bool> {
     let kernels = format!("printf '%s\\n' '{RESIZES_SINCE}' \"Linux $(uname -r)\"");
     Ok(!node.vm().exec(&format!("{kernels} | sort -VC && echo it does || true"))?.is_empty())

@@ -1,6 +1,6 @@
-//! A node is lost with data that it had not uploaded: another one continues with a prefix, what is missing is
-//! reported, and the node, back again, serves nothing and keeps it. One volume is moved by a person, one by
-//! the taint of the Node.
+//! A node is lost with un-uploaded data: another one continues with a prefix, the missing data is reported,
+//! and the node, once it returns, serves nothing and preserves that data. One volume is moved by a user, one
+//! by the taint of the Node.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -22,12 +22,12 @@ const VOLUME: &str = "volume/disk";
 /// The claim of that volume; no controller binds it.
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {namespace: shop, name: data}\n\
                      spec: {volumeName: disk, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}\n";
-/// The store is only written when a side is full: what comes after the last seal stays on the node.
+/// Data is uploaded only when a side is full: everything after the last seal stays on the node.
 const DATA: &str = "seal_size = \"1Mi\"";
-/// Blocks of 4 KiB written one after the other, each with its number in it.
+/// Blocks of 4 KiB written sequentially, each containing its number.
 const BLOCKS: usize = 700;
 const MAKE_BLOCKS: &str = "awk 'BEGIN { for (i = 0; i < 700; i++) printf \"%-4095d\\n\", i }' > /tmp/blocks";
-/// Blocks of the volume whose flushes wait for the store: less than is uploaded without a flush.
+/// Blocks of the volume whose flushes wait for the store: fewer than are uploaded without a flush.
 const FLUSHED: usize = 100;
 /// Changes whose events are counted.
 pub const CHANGES: usize = 20;
@@ -55,7 +55,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     for volume in [VOLUME, "volume/safe"] {
         world.wait_for(volume, "jsonpath={.status.phase}=Ready")?;
     }
-    // There is no kubelet: the scenario says what the Node is.
+    // There is no kubelet: the scenario writes the Node's status.
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
     let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
     let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
@@ -179,7 +179,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// The owner of the claim, who sees neither Volumes nor the namespace `default`, reads the loss on the claim.
+/// The owner of the claim, without access to Volumes and the namespace `default`, sees the loss on the claim.
 fn check_claim(world: &World, dirty: &str) -> Result<()> {
     let missing = format!("at least {dirty} bytes");
     until("the claim to have the events", LIMIT, || {
@@ -207,7 +207,7 @@ fn force_detach_by_plugin(world: &World) -> Result<()> {
     plugin(world, &command, 0, "What that node did not upload is missing then: ").map(drop)
 }
 
-/// Node a renews its Lease, which belongs to its Node as its StorageNode does.
+/// Node a renews its Lease, which its Node owns, like its StorageNode.
 fn check_heartbeat(world: &World) -> Result<()> {
     let lease = ["--namespace", NAMESPACE, "get", "lease", "node-a", "--output=jsonpath={.spec.renewTime}"];
     let first = until("node a to renew its Lease", LIMIT, || Ok(world.kubectl(lease).ok()))?;
@@ -220,7 +220,7 @@ fn check_heartbeat(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Changes of a Volume are sent to the node that it is granted to, and to no other.
+/// Changes of a Volume are sent only to the node that it is granted to.
 fn changes_of_one_node(world: &World) -> Result<()> {
     report::step("changes of a Volume of node a are sent to node a, and to node b none");
     apply(world, &volume("idle", "store", "1Mi"))?;
@@ -228,8 +228,7 @@ fn changes_of_one_node(world: &World) -> Result<()> {
     let of_none = events_of_changes(world, "idle")?;
     let of_a = events_of_changes(world, "disk")?;
     let more = of_a.checked_sub(of_none).context("node a was sent fewer events than the others")?;
-    // About one for each change, not none and not two: a report of node a or of the operator may come
-    // between.
+    // About one per change, neither zero nor two: a report of node a or of the operator may come in between.
     ensure!(
         (CHANGES / 2..CHANGES + CHANGES / 2).contains(&more),
         "{CHANGES} changes: {of_none} events of a Volume of no node, {of_a} of one of node a"
@@ -239,10 +238,10 @@ fn changes_of_one_node(world: &World) -> Result<()> {
 }
 
 /// Changes a Volume [`CHANGES`] times, and returns the number of events about Volumes that the API server
-/// sent meanwhile.
+/// sent in the meantime.
 ///
 /// # Errors
-/// If the API server refuses, or sends fewer than one event a change.
+/// If the API server rejects a change, or sends fewer than one event per change.
 pub fn events_of_changes(world: &World, name: &str) -> Result<usize> {
     let before = volume_events(world)?;
     for change in 0..CHANGES {
@@ -254,7 +253,7 @@ pub fn events_of_changes(world: &World, name: &str) -> Result<usize> {
             &format!("test.holdfast.dev/n={change}"),
         ])?;
     }
-    // The operator and the nodes read what is sent at once.
+    // The operator and the nodes read events immediately.
     let settled = Cell::new(before);
     until("the events to be sent", LIMIT, || {
         let now = volume_events(world)?;
@@ -263,7 +262,7 @@ pub fn events_of_changes(world: &World, name: &str) -> Result<usize> {
     })
 }
 
-/// Events about Volumes that the API server has sent to all who watch.
+/// Returns the number of events about Volumes that the API server has sent to all watchers.
 fn volume_events(world: &World) -> Result<usize> {
     let metrics = world.kubectl(["get", "--raw", "/metrics"])?;
     let of_volumes = |line: &&str| {
@@ -275,7 +274,7 @@ fn volume_events(world: &World) -> Result<usize> {
     Ok(counts.map(|count: f64| count as usize).sum())
 }
 
-/// Node b's disk may tear a sector when the power fails: the StorageNode and an event say so.
+/// Node b's disk may tear a sector when the power fails: the StorageNode and an event report this.
 fn check_state_disks(world: &World, b: &Node) -> Result<()> {
     for (node, holds, why) in [("a", "True", "PhysicalBlocks: vd"), ("b", "False", "SmallPhysicalBlocks: vd")]
     {

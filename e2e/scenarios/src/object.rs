@@ -9,12 +9,12 @@ use serde_json::Value;
 /// Applies `object`.
 ///
 /// # Errors
-/// If the API server refuses it.
+/// If the API server rejects it.
 pub(super) fn apply(world: &World, object: &Value) -> Result<()> {
     world.kubectl(["apply", "--filename", &file(world, object)?]).map(drop)
 }
 
-/// The path of a file that holds `object`.
+/// Returns the path of a file that contains `object`.
 pub(super) fn file(world: &World, object: &Value) -> Result<String> {
     let file = world.dir().join("object.json");
     fs::write(&file, object.to_string()).context("write an object")?;

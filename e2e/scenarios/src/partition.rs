@@ -1,5 +1,5 @@
-//! A node loses its network to the API server and lives: it writes and uploads on until another node has its
-//! volumes. Every write that it acknowledged is on the other node, or kept on it.
+//! A node loses its network to the API server but keeps running: it writes and uploads until another node
+//! takes over its volumes. All acknowledged writes are on the other node, or preserved on this one.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,14 @@ use super::provisioning::{apply, condition};
 use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volumes";
-/// The volume that is written all the time.
+/// The volume that is written continuously.
 const DISK: &str = "volume/disk";
-/// Blocks of 4 KiB that the other volume holds.
+/// Blocks of 4 KiB in the other volume.
 const BLOCKS: usize = 64;
 /// A node is not cut off earlier: it counts as silent 40 s after its last renewal, which is at most 12 s old
-/// when the partition begins.
+/// at the start of the partition.
 const EARLIEST: Duration = Duration::from_secs(28);
-/// PUTs of probes, which the operator makes when it sees the ObjectStore.
+/// PUTs of probes, which the operator runs for a new ObjectStore.
 const PROBES: usize = 15;
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -35,7 +35,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     for name in ["disk", "rest"] {
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
-    // There is no kubelet: the scenario says what the Node is.
+    // There is no kubelet: the scenario writes the Node's status.
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
     say_ready(world, "True")?;
     let kubeconfig = world.node_kubeconfig()?;
@@ -145,8 +145,8 @@ fn volume(name: &str) -> String {
     )
 }
 
-/// Writes and flushes one block after the other, and prints the number of those that are done, until one
-/// fails.
+/// Returns a script that writes and flushes blocks sequentially, and prints the number of completed ones,
+/// until one fails.
 fn writer(device: &str) -> String {
     format!(
         "for block in $(seq 0 16383); do
@@ -157,14 +157,14 @@ fn writer(device: &str) -> String {
     )
 }
 
-/// Blocks that the writer has done.
+/// Returns the blocks acknowledged to the writer.
 fn acknowledged(node: &Node) -> Result<usize> {
     let log = node.vm().log("writer")?;
     let last = log.lines().rev().find_map(|line| line.trim().parse().ok());
     Ok(last.unwrap_or(0))
 }
 
-/// The number of blocks that are there, which must be the first ones.
+/// Returns a script for the number of existing blocks, which must be the first ones.
 fn in_order(device: &str) -> String {
     format!(
         "dd if={device} bs=1M iflag=direct status=none | tr '\\0' '\\n' | grep -v '^$' | tr -s ' ' '\\n' |
@@ -188,7 +188,7 @@ fn want_on_b(world: &World, name: &str) -> Result<()> {
     world.kubectl(["patch", "volume", name, "--type=merge", "--patch", patch]).map(drop)
 }
 
-/// Condition `Ready` of Node a, as the node lifecycle controller would write it.
+/// Writes the condition `Ready` of Node a, like the node lifecycle controller.
 fn say_ready(world: &World, status: &str) -> Result<()> {
     let patch = format!("{{\"status\":{{\"conditions\":[{{\"type\":\"Ready\",\"status\":\"{status}\"}}]}}}}");
     world.kubectl(["patch", "node", "a", "--subresource=status", "--type=merge", "--patch", &patch]).map(drop)

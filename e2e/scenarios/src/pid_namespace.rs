@@ -1,5 +1,5 @@
-//! The node daemon in a PID namespace of its own, as in a pod without `hostPID`: the kernel compares the pid
-//! that a server names with the one that it sees itself.
+//! The node daemon in a separate PID namespace, as in a pod without `hostPID`: the kernel compares the pid
+//! named by a server with the one that it sees itself.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use holdfast_lab::world::World;
 use super::load::Load;
 
 const BUCKET: &str = "pids";
-/// Longest run of fio, in seconds of the machine's time.
+/// Maximum run time of fio, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 300;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -35,7 +35,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A thread that is none may wait, when memory is short, for a device that its own process serves.
+/// An unmarked thread may wait, when memory is short, for a device that its own process serves.
 fn every_thread_is_an_io_flusher(node: &Node) -> Result<()> {
     // `PF_MEMALLOC_NOIO` in the flags of `stat`, which `PR_SET_IO_FLUSHER` sets.
     let script = "cd /proc/$(pgrep -x holdfast-node)/task; for task in *; do \

@@ -1,10 +1,10 @@
-//! Power cuts that lose what was not flushed.
+//! Power failures that lose unflushed data.
 //!
 //! A machine's state disk records its writes and flushes. While volumes on it are written, flushed and
-//! uploaded, the store is frozen for a moment now and then and its bucket kept: a cut anywhere in such a
-//! moment leaves that bucket. Then for each cut the disk is rebuilt as of a place in the record soon after a
-//! flush was reported, with some of the writes that no flush covers, and another machine boots on it. Nothing
-//! that was flushed may be missing, nothing stale or foreign may be served.
+//! uploaded, the store is frozen briefly at intervals and its bucket saved: a power failure at any point in
+//! that moment leaves that bucket. Then for each one the disk is rebuilt as of a position in the record soon
+//! after a reported flush, with some of the unflushed writes, and another machine boots from it. No flushed
+//! data may be missing, no stale or foreign data may be served.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 const BUCKET: &str = "cuts";
-/// Cuts of the scenario.
+/// Power failures in the scenario.
 const FEW: usize = 4;
 const SEED: u64 = 20_261_121;
 const STATE_BYTES: u64 = 2 << 30;
-/// Stamped sectors: three writers of 1 MiB each, which is spread over eight map pages each.
+/// Stamped sectors: three writers of 1 MiB each, spread over eight map pages each.
 const STAMPS: &str = "stamps";
 const LANES: u32 = 3;
 /// An ext4 with a program that writes files and flushes each.
@@ -36,19 +36,19 @@ const FILES: &str = "files";
 /// fio, which checks every byte it reads.
 const LOAD: &str = "load";
 const VOLUMES: [(&str, &str); 3] = [(STAMPS, "384Mi"), (FILES, "64Mi"), (LOAD, "2Mi")];
-/// Seals and commits all the time.
+/// Continuous seals and commits.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"8Mi\"\nmax_dirty_age = \"1s\"";
-/// Least distance between two cuts: rounds of the stamp writers.
+/// Minimum distance between two power failures: rounds of the stamp writers.
 const ROUNDS_APART: usize = 15;
-/// Least number of writes and flushes of a moment.
+/// Minimum number of writes and flushes in a moment.
 const WINDOW: usize = 60;
-/// A cut is fewer writes and flushes than this after a report.
+/// A power failure follows a report by fewer writes and flushes than this.
 const SOON: usize = 12;
-/// Number of places that are tried for a cut at which something would be lost.
+/// Number of positions tried to find a power failure that loses something.
 const MAX_DRAWS: u32 = 100;
 const LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
-/// The fio job's settings that writer and reader must share.
+/// The fio job's settings shared by writer and reader.
 const FIO: &str = "--name=cut --direct=1 --size=2M --verify=crc32c --verify_interval=4k --ioengine=io_uring";
 
 /// A moment of the run in which the store did not change.
@@ -57,11 +57,11 @@ struct Moment {
     bucket: PathBuf,
 }
 
-/// Result of the cuts.
+/// Result of the power failures.
 pub struct PowerCutsOutcome {
-    /// Number of cuts.
+    /// Number of power failures.
     pub cuts: usize,
-    /// Losses, one for each cut that lost something.
+    /// Losses, one for each power failure that lost flushed data.
     pub lost: Vec<String>,
 }
 
@@ -71,10 +71,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Makes `cuts` power cuts and compares.
+/// Simulates `cuts` power failures and compares.
 ///
 /// # Errors
-/// If something else failed than what the cuts are about.
+/// If anything fails that the power failures do not test.
 pub fn cut(world: &World, cuts: usize) -> Result<PowerCutsOutcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -133,8 +133,8 @@ fn begin(node: &Node, reports: &Reports) -> Result<()> {
         STAMPS,
         &bash(&format!("exec nice -n 19 holdfast-e2e stamp-write {stamps} {LANES} {SEED} {address}")),
     )?;
-    // A file's name is printed once the file and its directory are flushed; the log is read from the disk
-    // after a cut.
+    // A file's name is printed once the file and its directory are flushed; after a power failure, the log is
+    // read from the disk.
     vm.spawn(
         FILES,
         &bash(
@@ -150,7 +150,7 @@ fn begin(node: &Node, reports: &Reports) -> Result<()> {
     Ok(())
 }
 
-/// Lets the load run for a while, freezes the store for a moment and keeps its bucket.
+/// Runs the load for a while, freezes the store for a moment and saves its bucket.
 fn moment(
     world: &World,
     vm: &Vm,
@@ -172,7 +172,7 @@ fn moment(
         alive()?;
         Ok((reports.rounds() >= from + ROUNDS_APART).then_some(()))
     })?;
-    // In every other moment the store has acted on what the machine does not know of.
+    // In every second moment, the store has processed requests whose responses the machine has not received.
     if number % 2 == 1 {
         proxy.hold_answers();
         let passed = proxy.passed().len();
@@ -200,25 +200,25 @@ fn moment(
     Ok(Moment { positions, bucket })
 }
 
-/// Steps after the cuts.
+/// State of the steps after the power failures.
 struct Aftermath<'a> {
     world: &'a World,
     recorded: &'a Vm,
     s3: &'a S3Server,
     reports: &'a Reports,
     chance: Chance,
-    /// Boots on one rebuilt disk after the other.
+    /// The machine that boots from the rebuilt disks.
     machine: Option<Arc<Vm>>,
 }
 
 impl Aftermath<'_> {
-    /// Boots a machine on the disk that a cut left and compares what its volumes hold.
+    /// Boots a machine from the disk left by a power failure and compares the contents of its volumes.
     fn play(&mut self, number: usize, moment: &Moment) -> Result<()> {
-        // What was promised last is what a missing flush would lose.
+        // A missing flush would lose the data reported last.
         let reported = self.reports.positions(&moment.positions);
         let left = if number % 3 == 1 { Survivors::Nothing } else { Survivors::Some };
         let image = self.world.dir().join("cut.ext4");
-        // A cut that loses nothing is none: a machine that is reset shows as much.
+        // A power failure without lost writes is useless: a reset machine tests the same.
         let mut draws = 0;
         let (position, cut) = loop {
             ensure!(draws < MAX_DRAWS, "no unflushed write at {draws} places of the moment");
@@ -260,7 +260,7 @@ fn check(vm: &Arc<Vm>, reports: &Reports, position: usize) -> Result<()> {
     Ok(())
 }
 
-/// Attaches the volumes, all at once, and returns their devices.
+/// Attaches the volumes concurrently, and returns their devices.
 fn attach(node: &Node) -> Result<[String; 3]> {
     let attach = |name: &str| -> Result<String> {
         let device = node.cli_with_retries(&["attach", name, "--store", "store"])?.trim().to_owned();

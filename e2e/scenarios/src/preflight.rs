@@ -58,7 +58,7 @@ pub(super) fn configure(vm: &Vm, endpoint: &str, bucket: &str, secret: &str) -> 
     vm.put(CONFIG, 0o644, config.as_bytes())
 }
 
-/// Runs it behind these words of a shell, and checks its exit code. Returns what it printed.
+/// Runs it after this shell prefix, and checks its exit code. Returns its output.
 pub(super) fn preflight(vm: &Vm, before: &str, code: i32) -> Result<String> {
     let done = vm.run(&bash(&format!("{before} holdfast-node preflight --config {CONFIG}")), LIMIT)?;
     let said = format!("{}{}", done.stdout, done.stderr);
@@ -66,7 +66,7 @@ pub(super) fn preflight(vm: &Vm, before: &str, code: i32) -> Result<String> {
     Ok(said)
 }
 
-/// Files of the machine that a daemon or a check may make.
+/// Returns files of the machine that a daemon or a check may create.
 fn files(vm: &Vm) -> Result<String> {
     vm.exec("find /state/holdfast /run /dev/shm /tmp /etc /mnt -printf '%p %y %s\\n' | sort")
 }
@@ -103,7 +103,7 @@ fn passes(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Each fault alone: its line is the one that fails, and says the fix.
+/// Tests each fault alone: only its line fails, and names the fix.
 fn faults(vm: &Vm, s3: &S3Server) -> Result<()> {
     let fails = |before: &str, lines: &[[&str; 3]]| {
         let said = preflight(vm, before, 1)?;
@@ -146,7 +146,7 @@ fn faults(vm: &Vm, s3: &S3Server) -> Result<()> {
     preflight(vm, "", 0).map(drop)
 }
 
-/// Refusals of the plugin, each with its cause, and the deletion of its Pods.
+/// Rejections by the plugin, each with its cause, and the deletion of its Pods.
 fn without_kubelet(world: &World) -> Result<()> {
     report::step("the plugin's Pods on a node without a kubelet");
     world.kubectl(["create", "serviceaccount", "default"])?;
@@ -194,7 +194,7 @@ fn start(world: &World, name: &str) -> Result<Process> {
     Process::spawn(name, &command, &world.dir().join(format!("{name}.log")))
 }
 
-/// The name of the only Pod, once that is another one than `other`.
+/// Returns the name of the only Pod, once it differs from `other`.
 fn pod_but(world: &World, other: &str) -> Result<String> {
     until("one other Pod", LIMIT, || {
         let names = pods(world)?;
@@ -208,7 +208,7 @@ fn no_pods(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The names of the Pods, with a space between them.
+/// Returns the names of the Pods, separated by spaces.
 fn pods(world: &World) -> Result<String> {
     world.kubectl(["get", "pods", "--output=jsonpath={.items[*].metadata.name}"])
 }

@@ -9,7 +9,7 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "volumes";
 
-/// A configuration that makes an object store unfit, the reason, and the field that the user is pointed to.
+/// A configuration that makes an object store unfit, the reason, and the field named to the user.
 struct Unfit {
     name: &'static str,
     bucket: &'static str,
@@ -87,13 +87,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// The bucket holds what stays of so many removed volumes, and nothing else: the first record of each log,
+/// Checks that the bucket holds only the remains of this many removed volumes: the first record of each log,
 /// its tombstone and its first truncation marker.
 pub(super) fn expect_removed(s3: &S3Server, bucket: &str, volumes: usize) -> Result<()> {
     are_of_removed(&s3.keys(bucket, "")?, volumes)
 }
 
-/// The keys are what stays of so many removed volumes.
+/// Checks that the keys are the remains of this many removed volumes.
 pub(super) fn are_of_removed(left: &[String], volumes: usize) -> Result<()> {
     let count = |kind: &str| left.iter().filter(|key| key.contains(kind)).count();
     ensure!(
@@ -103,7 +103,7 @@ pub(super) fn are_of_removed(left: &[String], volumes: usize) -> Result<()> {
     Ok(())
 }
 
-/// The store is not Ready for the expected reason, and a volume of it is not provisioned.
+/// The store is not Ready for the expected reason, and a volume in it is not provisioned.
 fn refuse(world: &World, s3: &S3Server, unfit: &Unfit) -> Result<()> {
     let Unfit { name, bucket, secret, reachable, reason, message } = unfit;
     let endpoint = if *reachable {
@@ -129,14 +129,14 @@ fn expect_unprovisioned(world: &World, name: &str, field: &str, why: &str) -> Re
     Ok(())
 }
 
-/// "reason: message" of a condition.
+/// Returns "reason: message" of a condition.
 pub(super) fn condition(world: &World, object: &str, kind: &str) -> Result<String> {
     let one = format!("{{.status.conditions[?(@.type==\"{kind}\")]");
     let path = format!("jsonpath={one}.reason}}: {one}.message}}");
     world.kubectl(["get", object, "--output", &path])
 }
 
-/// Creates in the bucket's volumes so far; the probes of a store are not among them.
+/// Returns the number of creates in the bucket's volumes so far, without those of a store's probes.
 ///
 /// # Errors
 /// If the access log cannot be read.
@@ -149,14 +149,14 @@ pub fn creates(s3: &S3Server) -> Result<usize> {
 /// Applies a document.
 ///
 /// # Errors
-/// If the API server refuses it.
+/// If the API server rejects it.
 pub fn apply(world: &World, document: &str) -> Result<()> {
     let file = world.dir().join("document.yaml");
     fs::write(&file, document).context("write a document")?;
     world.kubectl(["apply", "--filename", &file.display().to_string()]).map(drop)
 }
 
-/// An ObjectStore that keeps nothing of a deleted Volume.
+/// Returns an ObjectStore that keeps nothing of a deleted Volume.
 pub(super) fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\n\
@@ -167,7 +167,7 @@ pub(super) fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &st
     )
 }
 
-/// A Volume in an ObjectStore.
+/// Returns a Volume in an ObjectStore.
 pub fn volume(name: &str, store: &str, size: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\n\
@@ -177,7 +177,7 @@ pub fn volume(name: &str, store: &str, size: &str) -> String {
     )
 }
 
-/// A Volume that adopts what has this id; without a size where that is empty.
+/// Returns a Volume that adopts the volume with this id; without a size if that is empty.
 pub(super) fn existing(name: &str, id: &str, size: &str) -> String {
     let size = if size.is_empty() { String::new() } else { format!(", size: {size}") };
     format!(

@@ -1,5 +1,5 @@
-//! ReadOnlyMany: a claim that begins with a snapshot is read by two nodes at a time, while the claim that the
-//! snapshot is of is written. The scenario plays the sidecars and the kubelet on real devices.
+//! ReadOnlyMany: a claim created from a snapshot is read by two nodes at a time, while the snapshot's claim
+//! is written. The scenario plays the sidecars and the kubelet on real devices.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,12 +20,12 @@ use super::story::provision_store;
 
 const BUCKET: &str = "readers";
 const MIB: i64 = 1 << 20;
-/// Volumes that the scenario makes, readers included.
+/// Volumes created by the scenario, including readers.
 const VOLUMES: usize = 11;
-/// Snapshots that it makes or has made for it. A mark in the bucket says of each that it is forgotten.
+/// Snapshots created by it or on its behalf. For each, a marker in the bucket says that it is forgotten.
 const SNAPSHOTS: usize = 7;
 
-/// The parts that the steps share.
+/// State shared by the steps.
 struct Parts<'a> {
     world: &'a World,
     s3: &'a S3Server,
@@ -72,8 +72,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     for daemon in &daemons {
         daemon.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
         daemon.terminate()?;
-        // They stay for a day after their detach. A daemon looks at once for what an earlier life left, and
-        // else every ten minutes.
+        // They stay for a day after their detach. A daemon checks for files of an earlier life at its start,
+        // and otherwise every ten minutes.
         daemon.vm().exec(
             "ls /var/lib/holdfast/volumes/*/map; touch -d '2 days ago' /var/lib/holdfast/volumes/*/map",
         )?;
@@ -87,7 +87,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("nothing is left, in the API or in the bucket");
     let objects = world.kubectl(["get", "volumes,volumesnapshots.storage.holdfast.dev", "--output=name"])?;
     ensure!(objects.is_empty(), "left: {objects}");
-    // An operator that was killed may have left the object of its probe.
+    // A killed operator may have left the object of its probe.
     let keys = s3.keys(BUCKET, "volumes/")?;
     let (forgotten, left): (Vec<String>, Vec<String>) =
         keys.into_iter().partition(|key| key.contains("/forgotten/"));
@@ -97,7 +97,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 impl Parts<'_> {
-    /// A claim that is written without end, and a snapshot of it whose journal must be replayed.
+    /// Creates a claim that is written continuously, and a snapshot of it whose journal must be replayed.
     fn write(&self) -> Result<Claim> {
         report::step("a claim is written on node a, and a snapshot is taken of it meanwhile");
         let new = NewVolume::new("pvc-data", 256 * MIB, "store");
@@ -118,7 +118,7 @@ impl Parts<'_> {
         Ok(data)
     }
 
-    /// Rounds of the load as a node sees them at the path of a pod.
+    /// Returns the rounds of the load seen by a node at the path of a pod.
     fn rounds(&self, node: &CsiNode, claim: &Claim) -> Result<u64> {
         let rounds = node.vm().exec(&format!("cat {}/load 2>/dev/null || echo 0", claim.target("pod")))?;
         rounds.trim().parse().context("the load counts")
@@ -149,7 +149,7 @@ impl Parts<'_> {
         refused("a reader", reader, "InvalidArgument", "was not created for readers")?;
         let grown = csi.expand("pvc-read", 512 * MIB)?;
         refused("a larger one", grown, "InvalidArgument", "does not grow")?;
-        // By mistake: the first publication takes it again.
+        // By mistake: the first publication reverts it.
         let mistake = self.world.kubectl([
             "delete",
             "volumesnapshots.storage.holdfast.dev",
@@ -177,7 +177,7 @@ impl Parts<'_> {
         Ok((Claim { volume: volume.to_owned(), context, how: how.clone() }, device))
     }
 
-    /// Both nodes read at a time. Returns the claim as each of them knows it.
+    /// Both nodes read at the same time. Returns the claim as known to each of them.
     fn read(&self) -> Result<(Claim, Claim)> {
         report::step("both nodes read it, whose journal is replayed on each, while the source is written");
         let how = Use::read("ext4");
@@ -244,7 +244,7 @@ impl Parts<'_> {
         release(&self.b, second, "pod")
     }
 
-    /// A raw device of readers refuses writes; the next one with its number does not.
+    /// A raw device of readers rejects writes; the next one with its number does not.
     fn raw(&self) -> Result<()> {
         report::step(
             "a raw device of a reader refuses writes, also after a kill of the daemon, and the next device of its number takes them",
@@ -283,7 +283,7 @@ impl Parts<'_> {
         granted("delete", self.csi.delete("pvc-writable", LIMIT)?)
     }
 
-    /// A volume without a file system is not given one.
+    /// A volume without a file system is not formatted.
     fn blank(&self) -> Result<()> {
         report::step("a volume without a file system is not formatted for a reader");
         granted("create", self.csi.create(&NewVolume::new("pvc-blank", 64 * MIB, "store"), LIMIT)?)?;
@@ -328,7 +328,7 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Requests to the store so far, by operation.
+    /// Returns the requests to the store so far, by operation.
     fn counts(&self) -> Result<BTreeMap<String, usize>> {
         let mut counts = BTreeMap::new();
         for request in self.s3.requests()? {
@@ -337,7 +337,7 @@ impl Parts<'_> {
         Ok(counts)
     }
 
-    /// Reports the requests to the store since `before`, those of the load on the source included.
+    /// Reports the requests to the store since `before`, including those of the load on the source.
     fn cost(&self, what: &str, before: &BTreeMap<String, usize>) -> Result<()> {
         let mut counts = self.counts()?;
         counts.iter_mut().for_each(|(operation, count)| *count -= before.get(operation).unwrap_or(&0));

@@ -18,14 +18,14 @@ use super::provisioning::{apply, condition, creates, existing, volume};
 use super::story::{describe_store, provision_store, serve};
 
 const BUCKET: &str = "volumes";
-/// Of a claim, and of a user who named their ids so that the keys of the last come before those of the other;
-/// the last stays attached when its node is lost.
+/// The volume of a claim, and those of a user, with ids such that the keys of the last one sort between the
+/// others; the last one stays attached when its node is lost.
 const VOLUMES: [&str; 3] = ["pvc-1", "plain", "third"];
 /// Our VolumeSnapshot of the claim's volume, and the user's.
 const SNAPSHOT: &str = "volumesnapshots.storage.holdfast.dev/snapshot-1";
 const USERS_SNAPSHOT: &str = "shop/nightly";
 const BYTES: u64 = 4 << 20;
-/// The same of each of many volumes.
+/// The same for each of many volumes.
 const FEW_BYTES: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(300);
 
@@ -78,9 +78,9 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Volumes that a new cluster found in the bucket of a lost one.
 #[derive(Debug)]
 pub struct Adopted {
-    /// Number of those that have the bytes which were written to them.
+    /// Number of those with the bytes written to them.
     pub equal: usize,
-    /// PUTs into the bucket's volumes until all were attached, beyond one for each attach.
+    /// PUTs to the bucket's volumes until all were attached, beyond one for each attach.
     pub more_puts: usize,
 }
 
@@ -149,7 +149,7 @@ fn create(world: &World) -> Result<()> {
     world.wait_for("volumes", "jsonpath={.status.phase}=Ready")
 }
 
-/// Writes to each volume, detaches all but the last, and returns their sums.
+/// Writes to each volume, detaches all except the last, and returns their sums.
 fn write(world: &World, a: &Node) -> Result<Vec<String>> {
     report::step("write to all; two are detached, one is not");
     let mut sums = Vec::new();
@@ -178,14 +178,14 @@ fn write(world: &World, a: &Node) -> Result<Vec<String>> {
     Ok(sums)
 }
 
-/// The command that prints the documents of an `ObjectStore`.
+/// Returns the command that prints the documents of an `ObjectStore`.
 pub(super) fn restore_command(world: &World, store: &str) -> Result<Command> {
     let mut command = Command::new(world.programs()?.join("holdfast-operator"));
     command.env("KUBECONFIG", world.dir().join("operator.kubeconfig")).args(["restore", store]);
     Ok(command)
 }
 
-/// A volume that cannot be read fails the command, which prints the others.
+/// An unreadable volume fails the command, which prints the others.
 fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
     report::step("the command fails while the log of a volume is damaged");
     let at = 0;
@@ -205,7 +205,7 @@ fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
     Ok(())
 }
 
-/// Prints the documents from the bucket alone, and applies them.
+/// Prints the documents using only the bucket, and applies them.
 fn restore(world: &World) -> Result<()> {
     report::step("print what the bucket holds, and apply it to an empty cluster");
     // The operator has no pod here.
@@ -246,7 +246,7 @@ fn restore(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A Volume begins with the snapshot that was adopted; returns its device.
+/// Creates a Volume from the adopted snapshot; returns its device.
 fn begin_with_the_snapshot(world: &World, b: &Node) -> Result<String> {
     report::step("a volume begins with the snapshot of the lost cluster");
     let from = "source: {snapshot: {name: snapshot-1}}, size";
@@ -255,7 +255,7 @@ fn begin_with_the_snapshot(world: &World, b: &Node) -> Result<String> {
     serve(world, b, "again")
 }
 
-/// A Volume that adopted is deleted with its objects, which another cluster may still write.
+/// A Volume that adopted is deleted with its objects, while another cluster may still write them.
 fn delete_by_mistake(world: &World) -> Result<()> {
     report::step("a volume that node a has attached is not removed with its Volume");
     let policy = |name: &str| {
@@ -278,7 +278,7 @@ fn delete_by_mistake(world: &World) -> Result<()> {
     world.wait_for("volume/third", "jsonpath={.status.phase}=Ready")
 }
 
-/// The log still calls node a attached: no node replaces it before the user names it.
+/// According to the log, node a is still attached: no node replaces it before the user names it.
 fn replace_writer(world: &World) -> Result<()> {
     let reported = condition(world, "volume/third", "Provisioned")?;
     ensure!(reported.starts_with("Adopted: ") && reported.contains("force-detach=a"), "{reported}");
@@ -298,7 +298,7 @@ fn replace_writer(world: &World) -> Result<()> {
     plugin(world, &command, 0, "Volume third is taken from node a.").map(drop)
 }
 
-/// Takes the volume from its node.
+/// Removes the volume from its node.
 fn withdraw(world: &World, name: &str) -> Result<()> {
     let patch = "--patch={\"spec\":{\"nodeName\":\"\"}}";
     world.kubectl(["patch", "volume", name, "--type=merge", patch]).map(drop)
@@ -313,7 +313,7 @@ fn sum_of(node: &Node, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M iflag=direct status=none | sha256sum"))
 }
 
-/// Keys that are new since `before`.
+/// Returns keys that are new since `before`.
 fn added(s3: &S3Server, before: &[String]) -> Result<Vec<String>> {
     let now = s3.keys(BUCKET, "volumes/").context("list the bucket")?;
     Ok(now.into_iter().filter(|key| !before.contains(key)).collect())

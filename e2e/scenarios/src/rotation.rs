@@ -1,4 +1,4 @@
-//! The keys of the bucket are rotated under load, and the former ones revoked before any program has the new.
+//! The keys of the bucket are rotated under load: old ones are revoked before any program has new ones.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +15,20 @@ use super::story::{provision_store, serve};
 const BUCKET: &str = "rotation";
 const KEY: &str = "holdfast-rotated";
 const SECRET: &str = "holdfast-rotated-secret";
-/// Seals that are small and young, so that uploads never pause by themselves.
+/// Small and young seals, so that uploads never pause by themselves.
 const DATA: &str = "seal_size = \"4Mi\"\nmax_dirty_age = \"1s\"";
-/// Longest time until uploads resume.
+/// Maximum time until uploads resume.
 pub const RESUME_WITHIN: Duration = Duration::from_secs(90);
 const LIMIT: Duration = Duration::from_secs(300);
-/// Longest run time of fio, in seconds of the machine's time.
+/// Maximum run time of fio, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 600;
 
 /// Result of a rotation.
 #[derive(Debug)]
 pub struct RotationOutcome {
-    /// Time from the revocation of the former key to the first upload with the new one.
+    /// Time from the revocation of the old key to the first upload with the new one.
     pub resumed_after: Duration,
-    /// Errors that the load saw.
+    /// Errors seen by the load.
     pub errors: Vec<String>,
 }
 

@@ -28,7 +28,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The head of the answer to an unsigned GET.
+/// Returns the header of the response to an unsigned GET.
 fn get(address: &str, target: &str) -> Result<String> {
     let mut connection = TcpStream::connect(address).context("connect")?;
     connection.set_read_timeout(Some(Duration::from_secs(2)))?;

@@ -1,7 +1,7 @@
-//! A store that is slow, resets connections, refuses, acts and does not say so, or falls silent: each volume
-//! lives its life with one of these, and nothing is lost and nothing committed twice.
+//! A store that is slow, resets connections, rejects requests, loses responses, or stops responding: each
+//! volume passes its lifecycle with one of these faults, and nothing is lost or committed twice.
 //!
-//! A proxy hits the first request for each object in each way, so every create, read and list is hit once.
+//! A proxy applies the fault to the first request for each object and method, so each one is affected once.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
 const BUCKET: &str = "faults";
-/// The volumes, named after what their requests meet.
+/// The volumes, named after the faults of their requests.
 const VOLUMES: [(&str, Fault); 6] = [
     ("late", Fault::Delay(Duration::from_millis(300))),
     ("reset-before", Fault::ResetBefore),
@@ -27,16 +27,15 @@ const VOLUMES: [(&str, Fault); 6] = [
     ("lost-reply", Fault::LostReply),
     ("black-hole", Fault::BlackHole),
 ];
-/// Number of rounds: a volume is written and waited for until all is committed. Once where every request
-/// costs seconds.
+/// Number of rounds: a volume is written until all is committed. Once, if every request takes seconds.
 const ROUNDS: u32 = 3;
-/// Number of retries of a user who sees a failure.
+/// Number of retries by a user who sees a failure.
 const TRIES: u32 = 4;
-/// Time limit of a commit whose every request is hit once; a request to a silent store fails after five
-/// seconds.
+/// Time limit of a commit in which every request fails once; a request to an unresponsive store fails after
+/// five seconds.
 const COMMIT_LIMIT: Duration = Duration::from_secs(180);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
-/// Uploads begin soon after the writes.
+/// Uploads start soon after the writes.
 const DATA: &str = "seal_size = \"1Mi\"\nmax_dirty_age = \"1s\"";
 /// Directory of the node's data of its volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";
@@ -54,7 +53,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("a volume for each fault: create, attach, write, commit, detach");
     let written =
         each_volume(|name, fault| write(&node, name, if fault == Fault::BlackHole { 1 } else { ROUNDS }))?;
-    // What is read from here on comes from the store alone.
+    // From here on, data is read only from the store.
     node.terminate()?;
     node.vm().exec(&format!("rm -r {LOCAL}"))?;
     node.restart()?;
@@ -114,9 +113,8 @@ fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
     node.cli(&["detach", "flushed"]).map(drop)
 }
 
-/// The suite of `node/objects` on the real client. Creates are spared: an answer that is lost is rightly no
-/// success. So is a store that falls silent: the suite's hundred requests, one after the other, would wait
-/// for minutes.
+/// Runs the suite of `node/objects` on the real client. Creates are excluded: a lost response is rightly not
+/// a success. So is an unresponsive store: the suite's hundred sequential requests would wait for minutes.
 fn conformance_behind(proxy: &FaultProxy, world: &World) -> Result<()> {
     for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != Fault::BlackHole) {
         let rule = |method, target: &str| Rule { method, target: target.to_owned(), first_only: true, fault };
@@ -156,7 +154,7 @@ fn hit_all(proxy: &FaultProxy) {
     proxy.set_rules(VOLUMES.iter().map(rule).collect());
 }
 
-/// Does something with all volumes at once.
+/// Runs an action for all volumes concurrently.
 fn each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Vec<String>> {
     std::thread::scope(|scope| {
         let work = &work;
@@ -167,7 +165,7 @@ fn each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Ve
     })
 }
 
-/// The volume's life on its first node; returns the sum of its bytes.
+/// Plays the volume's life on its first node; returns the sum of its bytes.
 fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
     ask(node, &["create", name, "--size", "16Mi", "--store", "store"])?;
     let device = attach(node, name)?;
@@ -207,7 +205,7 @@ fn attach(node: &Node, name: &str) -> Result<String> {
     Ok(device)
 }
 
-/// Asks the daemon, again if it could not reach its store.
+/// Sends a command to the daemon, and retries if it could not reach its store.
 fn ask(node: &Node, what: &[&str]) -> Result<String> {
     let mut tries = 1;
     loop {
@@ -219,7 +217,7 @@ fn ask(node: &Node, what: &[&str]) -> Result<String> {
     }
 }
 
-/// Each record is in the log once, without gaps, and there are as many commits as segments.
+/// Checks that the log has each record once, without gaps, and as many commits as segments exist.
 fn check_log(s3: &S3Server, name: &str) -> Result<()> {
     let records = s3.keys(BUCKET, &format!("volumes/{name}/log/"))?;
     for (index, key) in records.iter().enumerate() {

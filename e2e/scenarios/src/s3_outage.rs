@@ -1,5 +1,5 @@
 //! The store is unreachable for minutes while volumes are written: nothing fails, writes wait at the quota,
-//! flushes continue, cold reads wait, and the Volumes say so. When it is back everything catches up, and not
+//! flushes continue, cold reads wait, and the Volumes report this. Afterwards everything catches up, but not
 //! all at once.
 
 use std::time::{Duration, Instant};
@@ -21,16 +21,16 @@ use super::volumes::{Reported, Served, reported, serve_all};
 mod full_cache;
 
 const BUCKET: &str = "outage";
-/// Under verified load all the time.
+/// Under continuous verified load.
 const BUSY: &str = "busy";
 /// Written a little during the outage.
 const CALM: [&str; 6] = ["calm-1", "calm-2", "calm-3", "calm-4", "calm-5", "calm-6"];
 /// The claim of that volume; no controller binds it.
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: busy}\n\
                      spec: {volumeName: busy, accessModes: [ReadWriteOnce], resources: {requests: {storage: 128Mi}}}\n";
-/// Only in the store when that becomes unreachable.
+/// Only in the store when it becomes unreachable.
 const COLD: &str = "cold";
-/// A small quota: the load reaches it soon.
+/// A small quota, which the load reaches soon.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"4Mi\"";
 /// Conditions of a Volume.
 const STORE_REACHABLE: &str = "StoreReachable";
@@ -40,10 +40,10 @@ const SHORT: Duration = Duration::from_secs(45);
 /// Longer than the scenario, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 3600;
 const LIMIT: Duration = Duration::from_secs(300);
-/// Attempts to reach an unreachable store, a second, of all volumes together: one is made every half a
+/// Maximum attempts per second to reach an unreachable store, of all volumes together: the interval is half a
 /// second.
 const MAX_ATTEMPTS_A_SECOND: f64 = 2.5;
-/// Requests in the first second of a store that came back, and in flight at once: eight volumes wait for it.
+/// Maximum requests in the first second after the outage, and in flight at once: eight volumes wait for it.
 const MAX_AT_ONCE: usize = 16;
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -52,7 +52,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Plays it with the store unreachable for `away` and returns how many requests of applications failed.
+/// Plays it with the store unreachable for `away` and returns the number of failed application requests.
 ///
 /// # Errors
 /// If a user would have noticed anything else.
@@ -74,8 +74,8 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     Ok(errors as u64)
 }
 
-/// The store becomes unreachable under load and comes back. `sum` is that of the first 4 MiB of [`COLD`].
-/// Returns how many requests failed.
+/// The store becomes unreachable under load and returns. `sum` is that of the first 4 MiB of [`COLD`].
+/// Returns the number of failed requests.
 fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &str) -> Result<f64> {
     let vm = node.vm();
     let names = CALM.map(|name| (name, "16Mi")).into_iter().chain([(BUSY, "128Mi"), (COLD, "16Mi")]);
@@ -83,7 +83,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     apply(world, CLAIM)?;
     world.kubectl(["annotate", "volume", BUSY, "holdfast.dev/persistentvolumeclaim=default/busy"])?;
     let (busy, cold, calm) = (&served[BUSY], &served[COLD], CALM.map(|name| &served[name]));
-    // All of it is on the node: a read of what was never written would ask the store whether it has it.
+    // All of it is on the node: a read of unwritten data would query the store.
     vm.exec(&format!(
         "dd if=/dev/zero of={} bs=1M count=64 oflag=direct conv=fsync status=none",
         busy.device
@@ -112,7 +112,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let from = (Instant::now(), proxy.turned_away());
     let mut flushes = 0;
     while from.0.elapsed() < away {
-        // A flush of what is on the node already, beside writes that wait.
+        // A flush of data that is already on the node, while writes wait.
         vm.exec(&format!(
             "sync {}; dd if=/dev/urandom of={} bs=4k count=1 oflag=direct conv=fsync,notrunc status=none",
             busy.device, calm[0].device
@@ -193,7 +193,7 @@ fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]
     Ok(busy)
 }
 
-/// Waits until these events of [`BUSY`] are reported, about the Volume and about its claim: they are written
+/// Waits until these events of [`BUSY`] are reported, for the Volume and for its claim: they are written
 /// after the conditions.
 fn wait_events(world: &World, wanted: &[&str]) -> Result<()> {
     for kind in ["Volume", "PersistentVolumeClaim"] {
@@ -207,7 +207,7 @@ fn wait_events(world: &World, wanted: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Conditions of a volume: its store answers, and its writes continue.
+/// Returns the conditions of a volume: its store responds, and its writes continue.
 fn conditions(world: &World, volume: &str) -> Result<[Reported; 2]> {
     Ok([reported(world, volume, STORE_REACHABLE)?, reported(world, volume, WRITABLE)?])
 }
@@ -216,7 +216,7 @@ fn turned_later(before: &[Reported; 2], after: &[Reported; 2]) -> bool {
     before.iter().zip(after).all(|(before, after)| after.since > before.since)
 }
 
-/// Waits until all Volumes say that their store answers and that writes do not wait.
+/// Waits until all Volumes report that their store responds and that writes do not wait.
 fn all_answer(world: &World) -> Result<()> {
     world.wait_for("volumes", &format!("condition={STORE_REACHABLE}"))?;
     world.wait_for("volumes", &format!("condition={WRITABLE}"))
@@ -233,12 +233,12 @@ fn wait_committed<'a>(node: &Node, volumes: impl IntoIterator<Item = &'a Served>
     Ok(())
 }
 
-/// A figure of several volumes together.
+/// Returns the sum of a figure over several volumes.
 fn sum_of<'a>(node: &Node, figure: &str, volumes: impl IntoIterator<Item = &'a Served>) -> Result<f64> {
     volumes.into_iter().map(|volume| Ok(node.metric(figure, &volume.id)?.unwrap_or(0.0))).sum()
 }
 
-/// Checks the load of the node on the store that came back.
+/// Checks the node's load on the store after the outage.
 fn check_return(proxy: &FaultProxy, back: Instant) -> Result<()> {
     // The operator's probe of create-once is 22 requests, and may come in the same second.
     let is_of_node = |target: &str| !target.contains("/probe/");

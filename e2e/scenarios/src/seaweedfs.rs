@@ -1,4 +1,4 @@
-//! A second real S3 server: what volumes need of a store holds there too, and they live in it.
+//! A second real S3 server: it meets the requirements of volumes, and serves them.
 
 use anyhow::{Result, ensure};
 use holdfast_lab::node::Control;

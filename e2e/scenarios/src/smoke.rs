@@ -11,7 +11,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let vm = world.vm("a")?;
     let kernel =
         vm.exec("uname -r; test -c /dev/ublk-control; cat /sys/module/ublk_drv/parameters/ublks_max")?;
-    // Of a series that Debian no longer has, the newest of its major version boots.
+    // If Debian no longer has the series, the newest of its major version boots.
     let major = world.kernel().series().split('.').next().unwrap_or_default();
     ensure!(kernel.starts_with(&format!("{major}.")), "not a kernel {major}.x: {kernel}");
 

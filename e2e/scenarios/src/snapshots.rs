@@ -1,4 +1,4 @@
-//! Snapshots on the command line: taken under load, listed, deleted, and every refusal that names its fix.
+//! Snapshots on the command line: taken under load, listed, deleted, and rejections that name their fix.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use serde_json::Value;
 use super::load::Load;
 
 const BUCKET: &str = "snapshots";
-/// Longest run of fio, in seconds of the machine's time: it is ended before.
+/// Maximum run time of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
-/// Bytes of a copy that are compared: each of its sectors may be another request.
+/// Bytes of a copy that are compared: each of its sectors may be a separate request.
 const COMPARED_BYTES: u32 = 1 << 20;
-/// Longest time until a node uses a store that is back.
+/// Maximum time until a node uses a store that is available again.
 const STORE_BACK_LIMIT: Duration = Duration::from_secs(60);
 const UID: &str = "6f8f5771-5090-4a26-b245-3988d9a1501b";
 
@@ -58,7 +58,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     unreachable(&s3, &first)
 }
 
-/// A request that cannot be done says what to do instead.
+/// An impossible request is rejected with the alternative.
 fn refusals(node: &Node, there: &str) -> Result<()> {
     let beyond = format!("{there}9");
     for (arguments, says) in [
@@ -75,7 +75,7 @@ fn refusals(node: &Node, there: &str) -> Result<()> {
     Ok(())
 }
 
-/// A node that does not serve the volume is sent to the one that does; of a detached volume any node takes
+/// A node that does not serve the volume refers to the one that does; for a detached volume, any node takes
 /// one.
 fn elsewhere(world: &World, control: &Control, first: &Node, there: &str) -> Result<()> {
     let second = Node::start(world.vm("b")?, control, "user-copy", "")?;
@@ -86,13 +86,13 @@ fn elsewhere(world: &World, control: &Control, first: &Node, there: &str) -> Res
     let detached = take(&second, &at_store)?;
     ensure!(names(&second, &at_store)? == [there.to_owned(), detached.clone()], "the log has both");
     second.cli(&["snapshot", "delete", &detached, "--store", "store"])?;
-    // The local data still counts: nothing but the list of snapshots changed.
+    // The local data is still valid: only the list of snapshots changed.
     first.cli(&["attach", "disk", "--store", "store"])?;
     ensure!(names(first, &["disk"])? == [there.to_owned()], "one is left");
     Ok(())
 }
 
-/// A store that does not answer: the command says so and may be repeated. For a while after the store is back
+/// With an unresponsive store, the command reports this and may be repeated. For a while after the outage,
 /// the node answers from its last attempt.
 fn unreachable(s3: &S3Server, node: &Node) -> Result<()> {
     report::step("take a snapshot while the store is unreachable, and again");
@@ -117,7 +117,7 @@ fn take(node: &Node, arguments: &[&str]) -> Result<String> {
     Ok(name)
 }
 
-/// The names of the snapshots of a volume of 1 GiB, oldest first.
+/// Returns the names of the snapshots of a volume of 1 GiB, oldest first.
 fn names(node: &Node, arguments: &[&str]) -> Result<Vec<String>> {
     let list = node.cli(&[&["snapshot", "list", "--json"], arguments].concat())?;
     let list: Value = serde_json::from_str(&list).with_context(|| list.clone())?;

@@ -1,4 +1,4 @@
-//! The node daemon without Kubernetes, as a person first tries it: its command line and an S3 server.
+//! The node daemon without Kubernetes, as a user first tries it: its command line and an S3 server.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use holdfast_lab::world::World;
 use super::load::Load;
 
 const BUCKET: &str = "standalone";
-/// Longest run of fio, in seconds of the machine's time: it is ended before.
+/// Maximum run time of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -30,7 +30,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
     play(world, &Control::standalone(&s3, BUCKET), transport)
 }
 
-/// The life of a volume on two nodes, in the bucket of any server.
+/// Plays the life of a volume on two nodes, in the bucket of any server.
 pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<()> {
     let first = Node::start(world.vm("a")?, control, transport, "")?;
     first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
@@ -40,7 +40,7 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
     first.kill()?;
     held(&first, &device)?;
     load.wait_progress()?;
-    // The long-term kernel cannot change the size of a device that is served.
+    // The long-term kernel cannot resize a device in use.
     let grows = world.kernel() != LTS_KERNEL;
     let served_bytes = if grows { 2 << 30 } else { 1 << 30 };
     match first.cli(&["grow", "disk", "2Gi"]) {
@@ -86,7 +86,7 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
     Ok(())
 }
 
-/// A node that has nothing of the volume reads ahead of a program that reads it in order.
+/// A node without any data of the volume reads ahead of a program that reads it sequentially.
 fn reads_ahead(node: &Node, device: &str) -> Result<()> {
     node.vm().exec(&format!("dd if={device} of=/dev/null bs=128k count=2048 iflag=direct status=none"))?;
     let metrics = node.metrics()?;
@@ -96,7 +96,7 @@ fn reads_ahead(node: &Node, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// GETs that a daemon may make while a volume is read from the cache: looks at the end of its log.
+/// Permitted GETs of a daemon while a volume is read from the cache: checks of the end of its log.
 const LOOKS: f64 = 2.0;
 
 /// Blocks that a node fetched before its daemon was killed cost no request afterwards.
@@ -112,13 +112,13 @@ fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
     let sum = read()?;
     node.kill()?;
     node.restart()?;
-    // The first read of data that only the store has waits until the daemon has read the volume's log.
+    // The first read of remote data waits until the daemon has read the volume's log.
     node.vm().exec(&format!("dd if={device} of=/dev/null bs=128k count=1 iflag=direct status=none"))?;
     let before = gets()?;
     ensure!(read()? == sum, "after a restart the cache has other bytes");
     let fetched = gets()? - before;
     ensure!(fetched <= LOOKS, "{fetched} GETs for what was read before the restart");
-    // The daemon has found each block once: the ring thread answers the next read of it.
+    // The daemon has looked up each block once: the ring thread serves the next read of it.
     let count = |name| node.metric(name, "disk")?.with_context(|| format!("no {name}"));
     let counts = || -> Result<[f64; 2]> {
         Ok([count("holdfast_volume_cold_reads_total")?, count("holdfast_volume_cold_read_hits_total")?])
@@ -138,7 +138,7 @@ fn has_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The settings change under the load, and outlive a kill.
+/// The settings change under load, and survive a kill.
 fn configure<'a>(node: &Node, load: Load<'a>) -> Result<Load<'a>> {
     has_settings(node, "local", "30s")?;
     node.cli(&["configure", "disk", "--durability", "object", "--max-dirty-age", "2s"])?;
@@ -162,8 +162,8 @@ fn has_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
     Ok(())
 }
 
-/// With durability `object` a FLUSH ends once the store has what it covers, and with `local` the store has it
-/// once its age ends.
+/// With durability `object`, a FLUSH ends once the store has the data that it covers; with `local`, the store
+/// has it once its age limit is reached.
 fn flushes(node: &Node, device: &str) -> Result<()> {
     let write =
         format!("dd if=/dev/urandom of={device} bs=64k count=1 oflag=direct conv=fsync,notrunc status=none");
@@ -181,7 +181,7 @@ fn flushes(node: &Node, device: &str) -> Result<()> {
     until("old data to be committed at once", LIMIT, || Ok((dirty()? == 0).then_some(())))
 }
 
-/// A daemon that cannot recover the device says so, lets no other volume have it, and recovers it once it
+/// A daemon that cannot recover the device reports this, gives it to no other volume, and recovers it once it
 /// can.
 fn held(node: &Node, device: &str) -> Result<()> {
     let queues = device.replace("ublkb", "ublkc");

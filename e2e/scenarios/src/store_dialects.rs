@@ -1,6 +1,6 @@
-//! Servers and providers that speak S3 otherwise than the laboratory's: what `preflight` and the ObjectStore
-//! say of each, and that everything continues when it is over. No machine: the operator, the API server, the
-//! S3 server and a proxy before it.
+//! Servers and providers whose S3 differs from the lab's: the reports of `preflight` and the ObjectStore
+//! about each, and the recovery afterwards. No machine: the operator, the API server, the S3 server and a
+//! proxy in front of it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,20 +19,20 @@ use serde_json::Value;
 
 use super::provisioning::{apply, object_store, volume};
 
-/// Time within which everything continues.
+/// Time limit of the recovery.
 const CONTINUES: Duration = Duration::from_secs(30);
-/// Longest wait for a condition: a first byte after 10 s costs a probe three attempts.
+/// Maximum wait for a condition: a first byte after 10 s costs a probe three attempts.
 const SAID: Duration = Duration::from_secs(120);
-/// Servers that look before they store, each with another gap.
+/// Servers that check before they store, each with another delay.
 const LOOKERS: u64 = 20;
 
 /// A dialect, and the messages about it.
 struct Row {
     name: &'static str,
     dialect: Dialect,
-    /// The reason of the ObjectStore's condition; none if it is Ready all the same.
+    /// The reason of the ObjectStore's condition; `None` if it is still Ready.
     reason: Option<&'static str>,
-    /// Beginning of the message, which names the field.
+    /// Start of the message, which names the field.
     state: &'static str,
     /// A part of the fix.
     fix: &'static str,
@@ -48,7 +48,7 @@ const fn row(
     Row { name, dialect, reason: Some(reason), state, fix }
 }
 
-/// One that needs nothing of a person.
+/// Returns a dialect that requires no action by the user.
 const fn fine(name: &'static str, dialect: Dialect) -> Row {
     Row { name, dialect, reason: None, state: "", fix: "" }
 }
@@ -230,11 +230,11 @@ const ROWS: &[Row] = &[
 pub struct DialectsOutcome {
     /// Number of dialects.
     pub dialects: usize,
-    /// Those of which something else was said, with it.
+    /// Dialects with other messages, and those messages.
     pub wrong: Vec<String>,
-    /// Number of servers whose create-once is not atomic, and of those that were found so.
+    /// Number of servers whose create-once is not atomic, and of those detected as such.
     pub not_atomic: (u64, u64),
-    /// Buckets that do not hold exactly what was acknowledged.
+    /// Buckets whose contents differ from the acknowledged ones.
     pub lost: Vec<String>,
 }
 
@@ -246,10 +246,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Has preflight and the operator meet each dialect, and ends them.
+/// Runs preflight and the operator with each dialect, then ends the dialects.
 ///
 /// # Errors
-/// If something else failed than what is counted, or not everything continues in time.
+/// If anything fails that is not counted, or something does not recover in time.
 pub fn play(world: &World) -> Result<DialectsOutcome> {
     let s3 = world.s3()?;
     let proxy = DialectProxy::start(s3.port())?;
@@ -357,7 +357,7 @@ fn line<'a>(said: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str> {
     said.get(name).map(String::as_str).with_context(|| format!("no line of {name}: {said:?}"))
 }
 
-/// The lines of preflight that do not say the fault and its fix.
+/// Returns the lines of preflight that lack the fault or its fix.
 fn check_preflight(said: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for Row { name, reason, state, fix, .. } in ROWS {
@@ -385,7 +385,7 @@ fn lookers_found(said: &BTreeMap<String, String>) -> Result<u64> {
     Ok(found)
 }
 
-/// Waits until each ObjectStore says its fault. Returns those that do not.
+/// Waits until each ObjectStore reports its fault. Returns those that do not.
 fn check_stores(world: &World) -> Result<Vec<String>> {
     let is_said = |row: &Row, found: &BTreeMap<String, Said>| {
         let Some(said) = found.get(row.name) else { return false };
@@ -421,7 +421,7 @@ struct Said {
     message: String,
 }
 
-/// The condition of this type of each object of a kind that has it.
+/// Returns the condition of this type of each object of a kind that has it.
 fn conditions(world: &World, kind: &str, type_: &str) -> Result<BTreeMap<String, Said>> {
     let list: Value =
         serde_json::from_str(&world.kubectl(["get", kind, "--output=json"])?).context("a list")?;

@@ -1,5 +1,5 @@
-//! The main job: a user applies Volumes, real block devices backed by S3 appear on a node, survive what
-//! happens to nodes, and their data is there again on another node.
+//! The main workflow: a user applies Volumes, real block devices backed by S3 appear on a node, survive
+//! failures of nodes, and their data is available on another node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::keeper::start_keeper;
 use super::load::Load;
 use super::provisioning::{apply, expect_removed, object_store, volume};
 
-/// Duration on two quiet cores, set-up of the host excepted.
+/// Expected time on two quiet cores, without the setup of the host.
 pub const EXPECTED: Duration = Duration::from_secs(100);
 
 const BUCKET: &str = "volumes";
@@ -26,7 +26,7 @@ const BUCKET: &str = "volumes";
 const FUSE: &str = "fuse";
 const ATTACH_LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
-/// Longest run time of fio, in seconds of the machine's time.
+/// Maximum run time of fio, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 600;
 /// A real tree to copy: kernel modules and a language's library.
 const TREE: &str = "/usr/lib/modules/*/kernel/fs /usr/share/perl*";
@@ -41,7 +41,7 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
     run(world, "user-copy")
 }
 
-/// On nodes without ublk.
+/// Runs on nodes without ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
     for name in ["a", "b"] {
         start_keeper(&*world.vm_with(name, Options::without_ublk)?, "keeper", false)?;
@@ -93,7 +93,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
         start_keeper(a.vm(), "keeper-after-reset", false)?;
     }
     a.restart()?;
-    // The devices went with the machine's memory: what the objects say is true again from the next epoch on.
+    // The devices are lost with the machine's memory: the objects are correct again from the next epoch on.
     until("node a to attach its volumes again", ATTACH_LIMIT, || {
         let now = [epoch_of(world, "small")?, epoch_of(world, "large")?];
         Ok((now[0] > before[0] && now[1] > before[1]).then_some(()))
@@ -149,7 +149,7 @@ pub fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -> Resul
     provision_store_at(world, s3, bucket, &s3.endpoint_everywhere())
 }
 
-/// The same, with the server reached at this endpoint.
+/// Does the same, with this endpoint of the server.
 pub(super) fn provision_store_at(
     world: &World,
     s3: &Arc<S3Server>,
@@ -160,7 +160,7 @@ pub(super) fn provision_store_at(
     describe_store(world, endpoint, bucket)
 }
 
-/// Applies the ObjectStore `store` with a bucket that is there, and waits until it is Ready.
+/// Applies the ObjectStore `store` with an existing bucket, and waits until it is Ready.
 pub(super) fn describe_store(world: &World, endpoint: &str, bucket: &str) -> Result<()> {
     world.kubectl([
         "create",
@@ -171,12 +171,12 @@ pub(super) fn describe_store(world: &World, endpoint: &str, bucket: &str) -> Res
         &format!("--from-literal=accessKeyId={ACCESS_KEY}"),
         &format!("--from-literal=secretAccessKey={SECRET_KEY}"),
     ])?;
-    // The operator runs beside the S3 server, the daemons in machines: one endpoint must do for both.
+    // The operator runs on the S3 server's host, the daemons in machines: both use one endpoint.
     apply(world, &object_store("store", bucket, "store", endpoint))?;
     world.wait_for("objectstore/store", "condition=Ready")
 }
 
-/// Has `node` serve a volume and returns its device.
+/// Makes `node` serve a volume and returns its device.
 ///
 /// # Errors
 /// If it does not.
@@ -198,7 +198,7 @@ fn device_of(world: &World, node: &Node, name: &str) -> Result<String> {
     Ok(device)
 }
 
-/// Checks that the device of a volume is gone, or is a loop device that is bound to nothing.
+/// Checks that the device of a volume is gone, or is an unbound loop device.
 fn expect_no_device(vm: &Vm, device: &str) -> Result<()> {
     let name = device.trim_start_matches("/dev/");
     vm.exec(&format!(

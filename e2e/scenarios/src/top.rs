@@ -1,5 +1,5 @@
-//! `kubectl holdfast top` reads the metrics of a real daemon over a real API server. There is no kubelet: the
-//! scenario says what the daemons' pods are.
+//! `kubectl holdfast top` reads the metrics of a real daemon through a real API server. There is no kubelet:
+//! the scenario writes the status of the daemons' pods.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::provisioning::{apply, expect_removed};
 use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volumes";
-/// Addresses of the pods, of which only the first is reached.
+/// Addresses of the pods, only the first of which is reachable.
 const PODS: [(&str, &str); 2] = [("a", "10.244.0.5"), ("b", "10.244.0.6")];
 /// Name of the load among the machine's programs.
 const LOAD: &str = "load";
@@ -80,8 +80,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// Waits until the plugin shows two volumes: writes with their time to that of the claim `written`, none to
-/// that of `idle`.
+/// Waits until the plugin shows two volumes: writes with their latency to that of the claim `written`, none
+/// to that of `idle`.
 pub(super) fn wait_written(world: &World, written: &str, idle: &str) -> Result<()> {
     until("the plugin to show the writes", LIMIT, || {
         let out = command(world, &["top", "--seconds=5", "--sort-by=writes"])?.output();
@@ -95,19 +95,19 @@ pub(super) fn wait_written(world: &World, written: &str, idle: &str) -> Result<(
     })
 }
 
-/// Writes in a second to the volume of `claim`, as the table of the plugin shows them.
+/// Returns the writes per second to the volume of `claim`, from the plugin's table.
 fn writes(table: &str, claim: &str) -> Option<f64> {
     cell(table, claim, "WRITES/S")?.trim_start_matches('<').parse().ok()
 }
 
-/// A cell of the line of `claim`.
+/// Returns a cell of the line of `claim`.
 fn cell<'a>(table: &'a str, claim: &str, title: &str) -> Option<&'a str> {
     let column = table.lines().next()?.split_whitespace().position(|found| found == title)?;
     let line = table.lines().find(|line| line.split_whitespace().nth(1) == Some(claim))?;
     line.split_whitespace().nth(column)
 }
 
-/// The pod of the daemon of a node, as it is with the chart.
+/// Creates the pod of a node's daemon, like the chart.
 fn pod(world: &World, (node, address): (&str, &str)) -> Result<()> {
     let labels = "app.kubernetes.io/name: holdfast, app.kubernetes.io/component: node";
     apply(

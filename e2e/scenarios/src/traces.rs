@@ -1,4 +1,4 @@
-//! One trace from the creation of a claim to its first write in the store, over all programs.
+//! One trace from the creation of a claim to its first write to the store, over all programs.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ const FIRST_USE: &[(&str, &str)] = &[
     ("holdfast-node", "commit"),
     ("holdfast-node", "create_object"),
 ];
-/// The same of a later use: the volume exists, and nothing is written.
+/// The same for a later use: the volume exists, and nothing is written.
 const LATER_USE: &[(&str, &str)] = &[
     ("holdfast-csi", "ControllerPublishVolume"),
     ("holdfast-node", "attach_volume"),
@@ -69,7 +69,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let later = until("another publication", LIMIT, || {
         let spans = collector.spans();
         let is_later = |span: &&Span| span.name == "ControllerPublishVolume" && span.trace != first;
-        // One that is refused while the node is not known has a trace, too.
+        // A request rejected while the node is unknown has a trace, too.
         let attached = |span: &&Span| spans.iter().any(|s| s.trace == span.trace && s.name == "attach");
         Ok(spans.iter().filter(is_later).find(attached).map(|span| span.trace.clone()))
     })?;
@@ -86,7 +86,7 @@ fn use_claim(node: &CsiNode, claim: &Claim) -> Result<()> {
     granted("publish", node.publish(claim, "pod", false)?)
 }
 
-/// Waits until the trace that begins with the span of that name has all of `wanted`. Returns its id.
+/// Waits until the trace that starts with the span of that name has all of `wanted`. Returns its id.
 fn traced(collector: &Collector, first: &str, wanted: &[(&str, &str)]) -> Result<String> {
     let trace = until("a trace", LIMIT, || {
         Ok(collector.spans().into_iter().find(|span| span.name == first).map(|span| span.trace))
@@ -95,7 +95,7 @@ fn traced(collector: &Collector, first: &str, wanted: &[(&str, &str)]) -> Result
     Ok(trace)
 }
 
-/// Waits until all of `wanted` is there; the first of it is above all others.
+/// Waits until all of `wanted` have arrived; the first of them must be the root.
 fn complete(collector: &Collector, trace: &str, wanted: &[(&str, &str)]) -> Result<()> {
     let of_trace = || collector.spans().into_iter().filter(|span| span.trace == trace).collect::<Vec<_>>();
     let missing = || {
@@ -105,7 +105,7 @@ fn complete(collector: &Collector, trace: &str, wanted: &[(&str, &str)]) -> Resu
         let missing = wanted.iter().filter(|name| !there.contains(*name));
         missing.map(|(service, name)| format!("{service} {name}")).collect::<Vec<_>>()
     };
-    // A span comes before the one that it is a part of.
+    // A span arrives before its parent.
     let all = until("the spans of a trace", LIMIT, || {
         Ok((missing().is_empty() && tree(trace, &of_trace()).is_ok()).then_some(()))
     });
@@ -113,7 +113,7 @@ fn complete(collector: &Collector, trace: &str, wanted: &[(&str, &str)]) -> Resu
     all.with_context(|| format!("missing: {:?}, of {spans:#?}", missing()))?;
     let text = tree(trace, &spans)?;
     report::step(format_args!("trace {trace}, begin and duration of each span:\n{text}"));
-    // The log is read each second meanwhile: what has no end is in no trace.
+    // In the meantime the log is read every second: this unlimited work belongs to no trace.
     ensure!(!spans.iter().any(|span| span.name == "read_record"), "it has reads of the log");
     let first = spans.iter().find(|span| span.parent.is_empty()).map(|span| span.name.as_str());
     ensure!(first == wanted.first().map(|(_, name)| *name), "the trace begins with {first:?}");

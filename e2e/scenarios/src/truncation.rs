@@ -1,6 +1,5 @@
-//! A log is truncated while two hosts stand still that know only an older part of it: the writer that was
-//! replaced, and one that is about to replace its successor. Neither harms the volume, and what the second
-//! one serves is the newest state.
+//! A log is truncated while two paused hosts know only an older part of it: the replaced writer, and one that
+//! is about to replace its successor. Neither damages the volume, and the second one serves the newest state.
 
 use std::time::Duration;
 
@@ -15,12 +14,11 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "truncation";
 const VOLUME: &str = "disk";
-/// Flushes that are a commit each: enough for the checkpoint before the newest to reach the first marker, at
-/// 64.
+/// Flushes that are a commit each: enough for the second newest checkpoint to reach the first marker, at 64.
 const COMMITS: u32 = 110;
-/// Less than as many records are there in the end.
+/// Upper bound of the remaining records.
 const KEPT: usize = 64;
-/// Time for which the proxy delays a create, so that the test can make it hold that request.
+/// Delay of a create by the proxy, so that the test can make it hold that request.
 const CREATE_DELAY: Duration = Duration::from_secs(4);
 const LIMIT: Duration = Duration::from_secs(300);
 const SIGCONT: i32 = 18;
@@ -82,7 +80,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     c.vm().signal(PROGRAM, SIGCONT)?;
     let exit = c.vm().wait("attach", LIMIT)?;
     ensure!(exit == Exit::Code(0), "attach ended by {exit:?}: {}", c.vm().log("attach")?);
-    // Beside its answer it says whom it replaced.
+    // The output also names the replaced writer.
     let device = c.vm().log("attach")?.lines().last().unwrap_or_default().trim().to_owned();
     c.vm().wait_block_device(&device, LIMIT)?;
     let read = self::sum(c.vm(), &device)?;
@@ -96,7 +94,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     c.terminate()
 }
 
-/// The prefix of the volume's log.
+/// Returns the prefix of the volume's log.
 fn log() -> String {
     format!("volumes/{VOLUME}/log/")
 }

@@ -1,4 +1,4 @@
-//! Rings and ublk devices without a volume behind them: the `loopback` example of `holdfast-ublk`.
+//! Rings and ublk devices without a volume: the `loopback` example of `holdfast-ublk`.
 
 use std::time::Duration;
 
@@ -12,14 +12,13 @@ use holdfast_lab::world::World;
 
 use super::load::Load;
 
-/// Time limit for all device tests, and for the server to start or recover its devices, in an emulated
-/// machine.
+/// Time limit for all device tests, and for the start or the recovery of the server, in an emulated machine.
 const TESTS_LIMIT: Duration = Duration::from_secs(300);
 const READY: Duration = Duration::from_secs(120);
-/// Longest run time of fio, in seconds of the machine's clock.
+/// Maximum run time of fio, in seconds of the machine's clock.
 const LOAD_SECONDS: u32 = 600;
 
-/// Number of devices of one server: more than the kernel lets unprivileged servers have (`ublks_max`).
+/// Devices of one server: more than the kernel permits unprivileged servers (`ublks_max`).
 const MANY: usize = 70;
 
 /// Numbers of signals.
@@ -92,7 +91,7 @@ pub(super) fn many(world: &World) -> Result<()> {
     vm.power_off()
 }
 
-/// Device tests of what the long-term kernel's driver does not have.
+/// Device tests of features that the long-term kernel's driver lacks.
 const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 7] = [
     ("requests_whose_pages_are_not_registered_are_copied", "no zero copy"),
     ("starting_a_device_reads_nothing_from_it", "no start without a look for partitions"),
@@ -106,7 +105,7 @@ const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 7] = [
     ("memory_that_is_misaligned_in_the_middle_is_refused_too", "takes any memory, which is copied"),
 ];
 
-/// The tests of `holdfast-ublk` that need the driver, in a machine that has it.
+/// Runs the tests of `holdfast-ublk` that need the driver, in a machine that has it.
 pub(super) fn device_tests(world: &World) -> Result<()> {
     world.share(&world.toolbox().test_program("device", Profile::Dev)?, "bin/device-tests")?;
     let vm = world.vm("a")?;
@@ -116,7 +115,7 @@ pub(super) fn device_tests(world: &World) -> Result<()> {
         report::step(format_args!("SKIP {test} of the device tests: {reason}"));
         run += &format!(" --skip {test}");
     }
-    // Its log names the test that hangs.
+    // Its log names a hanging test.
     vm.spawn("device-tests", &bash(&format!("exec {run}")))?;
     let exit = vm.wait("device-tests", TESTS_LIMIT)?;
     let tests = vm.log("device-tests")?;
@@ -130,7 +129,7 @@ fn machine(world: &World) -> Result<std::sync::Arc<Vm>> {
     world.vm("a")
 }
 
-/// Starts the server and waits until its devices are up; returns what it says of them.
+/// Starts the server and waits until its devices are up; returns its output about them.
 fn serve(vm: &Vm, name: &str, options: &str) -> Result<String> {
     vm.spawn(name, &bash(&format!("exec loopback {options}")))?;
     vm.wait_log(name, "READY", READY)

@@ -1,6 +1,6 @@
-//! Velero backs up the claims of a namespace by CSI snapshots, and restores them: in the same cluster after
+//! Velero backs up the claims of a namespace with CSI snapshots, and restores them: in the same cluster after
 //! the namespace was deleted, and in another one after the cluster was lost. Each deletion of a backup
-//! removes its snapshots, and nothing that a claim reads.
+//! removes its snapshots, but nothing that a claim reads.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const BUCKET: &str = "volumes";
 const BACKUPS: &str = "backups";
 /// The claims: one with a file system, and a raw one.
 const CLAIMS: [&str; 2] = ["files", "raw"];
-/// Their namespace, and another one that Velero restores them to.
+/// Their namespace, and another one to which Velero restores them.
 const NAMESPACE: &str = "shop";
 const OTHER_NAMESPACE: &str = "shop-early";
 const MIB: u64 = 1 << 20;
@@ -32,7 +32,7 @@ const MIB: u64 = 1 << 20;
 const SNAPSHOTS: &str = "volumesnapshots.storage.holdfast.dev";
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Sums of the files of the one claim and of the other's device.
+/// Sums of the files of one claim and of the other's device.
 type ClaimSums = [String; 2];
 
 /// A backup of both claims.
@@ -77,8 +77,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     in_another_cluster(world, &s3, &old, &second)
 }
 
-/// Two backups while the node serves the claims, each of other content than the other and than what they hold
-/// at the end.
+/// Creates two backups while the node serves the claims, with contents that differ from each other and from
+/// the final ones.
 fn two_backups(world: &World, node: &Node, volumes: &[String; 2]) -> Result<[Backup; 2]> {
     let [files, raw] = [serve(world, node, &volumes[0])?, serve(world, node, &volumes[1])?];
     report::step("write, back up, write again, back up again, and write once more");
@@ -99,8 +99,8 @@ fn two_backups(world: &World, node: &Node, volumes: &[String; 2]) -> Result<[Bac
     Ok([first, second])
 }
 
-/// The same bucket and ObjectStore in a new cluster, to which Velero restores the backup. The volumes that it
-/// is of were called `old`.
+/// Uses the same bucket and ObjectStore in a new cluster, to which Velero restores the backup. The volumes of
+/// the backup were called `old`.
 fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &Backup) -> Result<()> {
     let world = &lost.another("restored")?;
     let operator = world.operator()?;
@@ -146,7 +146,7 @@ fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &B
     operator.stop()
 }
 
-/// Waits until so many contents of snapshots say that the driver does not know their handle.
+/// Waits until this many VolumeSnapshotContents report that the driver does not know their handle.
 fn wait_for_errors(world: &World, count: usize) -> Result<()> {
     let errors = "--output=jsonpath={range .items[*]}{.status.error.message}{\"\\n\"}{end}";
     until("the snapshots to be missed", LIMIT, || {
@@ -156,7 +156,7 @@ fn wait_for_errors(world: &World, count: usize) -> Result<()> {
     })
 }
 
-/// Adopts the volumes and snapshots of the bucket, among them those of the backup.
+/// Adopts the volumes and snapshots of the bucket, including those of the backup.
 fn adopt(world: &World, backup: &Backup) -> Result<()> {
     report::step("adopt the volumes and snapshots of the bucket, without the claims");
     let documents = output(restore_command(world, "store")?.arg("--without-claims"))?;
@@ -171,13 +171,13 @@ fn adopt(world: &World, backup: &Backup) -> Result<()> {
     Ok(())
 }
 
-/// Has the deletion of an adopted object delete what it stands for.
+/// Permits the deletion of an adopted object to delete its volume or snapshot.
 fn may_delete(world: &World, kind: &str, name: &str) -> Result<()> {
     let policy = "--patch={\"spec\":{\"deletionPolicy\":\"Delete\"}}";
     world.kubectl(["patch", kind, name, "--type=merge", policy]).map(drop)
 }
 
-/// A namespace with two claims, and an object that Velero brings back with them.
+/// Creates a namespace with two claims, and an object that Velero restores with them.
 fn create(world: &World) -> Result<()> {
     report::step("a namespace with two claims");
     world.kubectl(["create", "namespace", NAMESPACE])?;
@@ -197,7 +197,7 @@ fn create(world: &World) -> Result<()> {
     apply(world, &documents.join("---\n"))
 }
 
-/// The volumes of both claims of a namespace, once they are bound.
+/// Returns the volumes of both claims of a namespace, once they are bound.
 fn volumes(world: &World, namespace: &str) -> Result<[String; 2]> {
     let namespace = format!("--namespace={namespace}");
     let mut found = [String::new(), String::new()];
@@ -245,7 +245,7 @@ fn read(world: &World, node: &Node, volumes: &[String; 2]) -> Result<ClaimSums> 
     Ok(found)
 }
 
-/// Takes the volumes from their node.
+/// Removes the volumes from their node.
 fn detach(world: &World, volumes: &[String]) -> Result<()> {
     for volume in volumes {
         let nowhere = "--patch={\"spec\":{\"nodeName\":null}}";
@@ -255,7 +255,7 @@ fn detach(world: &World, volumes: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a deleted volume says that it has snapshots.
+/// Waits until a deleted volume reports that it has snapshots.
 fn waits_for_snapshots(world: &World, volume: &str) -> Result<()> {
     until("a volume to wait for its snapshots", LIMIT, || {
         let said = condition(world, &format!("volume/{volume}"), "Provisioned")?;
@@ -263,7 +263,7 @@ fn waits_for_snapshots(world: &World, volume: &str) -> Result<()> {
     })
 }
 
-/// Backs up the namespace; returns the names of our snapshots that it made.
+/// Backs up the namespace; returns the names of its new snapshots.
 fn back_up(world: &World, name: &str) -> Result<Vec<String>> {
     report::step(format_args!("Velero makes the backup {name}"));
     let before = snapshots(world)?;
@@ -290,7 +290,7 @@ fn restore(world: &World, backup: &Backup) -> Result<()> {
     Ok(())
 }
 
-/// Asks Velero to restore a backup to this namespace, whose name the Restore gets.
+/// Requests that Velero restore a backup to this namespace, which also names the Restore.
 fn ask_to_restore(world: &World, backup: &Backup, namespace: &str) -> Result<()> {
     let mut spec = json!({ "backupName": backup.name });
     if namespace != NAMESPACE {
@@ -299,7 +299,7 @@ fn ask_to_restore(world: &World, backup: &Backup, namespace: &str) -> Result<()>
     ask(world, "Restore", namespace, &spec)
 }
 
-/// Has Velero delete a backup, and waits until it is gone.
+/// Makes Velero delete a backup, and waits until it is gone.
 fn delete(world: &World, backup: &Backup) -> Result<()> {
     let name = backup.name;
     report::step(format_args!("Velero deletes the backup {name}"));
@@ -323,7 +323,7 @@ fn expect_snapshots(world: &World, s3: &S3Server, expected: &[String]) -> Result
     Ok(())
 }
 
-/// Names of our snapshots, sorted.
+/// Returns the names of our snapshots, sorted.
 fn snapshots(world: &World) -> Result<Vec<String>> {
     let names = "--output=jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}";
     let mut names: Vec<String> =
@@ -339,7 +339,7 @@ fn ask(world: &World, kind: &str, name: &str, spec: &serde_json::Value) -> Resul
     apply(world, &object.to_string())
 }
 
-/// Waits until a backup or restore is Completed; any other end is an error that shows the object.
+/// Waits until a backup or restore is Completed; any other final state is an error that shows the object.
 fn completes(world: &World, kind: &str, name: &str) -> Result<()> {
     until(&format!("{kind} {name} to be completed"), LIMIT, || {
         match object(world, kind, name, "{.status.phase}")?.as_str() {
@@ -353,7 +353,7 @@ fn completes(world: &World, kind: &str, name: &str) -> Result<()> {
     })
 }
 
-/// A field of an object of Velero.
+/// Returns a field of an object of Velero.
 fn object(world: &World, kind: &str, name: &str, path: &str) -> Result<String> {
     let namespace = format!("--namespace={VELERO_NAMESPACE}");
     world.kubectl(["get", kind, name, &namespace, &format!("--output=jsonpath={path}")])

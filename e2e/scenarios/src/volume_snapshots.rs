@@ -1,6 +1,6 @@
-//! VolumeSnapshots: of a served and of a detached Volume, over the operator's and the daemon's death, deleted
-//! while they are taken, and in the way of their Volume's deletion. Volumes that begin with them, on another
-//! node, outlive that Volume; a sweep deletes what they read once they are deleted too.
+//! VolumeSnapshots: of a served and of a detached Volume, during the death of the operator and of the daemon,
+//! deleted while they are taken, and blocking their Volume's deletion. Volumes created from them, on another
+//! node, outlive that Volume; once they are deleted, too, a sweep deletes the objects that they read.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::provisioning::{apply, condition, volume};
 use super::story::{provision_store, serve};
 
 const BUCKET: &str = "volume-snapshots";
-/// Part of the message about a snapshot that the daemon took.
+/// Part of the message about a snapshot taken by the daemon.
 pub(super) const BY_NODE: &str = "as after a power cut";
 /// The same for the operator.
 pub(super) const BY_OPERATOR: &str = "no node served it";
 const LIMIT: Duration = Duration::from_secs(60);
-/// Less than the operator's interval: what happens within is the answer to an event.
+/// Less than the operator's interval: a reaction within this time was triggered by an event.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -94,7 +94,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// A sweep deletes what the deleted volume `id` left for those that read its objects.
+/// A sweep deletes the objects that the deleted volume `id` left for its readers.
 fn swept(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     report::step("a sweep deletes the objects that no Volume reads any more");
     ensure!(roots(s3, id, "segments")? > 0, "the Volume left nothing for the copy");
@@ -110,7 +110,7 @@ fn swept(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     node.terminate()
 }
 
-/// Waits until the Volume says that its deletion waits for this; it says so once.
+/// Waits until the Volume reports that its deletion waits for this; it reports it once.
 fn waits(world: &World, reason: &str) -> Result<()> {
     until("the Volume to say what it waits for", LIMIT, || {
         let said = condition(world, "volume/data", "Provisioned")?;
@@ -123,8 +123,8 @@ fn waits(world: &World, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// Volumes begin with the snapshot `served`, whose name in the store is `first`, and with one that is taken
-/// later. Returns the sum of what the first of them, `copy`, holds afterwards.
+/// Creates volumes from the snapshot `served`, whose name in the store is `first`, and from one that is taken
+/// later. Returns the sum of the content of the first of them, `copy`, afterwards.
 fn restored(world: &World, node: &Node, first: &str, expected: &str) -> Result<String> {
     report::step("a Volume begins with a snapshot, and has its content on another node");
     apply(world, &from_snapshot("copy", "served"))?;
@@ -157,8 +157,8 @@ fn restored(world: &World, node: &Node, first: &str, expected: &str) -> Result<S
     Ok(changed)
 }
 
-/// Volumes begin with what other ones hold: `copy`, which `node` serves and which holds `expected`, and a
-/// detached one. The VolumeSnapshots that the operator makes for them do not stay.
+/// Clones volumes: `copy`, which `node` serves and whose content is `expected`, and a detached one. The
+/// VolumeSnapshots created by the operator for this are deleted afterwards.
 fn cloned(world: &World, node: &Node, expected: &str) -> Result<()> {
     report::step("a clone of a Volume that does not exist yet says so, and begins once it does");
     apply(world, &from_volume("twin", "parent"))?;
@@ -190,19 +190,19 @@ fn cloned(world: &World, node: &Node, expected: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a Volume says that it is not provisioned for this reason.
+/// Waits until a Volume reports that it is not provisioned for this reason.
 fn provisioning_waits(world: &World, volume: &str, why: &str) -> Result<()> {
     until("the Volume to say what it lacks", LIMIT, || {
         Ok(condition(world, volume, "Provisioned")?.starts_with(why).then_some(()))
     })
 }
 
-/// Sum of the first 2 MiB of a device.
+/// Returns the sum of the first 2 MiB of a device.
 fn content(node: &Node, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M count=2 iflag=direct status=none | sha256sum"))
 }
 
-/// A Volume that begins with a VolumeSnapshot.
+/// Returns a Volume created from a VolumeSnapshot.
 pub fn from_snapshot(name: &str, snapshot: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
@@ -210,7 +210,7 @@ pub fn from_snapshot(name: &str, snapshot: &str) -> String {
     )
 }
 
-/// A Volume that begins with the content of another one.
+/// Returns a Volume created from the content of another one.
 pub fn from_volume(name: &str, source: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
@@ -218,7 +218,7 @@ pub fn from_volume(name: &str, source: &str) -> String {
     )
 }
 
-/// A snapshot that cannot be taken says so.
+/// A snapshot that cannot be taken reports this.
 fn obstacles(world: &World) -> Result<()> {
     report::step("a snapshot of a Volume that does not exist says so, and can be deleted");
     apply(world, &snapshot("lost", "nothing", "Delete"))?;
@@ -244,7 +244,7 @@ fn retained(world: &World, s3: &S3Server) -> Result<()> {
     Ok(())
 }
 
-/// A VolumeSnapshot of a Volume.
+/// Returns a VolumeSnapshot of a Volume.
 pub fn snapshot(name: &str, volume: &str, policy: &str) -> String {
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {{name: {name}}}\n\
@@ -271,7 +271,7 @@ pub(super) fn taken(world: &World, name: &str, id: &str, by: &str) -> Result<Str
     Ok(place)
 }
 
-/// Number of objects of a volume in this folder of its.
+/// Returns the number of objects of a volume in this folder.
 fn roots(s3: &S3Server, id: &str, folder: &str) -> Result<usize> {
     Ok(s3.keys(BUCKET, &format!("volumes/{id}/{folder}/"))?.len())
 }

@@ -1,4 +1,4 @@
-//! Volumes of the Kubernetes API as a user sees them: served on a node, and what their conditions say.
+//! Volumes of the Kubernetes API as seen by a user: served on a node, with their conditions.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,27 +11,27 @@ use super::provisioning::apply;
 
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// A volume that a node serves.
+/// A volume served by a node.
 pub(super) struct Served {
-    /// Name of the volume in the daemon's figures and files.
+    /// Id of the volume in the daemon's metrics and files.
     pub(super) id: String,
     /// Its device.
     pub(super) device: String,
 }
 
-/// One condition as it stands.
+/// The current state of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reported {
-    /// Its status and its reason, as in `False/StoreUnreachable`.
+    /// Its status and its reason, such as `False/StoreUnreachable`.
     pub(super) what: String,
-    /// Message for a person.
+    /// Message for a user.
     pub(super) message: String,
-    /// Time at which its status changed last, as RFC 3339: later times are greater.
+    /// Time of its last change of status, as RFC 3339: later times are greater.
     pub(super) since: String,
 }
 
-/// Asks `node` for volumes of these names and sizes, which upload after two seconds, and waits until it
-/// serves all volumes there are.
+/// Requests volumes of these names and sizes on `node`, with uploads after two seconds, and waits until it
+/// serves all existing volumes.
 pub(super) fn serve_all(
     world: &World,
     node: &Node,
@@ -68,7 +68,7 @@ pub(super) fn release(world: &World, name: &str) -> Result<()> {
     world.wait_for("volumes", "jsonpath={.status.phase}=Ready")
 }
 
-/// Reads a condition of a volume; it must refer to the spec that stands.
+/// Reads a condition of a volume; it must refer to the current spec.
 pub(super) fn reported(world: &World, volume: &str, type_: &str) -> Result<Reported> {
     let path = format!(
         "{{.metadata.generation}}{{range .status.conditions[?(@.type==\"{type_}\")]}} {{.observedGeneration}} \

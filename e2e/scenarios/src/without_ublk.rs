@@ -1,7 +1,7 @@
-//! A node whose kernel has no ublk serves a volume by FUSE and a loop device: the daemon is killed and
-//! restarted under load, also after its keeper was; keepers take over from each other under load, and the
-//! volume grows; discards free space; long requests of misaligned memory are served; a mounted device is not
-//! detached; and a node with ublk reads what was written.
+//! A node whose kernel has no ublk serves a volume over FUSE and a loop device: the daemon is killed and
+//! restarted under load, even after its keeper was; keepers replace each other under load, and the volume
+//! grows; discards free space; long requests of misaligned memory are served; a mounted device is not
+//! detached; and a node with ublk reads the written data.
 
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ use serde_json::Value;
 use super::load::Load;
 
 const BUCKET: &str = "without-ublk";
-/// Volumes that are attached at once.
+/// Volumes that are attached concurrently.
 const PAIR: [&str; 2] = ["first", "second"];
 /// Kills under load, and as many restarts by SIGTERM.
 const ENDS: usize = 6;
-/// Writes that the kernel completes between two of them, at least.
+/// Minimum number of writes that the kernel completes in between.
 const APART: u64 = 100;
-/// Nothing is sealed meanwhile, so that all of the data is in the side that a discard punches.
+/// No seals in the meantime, so that all data is in the side in which a discard punches holes.
 const DATA: &str = "seal_size = \"512Mi\"\nmax_dirty_age = \"1h\"\nmemory_volumes = \"1Gi\"";
-/// Keepers that take over from the one before.
+/// Keepers that replace the previous one.
 const HAND_OVERS: usize = 10;
-/// Longest run of fio, in seconds of the machine's time: it is ended before.
+/// Maximum run time of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -86,7 +86,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.cli(&["detach", "disk"])?;
     let name = device.trim_start_matches("/dev/");
     vm.exec(&format!("! test -e /sys/block/{name}/loop"))?;
-    // The last keeper is one in the foreground: it stays until it is told to end.
+    // The last keeper runs in the foreground: it stays until it is asked to exit.
     ensure!(keepers(vm)? == 1, "the last keeper stays");
     vm.exec("kill -TERM $(pgrep -x holdfast-keeper)")?;
     until("the keeper to end with its last device", LIMIT, || Ok((keepers(vm)? == 0).then_some(())))?;
@@ -105,11 +105,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.cli(&["detach", "disk"]).map(drop)
 }
 
-/// Keepers take over from each other, ten times, while fio verifies what it writes. Returns their
-/// number.
+/// Keepers replace each other ten times, while fio verifies its writes. Returns their number.
 ///
 /// # Errors
-/// If a keeper did not take over, or fio saw an error.
+/// If a keeper was not replaced, or fio saw an error.
 pub fn replace_keepers(world: &World) -> Result<usize> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -119,7 +118,7 @@ pub fn replace_keepers(world: &World) -> Result<usize> {
     let device = attach(&node)?;
     let load = Load::start(node.vm(), &device, LOAD_SECONDS)?;
     hand_over(node.vm(), &load)?;
-    // Those that the keepers have outlive the daemon.
+    // The connections held by the keepers outlive the daemon.
     node.kill()?;
     node.restart()?;
     load.wait_writes(APART)?;
@@ -134,8 +133,8 @@ fn attach(node: &Node) -> Result<String> {
     Ok(device)
 }
 
-/// Two volumes are attached at once while no keeper runs, and outlive a kill; then each is detached while a
-/// program that has written to it without a sync closes it, and has all of that afterwards.
+/// Two volumes are attached concurrently while no keeper runs, and survive a kill; then each is detached
+/// while a program that wrote to it without a sync closes it, and has all of the data afterwards.
 fn begin_together(node: &Node) -> Result<()> {
     let vm = node.vm();
     for volume in PAIR {
@@ -163,7 +162,7 @@ fn begin_together(node: &Node) -> Result<()> {
     restores_only_what_is_free(vm)
 }
 
-/// A program that is about to bind a free device has it exclusively: its queue is left alone until then.
+/// A program that is about to bind a free device opens it exclusively: until then, its queue is unchanged.
 fn restores_only_what_is_free(vm: &Vm) -> Result<()> {
     let held = "use Fcntl; sysopen(F, shift, O_RDONLY | O_EXCL) or die $!; system(@ARGV) == 0 or die";
     vm.exec(&format!(
@@ -174,7 +173,7 @@ fn restores_only_what_is_free(vm: &Vm) -> Result<()> {
     .map(drop)
 }
 
-/// Requests go past the page cache of the file, in blocks of 4096 bytes.
+/// Checks that requests bypass the page cache of the file, in blocks of 4096 bytes.
 fn is_direct(vm: &Vm, device: &str) -> Result<()> {
     let shown =
         vm.exec(&format!("losetup --noheadings --output DIO,LOG-SEC {device}; blockdev --getss {device}"))?;
@@ -183,7 +182,7 @@ fn is_direct(vm: &Vm, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The daemon notes the end of its keeper and starts another, which has the connection.
+/// The daemon detects the exit of its keeper and starts another one, which has the connection.
 fn replace_keeper(vm: &Vm) -> Result<()> {
     vm.exec("kill -9 $(pgrep -x holdfast-keeper)")?;
     until("another keeper", LIMIT, || {
@@ -192,8 +191,8 @@ fn replace_keeper(vm: &Vm) -> Result<()> {
     })
 }
 
-/// Keepers in the foreground take over from the one that the daemon has started and from each other, under
-/// load; each that has handed over stands by until it is told to end.
+/// Keepers in the foreground replace the one started by the daemon and each other, under load; each replaced
+/// one stands by until it is asked to exit.
 fn hand_over(vm: &Vm, load: &Load<'_>) -> Result<()> {
     for number in 0..HAND_OVERS {
         vm.exec(&format!(
@@ -208,7 +207,7 @@ fn hand_over(vm: &Vm, load: &Load<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Data beyond the end that the device had is there after a restart.
+/// Data beyond the device's earlier end is available after a restart.
 fn has_grown(node: &Node, device: &str) -> Result<()> {
     let vm = node.vm();
     vm.exec(&format!(
@@ -225,11 +224,11 @@ fn has_grown(node: &Node, device: &str) -> Result<()> {
     .map(drop)
 }
 
-/// A person has raised the limit of a request, and memory is aligned to 512 bytes: the kernel cuts such
-/// requests, and each piece is one of whole sectors.
+/// A user has raised the maximum request size, and memory is aligned to 512 bytes: the kernel splits these
+/// requests, and each piece consists of whole sectors.
 fn long_requests(vm: &Vm, device: &str) -> Result<()> {
     let queue = format!("/sys/block/{}/queue", device.trim_start_matches("/dev/"));
-    // Where the string is, its bytes from $o on are aligned to 512 and not to a page.
+    // The bytes of the string from $o on are aligned to 512, but not to a page.
     let program = "use Fcntl; sysopen(F, $ARGV[0], O_RDWR | O_DIRECT) or die; my $len = 1280 << 10; \
                    my $b = q(x) x (4 << 20); my $o; \
                    sub place { $b .= q(x) x ((4 << 20) - length $b); \

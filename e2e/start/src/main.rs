@@ -1,7 +1,7 @@
-//! `cargo e2e`, first part: builds the harness, says that it does, and becomes it.
+//! `cargo e2e`, first part: builds the harness with progress output, and executes it.
 //!
-//! Without dependencies, so that cargo compiles it within a second: building the harness takes minutes where
-//! nothing is compiled yet, in which cargo would print nothing, or a line for each of 300 crates.
+//! Has no dependencies, so that cargo compiles it within a second: building the harness from scratch takes
+//! minutes, in which cargo would print nothing, or a line for each of 300 crates.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
@@ -11,15 +11,15 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A build that is over sooner is not worth a line.
+/// Shorter builds are not reported.
 const QUIET: Duration = Duration::from_millis(300);
-/// Time between two looks at cargo.
+/// Interval of checks of cargo.
 const TICK: Duration = Duration::from_millis(100);
-/// Time between two lines where there is no terminal.
+/// Interval of lines without a terminal.
 const PERIOD: Duration = Duration::from_secs(30);
-/// Time that the build takes on two quiet cores where nothing is compiled yet.
+/// Time of a build from scratch on two quiet cores.
 const EXPECTED: Duration = Duration::from_secs(120);
-/// Lines of cargo's output that a failure shows.
+/// Lines of cargo's output shown after a failure.
 const SHOWN_LINES: usize = 40;
 
 fn main() -> ExitCode {
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Names the file in an error.
+/// Adds the file name to an error.
 fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::other(format!("{}: {error}", path.display()))
 }
@@ -55,8 +55,8 @@ fn build() -> io::Result<(PathBuf, PathBuf)> {
     let mut cargo = Command::new(cargo)
         .args(["build", "--package", "holdfast-e2e", "--manifest-path"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
-        // Where this program is, however cargo was told that; so that the harness is found in the same
-        // directory.
+        // The directory of this program, regardless of cargo's configuration, so that the harness is found
+        // there.
         .arg("--target-dir")
         .arg(target)
         .env_remove("CARGO_BUILD_TARGET")
@@ -88,7 +88,7 @@ fn build() -> io::Result<(PathBuf, PathBuf)> {
     Err(io::Error::other(format!("cargo build of the harness: {status}; all of it is in {}", log.display())))
 }
 
-/// The lines that say how far the build is.
+/// The lines that show the progress of the build.
 #[derive(Default)]
 struct BuildLines {
     first: bool,
@@ -108,7 +108,7 @@ impl BuildLines {
         }
         if self.first && changes_lines() {
             eprint!("\r{}\x1b[K", progress(now, log));
-            // A terminal that is gone shows nothing.
+            // A closed terminal shows nothing.
             drop(io::stderr().flush());
         } else if self.first && now >= self.next {
             self.next += PERIOD;
@@ -124,7 +124,7 @@ impl BuildLines {
     }
 }
 
-/// Returns true if standard error is a terminal on which a line can be written again.
+/// Returns true if standard error is a terminal that supports rewriting a line.
 fn changes_lines() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_some_and(|kind| kind != "dumb")
 }

@@ -1,22 +1,21 @@
 //! Circles: files that import each other, directly or through others.
 //!
-//! A file imports another one of its crate if it takes a name from there: by `use`, or by a path in the code.
-//! A name that a module only hands on (`pub use`) is taken from that module and from the file that defines
-//! it; the module itself takes it only if its own code uses it. To declare or name a module is no import.
+//! A file imports another one of its crate if it uses a name from there: by `use`, or by a path in the code.
+//! A re-exported name (`pub use`) is imported from the re-exporting module and from the defining file; the
+//! re-exporting module imports it only if its own code uses it. Declaring or naming a module is no import.
 //!
-//! What a file takes from the modules that it is in (`super`, and all above) is not counted: seen from
-//! outside a module and its parts are one, and the parts share the words of the whole. A part that takes a
-//! name from its sibling is counted, also where the parent hands that on, and so is what a module takes from
-//! its parts.
+//! Names from enclosing modules (`super`, and all above) do not count: from outside, a module and its parts
+//! are one unit, and the parts share the names of the whole. A name from a sibling counts, even if the parent
+//! re-exports it, and so does a name that a module uses from its parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{Crate, crates};
 
-/// Fewer imports between files would mean that they are not found: there are twice as many.
+/// Fewer imports between files would mean that the search is broken: there are twice as many.
 const LEAST_ARROWS: usize = 1000;
 
-/// Files that each file imports, with the names taken.
+/// Files imported by each file, with the names used.
 type Arrows = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 #[test]
@@ -55,7 +54,7 @@ fn arrows(read: &Crate) -> Arrows {
     arrows
 }
 
-/// True if the module is in one of that file.
+/// Returns true if the module is nested in one of that file.
 fn is_within(read: &Crate, module: usize, file: &str) -> bool {
     let mut above = read.modules[module].parent;
     while let Some(id) = above {
@@ -67,7 +66,7 @@ fn is_within(read: &Crate, module: usize, file: &str) -> bool {
     false
 }
 
-/// Paths of two names and more in the code.
+/// Returns paths of at least two names in the code.
 fn paths(words: &[String]) -> Vec<Vec<String>> {
     let is_name = |at: usize| {
         words.get(at).is_some_and(|word| word.starts_with(|char: char| char.is_alphabetic() || char == '_'))
@@ -88,7 +87,7 @@ fn paths(words: &[String]) -> Vec<Vec<String>> {
     found
 }
 
-/// Sets of more than one file, each of which is reached from each other.
+/// Returns sets of several files, each of which is reachable from all others.
 fn circles(arrows: &Arrows) -> BTreeSet<Vec<String>> {
     let reached = |from: &String| {
         let mut seen = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! The structure of the source: files that import each other, names of types.
+//! The structure of the source: circular imports, names of types.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
 

@@ -1,50 +1,50 @@
 //! The modules of the workspace, read from their files without a compiler.
 //!
-//! Owns: words of a file, its modules, what they bring into scope. Items for tests are left out.
-//! Does not own: macros. What one makes is not seen; the workspace has four, none of which makes an import.
+//! Owns: words of a file, its modules, the names in their scope. Items for tests are left out.
+//! Does not own: macros, whose expansions are not read: the workspace has four, and none creates an import.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of one crate; the first is its root.
+/// The modules of one crate; the first one is its root.
 pub(crate) struct Crate {
     pub(crate) modules: Vec<Module>,
 }
 
-/// A module, in a file of its own or within one.
+/// A module, in a separate file or inline.
 #[derive(Default)]
 pub(crate) struct Module {
-    /// The file, from the root of the workspace.
+    /// The file, relative to the root of the workspace.
     pub(crate) file: String,
     pub(crate) parent: Option<usize>,
-    /// Modules in it, by name.
+    /// Submodules, by name.
     pub(crate) children: BTreeMap<String, usize>,
     /// Its imports.
     pub(crate) imports: Vec<Import>,
-    /// All other words, without those of its children.
+    /// All other words, without those of submodules.
     pub(crate) words: Vec<String>,
 }
 
 /// A name that a `use` declaration brings into scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Import {
-    /// The name in this module; `*` for all that the path has.
+    /// The name in this module; `*` for a glob import.
     pub(crate) name: String,
-    /// The path, by its segments.
+    /// The segments of the path.
     pub(crate) path: Vec<String>,
-    /// True if the module hands the name on to others.
+    /// True if the module re-exports the name.
     pub(crate) is_public: bool,
 }
 
 impl Module {
-    /// The import of that name.
+    /// Returns the import of that name.
     pub(crate) fn import(&self, name: &str) -> Option<&Import> {
         self.imports.iter().find(|import| import.name == name)
     }
 }
 
-/// The crates of the workspace: libraries and programs.
+/// Returns the crates of the workspace: libraries and programs.
 pub(crate) fn crates() -> Vec<Crate> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
@@ -70,16 +70,16 @@ pub(crate) fn crates() -> Vec<Crate> {
     crates
 }
 
-/// A module that is about to be read.
+/// A module to be read.
 struct Begin {
     file: String,
-    /// Directory of its children's files.
+    /// Directory of its submodules' files.
     directory: PathBuf,
     parent: Option<usize>,
 }
 
 impl Crate {
-    /// Reads a module and all in it.
+    /// Reads a module and all its submodules.
     fn add(&mut self, root: &Path, begin: Begin, words: &[String]) -> usize {
         let Begin { file, directory, parent } = begin;
         let id = self.modules.len();
@@ -129,14 +129,14 @@ impl Crate {
         self.add(root, Begin { file, directory, parent: Some(parent) }, &words(&text))
     }
 
-    /// The modules that a path takes a name from: those that hand the name on, and the one that has it; each
-    /// with the name. Empty for a name of another crate, and for a path to a module: to name a module takes
-    /// nothing from it.
+    /// Returns the modules that a path uses a name from: those that re-export the name, and the one that
+    /// defines it; each with the name. Empty for a name of another crate, and for a path to a module: naming
+    /// a module uses nothing from it.
     pub(crate) fn taken_from(&self, from: usize, path: &[String]) -> Vec<(usize, String)> {
         let mut through = Vec::new();
         match self.find(from, path, true, &mut through) {
             Some(Place::Item(module, name)) => {
-                // The first is the import that the path itself begins with.
+                // The first one is the import that the path itself begins with.
                 through.retain(|(handing, _)| *handing != from);
                 through.push((module, name));
                 through
@@ -145,7 +145,7 @@ impl Crate {
         }
     }
 
-    /// Follows a path. `through` gets the modules that hand on a name of it, each with the name.
+    /// Follows a path. `through` collects the modules that re-export a name of it, each with the name.
     fn find(
         &self,
         from: usize,
@@ -185,13 +185,13 @@ enum Place {
     Item(usize, String),
 }
 
-/// True if the words begin with `#[cfg(test)]`.
+/// Returns true if the words begin with `#[cfg(test)]`.
 fn is_test_attribute(words: &[String]) -> bool {
     let attribute = ["#", "[", "cfg", "(", "test", ")", "]"];
     words.len() >= attribute.len() && words.iter().zip(attribute).all(|(word, wanted)| word == wanted)
 }
 
-/// Words of the item that these begin with, its attributes included.
+/// Returns the number of words of the first item, including its attributes.
 fn item_end(words: &[String]) -> usize {
     let mut depth = 0;
     for (at, word) in words.iter().enumerate() {
@@ -206,7 +206,7 @@ fn item_end(words: &[String]) -> usize {
     panic!("an item without an end");
 }
 
-/// Words of the block that these begin with, both braces included.
+/// Returns the number of words of the first block, including both braces.
 fn block_end(words: &[String]) -> usize {
     let mut depth = 0;
     for (at, word) in words.iter().enumerate() {
@@ -222,7 +222,7 @@ fn block_end(words: &[String]) -> usize {
     panic!("a block without an end");
 }
 
-/// Reads the tree of a `use` declaration.
+/// Collects the imports of a `use` declaration.
 fn imports(words: &mut &[String], prefix: &[String], is_public: bool, found: &mut Vec<Import>) {
     let mut path = prefix.to_vec();
     loop {
@@ -262,7 +262,7 @@ fn imports(words: &mut &[String], prefix: &[String], is_public: bool, found: &mu
     found.push(Import { name, path, is_public });
 }
 
-/// Words and marks of a Rust file, without comments and the content of literals.
+/// Returns words and punctuation of a Rust file, without comments and the content of literals.
 pub(crate) fn words(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let mut words = Vec::new();
@@ -327,7 +327,7 @@ fn after_string(chars: &[char], from: usize) -> usize {
     at + 1
 }
 
-/// The number of letters before the marks of a raw string.
+/// Returns the number of letters before the delimiters of a raw string.
 fn letters(chars: &[char], at: usize) -> usize {
     1 + usize::from(chars[at] != 'r')
 }

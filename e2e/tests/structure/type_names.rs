@@ -1,32 +1,32 @@
 //! Names of types: one name, one type.
 //!
-//! A reader who meets a name finds one definition of it. The names that several files define are on a list,
-//! which may only shrink: each with the number of its files and the reason why it may stay.
+//! Each name has one definition for a reader to find. Names defined in several files are on a list, which may
+//! only shrink: each with the number of its files and the reason why it may stay.
 
 use std::collections::BTreeMap;
 
 use crate::source::crates;
 
-/// Reasons for which several files may define a name. The first three are checked.
+/// Reasons why several files may define a name. The first three are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Because {
-    /// No definition but one leaves its file.
+    /// At most one definition is visible outside its file.
     Private,
-    /// No definition but one is the product's: the others are of the harness, which uses no internal type.
+    /// At most one belongs to the product: the others belong to the harness, which uses no internal type.
     Harness,
-    /// No definition but one is the product's: the others are models of the simulation, or of the harness.
+    /// At most one belongs to the product: the others are models of the simulation, or of the harness.
     Model,
     /// Each program has its own, and none sees that of another.
     Program,
-    /// None: they are to be renamed.
+    /// None: they should be renamed.
     Open,
 }
 use Because::{Harness, Model, Open, Private, Program};
 
-/// Number of names on the list that are to be renamed.
+/// Number of names on the list that should be renamed.
 const OPEN: usize = 27;
 
-/// Names that several files define, with the number of files.
+/// Names defined in several files, with the number of files.
 const SEVERAL: &[(&str, usize, Because)] = &[
     ("Answer", 6, Open),
     ("Asked", 2, Private),
@@ -156,11 +156,11 @@ const SEVERAL: &[(&str, usize, Because)] = &[
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Definition {
     file: String,
-    /// True if another file may name it.
+    /// True if another file may use it.
     leaves: bool,
 }
 
-/// All definitions by name, of a name at most one a file.
+/// Returns all definitions by name, for each name at most one per file.
 fn definitions() -> BTreeMap<String, Vec<Definition>> {
     let mut found: BTreeMap<String, BTreeMap<String, bool>> = BTreeMap::new();
     for read in crates() {
@@ -176,8 +176,8 @@ fn definitions() -> BTreeMap<String, Vec<Definition>> {
     found.into_iter().map(|(name, files)| (name, all(files))).collect()
 }
 
-/// Types that a module defines, and if each is visible outside. Those in a function or an implementation are
-/// no items of the module.
+/// Returns the types that a module defines, and if each is visible outside. Those in a function or an
+/// implementation are not items of the module.
 fn types(words: &[String]) -> Vec<(String, bool)> {
     let (mut depth, mut before) = (0, "");
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! The state of this process, as the admin endpoint shows it at `/readyz` and `/metrics`.
+//! Process state shown by the admin endpoint at `/readyz` and `/metrics`.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::metrics;
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
-/// The state that the admin endpoint shows.
+/// State shown by the admin endpoint.
 pub(crate) struct Shown<V>(pub(crate) Readiness<V>);
 
 impl<V: Volumes> Program for Shown<V> {

@@ -1,11 +1,11 @@
-//! Bytes that a thread of a test allocates, and the most that it had at once.
+//! Counts the bytes that a test's thread allocates, and their peak.
 #![allow(unsafe_code)] // an allocator that counts, over the system's
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Bytes allocated by this thread less those that it freed: negative where it frees what others made.
+    /// Bytes allocated by this thread minus those it freed; negative if it frees other threads' allocations.
     static ALLOCATED: Cell<i64> = const { Cell::new(0) };
     static MOST: Cell<i64> = const { Cell::new(0) };
 }
@@ -16,7 +16,7 @@ struct Counted;
 static COUNTED: Counted = Counted;
 
 fn count(bytes: i64) {
-    // A thread that ends has no counters any more.
+    // A thread that is exiting has no counters any more.
     let now = ALLOCATED.try_with(|allocated| {
         allocated.set(allocated.get() + bytes);
         allocated.get()
@@ -29,22 +29,22 @@ fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).expect("no allocation is larger")
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing.
+// SAFETY: every call is passed on unchanged to the system's allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-signed(layout.size()));
-        // SAFETY: `at` came from `alloc` above with this layout, as the caller's contract says.
+        // SAFETY: `at` came from `alloc` above with this layout, by the caller's contract.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
-/// The most bytes that `work` had allocated at once on this thread, more than it had before.
+/// Returns the peak of bytes that `work` allocated on this thread, above the level before the call.
 pub(crate) fn most_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = ALLOCATED.get();
     MOST.set(before);

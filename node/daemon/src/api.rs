@@ -1,10 +1,10 @@
 //! The gRPC interface on the local socket (`proto/node/v1/node.proto`).
 //!
 //! Owns: the socket, the conversion of messages into typed values and back.
-//! Does not own: what an operation does.
+//! Does not own: the operations themselves.
 //! Runs on: the daemon's tokio runtime.
-//! Invariants: an operation that was begun runs to its end even if its caller disconnects (scrubs and sweeps
-//! end then), or to the stop of the daemon; only root may connect.
+//! Invariants: an operation that was started runs to completion, even if its caller disconnects (except
+//! scrubs and sweeps), or until the daemon stops; only root may connect.
 //! On failure: a status whose message names the field and the fix.
 
 mod await_served;
@@ -42,13 +42,13 @@ use crate::handoff::Handoff;
 use crate::node::{Instance, InstanceError, VolumeInStore, run_blocking};
 use crate::volumes::Volumes;
 
-/// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
-/// served. Clones share them.
+/// The stores a request may name, from the current configuration file; none when Kubernetes assigns the
+/// volumes. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownStores(Arc<RwLock<Option<BTreeMap<String, S3Config>>>>);
 
 impl KnownStores {
-    /// Those of a configuration.
+    /// Starts with the stores of a configuration.
     pub(crate) fn new(control: &Control) -> Self {
         Self(Arc::new(RwLock::new(match control {
             Control::Kubernetes => None,
@@ -56,18 +56,18 @@ impl KnownStores {
         })))
     }
 
-    /// All of them; none under Kubernetes.
+    /// Returns all of them; none under Kubernetes.
     pub(crate) fn all(&self) -> Option<BTreeMap<String, S3Config>> {
         self.0.read().clone()
     }
 
-    /// Lets requests name these from now on.
+    /// Replaces the stores that requests may name.
     pub(crate) fn replace(&self, stores: BTreeMap<String, S3Config>) {
         *self.0.write() = Some(stores);
     }
 }
 
-/// The service.
+/// The gRPC service.
 #[derive(Clone, Debug)]
 pub(crate) struct Api<V> {
     volumes: V,
@@ -79,7 +79,7 @@ pub(crate) struct Api<V> {
 }
 
 impl<V: Volumes> Api<V> {
-    /// The service over `volumes`.
+    /// Creates the service over `volumes`.
     pub(crate) fn new(
         volumes: V,
         stores: KnownStores,
@@ -93,7 +93,7 @@ impl<V: Volumes> Api<V> {
         self.stores_or("create, change or delete a Volume object instead")
     }
 
-    /// The stores of the configuration; under Kubernetes an error that says what to do instead.
+    /// Returns the configured stores; under Kubernetes an error that names the alternative.
     fn stores_or(&self, instead: &str) -> Result<BTreeMap<String, S3Config>, Status> {
         self.stores.all().ok_or_else(|| {
             let text = format!("this daemon serves what Kubernetes asks for; {instead}");
@@ -101,7 +101,7 @@ impl<V: Volumes> Api<V> {
         })
     }
 
-    /// True for a memory volume that a person attached: there is no Volume object to change instead.
+    /// Returns true for a memory volume that a user attached: it has no Volume object to change instead.
     fn is_of_a_person(&self, volume: &VolumeId) -> bool {
         self.volumes.list().iter().any(|one| one.volume == *volume && one.is_of_a_person())
     }
@@ -111,14 +111,14 @@ impl<V: Volumes> Api<V> {
     }
 }
 
-/// The store of this name.
+/// Returns the store of this name.
 fn find(mut stores: BTreeMap<String, S3Config>, name: &str) -> Result<S3Config, Status> {
     stores.remove(name).ok_or_else(|| {
         no_store(&stores, |known| format!("store: `{name}` is not one of the configured stores; use {known}"))
     })
 }
 
-/// The error of a request that names no store of the configuration.
+/// Builds the error for a request that names no configured store.
 fn no_store(stores: &BTreeMap<String, S3Config>, text: impl FnOnce(String) -> String) -> Status {
     let known: Vec<&str> = stores.keys().map(String::as_str).collect();
     Status::invalid_argument(match known.as_slice() {
@@ -134,7 +134,7 @@ impl<V: Volumes> Api<V> {
         Ok(VolumeInStore { volume, store })
     }
 
-    /// Runs an operation to its end, also when its caller has disconnected.
+    /// Runs an operation to completion, even if its caller disconnects.
     async fn to_the_end<T: Send + 'static>(
         &self,
         operation: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -144,7 +144,7 @@ impl<V: Volumes> Api<V> {
     }
 }
 
-/// Refuses a planned end of the daemon while it has the only use of connections of devices.
+/// Rejects a planned exit of the daemon while it is the only process that holds its devices' connections.
 fn check_kept(unkept_devices: usize) -> Result<(), Status> {
     if unkept_devices == 0 {
         return Ok(());
@@ -319,7 +319,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         _: Request<CapabilitiesRequest>,
     ) -> Result<Response<CapabilitiesResponse>, Status> {
         let volumes = self.volumes.clone();
-        // A keeper may answer late.
+        // A keeper may respond late.
         Ok(Response::new(run_blocking(move || volumes.capabilities()).await.into()))
     }
 }

@@ -1,4 +1,4 @@
-//! The command line of `holdfast-node`: the daemon itself (`run`), and requests to it over its local socket.
+//! The command line of `holdfast-node`: the daemon itself (`run`), and requests to its local socket.
 
 mod client;
 mod create;
@@ -43,12 +43,12 @@ enum Command {
         /// The configuration file
         #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/node.toml", env = "HOLDFAST_CONFIG")]
         config: PathBuf,
-        /// Name of this instance of the daemon, such as the uid of its pod. A daemon that has a name asks the
-        /// one that serves the node to leave the devices to it, unless its own instance served before
+        /// Name of this instance of the daemon, such as its pod's uid. A named daemon asks the one that
+        /// serves the node to hand over the devices, unless its own instance served before
         #[arg(long, value_name = "NAME", env = "HOLDFAST_INSTANCE")]
         instance: Option<Instance>,
     },
-    /// Check what a daemon with this configuration needs of this node, and say the fix of what it lacks;
+    /// Check that this node meets the requirements of a daemon with this configuration, and suggest fixes;
     /// works without a daemon
     Preflight(preflight::Preflight),
     /// Create a volume in a store, empty or with the content of a snapshot or another volume
@@ -63,11 +63,11 @@ enum Command {
         volume: String,
         /// New size
         size: ByteSize,
-        /// Most memory that the content of a memory volume takes; as before unless given
+        /// Memory limit for the content of a memory volume; unchanged by default
         #[arg(long, value_name = "SIZE")]
         memory_limit: Option<ByteSize>,
-        /// Maximum disk space for spilled pages of a memory volume that has a spill file; as before unless
-        /// given
+        /// Maximum disk space for spilled pages of a memory volume that has a spill file; unchanged by
+        /// default
         #[arg(long, value_name = "SIZE")]
         memory_spill: Option<ByteSize>,
         #[command(flatten)]
@@ -92,7 +92,7 @@ enum Command {
         #[command(flatten)]
         target: Target,
     },
-    /// Show which transports this node can use, and why it refuses the others
+    /// Show which transports this node can use, and why it rejects the others
     Capabilities {
         #[command(flatten)]
         target: Target,
@@ -105,26 +105,26 @@ enum Command {
     Snapshot(snapshot::SnapshotCommand),
     /// List, export or delete data of fenced volumes that was not uploaded; works without a daemon
     Fenced(fenced::Fenced),
-    /// Flush a block device; the daemon's own, for a device that may never answer
+    /// Flush a block device; for the daemon's own use, because a device may never respond
     #[command(name = FLUSH_DEVICE, hide = true)]
     FlushDevice {
         /// The device
         device: PathBuf,
     },
-    /// Bind or clear a loop device; the daemon's own, for a device that may never answer
+    /// Bind or clear a loop device; for the daemon's own use, because a device may never respond
     #[command(name = LOOP_DEVICE, hide = true)]
     LoopDevice {
-        /// The command and what it is about
+        /// The command and its arguments
         arguments: Vec<String>,
     },
-    /// Hold the connections of devices without ublk while no daemon lives, in place of the keeper that serves
-    /// now; for a container of its own, beside a daemon of Kubernetes
+    /// Hold the connections of devices without ublk while no daemon runs, replacing the current keeper; for a
+    /// separate container, next to a daemon under Kubernetes
     #[command(name = KEEPER)]
     Keeper {
         /// The daemon's run directory
         #[arg(long, value_name = "PATH", default_value = DEFAULT_RUN_DIR, env = "HOLDFAST_RUN_DIR")]
         run_dir: PathBuf,
-        /// End with the last connection; the daemon's own
+        /// Exit after the last connection is closed; for the daemon's own use
         #[arg(long = KEEPER_FOR_DAEMON, hide = true)]
         for_daemon: bool,
     },
@@ -138,18 +138,18 @@ struct Attach {
     /// Name of a store of the daemon's configuration
     #[arg(long, required_unless_present = "memory")]
     store: Option<String>,
-    /// Attach a new memory volume of this size, all zeros, in place of a volume of a store. Its content is
-    /// gone at its detach and at a restart of the host
+    /// Attach a new memory volume of this size, all zeros, instead of a volume of a store. Its content is
+    /// lost when it is detached and when the host restarts
     #[arg(
         long,
         value_name = "SIZE",
         conflicts_with_all = ["store", "size", "take_over", "max_dirty_age", "durability", "max_iops", "max_throughput"]
     )]
     memory: Option<ByteSize>,
-    /// Most memory that the content of a memory volume takes; as much as any content needs unless given
+    /// Memory limit for the content of a memory volume; enough for any content by default
     #[arg(long, value_name = "SIZE", requires = "memory", conflicts_with = "store")]
     memory_limit: Option<ByteSize>,
-    /// Maximum disk space for spilled pages of a memory volume, those that find no memory; none unless given
+    /// Maximum disk space for spilled pages of a memory volume, used if memory is short; none by default
     #[arg(long, value_name = "SIZE", requires = "memory", conflicts_with = "store")]
     memory_spill: Option<ByteSize>,
     /// Codec of the pages of a memory volume
@@ -158,11 +158,11 @@ struct Attach {
     /// Grow the volume to this size
     #[arg(long)]
     size: Option<ByteSize>,
-    /// Replace the writer of this epoch, as the refusal names it. That writer fails from then on. What it did
-    /// not upload is not in the volume
+    /// Replace the writer of this epoch, as named in the rejection. That writer is fenced; the data that it
+    /// did not upload is missing from the volume
     #[arg(long, value_name = "EPOCH")]
     take_over: Option<u64>,
-    /// Upload data when it is this old, such as 30s or 1m30s
+    /// Upload data when it reaches this age, such as 30s or 1m30s
     #[arg(long)]
     max_dirty_age: Option<TimeSpan>,
     /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
@@ -184,7 +184,7 @@ struct Attach {
 struct Configure {
     /// Name of the volume
     volume: String,
-    /// Upload data when it is this old, such as 30s or 1m30s
+    /// Upload data when it reaches this age, such as 30s or 1m30s
     #[arg(long, group = "settings")]
     max_dirty_age: Option<TimeSpan>,
     /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
@@ -227,8 +227,7 @@ struct Scrub {
     /// Name of a store of the daemon's configuration; only for a volume that is not attached on this node
     #[arg(long)]
     store: Option<String>,
-    /// Repair what can be repaired: from the rest of the log, and from what this node holds of an attached
-    /// volume
+    /// Repair all repairable damage, from the rest of the log and from this node's data of an attached volume
     #[arg(long)]
     repair: bool,
     #[command(flatten)]
@@ -238,23 +237,23 @@ struct Scrub {
 /// Arguments of `gc`.
 #[derive(Debug, Args)]
 struct Gc {
-    /// Name of a store of the daemon's configuration; may be left out where it has only one
+    /// Name of a store of the daemon's configuration; optional if it has only one
     #[arg(long)]
     store: Option<String>,
     /// Delete nothing; only show what would be deleted
     #[arg(long)]
     dry_run: bool,
-    /// Delete no object that is younger, such as 24h or 1h30m, by the store's clock
+    /// Do not delete objects younger than this, such as 24h or 1h30m, by the store's clock
     #[arg(long, default_value = "24h")]
     grace: TimeSpan,
-    /// Delete at most so many objects
+    /// Delete at most this many objects
     #[arg(long, value_name = "OBJECTS", value_parser = clap::value_parser!(u64).range(1..))]
     most: Option<u64>,
     #[command(flatten)]
     target: Target,
 }
 
-/// Socket of the daemon to ask, and the format of its answer.
+/// The daemon's socket, and the output format.
 #[derive(Debug, Args)]
 struct Target {
     /// The daemon's socket
@@ -266,7 +265,7 @@ struct Target {
 }
 
 impl Cli {
-    /// Does what the command line asks for.
+    /// Runs the requested command.
     pub(crate) fn run(self) -> ExitCode {
         match self.command {
             Command::Run { config, instance } => {
@@ -321,7 +320,7 @@ impl Cli {
     }
 }
 
-/// Does what the daemon asks of a loop device. `EBUSY` is its own exit code.
+/// Runs a loop device operation for the daemon. `EBUSY` has its own exit code.
 fn loop_device(arguments: &[String]) -> ExitCode {
     let done = match LoopCommand::of(arguments) {
         Some(command) => command.run(),
@@ -336,7 +335,7 @@ fn loop_device(arguments: &[String]) -> ExitCode {
     }
 }
 
-/// Prints an answer and says how it went.
+/// Prints an answer and returns the exit code.
 fn finish(outcome: Result<(), Failure>, text: &str) -> ExitCode {
     match (outcome, output::print(text)) {
         (Ok(()), Ok(())) => ExitCode::SUCCESS,
@@ -345,13 +344,13 @@ fn finish(outcome: Result<(), Failure>, text: &str) -> ExitCode {
     }
 }
 
-/// Prints something beside the answer on standard error. Where that takes nothing, as a file on a full disk,
-/// the message is lost, and nothing else.
+/// Prints a note next to the answer, on standard error. If that cannot be written, such as a file on a full
+/// disk, only the note is lost.
 fn note(message: &str) {
     drop(writeln!(io::stderr(), "holdfast-node: {message}"));
 }
 
-/// Prints why the command failed on standard error.
+/// Prints the reason for the command's failure on standard error.
 fn fail(code: u8, message: &str) -> ExitCode {
     note(message);
     ExitCode::from(code)

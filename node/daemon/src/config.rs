@@ -1,7 +1,7 @@
-//! The daemon's configuration: one TOML file, and environment variables over it.
+//! The daemon's configuration: one TOML file, overridden by environment variables.
 //!
 //! Owns: names, defaults and limits of all settings (`docs/configuration.md` lists them).
-//! Does not own: what the settings do.
+//! Does not own: the effect of the settings.
 //! Invariants: a [`Config`] that exists is valid; nothing outside this module reads the environment for
 //! settings.
 //! On failure: a [`ConfigError`] that names the file, the line, the setting and the fix; the daemon does not
@@ -28,19 +28,19 @@ use crate::node::{KeeperStart, NodeConfig, TransportChoice};
 
 /// Default path of the socket between the CLI and the daemon.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/holdfast/node.sock";
-/// The state directory unless the file names another.
+/// Default path of the state directory.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/holdfast";
 
-/// The run directory unless the file names another.
+/// Default path of the run directory.
 pub(crate) const DEFAULT_RUN_DIR: &str = "/run/holdfast";
 
-/// Longest path of a Unix socket, in bytes. Source: `sun_path` in unix(7), less the closing NUL.
+/// Maximum path length of a Unix socket, in bytes. Source: `sun_path` in unix(7), minus the final NUL.
 const MAX_SOCKET_PATH: usize = 107;
 const MAX_RING_THREADS: usize = 64;
 const MIN_SLAB_BYTES: u64 = 16 << 20;
 const MIN_SEAL_BYTES: u64 = 1 << 20;
-/// One segment holds all of it after an outage: 10,000 parts of some 26 MiB, and an index below 4 GiB even
-/// where each sector is a frame of its own.
+/// After an outage, one segment holds all of it: 10,000 parts of some 26 MiB, and an index below 4 GiB even
+/// if each sector is a separate frame.
 const MAX_DIRTY_BYTES: u64 = 256 << 30;
 /// A few parts of a segment.
 const MIN_UPLOAD_BYTES: u64 = 64 << 20;
@@ -53,13 +53,13 @@ pub(crate) struct Config {
     pub(crate) node: NodeConfig,
     /// Path of the local gRPC socket.
     pub(crate) socket: PathBuf,
-    /// Address of `/metrics` and `/healthz`; without one they are not served.
+    /// Address of `/metrics` and `/healthz`; `None`: not served.
     pub(crate) metrics: Option<SocketAddr>,
-    /// Interface that names the volumes to serve.
+    /// Interface that assigns the volumes to serve.
     pub(crate) control: Control,
 }
 
-/// Interface that names the volumes to serve.
+/// Interface that assigns the volumes to serve.
 #[derive(Debug)]
 pub(crate) enum Control {
     /// The Volume objects of a cluster.
@@ -68,10 +68,10 @@ pub(crate) enum Control {
     Standalone(BTreeMap<String, S3Config>),
 }
 
-/// The configuration cannot be used.
+/// The configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// The file is not there or not readable.
+    /// The file is missing or unreadable.
     #[error("{} cannot be read; name the configuration file with --config", path.display())]
     Read {
         /// The file.
@@ -80,12 +80,12 @@ pub(crate) enum ConfigError {
         #[source]
         source: io::Error,
     },
-    /// A setting is unknown, missing, or has a value that cannot be used.
+    /// A setting is unknown, missing, or has an invalid value.
     #[error("{place}: {problem}")]
     Value {
-        /// The setting and where it stands.
+        /// The setting and its location.
         place: SettingPlace,
-        /// The fault and its fix.
+        /// The problem and its fix.
         problem: String,
     },
 }
@@ -175,10 +175,10 @@ struct MetricsSection {
 }
 
 impl Config {
-    /// Reads the file at `path` and the environment of the process.
+    /// Reads the file at `path` and the process's environment.
     ///
     /// # Errors
-    /// [`ConfigError`], for a person to correct.
+    /// [`ConfigError`]; the user must correct the configuration.
     pub(crate) fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -208,7 +208,7 @@ impl Config {
             Control::Kubernetes
         } else {
             if stores.is_empty() {
-                // An empty or truncated file would otherwise start a daemon that can do nothing.
+                // An empty or truncated file would otherwise start a useless daemon.
                 let problem = "no store is named, so nothing could be attached; add a section [stores.NAME], or write \
                                `kubernetes = true`; the file may be cut off";
                 return Err(source.error("stores", problem.to_owned()));
@@ -276,7 +276,7 @@ fn node_config(
     })
 }
 
-/// Refuses sizes and times that cannot be used, alone or together.
+/// Rejects invalid sizes and durations, individually and in combination.
 fn check_data(source: &ConfigSource, data: &DataSection) -> Result<(), ConfigError> {
     let DataSection { ring_threads, slab_size, cache_size, seal_size, max_dirty, .. } = *data;
     let refuse = |key: &str, problem: String| Err(source.error(key, problem));
@@ -293,7 +293,7 @@ fn check_data(source: &ConfigSource, data: &DataSection) -> Result<(), ConfigErr
             return refuse(key, format!("{size} is too small; write at least {}", ByteSize(least)));
         }
     }
-    // One side is uploaded while the other fills.
+    // One side is uploaded while the other is filled.
     let least_cache = ByteSize(2 * seal_size.0);
     if let Some(cache_size) = cache_size.filter(|size| *size < least_cache) {
         let problem = format!("{cache_size} is less than twice data.seal_size; write at least {least_cache}");

@@ -1,19 +1,19 @@
-//! The daemon's life: wait for the node's lock, recover what this node serves, then listen, until SIGTERM.
+//! The daemon's lifecycle: wait for the node's lock, recover this node's devices, then listen until SIGTERM.
 //!
 //! ```text
 //! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM, or a successor asks (`handoff.rs`)
 //!   -> stop those -> end every task -> leave the devices QUIESCED -> release the lock
 //!   -> last traces and log lines
-//! where the host shuts down: -> stop those -> detach what is not in use -> leave the rest -> stop that
+//! host shutdown: -> stop those -> detach unused volumes -> leave the others -> stop them
 //! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
 //! the admin endpoint (metrics, readiness, log level) is served from the first moment on
 //! ```
 //! Owns: the order of start and stop.
-//! Invariants: devices are recovered before anything else is spoken to; nothing but a detach deletes a
-//! device, and nothing but a detach or the end of the host stops one; the lock is released only when no
-//! thread of this process can touch a device or a local file any more. A planned end waits until a keeper has
-//! the connections of all devices without ublk.
-//! On failure: what fails at the start ends the process; later, only the data plane may.
+//! Invariants: devices are recovered before any other communication; only a detach deletes a device, and only
+//! a detach or the host's shutdown stops one; the lock is released only when no thread of this process can
+//! touch a device or a local file any more. A planned exit waits until a keeper has the connections of all
+//! devices without ublk.
+//! On failure: an error during startup ends the process; afterwards only an error of the data plane may.
 
 use std::io;
 use std::net::SocketAddr;
@@ -42,24 +42,23 @@ use crate::node::{FailureKind, Instance, Instances, Node, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
-/// Time for the data plane to finish requests on SIGTERM. A kubelet gives 30 s by default; the rest is for
-/// the last traces. When the process ends, the kernel quiesces a device whose requests have not ended by
-/// then.
+/// Time for the data plane to finish requests on SIGTERM. The kubelet's default grace period is 30 s; the
+/// rest is for the last traces. At the process's exit, the kernel quiesces devices with unfinished requests.
 const GRACE: Duration = Duration::from_secs(20);
-/// Longest wait at the end for calls of libraries.
+/// Maximum wait at the end for library calls.
 const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
-/// Longest time that the predecessor may keep the address of the metrics after it released the lock.
+/// Maximum time that the predecessor may keep the metrics address after it released the lock.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(50);
-/// Time between two looks whether a keeper has all connections.
+/// Interval of checks for a keeper that has all connections.
 const KEPT_POLL: Duration = Duration::from_millis(250);
 
-/// Runs the daemon until SIGTERM or SIGINT. Call it while the process has no other thread.
+/// Runs the daemon until SIGTERM or SIGINT. Call it while the process has a single thread.
 ///
 /// # Errors
-/// Fault that kept the daemon from starting, or an unrequested end of one of its listeners.
+/// The fault that prevented the start, or the unexpected end of a listener.
 pub(crate) fn run(file: PathBuf, config: Config, instance: Option<Instance>) -> Result<(), Failure> {
-    // Every thread that is started later inherits it.
+    // Every thread that is started later inherits this.
     let io_flusher = become_io_flusher();
     let telemetry = telemetry::start("holdfast-node", &[("k8s.node.name", &config.node.node_name)])
         .map_err(not_started)?;
@@ -90,7 +89,7 @@ fn serve_to_end(
 ) -> Result<(), Failure> {
     let runtime = Runtime::new().map_err(|error| Failure::new(FailureKind::Local, &error))?;
     let outcome = runtime.block_on(serve(file, config, instance, log_level));
-    // What is left touches no file of the node: a name that is looked up, for example.
+    // The remaining calls touch no file of the node: a name lookup, for example.
     runtime.shutdown_timeout(TASKS_END_WITHIN);
     outcome
 }
@@ -107,7 +106,7 @@ async fn serve(
     let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
     let run_dir = node_config.run_dir.clone();
     let (mut edges, readiness) = (Edges::new(), Readiness::new());
-    // While a predecessor serves on the same network, the address is not free yet.
+    // While a predecessor serves on the same network, the address is still in use.
     let mut to_listen = metrics;
     if let Some(address) = metrics
         && let Ok(listener) = admin::listen(address).await
@@ -124,7 +123,7 @@ async fn serve(
         }
     };
     let owner = tokio::select! {
-        // Does not ask where the lock is free.
+        // Skips the request if the lock is free.
         biased;
         owner = Owner::wait(node_config.clone()) => owner.map_err(failed)?,
         () = shutdown.requested() => return Ok(()),
@@ -150,7 +149,7 @@ async fn serve(
             Control::Kubernetes => {
                 edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions, readiness.names());
             }
-            // A daemon under Kubernetes may have left it so, and nothing else would end it.
+            // A daemon under Kubernetes may have left this set, and nothing else would reset it.
             Control::Standalone(_) => node.set_draining(false).await,
         }
         readiness.serves(node.clone());
@@ -199,8 +198,8 @@ async fn serve(
     outcome
 }
 
-/// Waits until a keeper has the connections of all devices without ublk: an end before that fails their
-/// requests. Returns the phase of the host's shutdown if that begins meanwhile.
+/// Waits until a keeper has the connections of all devices without ublk: an earlier exit fails their
+/// requests. Returns the phase of the host's shutdown if that begins in the meantime.
 async fn await_kept<T, Shutdown: Future<Output = Option<T>>>(
     unkept: impl Fn() -> usize,
     host: impl Fn() -> Shutdown,
@@ -224,7 +223,7 @@ async fn await_kept<T, Shutdown: Future<Output = Option<T>>>(
     None
 }
 
-/// Lets the next daemon begin.
+/// Lets the next daemon start.
 fn release(owner: Option<Owner>) {
     if let Some(Err(error)) = owner.map(Owner::release) {
         tracing::warn!(
@@ -234,7 +233,7 @@ fn release(owner: Option<Owner>) {
     }
 }
 
-/// The tasks that speak to the world outside the process, until they are ended together.
+/// The tasks that communicate with other processes, until they are ended together.
 struct Edges {
     tasks: JoinSet<EdgeEnd>,
     stop: watch::Sender<bool>,
@@ -245,11 +244,11 @@ impl Edges {
         Self { tasks: JoinSet::new(), stop: watch::Sender::new(false) }
     }
 
-    /// Waits until the tasks are to end.
+    /// Waits until the tasks must end.
     fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut stop = self.stop.subscribe();
         async move {
-            // An error means that the sender is gone: that is a stop too.
+            // An error means that the sender was dropped: this is a stop, too.
             let _stopped = stop.wait_for(|stop| *stop).await;
         }
     }
@@ -340,7 +339,7 @@ mod tests {
 
     use super::*;
 
-    /// A restart while the keeper was being replaced ended the connections that only the daemon had.
+    /// Regression: a restart during a replacement of the keeper closed connections held only by the daemon.
     #[tokio::test]
     async fn a_planned_end_waits_for_the_keeper() {
         let unkept = AtomicUsize::new(2);
@@ -351,7 +350,7 @@ mod tests {
         assert_eq!(waits.await, None);
     }
 
-    /// Found by reading: the host was asked once, before the wait.
+    /// Regression, found in review: the host was queried once, before the wait.
     #[tokio::test]
     async fn a_host_that_shuts_down_meanwhile_ends_the_wait() {
         assert_eq!(await_kept(|| 1, async || Some("down")).await, Some("down"));

@@ -1,19 +1,19 @@
-//! The pages that users read, for tests of what they say of the daemon.
+//! The user documentation, for tests that compare it with the daemon.
 
 use std::fs;
 use std::path::Path;
 
-/// The page at `path` of the repository.
+/// Returns the page at `path` of the repository.
 pub(crate) fn page(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
 }
 
-/// The text between back quotes in a page.
+/// Returns the texts between back quotes in a page.
 fn quoted(page: &str) -> impl Iterator<Item = &str> {
     page.lines().filter(|line| !line.starts_with("```")).flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// Every page, with its path.
+/// Returns every page, with its path.
 pub(crate) fn pages() -> Vec<(String, String)> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let listed = fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().file_name());
@@ -26,7 +26,7 @@ pub(crate) fn pages() -> Vec<(String, String)> {
 fn architecture_names_what_there_is() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = page("docs/architecture.md");
-    // A bare file name is one of the formats', the engine's, the daemon's or the ring thread's.
+    // A bare file name belongs to the formats, the engine, the daemon or the ring thread.
     let places = [
         "",
         "node/format/src",
@@ -46,7 +46,7 @@ fn architecture_names_what_there_is() {
     for topic in ["", "device", "local", "ring", "store", "volume"] {
         for entry in fs::read_dir(data_plane.join(topic)).unwrap() {
             let file = Path::new(topic).join(entry.unwrap().file_name());
-            // A file that only lists the modules of a topic is described by those.
+            // A file that only lists the modules of a topic is described by their entries.
             let is_index = topic.is_empty() && data_plane.join(&file).with_extension("").is_dir();
             let is_described = is_index || quoted(&page).any(|word| Path::new(word) == file);
             assert!(

@@ -1,7 +1,7 @@
-//! Permissions of users to format volumes whose content is unknown: one attach each.
+//! Users' permissions to format volumes with unknown content: valid for one attach each.
 //!
-//! Owns: the epoch for which each volume's user gave one, as the API server said last.
-//! Does not own: the formatting, nor the note that a permission was used (the CSI driver).
+//! Owns: the epoch for which each volume's user gave permission, as last read from the API server.
+//! Does not own: formatting, or the record that a permission was used (the CSI driver).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use holdfast_types::VolumeId;
 use parking_lot::Mutex;
 
-/// The permissions. Clones are the same.
+/// The permissions. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FormatPermissions(Arc<Mutex<HashMap<VolumeId, u64>>>);
 
 impl FormatPermissions {
-    /// Notes the epoch for which a volume's user gives permission; none takes it back.
+    /// Records the epoch for which a volume's user gives permission; `None` revokes it.
     pub(crate) fn set(&self, volume: &VolumeId, epoch: Option<u64>) {
         let mut permissions = self.0.lock();
         match epoch {

@@ -1,12 +1,12 @@
-//! A handoff: a daemon that waits for the node's directories asks the one that has them to leave.
+//! Handoff: a daemon that waits for the node's directories asks their current owner to leave.
 //!
 //! ```text
-//! successor: reads what is attached -> asks once a second, until it has the lock
+//! successor: reads the attached volumes -> asks once a second, until it has the lock
 //! owner:     the asking instance is younger -> answers -> ends as on SIGTERM: the devices wait QUIESCED
 //! ```
-//! So the image of a new version is there, its process runs and its configuration is accepted before a device
-//! waits. The lock alone says which process may use the directories; a daemon that does not know the request,
-//! or refuses it, serves on.
+//! A device thus only waits once the new version's image is present, its process runs and its configuration
+//! is accepted. Only the lock grants the use of the directories; a daemon that does not know the request, or
+//! rejects it, keeps serving.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use tonic::{Code, Status};
 
 use crate::node::{Instance, Instances, NodeConfig, check_attached, run_blocking};
 
-/// Time between two requests. An owner that agreed has requests in flight to finish.
+/// Interval between requests. An owner that agreed has requests in flight to finish.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Longest wait for an answer.
+/// Maximum wait for a response.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// The owner's side.
@@ -34,21 +34,21 @@ pub(crate) struct Handoff {
 }
 
 impl Handoff {
-    /// Of a daemon that has the directories.
+    /// Creates the endpoint of a daemon that owns the directories.
     pub(crate) fn new(instances: Instances) -> Self {
         Self { instances: Arc::new(instances), agreed: watch::Sender::new(None) }
     }
 
-    /// Of a daemon without a name, in a directory that no instance used.
+    /// Creates the endpoint of an unnamed daemon, in directories that no instance used.
     #[cfg(test)]
     pub(crate) fn unnamed() -> Self {
         Self::new(Instances::join(Path::new("/nonexistent"), None))
     }
 
-    /// Agrees to leave the devices to `instance`.
+    /// Agrees to hand the devices over to `instance`.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION: it is not younger.
+    /// FAILED_PRECONDITION: that instance is not younger.
     pub(crate) fn agree(&self, instance: Instance) -> Result<(), Status> {
         if !self.instances.is_younger(&instance) {
             return Err(Status::failed_precondition(format!(
@@ -59,21 +59,21 @@ impl Handoff {
         Ok(())
     }
 
-    /// Waits until it has agreed; with which instance.
+    /// Waits for an agreement and returns the instance that takes over.
     pub(crate) async fn agreed(&self) -> Instance {
         let mut agreed = self.agreed.subscribe();
         loop {
             if let Some(instance) = agreed.borrow_and_update().clone() {
                 return instance;
             }
-            // The sender is here.
+            // The sender cannot be dropped: `self` holds it.
             let _changed = agreed.changed().await;
         }
     }
 }
 
-/// Asks the owner of the directories to leave them to `instance`, again and again. Does not ask while this
-/// version cannot read what is attached: the owner serves on.
+/// Repeatedly asks the owner of the directories to hand them over to `instance`. Sends no request until this
+/// version can read every attached volume; until then the owner keeps serving.
 pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance) -> ! {
     let (mut can_read, mut last) = (false, None);
     loop {
@@ -96,13 +96,13 @@ pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance)
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Answer {
     Agreed,
-    /// The reason for which the owner serves on.
+    /// The reason why the owner keeps serving.
     Refused(String),
-    /// No process listens: the owner has just begun, or is about to end.
+    /// No process listens: the owner has just started, or is about to exit.
     NotReached(String),
 }
 
-/// Logs an answer unless it is the `last` one again.
+/// Logs an answer unless it equals the `last` one.
 fn note(last: &mut Option<Answer>, answer: Answer) {
     if last.as_ref() == Some(&answer) {
         return;

@@ -1,4 +1,4 @@
-//! Shutdowns of the host, which its process 1 is asked for when the daemon is to end.
+//! Detects shutdowns of the host, by asking its process 1 when the daemon is to exit.
 //!
 //! ```text
 //! /proc/1/comm                                  systemd-shutdow: the last phase, all processes get SIGTERM
@@ -6,10 +6,10 @@
 //! /proc/1/root/run/dbus/system_bus_socket       PreparingForShutdown: before both, while a kubelet ends its pods
 //! ```
 //!
-//! The paths lead to the host's own files also from a privileged pod with `hostPID`, without a mount of them.
-//! Owns: these signs.
-//! Does not own: what follows (`node/volume/release_all.rs`).
-//! On failure: what cannot be asked is no sign. Where process 1 is not systemd, no shutdown is seen.
+//! The paths lead to the host's files even from a privileged pod with `hostPID`, without a mount.
+//! Owns: the detection.
+//! Does not own: the reaction (`node/volume/release_all.rs`).
+//! On failure: a sign that cannot be read is ignored. If process 1 is not systemd, no shutdown is detected.
 
 mod dbus;
 
@@ -20,9 +20,9 @@ use dbus::{Peer, Property, Value};
 
 /// Process 1 of the host, as this process sees it.
 const INIT: &str = "/proc/1";
-/// Its name once systemd has handed over to systemd-shutdown(8), as long as the kernel keeps names.
+/// Its name after systemd has executed systemd-shutdown(8), truncated to the kernel's maximum.
 const LAST_PHASE: &str = "systemd-shutdow";
-/// Longest wait for an answer.
+/// Maximum wait for a response.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Source: org.freedesktop.systemd1(5).
@@ -40,32 +40,32 @@ const PREPARING: Property = Property {
     name: "PreparingForShutdown",
 };
 
-/// Phase of a shutdown, or of a restart, of the host.
+/// Phase of the host's shutdown or restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostShutdown {
-    /// logind holds it back. A kubelet ends its pods, the ones of this class last.
+    /// logind delays it. The kubelet ends its pods, those of this class last.
     Prepared,
     /// systemd stops all units at once, and unmounts file systems.
     Stopping,
-    /// systemd-shutdown(8) ends all processes, and unmounts file systems after that.
+    /// systemd-shutdown(8) ends all processes, and unmounts file systems afterwards.
     LastPhase,
 }
 
 impl HostShutdown {
-    /// Time that the devices may still be used: file systems are unmounted meanwhile.
+    /// Returns the time within which devices must become unused by the unmounts in progress.
     pub(crate) fn unused_within(self) -> Duration {
         match self {
-            // A kubelet often gives its critical pods no more than ten seconds, once all others have ended.
+            // The kubelet often gives its critical pods at most ten seconds after all others have ended.
             Self::Prepared => Duration::from_secs(7),
-            // As long as Kubernetes gives a pod. systemd kills after 90 seconds.
+            // The default grace period of a pod. systemd kills after 90 seconds.
             Self::Stopping => Duration::from_secs(30),
-            // Nothing is unmounted before this process has ended.
+            // Nothing is unmounted before this process has exited.
             Self::LastPhase => Duration::from_secs(7),
         }
     }
 }
 
-/// The phase in which the host is, if it shuts down or restarts.
+/// Returns the phase of the host's shutdown or restart; `None` if it is not shutting down.
 pub(crate) async fn shutdown() -> Option<HostShutdown> {
     shutdown_by(Path::new(INIT)).await
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::dbus::tests::{answer, serve};
     use super::*;
 
-    /// A process 1 with this name and sockets that answer these values; one that is not given is not there.
+    /// Fakes a process 1 with this name, and sockets that answer these values; `None`: no socket.
     async fn host(name: &str, state: Option<&str>, preparing: Option<bool>) -> Option<HostShutdown> {
         let init = tempfile::tempdir().unwrap();
         let socket = |path: &str| -> PathBuf {

@@ -1,12 +1,12 @@
-//! The Kubernetes side: serves the Volumes that are granted to this node and reports on them.
+//! The Kubernetes side: serves the Volumes granted to this node and reports their status.
 //!
 //! Owns: the daemon's part of the status of every Volume and VolumeSnapshot, the StorageNode of this node and
 //! its heartbeat.
-//! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
+//! Does not own: the choice of the node that serves a volume (the operator), serving itself (the data plane).
 //! Runs on: the daemon's tokio runtime.
-//! Invariants: the API server is needed for changes only; without it everything that is served stays served.
-//! On failure: requests to the API server are repeated with jitter; failed operations are shown in the
-//! condition `Attached` and tried again.
+//! Invariants: the API server is needed for changes only; without it, served volumes stay served.
+//! On failure: requests to the API server are retried with jitter; failed operations are shown in the
+//! condition `Attached` and retried.
 
 mod conditions;
 mod content_lost;
@@ -45,11 +45,11 @@ use self::names::VolumeNames;
 use crate::format_permissions::FormatPermissions;
 use crate::volumes::Volumes;
 
-/// Pause before the configuration of the API server is looked for again.
+/// Pause before the next search for the API server's configuration.
 const CONNECT_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 
-/// Runs until `stop` ends. Operations in progress are ended, not waited for: a detach may wait for its store
-/// without limit. None is left when this returns.
+/// Runs until `stop` ends. Operations in progress are cancelled, not awaited: a detach may wait for its store
+/// without limit. All have ended when this returns.
 pub(crate) async fn run<V: Volumes>(
     node_name: String,
     state_dir: PathBuf,
@@ -90,7 +90,7 @@ pub(crate) async fn run<V: Volumes>(
     tasks.stop().await;
 }
 
-/// The client of the API server this process belongs to. Sends nothing yet.
+/// Creates the client of the API server that this process belongs to. Sends nothing yet.
 async fn connect() -> Client {
     loop {
         match Client::try_default().await {

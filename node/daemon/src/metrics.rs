@@ -1,7 +1,7 @@
-//! The daemon's metrics: one table, read off the data plane at each scrape.
+//! The daemon's metrics: one table, read from the data plane at each scrape.
 //!
 //! Owns: names, units and labels of all metrics.
-//! Invariants: asking changes nothing and reads a snapshot of each volume; it never blocks.
+//! Invariants: a scrape changes nothing, reads a snapshot of each volume and never blocks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// One metric of a volume; its label is `volume`. It is absent while `value` is.
+/// One metric of a volume; its label is `volume`. Absent if `value` returns `None`.
 struct VolumeMetric {
     name: &'static str,
     unit: Option<Unit>,
@@ -305,11 +305,10 @@ const VOLUME_METRICS: [VolumeMetric; 46] = [
     ),
 ];
 
-/// Name of the metric of the times of requests; the label `operation` distinguishes them. Its unit is
-/// seconds.
+/// Name of the metric of request latencies; the label `operation` distinguishes them. Its unit is seconds.
 const REQUEST_TIMES: &str = "holdfast_volume_request";
 
-/// Shows the times of requests of each attached volume; no memory volume is timed.
+/// Encodes the request latencies of each attached volume; memory volumes are not timed.
 fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
     let help = "Time from the daemon's receipt of a request to its completion: of one request of 64, of the first of each 250 ms, and of each flush and forced write";
     let kind = MetricType::Histogram;
@@ -333,7 +332,7 @@ fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolu
 }
 
 /// Name of the metric that joins a volume's id with its names in the cluster; its labels are `volume`,
-/// `name`, `namespace` and `persistentvolumeclaim`, the last two as those of other programs about claims.
+/// `name`, `namespace` and `persistentvolumeclaim`, the last two like those of other exporters of claims.
 const VOLUME_INFO: &str = "holdfast_volume_info";
 
 /// One metric of a ring thread; its label is `ring`.
@@ -345,7 +344,7 @@ struct RingMetric {
 }
 
 /// Metrics of each ring thread.
-const RING_METRICS: [RingMetric; 4] = [
+const RING_METRICS: [RingMetric; 5] = [
     RingMetric {
         name: "holdfast_ring_waiting_messages_max",
         kind: Kind::Gauge,
@@ -370,21 +369,27 @@ const RING_METRICS: [RingMetric; 4] = [
         help: "Completions dropped because their operation, queue or volume was gone; each is a bug",
         value: |ring| ring.late_completions,
     },
+    RingMetric {
+        name: "holdfast_ring_copied_requests",
+        kind: Kind::Counter,
+        help: "Requests of devices with zero copy that were copied, because another device's request had the buffer or memory was short",
+        value: |ring| ring.unregistered,
+    },
 ];
 
-/// Name of the metric of requests to stores; the label `operation` distinguishes them, because they are
-/// billed differently.
+/// Name of the metric of requests to stores; the label `operation` distinguishes them, because their prices
+/// differ.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
-/// Name of the metric of deletes that stores denied.
+/// Name of the metric of deletes denied by stores.
 const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 
-/// Name of the metric of devices that an end of the daemon would fail.
+/// Name of the metric of devices that would fail if the daemon exited.
 const UNKEPT_DEVICES: &str = "holdfast_unkept_devices";
 
-/// Name of the metric of fetched blocks that the slab did not keep.
+/// Name of the metric of fetched blocks that were not stored in the slab.
 const UNKEPT_BLOCKS: &str = "holdfast_slab_unkept_blocks";
 
-/// One counter of fetched blocks that earlier processes left in the slab. It has no label: the slab is the
+/// A counter of fetched blocks left in the slab by earlier processes. It has no label: the slab is the
 /// node's.
 struct OldBlocksMetric {
     name: &'static str,
@@ -392,7 +397,7 @@ struct OldBlocksMetric {
     value: fn(&OldCounts) -> u64,
 }
 
-/// Metrics of fetched blocks that earlier processes left in the slab.
+/// Metrics of fetched blocks left in the slab by earlier processes.
 const OLD_BLOCKS_METRICS: [OldBlocksMetric; 3] = [
     OldBlocksMetric {
         name: "holdfast_slab_found_blocks",
@@ -411,7 +416,7 @@ const OLD_BLOCKS_METRICS: [OldBlocksMetric; 3] = [
     },
 ];
 
-/// One counter of what is fetched ahead of readers. It has no label: the cache is the node's.
+/// A counter of read-ahead. It has no label: the cache is the node's.
 struct ReadAheadMetric {
     name: &'static str,
     unit: Option<Unit>,
@@ -419,7 +424,7 @@ struct ReadAheadMetric {
     value: fn(&ReadAheadFigures) -> u64,
 }
 
-/// Metrics of what is fetched ahead of readers.
+/// Metrics of read-ahead.
 const READ_AHEAD_METRICS: [ReadAheadMetric; 4] = [
     ReadAheadMetric {
         name: "holdfast_read_ahead_blocks",
@@ -447,7 +452,7 @@ const READ_AHEAD_METRICS: [ReadAheadMetric; 4] = [
     },
 ];
 
-/// Reads the table off the volumes.
+/// Collects the table's metrics from the volumes.
 struct VolumeCollector<V>(Readiness<V>);
 
 impl<V> fmt::Debug for VolumeCollector<V> {
@@ -482,7 +487,7 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
             ];
             ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
         }
-        // The volumes of a store share one connection, so each knows the same figures.
+        // The volumes of a store share one connection, so each has the same figures.
         let stores: BTreeMap<&str, (&RequestCounts, u64)> = volumes
             .iter()
             .filter_map(|v| {
@@ -523,7 +528,7 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
     }
 }
 
-/// Reads the figures off the ring threads.
+/// Collects the figures of the ring threads.
 struct RingCollector<V>(Readiness<V>);
 
 impl<V> fmt::Debug for RingCollector<V> {
@@ -546,7 +551,7 @@ impl<V: Volumes> Collector for RingCollector<V> {
     }
 }
 
-/// The metrics as OpenMetrics text.
+/// Renders the metrics as OpenMetrics text.
 pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_with_unit(
@@ -590,6 +595,7 @@ mod tests {
             "# UNIT holdfast_volume_dirty_bytes bytes",
             "holdfast_ring_waiting_messages_max{ring=\"1\"} 4.0",
             "holdfast_ring_full_inbox_total{ring=\"1\"} 2.0",
+            "holdfast_ring_copied_requests_total{ring=\"1\"} 5.0",
             "holdfast_volume_attached{volume=\"vol-1\"} 1.0",
             "holdfast_volume_dirty_bytes{volume=\"vol-1\"} 8192.0",
             "holdfast_volume_cached_bytes{volume=\"vol-1\"} 12288.0",
@@ -630,7 +636,7 @@ mod tests {
         assert!(text.contains(none), "a rate begins with zero: {text}");
     }
 
-    /// Alerts and dashboards know a volume by its id, the owner of a claim by the claim.
+    /// Alerts and dashboards identify a volume by its id, the claim's owner by the claim.
     #[test]
     fn a_volume_is_joined_with_its_claim() {
         let fake = Fake::default();
@@ -664,7 +670,7 @@ mod tests {
         assert!(!text.contains("holdfast_volume_info{"), "{text}");
     }
 
-    /// Found by reading: while a volume was attached, the counts of its store were 0 for all the others.
+    /// Regression, found in review: while one volume was attaching, its store's counts were 0 for all others.
     #[test]
     fn a_volume_that_is_being_attached_knows_nothing_yet() {
         let fake = Fake::default();
@@ -685,7 +691,7 @@ mod tests {
         assert!(!text.contains("holdfast_volume_dirty_bytes{volume=\"a\"}"), "{text}");
     }
 
-    /// Every metric is in it with its kind, unit and meaning.
+    /// The list has every metric with its kind, unit and meaning.
     #[test]
     fn the_list_of_metrics_is_complete() {
         let fake = Fake::default();
@@ -715,13 +721,13 @@ mod tests {
         let text = render(serving(fake)).unwrap();
         for (path, page) in crate::documented::pages() {
             let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-            // Those of the other programs are looked up by their own tests.
+            // Metrics of the other programs are checked by their own tests.
             let is_other = |word: &str| {
                 let others = ["holdfast_csi_", "holdfast_operator_", "holdfast_sweep_"];
                 others.iter().any(|program| word.starts_with(program))
             };
             let words = words.filter(|word| word.starts_with("holdfast_") && !is_other(word));
-            // The targets of the daemon's log lines.
+            // Targets of the daemon's log lines.
             let words = words.filter(|word| !["holdfast_node", "holdfast_serve"].contains(word));
             for word in words {
                 assert!(text.contains(&format!("# TYPE {word} ")), "{path} names {word}, which is no metric");

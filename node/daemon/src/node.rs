@@ -1,10 +1,10 @@
-//! The node's data plane: volumes in, block devices out.
+//! The node's data plane: serves volumes as block devices.
 //!
-//! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of
+//! Owns: the node lock, the ring threads, the slab, and the set of attached volumes. Knows nothing of
 //! Kubernetes or gRPC.
-//! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced
-//! is recovered again before anything else happens; a device is driven only if its tag is the one its volume
-//! gave it; only a detach deletes a device that served.
+//! Invariants: only the holder of the lock drives devices or touches local state; a quiesced device is
+//! recovered before anything else happens; a device is driven only if its tag is the one its volume gave it;
+//! only a detach deletes a device that served.
 
 mod clock;
 mod device;
@@ -97,23 +97,23 @@ use volume::scrub::Scrubs;
 use volume::snapshot::Snapshots;
 use volume::table::NodeVolumes;
 
-/// Requests a queue holds.
+/// Requests per queue.
 const QUEUE_DEPTH: u16 = 128;
-/// Queues a device has: one ring thread owns a volume. Kernels before 6.15 crash in START_DEV where one of
-/// several queues is armed in part.
+/// Queues per device: one ring thread owns a volume. Kernels before 6.15 crash in START_DEV if one of several
+/// queues is armed partially.
 const QUEUES: u16 = 1;
-/// Segment indexes kept in memory, in bytes, and how many those may be.
+/// Maximum segment indexes kept in memory, in bytes and in number.
 pub(crate) const INDEX_CACHE_BYTES: u64 = 256 << 20;
 const INDEXES: usize = 4096;
 /// Segments are uploaded in parts of this size, in bytes.
 pub(crate) const PART_BYTES: usize = 8 << 20;
-/// Batches of blocks that are read and compressed at once for each processor: while one waits for the disk,
+/// Batches of blocks that are read and compressed concurrently per processor: while one waits for the disk,
 /// another one computes.
 const COMPRESSORS_OF_PROCESSOR: usize = 2;
-/// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to
-/// the world.
+/// Maximum wait for the first recovery of all volumes; afterwards the others are served, and the daemon's
+/// interfaces start.
 const START_WITHIN: Duration = Duration::from_secs(5);
-/// The longest wait at the end for calls that block on a disk or a device, while the devices are served.
+/// Maximum wait at the end for calls that block on a disk or a device, while the devices are served.
 const CALLS_END_WITHIN: Duration = Duration::from_secs(5);
 /// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
@@ -144,31 +144,31 @@ impl From<u64> for Content {
 /// Transport of new devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum TransportChoice {
-    /// The best one the kernel has.
+    /// The best one that the kernel offers.
     #[default]
     Auto,
-    /// This one or none.
+    /// This one, or none.
     Only(Transport),
 }
 
 impl TransportChoice {
-    /// True where a device may be one of FUSE. Else nothing of FUSE is looked for: that has the kernel load
-    /// its modules.
+    /// Returns true if a device may be a FUSE device. Otherwise FUSE is not probed, because that makes the
+    /// kernel load its modules.
     pub(crate) fn may_be_fuse(self) -> bool {
         self.may_be(Transport::Fuse)
     }
 
-    /// True where a device of an object store may have this transport.
+    /// Returns true if a device of an object store may have this transport.
     pub(crate) fn may_be(self, transport: Transport) -> bool {
         self == Self::Auto || self == Self::Only(transport)
     }
 
-    /// The transport that devices get from a driver with these features, and without it from FUSE where the
-    /// kernel has what that needs.
+    /// Returns the transport that devices get from a driver with these features; without the driver FUSE, if
+    /// the kernel meets its requirements.
     ///
     /// # Errors
-    /// Those of the driver, [`Unsupported::MissingFeature`]; [`Unsupported::NoFuse`] where FUSE is asked for;
-    /// [`Unsupported::NoKeeper`] where only that is missing.
+    /// Those of the driver, [`Unsupported::MissingFeature`]; [`Unsupported::NoFuse`] if FUSE is requested;
+    /// [`Unsupported::NoKeeper`] if only the keeper is missing.
     pub(crate) fn among(
         self,
         features: Result<Features, Unsupported>,
@@ -192,13 +192,13 @@ impl TransportChoice {
 /// Configuration of the node. Its reader validated all fields.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeConfig {
-    /// The node's name, for people and for attach records.
+    /// The node's name, for users and for attach records.
     pub(crate) node_name: String,
     /// Directory on the local NVMe.
     pub(crate) state_dir: PathBuf,
-    /// Directory in a tmpfs that outlives the process and not the host.
+    /// Directory in a tmpfs that outlives the process but not the host.
     pub(crate) run_dir: PathBuf,
-    /// Threads that carry devices, at least 1.
+    /// Threads that serve devices, at least 1.
     pub(crate) ring_threads: usize,
     /// Transport of new devices.
     pub(crate) transport: TransportChoice,
@@ -206,27 +206,25 @@ pub(crate) struct NodeConfig {
     pub(crate) keeper: KeeperStart,
     /// Size of the cache of fetched blocks, in bytes.
     pub(crate) slab_bytes: u64,
-    /// Limit of the sides of all volumes, in bytes; nine tenths of the filesystem without the slab unless
-    /// set.
+    /// Limit of the sides of all volumes, in bytes; `None`: nine tenths of the filesystem without the slab.
     pub(crate) cache_bytes: Option<u64>,
-    /// Dirty bytes of a volume at which they are uploaded.
+    /// Dirty bytes of a volume at which their upload starts.
     pub(crate) seal_bytes: u64,
     /// Dirty bytes of a volume at which writes wait.
     pub(crate) max_dirty_bytes: u64,
     /// Memory for the uploads of all volumes, in bytes.
     pub(crate) upload_memory_bytes: u64,
-    /// Age of the oldest dirty byte at which it is uploaded.
+    /// Age of the oldest dirty byte at which its upload starts.
     pub(crate) max_dirty_age: Duration,
-    /// The most memory that all memory volumes may take together, in bytes; 0: none is attached.
+    /// Maximum memory of all memory volumes together, in bytes; 0: none can be attached.
     pub(crate) memory_volumes_bytes: u64,
-    /// The most of the state disk that the spill files of all memory volumes may take together, in bytes; 0:
-    /// none has one.
+    /// Maximum disk space of the spill files of all memory volumes together, in bytes; 0: no spill files.
     pub(crate) memory_spill_bytes: u64,
 }
 
 impl NodeConfig {
-    /// Bytes of the state disk that are set apart from the cache: the slab, and spill files of memory
-    /// volumes.
+    /// Returns the bytes of the state disk reserved for other uses than the cache: the slab, and spill files
+    /// of memory volumes.
     const fn bytes_apart_from_cache(&self) -> u64 {
         self.slab_bytes.saturating_add(self.memory_spill_bytes)
     }
@@ -237,7 +235,7 @@ impl NodeConfig {
 pub(crate) struct AttachRequest {
     /// The volume.
     pub(crate) volume: VolumeId,
-    /// The store's name, for people.
+    /// The store's name, for users.
     pub(crate) store_name: String,
     /// The store.
     pub(crate) store: S3Config,
@@ -245,15 +243,15 @@ pub(crate) struct AttachRequest {
     pub(crate) bytes: Option<u64>,
     /// The writer of this epoch may be replaced.
     pub(crate) replaces: Option<u64>,
-    /// In place of the node's own.
+    /// Overrides the node's own.
     pub(crate) max_dirty_age: Option<Duration>,
     /// Point at which a FLUSH is complete.
     pub(crate) durability: Durability,
-    /// Limits of its requests.
+    /// Limits of its I/O.
     pub(crate) limits: IoLimits,
-    /// Probe the bucket before its first use in this process: no operator did.
+    /// Probe the bucket before its first use in this process, because no operator did.
     pub(crate) probe: bool,
-    /// Refuse it where new devices are not of ublk.
+    /// Reject it if new devices are not ublk devices.
     pub(crate) ublk_only: bool,
 }
 
@@ -268,7 +266,7 @@ pub(crate) struct Attached {
     pub(crate) epoch: u64,
     /// Size in bytes.
     pub(crate) bytes: u64,
-    /// The writer that this node replaced when it took the volume.
+    /// The writer that this node replaced at the attach.
     pub(crate) displaced: Option<Displaced>,
 }
 
@@ -277,22 +275,22 @@ pub(crate) struct Attached {
 pub(crate) struct Capabilities {
     /// The kernel's release.
     pub(crate) kernel_release: String,
-    /// Each transport, with the reason where it cannot be used.
+    /// Each transport, with the reason if it is unavailable.
     pub(crate) transports: Vec<(Transport, Result<(), String>)>,
-    /// That of new devices.
+    /// The transport of new devices.
     pub(crate) transport: Result<Transport, NoTransport>,
-    /// The disk under the state directory, where the file system shows it.
+    /// The disk under the state directory, if the file system exposes it.
     pub(crate) state_disk: Option<StateDisk>,
-    /// Volumes that the ring threads can serve at a time.
+    /// Volumes that the ring threads can serve concurrently, within the limit of open files.
     pub(crate) max_volumes: u32,
 }
 
-/// Reason for which a node makes no device.
+/// Reason why a node cannot create devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoTransport {
-    /// Only the keeper is missing; with the fix.
+    /// Only the keeper is missing; contains the fix.
     Keeper(String),
-    /// None of the node's transports can be used, or is asked for: each says why.
+    /// None of the node's transports is available or permitted; each has its reason.
     Refused,
 }
 
@@ -326,16 +324,16 @@ struct Inner {
     memory: memory::MemoryTable,
     dirs: LocalDirs,
     tasks: Tasks,
-    /// The right to use the directories, until [`Node::shutdown`].
+    /// The right to use the directories, held until [`Node::shutdown`].
     owner: Mutex<Option<Owner>>,
 }
 
 impl Node {
-    /// Starts the ring threads and recovers every device of the previous process, before it returns. A device
-    /// that takes longer than others holds up no other: it is tried again in the background.
+    /// Starts the ring threads and recovers every device of the previous process before it returns. A slow
+    /// device does not delay the others: it is retried in the background.
     ///
     /// # Errors
-    /// Local state that cannot be used.
+    /// The local state cannot be used.
     pub(crate) async fn serve(owner: Owner) -> Result<Self, NodeError> {
         let NodeConfig { run_dir, keeper, .. } = owner.config();
         let kernel = Arc::new(Kernel::of_this_host(run_dir, *keeper));
@@ -350,7 +348,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Says where ublk is not what new devices are served by, and why.
+    /// Logs the reason if new devices are not served over ublk.
     fn log_transport(&self) {
         let choice = self.0.config.transport;
         if choice == TransportChoice::Only(Transport::Fuse) {
@@ -366,7 +364,7 @@ impl Node {
         }
     }
 
-    /// The same with the devices of this kernel, and with this wait for those that a predecessor left.
+    /// Does the same with this implementation of the devices, and with this wait for those of a predecessor.
     async fn serve_with(
         owner: Owner,
         devices: Arc<dyn Devices>,
@@ -375,9 +373,10 @@ impl Node {
         let config = owner.config().clone();
         let installation = Installation::of(&config.state_dir)?;
         let state_disk = StateDisk::look(&config.state_dir);
-        if let Err(error) = holdfast_ring::raise_open_file_limit() {
-            tracing::warn!(%error, "the limit of open files was not raised; fewer devices fit on a ring");
-        }
+        let open_files = holdfast_ring::raise_open_file_limit().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the limit of open files was not raised; rings may refuse devices");
+            u64::MAX
+        });
         let (path, bytes) = (slab_path(&config.state_dir), config.slab_bytes);
         let slab = run_blocking(move || BlockSlab::open(&path, bytes)).await?;
         let zeros_path = config.state_dir.join("zeros.data");
@@ -413,7 +412,7 @@ impl Node {
             state_disk,
             installation,
             devices,
-            rings: Rings::new(rings),
+            rings: Rings::new(rings, open_files),
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab, Arc::clone(&pools.indexes))),
             pools,
@@ -432,7 +431,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Has the volumes look at their limits and publish their figures.
+    /// Makes the volumes check their limits and publish their figures at intervals.
     async fn keep_ticking(self) {
         let mut ticks = ticks();
         loop {
@@ -444,19 +443,20 @@ impl Node {
     }
 
     fn keep_quota(&self) {
-        let Inner { config, volumes, dirs, tasks, .. } = &*self.0;
+        let Inner { config, volumes, dirs, tasks, rings, .. } = &*self.0;
         let cache_bytes = config.cache_bytes;
         let apart_bytes = config.bytes_apart_from_cache();
         let (volumes, dirs, trash) = (volumes.clone(), dirs.clone(), Arc::<Notify>::default());
+        let rings = rings.iter().cloned().collect();
         tasks.spawn(empty_trash(dirs.state.clone(), Arc::clone(&trash)));
-        tasks.spawn(CacheQuota { volumes, dirs, cache_bytes, apart_bytes, trash }.keep());
+        tasks.spawn(CacheQuota { rings, volumes, dirs, cache_bytes, apart_bytes, trash }.keep());
     }
 
-    /// Creates a volume in a store: one PUT, what its content needs, and the probe of a bucket that this
-    /// process has not used yet. Again with the same size it changes nothing. Returns its size in bytes.
+    /// Creates a volume in a store: one PUT, the requests for its content, and the probe of a bucket that
+    /// this process has not used yet. Repeating it with the same size is a no-op. Returns its size in bytes.
     ///
     /// # Errors
-    /// [`NodeError::Size`], [`NodeError::StoreUnfit`], or what the store says.
+    /// [`NodeError::Size`], [`NodeError::StoreUnfit`], or the store's error.
     pub(crate) async fn create(
         &self,
         volume: &VolumeId,
@@ -476,46 +476,46 @@ impl Node {
         Ok(holdfast_log::provision(&*objects, volume, creation).await? * SECTOR_BYTES)
     }
 
-    /// The volumes on this node.
+    /// Returns the volumes on this node.
     pub(crate) fn list(&self) -> Vec<NodeVolumeStatus> {
         let shown = self.0.volumes.all().into_iter().filter_map(NodeVolumeStatus::of);
         shown.chain(self.list_memory()).collect()
     }
 
-    /// Fetched blocks that were served from memory because the local disk did not take them, or could not
-    /// read them.
+    /// Returns the number of fetched blocks served from memory because the local disk failed to store or read
+    /// them.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.0.cold.unkept()
     }
 
-    /// Fetched blocks that earlier processes left in the slab.
+    /// Returns the counts of fetched blocks left in the slab by earlier processes.
     pub(crate) fn old_blocks(&self) -> OldCounts {
         self.0.cold.old()
     }
 
-    /// Figures of what was fetched ahead of readers.
+    /// Returns the figures of read-ahead.
     pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
         self.0.cold.read_ahead()
     }
 
-    /// Number of devices without ublk that this daemon serves and whose connection no keeper has now. While
-    /// it is not 0, a planned end of the daemon waits: the requests to those devices would fail. It does not
-    /// block.
+    /// Returns the number of devices without ublk that this daemon serves and whose connection no keeper
+    /// currently has. While it is not 0, a planned exit of the daemon waits, because those devices' requests
+    /// would fail. It does not block.
     pub(crate) fn unkept_devices(&self) -> usize {
         self.0.devices.kernel().unkept_devices()
     }
 
-    /// Figures of each ring thread.
+    /// Returns the figures of each ring thread.
     pub(crate) fn rings(&self) -> Vec<RingStatus> {
         self.0.rings.status()
     }
 
-    /// Times of the steps of attaches.
+    /// Returns the times of the steps of attaches.
     pub(crate) fn attach_times(&self) -> &AttachTimes {
         &self.0.attach_times
     }
 
-    /// Capabilities of the node.
+    /// Returns the capabilities of the node.
     pub(crate) fn capabilities(&self) -> Capabilities {
         let choice = self.0.config.transport;
         let kernel = self.0.devices.kernel();
@@ -532,7 +532,7 @@ impl Node {
                 Err(error.to_string())
             }
         };
-        // Kernel copy is no choice: memory volumes have it wherever the kernel has ublk.
+        // Kernel copy is not selectable: memory volumes use it if the kernel has ublk.
         let transports = Transport::ALL.into_iter().filter(|transport| *transport != Transport::KernelCopy);
         let release = holdfast_ublk::KernelRelease::running();
         Capabilities {
@@ -540,25 +540,25 @@ impl Node {
             transports: transports.map(|transport| (transport, check(transport))).collect(),
             transport: kernel.transport(choice).map_err(NoTransport::from),
             state_disk: self.0.state_disk.clone(),
-            max_volumes: self.0.rings.max_volumes(QUEUES, QUEUE_DEPTH),
+            max_volumes: self.0.rings.max_volumes(QUEUES),
         }
     }
 
-    /// Stops serving and leaves every device quiesced, for a successor. None of its tasks is left, and calls
-    /// that they began end while the devices are still served. Returns the right to use the directories,
-    /// which nothing of this process uses any more. `None`: something may, and the lock stays held until the
-    /// process has ended.
+    /// Stops serving and leaves every device quiesced for a successor. All tasks end, and their calls end
+    /// while the devices are still served. Returns the right to use the directories once nothing in this
+    /// process uses them any more. `None`: some call may still use them, and the lock stays held until the
+    /// process has exited.
     pub(crate) async fn shutdown(self) -> Option<Owner> {
         let (owner, all_ended) = self.leave(CALLS_END_WITHIN).await;
         owner.filter(|_| all_ended).map(HeldOwner::into_owner)
     }
 
-    /// The same where the host ends, and has no time to wait: the next daemon begins after its start.
+    /// Does the same when the host shuts down, without waiting: the next daemon only starts after the boot.
     pub(crate) async fn shutdown_with_host(self) {
         let _held = self.leave(Duration::ZERO).await;
     }
 
-    /// The same with this wait for calls that block. Returns whether all have ended.
+    /// Does the same with this wait for blocking calls. Returns whether all have ended.
     async fn leave(self, within: Duration) -> (Option<HeldOwner>, bool) {
         let owner = self.0.owner.lock().take().map(HeldOwner::new);
         self.0.tasks.stop().await;
@@ -569,10 +569,10 @@ impl Node {
                 "work on local files did not end in time; the next daemon waits for the end of this process"
             );
         }
-        // A ring thread whose inbox is full holds up no other.
+        // A ring thread with a full inbox does not delay the others.
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::Leave))).await;
         let threads = std::mem::take(&mut *self.0.threads.lock());
-        // Each ring is closed once its thread has ended, which hands its devices over (`ring::thread`).
+        // Each ring is closed once its thread, which hands its devices over, has ended (`ring::thread`).
         let end = |thread: JoinHandle<_>| tokio::task::spawn_blocking(move || thread.join().map(drop));
         for joined in join_all(threads.into_iter().map(end)).await {
             if !matches!(joined, Ok(Ok(()))) {
@@ -582,7 +582,7 @@ impl Node {
         (owner, all_ended)
     }
 
-    /// Lets the volumes of the store called `name` use `config` from now on.
+    /// Switches the volumes of the store called `name` to `config`.
     ///
     /// # Errors
     /// Those of [`NodeStores::renew`].
@@ -590,22 +590,22 @@ impl Node {
         self.0.stores.renew(name, config).await
     }
 
-    /// Local files of volumes that are not on this node.
+    /// Returns the local files of volumes that are not attached on this node.
     pub(crate) fn outdated(&self) -> OutdatedFiles<'_> {
         OutdatedFiles { volumes: &self.0.volumes, stores: &self.0.stores, dirs: &self.0.dirs }
     }
 
-    /// Scrubs of volumes.
+    /// Returns the scrubs of volumes.
     pub(crate) fn scrubs(&self) -> Scrubs<'_> {
         Scrubs { volumes: &self.0.volumes, stores: &self.0.stores, dirs: &self.0.dirs }
     }
 
-    /// Sweeps of stores.
+    /// Returns the sweeps of stores.
     pub(crate) fn sweeps(&self) -> Sweeps<'_> {
         Sweeps { stores: &self.0.stores }
     }
 
-    /// Snapshots of volumes.
+    /// Returns the snapshots of volumes.
     pub(crate) fn snapshots(&self) -> Snapshots<'_> {
         Snapshots { volumes: &self.0.volumes, stores: &self.0.stores }
     }
@@ -616,23 +616,23 @@ impl Node {
     }
 }
 
-/// The times at which volumes look at their limits. One that was missed is not made up for.
+/// Returns the times at which volumes check their limits. Missed ticks are skipped.
 fn ticks() -> tokio::time::Interval {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-/// A file of zeros, whatever was in it before.
+/// Creates a file of zeros, and replaces any earlier content.
 fn zeros_file(path: &Path) -> Result<File, NodeError> {
     let zeros = open_direct(path, 0)?;
     zeros.set_len(0).map_err(file(path, "emptied"))?;
-    // As long as the largest request of any device: another version may have made it.
+    // As long as the largest request of any device: another version may have created it.
     zeros.set_len(DeviceSpec::MAX_IO_BYTES.into()).map_err(file(path, "resized"))?;
     Ok(zeros)
 }
 
-/// Milliseconds of a duration; what is longer than they can tell is the longest.
+/// Returns a duration in milliseconds, saturated at the maximum.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,11 +1,11 @@
-//! Preflight: what a daemon with this configuration would find on its node, before there is one.
+//! Preflight: checks a node for a daemon with this configuration, before the daemon exists.
 //!
-//! Owns: the list of the checks, and the verdict of each with its fix.
-//! Does not own: what the daemon needs. The checks call what the daemon calls at its start.
-//! Runs on: the thread of the command line. It works without a daemon, and beside one.
-//! Invariants: nothing stays. A directory, a file or an object that a check makes is gone when the check has
-//! ended (`docs/install.md` names what a killed process leaves).
-//! On failure: what a check cannot find out is its verdict.
+//! Owns: the list of checks, and the verdict of each with its fix.
+//! Does not own: the daemon's requirements. The checks call the functions that the daemon calls at its start.
+//! Runs on: the thread of the command line. It works without a daemon, and while one runs.
+//! Invariants: nothing stays. Directories, files and objects created by a check are removed at its end
+//! (`docs/install.md` names the remains of a killed process).
+//! On failure: a check that cannot determine something reports that as its verdict.
 
 mod directories;
 mod disk;
@@ -25,25 +25,25 @@ use crate::node::is_held;
 /// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Check {
-    /// Its name, for people.
+    /// Its name, for users.
     pub(crate) name: String,
-    /// State of the node, as sentences without the last full stop.
+    /// State of the node, as sentences without the final full stop.
     pub(crate) found: String,
-    /// Consequence of that for a daemon.
+    /// Consequence for a daemon.
     pub(crate) verdict: Verdict,
 }
 
-/// Consequence of what a check found.
+/// Consequence of a check's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// As the daemon needs it.
+    /// The daemon's requirement is met.
     Pass,
     /// A daemon serves, with a restriction or a risk.
     Warn {
         /// Action that removes it.
         fix: String,
     },
-    /// A daemon would not serve, or not keep its promises.
+    /// A daemon would not serve, or not keep its guarantees.
     Fail {
         /// Action that removes the cause.
         fix: String,
@@ -51,7 +51,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// The word for it.
+    /// Returns its name.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Pass => "PASS",
@@ -60,7 +60,7 @@ impl Verdict {
         }
     }
 
-    /// The action to take, if there is one.
+    /// Returns the action to take, if any.
     pub(crate) fn fix(&self) -> Option<&str> {
         match self {
             Self::Pass => None,
@@ -83,7 +83,7 @@ impl Check {
     }
 }
 
-/// Makes all checks, in an order in which a later one can refer to an earlier one, and says each at once.
+/// Runs all checks, in an order in which later ones can refer to earlier ones, and reports each at once.
 pub(crate) async fn run(config: &Config, say: &mut dyn FnMut(Check)) {
     let Config { node, control, socket: _, metrics: _ } = config;
     let release = KernelRelease::running();
@@ -102,7 +102,7 @@ pub(crate) async fn run(config: &Config, say: &mut dyn FnMut(Check)) {
             say(Check::pass("stores", "ObjectStores name them, and the operator probes each"))
         }
         Control::Standalone(stores) => {
-            // One that does not answer holds up no other.
+            // An unresponsive store does not delay the others.
             join_all(stores.iter().map(|(name, store)| store::check(name, store)))
                 .await
                 .into_iter()
@@ -111,7 +111,7 @@ pub(crate) async fn run(config: &Config, say: &mut dyn FnMut(Check)) {
     }
 }
 
-/// Another daemon is no fault: the next one waits for it, or takes over from it.
+/// Another daemon is not a fault: the next one waits for it, or takes over from it.
 fn check_daemon(is_held: std::io::Result<bool>) -> Check {
     let found = match is_held {
         Ok(false) => "none uses the state directory".to_owned(),
@@ -123,7 +123,7 @@ fn check_daemon(is_held: std::io::Result<bool>) -> Check {
     Check::pass("other daemon", found)
 }
 
-/// A size for people, to the mebibyte.
+/// Rounds a size to the mebibyte, for users.
 const fn about(bytes: u64) -> ByteSize {
     ByteSize(bytes >> 20 << 20)
 }

@@ -17,7 +17,7 @@ enum Stage<V> {
     Serves(V),
 }
 
-/// Shared between the daemon and the listener that shows it.
+/// Shared between the daemon and the listener that reports it.
 #[derive(Debug)]
 pub(crate) struct Readiness<V> {
     stage: Arc<Mutex<Stage<V>>>,
@@ -31,17 +31,17 @@ impl<V> Clone for Readiness<V> {
 }
 
 impl<V: Volumes> Readiness<V> {
-    /// A process that waits for its directories.
+    /// Creates the state of a process that waits for its directories.
     pub(crate) fn new() -> Self {
         Self { stage: Arc::new(Mutex::new(Stage::WaitsForLock)), names: VolumeNames::default() }
     }
 
-    /// It has them, and recovers what its predecessor served.
+    /// Records that it has the directories, and recovers its predecessor's devices.
     pub(crate) fn recovers(&self) {
         self.set(Stage::Recovers);
     }
 
-    /// It serves these volumes.
+    /// Records that it serves these volumes.
     pub(crate) fn serves(&self, volumes: V) {
         self.set(Stage::Serves(volumes));
     }
@@ -50,47 +50,47 @@ impl<V: Volumes> Readiness<V> {
         *self.stage.lock() = stage;
     }
 
-    /// The volumes of the node; none before they are recovered.
+    /// Returns the volumes of the node; none before they are recovered.
     pub(crate) fn volumes(&self) -> Vec<NodeVolumeStatus> {
         self.served().map_or_else(Vec::new, |volumes| volumes.list())
     }
 
-    /// Figures of each ring thread; none before the volumes are recovered.
+    /// Returns the figures of each ring thread; none before the volumes are recovered.
     pub(crate) fn rings(&self) -> Vec<RingStatus> {
         self.served().map_or_else(Vec::new, |volumes| volumes.rings())
     }
 
-    /// Times of the steps of attaches; none before the volumes are recovered.
+    /// Returns the times of the steps of attaches; none before the volumes are recovered.
     pub(crate) fn attach_times(&self) -> AttachTimes {
         self.served().map_or_else(AttachTimes::default, |volumes| volumes.attach_times())
     }
 
-    /// Devices without ublk whose connection no keeper has.
+    /// Returns the number of devices without ublk whose connection no keeper has.
     pub(crate) fn unkept_devices(&self) -> usize {
         self.served().map_or(0, |volumes| volumes.unkept_devices())
     }
 
-    /// Fetched blocks that the local disk did not take, or could not read.
+    /// Returns the number of fetched blocks that the local disk failed to store or read.
     pub(crate) fn unkept_blocks(&self) -> u64 {
         self.served().map_or(0, |volumes| volumes.unkept_blocks())
     }
 
-    /// Fetched blocks that earlier processes left in the slab.
+    /// Returns the counts of fetched blocks left in the slab by earlier processes.
     pub(crate) fn old_blocks(&self) -> OldCounts {
         self.served().map(|volumes| volumes.old_blocks()).unwrap_or_default()
     }
 
-    /// Figures of what was fetched ahead of readers.
+    /// Returns the figures of read-ahead.
     pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
         self.served().map(|volumes| volumes.read_ahead()).unwrap_or_default()
     }
 
-    /// The names that the volumes have in the cluster.
+    /// Returns the names of the volumes in the cluster.
     pub(crate) fn names(&self) -> VolumeNames {
         self.names.clone()
     }
 
-    /// Reasons for which this process does not serve the node yet, one a line.
+    /// Returns the reasons why this process does not serve the node yet, one per line.
     pub(crate) fn not_ready(&self) -> Vec<String> {
         let own = match &*self.stage.lock() {
             Stage::WaitsForLock => vec![
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::volumes::tests::{Fake, attached};
 
-    /// A daemon that could not recover a device counted as ready, so that a rollout took the next node.
+    /// Regression: a daemon that failed to recover a device counted as ready, so a rollout continued.
     #[test]
     fn a_node_is_ready_when_it_serves_every_volume() {
         let (readiness, fake) = (Readiness::new(), Fake::default());

@@ -1,8 +1,8 @@
-//! The stores of the configuration file, read again on SIGHUP and given to requests and attached volumes.
+//! Reloads the stores of the configuration file on SIGHUP, for requests and attached volumes.
 //!
-//! Does not own: how a store's client is replaced (the data plane). All other settings stay as they were at
-//! the start.
-//! On failure: a file that cannot be used changes nothing; a store that could not be checked is tried again.
+//! Does not own: the replacement of a store's client (the data plane). All other settings keep their values
+//! from the start.
+//! On failure: an unusable file changes nothing; a store that could not be checked is retried.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::config::{Config, Control};
 use crate::node::FailureKind;
 use crate::volumes::Volumes;
 
-/// Time until a store that could not be checked is tried again.
+/// Retry interval for a store that could not be checked.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// Listens for SIGHUP.
@@ -27,16 +27,16 @@ pub(crate) struct StoreReload {
 }
 
 impl StoreReload {
-    /// From now on SIGHUP no longer ends the process.
+    /// Starts listening; from now on SIGHUP no longer ends the process.
     ///
     /// # Errors
-    /// The signal cannot be listened for.
+    /// The signal handler cannot be installed.
     pub(crate) fn listen(file: PathBuf) -> io::Result<Self> {
         Ok(Self { file, hangup: signal(SignalKind::hangup())? })
     }
 
-    /// Gives attached volumes the configuration of `stores`, at once and after each SIGHUP, until `stop`
-    /// ends. What the last daemon left may have been attached with an older one.
+    /// Applies the configuration of `stores` to attached volumes, at once and after each SIGHUP, until `stop`
+    /// ends. Volumes of the previous daemon may have been attached with an older one.
     pub(crate) async fn run(
         mut self,
         volumes: impl Volumes,
@@ -84,7 +84,7 @@ impl StoreReload {
     }
 }
 
-/// Returns the stores to try again.
+/// Applies the stores. Returns those to retry.
 async fn renew(volumes: &impl Volumes, stores: BTreeMap<String, S3Config>) -> BTreeMap<String, S3Config> {
     let mut again = BTreeMap::new();
     for (name, config) in stores {
@@ -112,7 +112,7 @@ mod tests {
         fs::write(file, text).unwrap();
     }
 
-    /// The texts of the stores that volumes were given, once there are `count`.
+    /// Returns the stores applied to volumes, as texts, once there are `count`.
     async fn given(fake: &Fake, count: usize) -> Vec<String> {
         let enough = async {
             while fake.renewed().len() < count {
@@ -123,8 +123,8 @@ mod tests {
         fake.renewed().iter().map(|(name, config)| format!("{name} {config:?}")).collect()
     }
 
-    /// A changed key in the configuration file needed a restart, and attached volumes kept the old one even
-    /// then.
+    /// Regression: a changed key in the configuration file required a restart, and attached volumes kept the
+    /// old one even then.
     #[tokio::test]
     async fn a_hangup_gives_attached_volumes_what_the_file_says() {
         let (fake, dir) = (Fake::default(), tempfile::tempdir().unwrap());

@@ -1,5 +1,5 @@
-//! Interface of the data plane for the edges (gRPC, Kubernetes, metrics), so that each can be tested without
-//! a kernel.
+//! Interface of the data plane for the edges (gRPC, Kubernetes, metrics), which lets them be tested without a
+//! kernel.
 
 use std::future::Future;
 
@@ -29,36 +29,35 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<u64, Failure>> + Send;
 
-    /// Serves a volume as a block device; refused as busy while it is attached here already.
+    /// Serves a volume as a block device; rejected as busy while it is attached here already.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
     /// Serves a memory volume as a block device.
     fn attach_memory(&self, request: MemoryAttach) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
-    /// Grows a volume that is served here; that of an object store waits while the store is unreachable.
+    /// Grows a volume served here; one of an object store waits while the store is unreachable.
     fn grow(&self, volume: &VolumeId, to: GrowTo) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
-    /// Changes settings of a volume that is served here, which are in effect when this returns. Returns all
-    /// of them.
+    /// Changes settings of a volume served here, which are in effect when this returns. Returns all of them.
     fn configure(
         &self,
         volume: &VolumeId,
         change: SettingsChange,
     ) -> impl Future<Output = Result<VolumeSettings, Failure>> + Send;
 
-    /// The node is being drained from now on, or no longer: while it is, all volumes commit soon.
+    /// Starts or ends the drain of this node, during which all volumes commit early.
     fn set_draining(&self, draining: bool) -> impl Future<Output = ()> + Send;
 
     /// Detaches a volume after its final commit; waits while the store is unreachable.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// True if this node has files of a volume that it does not serve.
+    /// Returns true if this node has files of a volume that it does not serve.
     fn keeps(&self, volume: &VolumeId) -> bool;
 
-    /// The volumes that [`keeps`](Self::keeps) is true for.
+    /// Returns the volumes for which [`keeps`](Self::keeps) is true.
     fn kept(&self) -> Vec<VolumeId>;
 
-    /// Clears the files of a volume that another node holds: what was not uploaded is preserved.
+    /// Clears the files of a volume that another node owns; un-uploaded data is preserved.
     fn clear_outdated(
         &self,
         volume: &VolumeId,
@@ -66,18 +65,18 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Removes the files of a deleted volume, if a clean detach left them a day ago. Returns false if they
-    /// stay.
+    /// Removes the files of a deleted volume, if a clean detach left them at least a day ago. Returns false
+    /// if they stay.
     fn discard_cache(&self, volume: &VolumeId) -> impl Future<Output = Result<bool, Failure>> + Send;
 
-    /// Lets the volumes of a store use this configuration from now on; nothing where none does.
+    /// Switches the volumes of a store to this configuration, if there are any.
     fn renew_store(
         &self,
         store_name: &str,
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Reads all of a volume's state and says what is damaged; calls `on_progress` meanwhile.
+    /// Reads all of a volume's state and reports damage; calls `on_progress` in the meantime.
     fn scrub(
         &self,
         request: ScrubRequest,
@@ -87,15 +86,15 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Deletes the objects of a store that no volume needs.
     fn sweep(&self, request: SweepRequest) -> impl Future<Output = Result<SweepReport, Failure>> + Send;
 
-    /// Takes a snapshot of a volume, or answers the one that was taken for this uid; waits while the store of
-    /// a volume that is served here is unreachable.
+    /// Takes a snapshot of a volume, or returns the one already taken for this uid; waits while the store of
+    /// a volume served here is unreachable.
     fn create_snapshot(
         &self,
         at: VolumeInStore,
         uid: SnapshotUid,
     ) -> impl Future<Output = Result<Snapshot, Failure>> + Send;
 
-    /// Makes a step of a cut of a volume that is served here. Returns false if the cut has lapsed.
+    /// Performs a step of a cut of a volume served here. Returns false if the cut has lapsed.
     fn cut(
         &self,
         volume: &VolumeId,
@@ -103,61 +102,61 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         step: CutStep,
     ) -> impl Future<Output = Result<bool, Failure>> + Send;
 
-    /// The snapshot of a cut whose writes were released; `None` if there is none of its point.
+    /// Returns the snapshot of a cut whose writes were released; `None` if none is of its point.
     fn await_cut(
         &self,
         volume: &VolumeId,
         uid: SnapshotUid,
     ) -> impl Future<Output = Result<Option<Snapshot>, Failure>> + Send;
 
-    /// The snapshots of a volume, oldest first.
+    /// Lists the snapshots of a volume, oldest first.
     fn list_snapshots(
         &self,
         at: VolumeInStore,
     ) -> impl Future<Output = Result<Vec<Snapshot>, Failure>> + Send;
 
-    /// Deletes a snapshot of a volume; again it changes nothing.
+    /// Deletes a snapshot of a volume. Repeating it is a no-op.
     fn delete_snapshot(
         &self,
         at: VolumeInStore,
         seq: Seq,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// The volumes this node serves.
+    /// Returns the volumes served by this node.
     fn list(&self) -> Vec<NodeVolumeStatus>;
 
-    /// Memory of this node for memory volumes.
+    /// Returns the memory of this node for memory volumes.
     fn memory_use(&self) -> MemoryUse;
 
-    /// Number of devices without ublk whose connection no keeper has now: while it is not 0, a planned end of
-    /// the daemon waits.
+    /// Returns the number of devices without ublk whose connection no keeper currently has: while it is not
+    /// 0, a planned exit of the daemon waits.
     fn unkept_devices(&self) -> usize;
 
-    /// Figures of each ring thread.
+    /// Returns the figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
 
-    /// Fetched blocks that were served from memory because the local disk did not take them, or could not
-    /// read them.
+    /// Returns the number of fetched blocks served from memory because the local disk failed to store or read
+    /// them.
     fn unkept_blocks(&self) -> u64;
 
-    /// Fetched blocks that earlier processes left in the slab.
+    /// Returns the counts of fetched blocks left in the slab by earlier processes.
     fn old_blocks(&self) -> OldCounts;
 
-    /// Times of the steps of attaches.
+    /// Returns the times of the steps of attaches.
     fn attach_times(&self) -> AttachTimes;
 
-    /// Figures of what was fetched ahead of readers.
+    /// Returns the figures of read-ahead.
     fn read_ahead(&self) -> ReadAheadFigures;
 
-    /// Capabilities of this node.
+    /// Returns the capabilities of this node.
     fn capabilities(&self) -> Capabilities;
 }
 
-/// Action in place of a snapshot of a memory volume.
+/// Alternative to a snapshot of a memory volume.
 const COPY: &str = "Copy its files to a volume in an object store";
 
 impl Node {
-    /// Fails for a memory volume of this node.
+    /// Fails if the volume is a memory volume of this node.
     fn refuse(&self, volume: &VolumeId, what: &'static str, fix: &'static str) -> Result<(), Failure> {
         self.refuse_memory(volume, what, fix).map_err(|error: NodeError| Failure::new(error.kind(), &error))
     }

@@ -1,6 +1,5 @@
-//! The daemon as a process of a host: who owns the node, what a log or a collector that stands still does,
-//! how it ends.
-//! Needs no ublk: no volume is attached.
+//! The daemon as a process of a host: ownership of the node, behavior with a blocked log or collector,
+//! shutdown. Needs no ublk: no volume is attached.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::fs;
@@ -45,7 +44,7 @@ impl Daemon {
     }
 
     fn start_with(dirs: &Dirs, environment: &[(&str, &str)], log: Stdio) -> Self {
-        // Free a moment ago; the daemon waits for an address that is not.
+        // Free a moment ago; the daemon waits for an address in use.
         let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let config = dirs.state.path().join(format!("node-{}.toml", metrics.port()));
         let text = format!(
@@ -67,7 +66,7 @@ impl Daemon {
         Self { child, metrics }
     }
 
-    /// Sends a request to the metrics listener and returns all it answers; nothing while there is no
+    /// Sends a request to the metrics listener and returns the whole response; `None` while there is no
     /// listener.
     fn ask(&self, request: &str) -> Option<String> {
         let mut stream = TcpStream::connect(self.metrics).ok()?;
@@ -82,18 +81,18 @@ impl Daemon {
         self.ask(&format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"))
     }
 
-    /// Asks until `/readyz` answers so.
+    /// Polls until `/readyz` gives this response.
     fn answers(&self, wanted: &str) {
         until(&format!("/readyz to say {wanted:?}"), || {
             self.get("/readyz").is_some_and(|answer| answer.contains(wanted))
         });
     }
 
-    /// The lines that it logs, from now on. Only a daemon with an environment of its own has them.
+    /// Returns its log lines from now on. Requires a daemon with a separate environment.
     fn lines(&mut self) -> Receiver<String> {
         let logged = std::io::BufReader::new(self.child.stderr.take().unwrap());
         let (lines, received) = std::sync::mpsc::channel();
-        // It reads on after the test has seen enough: the daemon must not wait for a full pipe.
+        // Keeps reading after the test has seen enough: the daemon must not wait for a full pipe.
         std::thread::spawn(move || {
             logged.lines().map_while(Result::ok).for_each(|line| drop(lines.send(line)))
         });
@@ -113,7 +112,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have exited.
         let _killed = self.child.kill();
         let _ended = self.child.wait();
     }
@@ -125,7 +124,7 @@ fn line_with(lines: &Receiver<String>, text: &str) -> String {
     until_end.find(|line| line.contains(text)).unwrap_or_else(|| panic!("the daemon did not log {text:?}"))
 }
 
-/// Looks until it is so: nothing announces it.
+/// Polls until the condition holds: there is no notification.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -134,12 +133,12 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Standard error on a full disk.
+/// Returns standard error on a full disk.
 fn full() -> Stdio {
     fs::File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// A command that could not print why it failed ended in a panic, with another exit code.
+/// Regression: a command that failed to print its error panicked, with another exit code.
 #[test]
 fn a_full_log_ends_no_daemon_and_changes_no_exit_code() {
     let fails = |log: Stdio| {
@@ -157,8 +156,8 @@ fn a_full_log_ends_no_daemon_and_changes_no_exit_code() {
     assert!(daemon.ends().success());
 }
 
-/// A daemon that found the lock held ended with an error, and the kubelet backed off while nothing was
-/// served.
+/// Regression: a daemon that found the lock held exited with an error, and the kubelet backed off while
+/// nothing was served.
 #[test]
 fn a_daemon_waits_for_the_lock_and_is_ready_then() {
     let dirs = Dirs::new();
@@ -179,7 +178,7 @@ fn a_daemon_waits_for_the_lock_and_is_ready_then() {
     assert!(second.ends().success());
 }
 
-/// Nothing was served from the end of a pod until the image of the next one was pulled and its process ran.
+/// Regression: nothing was served from the end of a pod until the next one's image was pulled and it ran.
 #[test]
 fn a_daemon_leaves_the_node_to_a_younger_instance() {
     let dirs = Dirs::new();
@@ -198,7 +197,7 @@ fn a_daemon_leaves_the_node_to_a_younger_instance() {
     let refused = line_with(&lines, "were not handed over");
     assert!(refused.contains("instance pod-1 served this node before"), "{refused}");
     assert!(new.child.try_wait().unwrap().is_none() && new.get("/readyz").unwrap().contains("200 OK"));
-    // Should the new one die, the old one serves, until it is back.
+    // If the new one dies, the old one serves until it is back.
     new.child.kill().unwrap();
     old.answers("200 OK");
     let mut new = start("pod-2");
@@ -207,13 +206,13 @@ fn a_daemon_leaves_the_node_to_a_younger_instance() {
     assert!(old.ends().success(), "it is the older one still");
 }
 
-/// A version that cannot read what is attached would have quiesced every device of the node.
+/// A version that cannot read an attached volume would have quiesced every device of the node.
 #[test]
 fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
     let dirs = Dirs::new();
     let mut old = Daemon::start(&dirs, &[]);
     old.answers("200 OK");
-    // As a later version would.
+    // Like a later version.
     let volume = dirs.run.path().join("volumes.d/later");
     fs::create_dir_all(&volume).unwrap();
     fs::write(volume.join("attached"), b"of a later version").unwrap();
@@ -222,14 +221,14 @@ fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
     let refused = line_with(&lines, "were not handed over");
     assert!(refused.contains("volumes.d/later/attached"), "the file is named: {refused}");
     assert!(old.child.try_wait().unwrap().is_none(), "it serves on");
-    // It asks once it can.
+    // It asks once it can read them.
     fs::remove_dir_all(&volume).unwrap();
     new.answers("200 OK");
     assert!(old.ends().success());
 }
 
-/// Only ring threads were marked: a thread of the runtime that allocated could wait for a device of its own
-/// node.
+/// Regression: only ring threads were marked: an allocation in a thread of the runtime could wait for a
+/// device of its own node.
 #[test]
 fn every_thread_of_the_daemon_is_an_io_flusher() {
     if !may_mark_threads() {
@@ -241,7 +240,7 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
     are_io_flushers(daemon.child.id(), &["holdfast-node", "ring-0", "log", "tokio-rt-worker"]);
 }
 
-/// A keeper in a pod of its own was not marked: a daemon that starts waits for it.
+/// Regression: a keeper in a separate pod was not marked: a starting daemon waits for it.
 #[test]
 fn every_thread_of_a_keeper_is_an_io_flusher() {
     if !may_mark_threads() {
@@ -273,13 +272,13 @@ fn may_mark_threads() -> bool {
     u64::from_str_radix(capabilities.trim(), 16).unwrap() & (1 << CAP_SYS_RESOURCE) != 0
 }
 
-/// Checks the threads of a process, among which are these.
+/// Checks the threads of a process, which include these.
 fn are_io_flushers(pid: u32, due: &[&str]) {
     /// `PF_MEMALLOC_NOIO`, which `PR_SET_IO_FLUSHER` sets. Source: `linux/sched.h`.
     const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;
     let mut threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
-        // A thread may have ended meanwhile.
+        // The thread may have exited in the meantime.
         let Ok(stat) = fs::read_to_string(task.unwrap().path().join("stat")) else { continue };
         let (name, rest) = stat.rsplit_once(')').unwrap();
         let flags: u64 = rest.split_whitespace().nth(6).unwrap().parse().unwrap();
@@ -292,7 +291,7 @@ fn are_io_flushers(pid: u32, due: &[&str]) {
     assert!(not_marked.is_empty(), "{not_marked:?}");
 }
 
-/// More detail of a daemon could be seen only after a restart, which quiesces its devices.
+/// Regression: a more detailed log of a daemon required a restart, which quiesces its devices.
 #[test]
 fn the_log_level_changes_without_a_restart() {
     let dirs = Dirs::new();
@@ -321,11 +320,11 @@ fn the_log_level_changes_without_a_restart() {
     daemon.terminate();
     assert!(daemon.ends().success());
     drop(logged);
-    // The receiver is gone: it may have stopped early.
+    // The receiver may be gone: the reader may have stopped early.
     let _stopped = reads.join().unwrap();
 }
 
-/// With a collector that does not answer, the successor waited for the lock while the devices were quiesced.
+/// Regression: with an unresponsive collector, the successor waited for the lock while devices were quiesced.
 #[test]
 fn a_silent_trace_collector_does_not_keep_the_lock() {
     let dirs = Dirs::new();
@@ -336,7 +335,7 @@ fn a_silent_trace_collector_does_not_keep_the_lock() {
     let mut stderr = daemon.child.stderr.take().unwrap();
     let reads = std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
     daemon.answers("200 OK");
-    // It makes spans.
+    // It creates spans.
     let list = Command::new(PROGRAM).arg("list").arg("--socket").arg(dirs.socket()).output().unwrap();
     assert!(list.status.success(), "{list:?}");
     let lock = fs::File::open(dirs.state.path().join("lock")).unwrap();

@@ -1,5 +1,5 @@
-//! Actions that a volume asks its caller for. Each but `Complete` and `Report` is answered by exactly one
-//! event.
+//! Actions that a volume requests from its caller. Exactly one event answers each, except `Complete` and
+//! `Report`.
 
 use holdfast_format::index::{MergePlan, Runs};
 use holdfast_format::side::Side;
@@ -9,7 +9,7 @@ use holdfast_types::{Block, Chunk, Mask, Place, SectorRange, Seq, SnapshotUid};
 use crate::event::{Errno, RequestId};
 use crate::snapshot::{CutAnswer, SnapshotRefused};
 
-/// A local file that request bytes come from.
+/// The local source of a request's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
     /// A side, at the byte offset of the range itself.
@@ -18,7 +18,7 @@ pub enum Source {
     Zeros,
 }
 
-/// One write into the durable map's file.
+/// One write to the durable map's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapWrite {
     /// Byte offset, a multiple of 4096.
@@ -27,7 +27,7 @@ pub struct MapWrite {
     pub bytes: Vec<u8>,
 }
 
-/// The dirty sectors of one block, by the side that holds them.
+/// The dirty sectors of one block, by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyBlock {
     /// The block.
@@ -38,59 +38,59 @@ pub struct DirtyBlock {
     pub b: Mask,
 }
 
-/// Something a person or the control plane should know.
+/// A state change of interest to operators or the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Report {
-    /// The data that the loss of the host left dirty is committed: requests may come.
+    /// The data left dirty by the loss of the host is committed: requests are accepted from here on.
     Ready,
-    /// Another writer holds the volume; all I/O fails from here on and the sides are kept.
+    /// Another writer holds the volume; from here on all I/O fails and the sides are kept.
     Fenced,
     /// The local disk failed a write of the map or of a pending record.
     LocalDiskFailed(Errno),
-    /// The local disk cannot read data that the store has: it is read from there. Which, within one request.
+    /// The local disk cannot read data that the store has: it is read from there. Part of one request.
     CleanUnreadable(SectorRange),
-    /// The local disk cannot read the only copy of data: the read failed. Which, within one request.
+    /// The local disk cannot read the only copy of data: the read failed. Part of one request.
     DirtyUnreadable(SectorRange),
-    /// The local disk cannot read the only copy of data that is to be uploaded: nothing is committed before
-    /// it is readable, or overwritten. Said once for each range.
+    /// The local disk cannot read the only copy of data to upload: nothing is committed until it is
+    /// readable or overwritten. Reported once per range.
     UploadUnreadable(SectorRange),
-    /// The data that was unreadable is committed, or the data written there since.
+    /// The data that was unreadable, or newer data written over it, is committed.
     UploadReadable,
-    /// A commit is in the log, and what it holds is clean.
+    /// A commit is in the log, and its data is clean.
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
     Detached,
-    /// The device of a fenced writer is gone: its sides may be preserved.
+    /// The device of a fenced writer is removed: its sides may be preserved.
     Preserved {
-        /// The durable map tells all that they hold. Where it does not, it may even name nothing.
+        /// True if the durable map covers all their data. If false, it may even be empty.
         complete: bool,
     },
     /// A snapshot is registered in the log.
     SnapshotTaken(Snapshot),
-    /// A snapshot is not taken.
+    /// A snapshot was refused.
     SnapshotRefused {
         /// The snapshot.
         uid: SnapshotUid,
         /// The reason.
         why: SnapshotRefused,
     },
-    /// State of the cut that this is the snapshot of.
+    /// State of a cut's snapshot.
     Cut {
         /// The snapshot.
         uid: SnapshotUid,
-        /// The answer to the last request, or what became of the cut since.
+        /// The answer to the last request, or a later state of the cut.
         answer: CutAnswer,
     },
-    /// Requests to this many sectors may come.
+    /// The volume accepts requests up to this many sectors.
     Grown {
         /// Logical size.
         sectors: u64,
     },
-    /// The data with which this node repairs the object store is stored and committed.
+    /// The data with which this node repairs the object store is uploaded and committed.
     Repaired,
 }
 
-/// Something to do.
+/// A step for the caller to execute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Fill `range`'s part of the request, `at` bytes into it, from a local file. Answer: `IoCompleted`.
@@ -134,7 +134,7 @@ pub enum Action {
         /// The side to punch.
         side: Side,
     },
-    /// Make `range` of `side` a hole: it is clean and nothing reads it any more. Answer: `Evicted`.
+    /// Make `range` of `side` a hole: it is clean and no longer read. Answer: `Evicted`.
     Evict {
         /// Sectors to punch.
         range: SectorRange,
@@ -153,7 +153,7 @@ pub enum Action {
         /// The chunk.
         chunk: Chunk,
     },
-    /// Give back the memory of the live map's bytes of `chunk`, which are zeros and not touched any more.
+    /// Release the memory of the live map's bytes of `chunk`, which are zeros and not accessed any more.
     /// Answer: `MapReleased`.
     ReleaseMap {
         /// The chunk.
@@ -164,59 +164,59 @@ pub enum Action {
         /// The side to sync.
         side: Side,
     },
-    /// Write all of these into the durable map's file. Answer: one `MapWritten`.
+    /// Write all of these to the durable map's file. Answer: one `MapWritten`.
     WriteMap(Vec<MapWrite>),
     /// Sync the durable map's file. Answer: `MapSynced`.
     SyncMap,
-    /// Continue in a later turn of the ring thread with what is too long for one. Answer: `NextTurn`.
+    /// Continue work that is too long for one turn of the ring thread in a later one. Answer: `NextTurn`.
     NextTurn,
-    /// Wait for [`PAUSE_MS`](crate::limit::PAUSE_MS). Answer: `PauseEnded`, with the time as it is then;
-    /// none is needed where the process is about to end.
+    /// Wait for [`PAUSE_MS`](crate::limit::PAUSE_MS). Answer: `PauseEnded`, with the then current time; no
+    /// answer is needed if the process is about to exit.
     Pause,
-    /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`, or
+    /// Read these sectors, build a segment, and store it; retry until it is stored. Answer: `Uploaded`, or
     /// `SidesUnreadable`.
     Upload {
-        /// The place that the segment is named for.
+        /// The place in the segment's name.
         place: Place,
         /// The sectors.
         blocks: Vec<DirtyBlock>,
     },
-    /// Make one run of these and store it, behind all other work. Answer: `Merged`, or `MergeFailed`.
+    /// Merge these into one stored run, after all other work. Answer: `Merged`, or `MergeFailed`.
     Merge(Box<MergePlan>),
-    /// Keep these bytes through a crash, in place of the last ones. Answer: `PendingStored`.
+    /// Store these bytes crash-safe, replacing the previous ones. Answer: `PendingStored`.
     StorePending {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// Its bytes.
         bytes: Vec<u8>,
     },
-    /// Store the root of the snapshot that the record at `seq` is about to register; try until it is there.
+    /// Store the root of the snapshot that the record at `seq` will register; retry until it is stored.
     /// Answer: `RootStored`, or `RootBarred`.
     StoreRoot {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The root's bytes.
         bytes: Vec<u8>,
     },
     /// Create `log/<seq>` once. Answer: `CreateAnswered`.
     CreateRecord {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// Its bytes.
         bytes: Vec<u8>,
     },
-    /// Read `log/<seq>`; try until the store says what is there. Answer: `RecordRead`.
+    /// Read `log/<seq>`; retry until the store answers. Answer: `RecordRead`.
     ReadRecord {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
     },
     /// Store the checkpoint of `seq`. Answer: `CheckpointWritten`.
     WriteCheckpoint {
-        /// As of which seq.
+        /// The sequence number that it covers.
         seq: Seq,
         /// Its bytes.
         bytes: Vec<u8>,
     },
-    /// Tell.
+    /// Report a state change.
     Report(Report),
 }

@@ -1,21 +1,21 @@
-//! Decides the steps of an attach; the caller does them.
+//! Plans the steps of an attach; the caller executes them.
 //!
-//! The caller reads the log, asks [`plan_attach`], writes the plan's header (synced), creates the plan's
-//! record once. If another record was created in its place, it begins again.
+//! The caller reads the log, calls [`plan_attach`], writes the plan's header (synced), and creates the
+//! plan's record once. If another record already exists at that position, it starts over.
 //!
-//! Local data is *ours* if it belongs to this very volume (its create record), no other writer has attached
-//! since, and no commit of its writer holds what it lacks. A volume that the log calls attached is attached
-//! again without permission only by the node that its attach record names, and only with that writer's own
-//! data. All else needs permission to replace the writer of one epoch, and is reported ([`Displaced`]): what
-//! that writer had not uploaded may be missing. The attach record says so too, and an attach that continues
-//! it repeats it, so that the death of a process does not hide it.
+//! Local data is *ours* if it belongs to this very volume (its create record), no other writer has
+//! attached since, and its writer committed nothing that it lacks. A volume attached according to the log
+//! is attached again without permission only by the node in its attach record, with that writer's data.
+//! Any other attach needs permission to replace the writer of one epoch, and is reported ([`Displaced`]):
+//! data that this writer had not uploaded may be missing. The attach record names that writer too, and an
+//! attach that continues it repeats the name, so that a crash of the process does not hide the loss.
 //!
-//! Local data that knows more of the log than there is belongs to another history: the log was set back. It
-//! is preserved, clean or dirty, because nothing else holds what the log lost.
+//! Local data with records that the log lacks belongs to another history: the bucket was restored to an
+//! earlier state. It is preserved, clean or dirty, because it is the only copy of the data that the log lost.
 //!
-//! Upholds invariant 6: whose dirty data it is; 4: clean data counts only where it is what the log's end
-//! says; 18: older data is never uploaded, nor over a log that was set back; 19: no writer is replaced
-//! unnamed, and none in silence (`docs/invariants.md`, ADR 8).
+//! Upholds invariant 6: the owner of dirty data is known; 4: clean data counts only if it matches the
+//! log's end; 18: older data is never uploaded, nor onto a log that was set back; 19: every replaced
+//! writer is named and reported (`docs/invariants.md`, ADR 8).
 
 use std::fmt;
 
@@ -35,60 +35,59 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::durable_map::{FoundMap, Header};
 
-/// A node's request to attach the volume, and what that attach may change.
+/// A node's request to attach the volume, and the changes that it permits.
 #[derive(Debug, Clone)]
 pub struct Claim {
     /// The node's name.
     pub node: String,
     /// Fresh random bits.
     pub nonce: Nonce,
-    /// Now, milliseconds since 1970.
+    /// Current time, milliseconds since 1970.
     pub unix_ms: u64,
     /// Grow the volume to this many sectors.
     pub grow_to: Option<u64>,
-    /// The writer of this epoch may be replaced, and what it had not uploaded may be lost.
+    /// Permits replacing the writer of this epoch, and losing its unuploaded data.
     pub replaces: Option<Epoch>,
 }
 
-/// The volume's local files, compared with its log.
+/// The result of comparing the volume's local files with its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalData {
-    /// There are none.
+    /// No local files exist.
     Absent,
-    /// Ours: what is dirty is the volume's newest data.
+    /// Ours: dirty data is the volume's newest data.
     Ours {
-        /// Clean data is what the log's end says, too.
+        /// True if clean data also matches the log's end.
         trust_clean: bool,
     },
-    /// Not the volume's newest data: what is dirty must be preserved and never uploaded.
+    /// Not the volume's newest data: dirty data must be preserved and never uploaded.
     Foreign(Foreign),
 }
 
 /// Reason why local data is not the volume's newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Foreign {
-    /// It is of another volume of the same name: of another store, or of one that was created later.
+    /// It belongs to another volume of the same name: in another store, or created later.
     OtherVolume,
     /// Another writer has attached the volume since.
     Superseded,
-    /// Its own writer committed what it lacks: the disk was set back or copied, or lost what it had synced.
+    /// Its own writer committed data that it lacks: the disk was set back or copied, or lost synced writes.
     Older,
-    /// It knows records that the log does not have: the bucket was set back to an earlier state, or lost
-    /// objects.
+    /// It has records that the log lacks: the bucket was restored to an earlier state, or lost objects.
     LogSetBack,
 }
 
-/// Reason why a node that the log calls attached does not have that writer's data.
+/// Reason why the node that holds the volume according to the log lacks that writer's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// There are no local files.
+    /// No local files exist.
     Gone,
-    /// They are not that writer's.
+    /// They differ from that writer's data.
     Unlike(Foreign),
 }
 
 impl Missing {
-    /// The way to that writer's data.
+    /// Returns the instructions for getting that writer's data.
     fn remedy(self) -> &'static str {
         match self {
             Self::Unlike(Foreign::LogSetBack) => "Restore the bucket's newest state",
@@ -116,9 +115,9 @@ impl fmt::Display for Missing {
 /// The plan of an attach, for the caller to carry out.
 #[derive(Debug, Clone)]
 pub struct AttachPlan {
-    /// The local files, compared with the log.
+    /// The result of comparing the local files with the log.
     pub local: LocalData,
-    /// The writer that is replaced, with permission; also by the attach of this node that this one continues.
+    /// The writer replaced with permission, possibly by the attach of this node that this one continues.
     pub displaced: Option<Displaced>,
     /// The header to write before the record is created.
     pub header: Header,
@@ -130,12 +129,12 @@ pub struct AttachPlan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachRefused {
-    /// No such volume.
+    /// The volume does not exist.
     #[error(
         "volume {0} does not exist in this object store: create it first, or check the store's bucket and prefix"
     )]
     NotFound(VolumeId),
-    /// It was deleted, and ids are not used again.
+    /// It was deleted, and ids are never reused.
     #[error("volume {0} was deleted: create a volume with another id")]
     Deleted(VolumeId),
     /// A writer of another node holds it.
@@ -151,7 +150,7 @@ pub enum AttachRefused {
         /// The writer's node.
         node: String,
     },
-    /// This node holds it, and what its writer left here is not there.
+    /// This node holds it, but its writer's local data is missing.
     #[error(
         "volume {volume} is attached by this node (epoch {epoch}), but its local state {missing}. An attach would lose what was \
          not uploaded. {}; if it is lost, accept the loss with `attach --take-over {epoch}`, or in Kubernetes with the \
@@ -168,7 +167,7 @@ pub enum AttachRefused {
         /// Reason why that writer's data is not here.
         missing: Missing,
     },
-    /// The writer that may be replaced is not the one that holds it.
+    /// The writer that may be replaced is not the one that holds the volume.
     #[error(
         "volume {volume} is attached by node {node} (epoch {epoch}), and epoch {named} was to be replaced. Nothing was changed. \
          Decide again whether to take the volume from that node"
@@ -183,23 +182,23 @@ pub enum AttachRefused {
         /// Its node.
         node: String,
     },
-    /// Sizes only grow.
+    /// Volumes can only grow.
     #[error("size: volume {volume} has {from} sectors and cannot shrink to {to}")]
     Shrinks {
         /// The volume.
         volume: VolumeId,
-        /// Sectors now.
+        /// Current sectors.
         from: u64,
-        /// Sectors asked for.
+        /// Requested sectors.
         to: u64,
     },
-    /// Larger than the formats can hold.
+    /// The formats limit volumes to fewer sectors.
     #[error("size: {0} sectors are more than the {MAX_SECTORS} a volume can have")]
     TooLarge(u64),
 }
 
-/// Compares the local files with the volume's log as `manifest` holds it. [`Foreign::LogSetBack`] may also
-/// mean that `manifest` is not the log's end.
+/// Compares the local files with the volume's log as of `manifest`. [`Foreign::LogSetBack`] may also mean
+/// that `manifest` is not the log's end.
 pub fn worth(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
     let Some(map) = found else { return LocalData::Absent };
     let header = &map.header;
@@ -215,15 +214,15 @@ pub fn worth(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
     } else if manifest.is_beyond(&header.nonces, header.synced_generation) && safeguard(RejectOlderState) {
         LocalData::Foreign(Foreign::Older)
     } else {
-        // A control record may follow the detach: what is clean here is still what the store has.
+        // A control record may follow the detach: clean data here still matches the store.
         let was_closed = header.closed_clean && header.seq >= manifest.data_seq();
         let is_stale = safeguard(CleanOnlyIfClosed) && !was_closed;
         LocalData::Ours { trust_clean: !is_stale }
     }
 }
 
-/// The writer that the attach replaces, if it may; else the one that was replaced by the attach which this
-/// one continues.
+/// Returns the writer that the attach replaces with permission, or else the one replaced by the attach
+/// that this one continues.
 fn displace(
     manifest: &Manifest,
     found: Option<&Header>,
@@ -259,10 +258,10 @@ fn displace(
     })
 }
 
-/// Plans the attach of the volume whose log reads `manifest` on a node whose local files say `found`.
+/// Plans the attach of the volume with the log `manifest` on a node with the local files `found`.
 ///
 /// # Errors
-/// [`AttachRefused`]: nothing may be changed.
+/// [`AttachRefused`]: the caller must not change anything.
 pub fn plan_attach(
     manifest: &Manifest,
     found: Option<&FoundMap>,
@@ -289,8 +288,8 @@ pub fn plan_attach(
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
-            // A log that ends where its writer detached calls nothing invalid that came later. The record to
-            // come takes what is invalidated out of the manifest.
+            // A log that the header covers invalidates nothing new. The new record clears the invalidated
+            // sides of the manifest.
             if manifest.seq() > header.seq {
                 header.invalidated = header.invalidated.or(manifest.invalidated());
             }
@@ -313,7 +312,7 @@ pub fn plan_attach(
         },
     };
     let nonce = header.intend(claim.nonce);
-    // A log that was set back does not give an epoch of this node's again.
+    // A log that was set back does not reissue an epoch of this node.
     let known = found.filter(|found| found.identity == manifest.identity()).map(|found| found.epoch);
     let record = Record {
         volume: volume.clone(),
@@ -339,7 +338,7 @@ mod tests {
     const MINE: Nonce = Nonce([1; 16]);
     const THEIRS: Nonce = Nonce([2; 16]);
 
-    /// The files of a volume of which no page was written.
+    /// The files of a volume without any written page.
     fn on_disk(header: &Header) -> FoundMap {
         FoundMap { generation: 1, header: header.clone(), pages: PageSummary::default() }
     }
@@ -420,7 +419,7 @@ mod tests {
         plan_attach(manifest, found, &claim).err()
     }
 
-    /// Permission to take over was a bool, so that an attach which had stood still fenced the writer that had
+    /// Regression: permission to take over was a bool, so that a stalled attach fenced the writer that had
     /// replaced it.
     #[test]
     fn only_the_writer_of_the_named_epoch_is_replaced() {
@@ -441,7 +440,7 @@ mod tests {
         assert_eq!(plan_attach(&free, None, &claim(MINE)).unwrap().displaced, None);
     }
 
-    /// A node that came back under its name without its disk attached as if nothing had been there.
+    /// Regression: a node that returned under its name without its disk attached as if no data was missing.
     #[test]
     fn a_node_without_its_state_is_refused_until_the_loss_is_accepted() {
         let held = log(&[create(), attach(1, MINE)]);
@@ -450,11 +449,11 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(lost(None), Missing::Gone);
-        // The intent of an attach that never came into the log is not that writer's data.
+        // The intent of an attach that never reached the log is not that writer's data.
         let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
         assert_eq!(lost(Some(&on_disk(&intent))), Missing::Unlike(Foreign::Superseded));
         assert_eq!(acquired(&held, None, MINE).0, LocalData::Absent);
-        // A stale name in the grant does not turn it into another volume.
+        // A stale epoch in the grant does not change the error.
         assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
     }
 
@@ -474,8 +473,8 @@ mod tests {
         assert!(moved.displaced.is_some());
     }
 
-    /// A bucket that was set back: the record carried an epoch below that of the header, and the writer's
-    /// first commit broke the log. What the log lost was mixed with what is older.
+    /// Regression: after the bucket was set back, the record carried an epoch below that of the header, and
+    /// the writer's first commit broke the log. Newer local data was mixed with the older data of the log.
     #[test]
     fn a_log_set_back_is_reported_and_breaks_no_log() {
         let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach { root: None })];
@@ -489,7 +488,7 @@ mod tests {
             // Before its attach, and before its last commit.
             log(&released),
             log(&served[..5]),
-            // Its epoch was given again, and the log is longer than it was.
+            // Its epoch was reissued, and the log is longer than before.
             longer(
                 &[
                     &[attach_of("other", 2, THEIRS)],
@@ -528,8 +527,8 @@ mod tests {
         );
     }
 
-    /// An attach whose create was answered ambiguously, or whose process died, replaced its writer in
-    /// silence: the next one continued it.
+    /// Regression: an attach whose create had an ambiguous result, or whose process crashed, replaced its
+    /// writer without a report, because the next one continued it.
     #[test]
     fn a_replaced_writer_is_named_until_the_detach() {
         let held = log(&[create(), attach_of("other", 1, THEIRS)]);
@@ -558,8 +557,8 @@ mod tests {
         assert_eq!(plan_attach(&log, Some(&on_disk(&header)), &claim(MINE)).unwrap().displaced, None);
     }
 
-    /// The same writer's later commits were not looked at: a disk that was set back overwrote them with older
-    /// bytes.
+    /// Regression: later commits of the same writer were not considered: a disk that was set back
+    /// overwrote them with older bytes.
     #[test]
     fn a_map_that_lacks_what_its_writer_committed_is_foreign() {
         let (_, header) = acquired(&log(&[create()]), None, MINE);
@@ -567,12 +566,12 @@ mod tests {
         let at = |generation| log(&[create(), attach(1, MINE), commit(1, MINE, generation)]);
         assert_eq!(worth(&at(5), Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
         assert_eq!(worth(&at(6), Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
-        // A commit that names no generation, of a disk that is not believed, hides none before it.
+        // A commit without a generation, from a disk whose sync failed, hides none before it.
         let then = log(&[create(), attach(1, MINE), commit(1, MINE, 6), commit(1, MINE, 0)]);
         assert_eq!(worth(&then, Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
         let read = Manifest::decode_checkpoint(&then.encode_checkpoint()).unwrap();
         assert_eq!(worth(&read, Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
-        // What others had committed before has other generations.
+        // Earlier commits of other writers have other generations.
         let before = log(&[create(), attach(1, THEIRS), commit(1, THEIRS, 90), attach(2, MINE)]);
         let fresh = Header { epoch: Epoch(2), synced_generation: 0, ..header.clone() };
         assert_eq!(worth(&before, Some(&on_disk(&fresh))), LocalData::Ours { trust_clean: false });
@@ -582,8 +581,8 @@ mod tests {
         ));
     }
 
-    /// Local files were told apart by the volume's name alone, so that one store's data was served as
-    /// another's.
+    /// Regression: local files were identified only by the volume's name, so that one store's data was
+    /// served as another's.
     #[test]
     fn data_of_another_volume_of_the_same_name_is_foreign() {
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach { root: None })];
@@ -603,13 +602,13 @@ mod tests {
             acquired(&after, Some(&on_disk(&header)), THEIRS).0,
             LocalData::Ours { trust_clean: false }
         );
-        // The intent to attach as epoch 2 was recorded, but another writer became epoch 2.
+        // The intent to attach as epoch 2 was stored, but another writer became epoch 2.
         let intent = plan_attach(&after, Some(&on_disk(&header)), &claim(Nonce([9; 16]))).unwrap().header;
         let lost = log(&[create(), attach(1, MINE), attach(2, THEIRS)]);
         assert_eq!(acquired(&lost, Some(&on_disk(&intent)), MINE).0, LocalData::Foreign(Foreign::Superseded));
     }
 
-    /// Found by reading: the nonce of the one attach that had won left the header with the 64th that had not.
+    /// Regression: the header dropped the nonce of the one successful attach at the 64th failed one.
     #[test]
     fn own_dirty_data_survives_any_number_of_attaches_that_end_before_their_first_round() {
         let (_, mut header) = acquired(&log(&[create()]), None, MINE);
@@ -619,12 +618,12 @@ mod tests {
             let plan = plan_attach(&log(&bodies), Some(&on_disk(&header)), &claim(fresh(turn))).unwrap();
             assert_eq!(plan.local, LocalData::Ours { trust_clean: false }, "turn {turn}");
             header = plan.header;
-            // One wins now and then, none gets as far as writing a header of its own.
+            // One succeeds now and then, none gets as far as writing its own header.
             if turn % 70 == 0 {
                 bodies.push(attach(plan.record.epoch.0, plan.record.nonce));
             }
         }
-        // Any of those that did not win may still come into the log.
+        // Any of the unsuccessful records may still reach the log.
         for nonce in header.nonces.clone() {
             let late = [&bodies[..], &[attach(5, nonce)]].concat();
             let plan = plan_attach(&log(&late), Some(&on_disk(&header)), &claim(MINE)).unwrap();
@@ -650,7 +649,7 @@ mod tests {
         );
     }
 
-    /// A round writes its header after its pages.
+    /// A round writes its pages before its header.
     #[test]
     fn pages_that_know_more_than_the_log_count_as_the_header_does() {
         let (_, header) = acquired(&log(&[create()]), None, MINE);
@@ -665,8 +664,8 @@ mod tests {
         assert_eq!(worth(&set_back, Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
     }
 
-    /// A record of the control plane in a detached log made all clean data of the node useless: the log did
-    /// not end at the very record that had closed it.
+    /// Regression: a control-plane record in a detached log invalidated all clean data of the node,
+    /// because the log no longer ended at the record that closed it.
     #[test]
     fn clean_data_counts_until_a_record_changes_data() {
         let (_, mut header) = acquired(&log(&[create()]), None, MINE);

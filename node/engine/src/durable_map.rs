@@ -1,5 +1,5 @@
-//! The durable form of the map, beside the sides: a header and the map's pages, each in two slots written in
-//! turn.
+//! The durable form of the map, next to the sides: a header and the map's pages, each in two slots written
+//! alternately.
 //!
 //! ```text
 //! 0      4096  header slot 0        4096   4096  header slot 1
@@ -7,8 +7,8 @@
 //! 8192 + 8192 * page + 4096         slot 1 of the page
 //! JOURNAL_OFFSET       ..           the journal (see `journal`)
 //! ```
-//! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512
-//! bytes, each an envelope of its own, zero to its end:
+//! A header slot is one envelope (see `wire`), zero-padded. A page slot is eight units of 512 bytes, each
+//! a separate zero-padded envelope:
 //! `u64 page, u64 generation, u64 seq, u8 unit, u8 first, 256 bytes`. The header's payload:
 //! ```text
 //! u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8[16] writer,
@@ -16,21 +16,22 @@
 //! u64 synced generation, u32 n, n x u8[16] nonce
 //! ```
 //!
-//! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn. A power cut, and a sync that
-//! failed, leave each of the two whole, or zeros before it was ever synced. Anything else there is corrupted,
-//! and may have been the newer one: then there is no header.
+//! A header fits in one unit (`REMEMBERED_NONCES`), so its write is never torn. After a power cut or a
+//! failed sync each of the two is whole, or zeros if it was never synced. Any other content is corrupted,
+//! and may have been the newer header: then the map has none.
 //!
-//! Each page has the seq of the newest record that its writer knew: what it calls clean may be in the store
-//! only with that record. The header follows the pages of a round, so it may know less than they do.
+//! Each page has the sequence number of the newest record that its writer knew: its clean data may be in the
+//! store only with that record. A round writes its header after its pages, so the header may know fewer
+//! records.
 //!
-//! An attach syncs the file before reading it: a slot that a dead process wrote and never synced must not be
-//! the reason to write over the other one.
+//! An attach syncs the file before reading it: a slot written but never synced by a dead process must not
+//! cause the other slot to be overwritten.
 //!
-//! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. What is wrong with the other one
-//! decides whether that is the newest that was synced. A power cut leaves each unit as it was before or after
-//! a write, so a unit that is neither a whole one nor, in a slot never filled, zeros is corrupted; and the
-//! units beside it tell whether it was part of something newer. The first write of a page fills both slots,
-//! and the header written behind it proves that: from then on zeros are corruption too.
+//! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. The defect of the other slot
+//! decides whether that is the newest synced one. A power cut leaves each unit either old or new, so a
+//! unit that is neither whole nor, in a slot never filled, zeros is corrupted; its neighbouring units show
+//! whether it was part of something newer. The first write of a page fills both slots, and a header
+//! written later proves that: from then on zeros are corruption, too.
 
 mod journal;
 mod read;
@@ -54,12 +55,12 @@ pub use summary::PageSummary;
 pub const SLOT_BYTES: usize = 4096;
 const HEADER: &str = "durable map header";
 const PAGE: &str = "durable map page";
-/// Bytes that a power cut leaves old or new as a whole.
+/// Unit of atomicity: after a power cut these bytes are either all old or all new.
 const UNIT_BYTES: usize = 512;
 const UNITS: usize = SLOT_BYTES / UNIT_BYTES;
-/// Bytes of a page in each unit.
+/// Bytes of a page in one unit.
 const UNIT_NIBBLES: usize = PAGE_BYTES / UNITS;
-/// Bytes that a unit uses of its 512.
+/// Used bytes of a unit.
 const UNIT_USED: usize = ENVELOPE_BYTES + 26 + UNIT_NIBBLES;
 
 /// Description of a volume's local state: its identity, its writer, and the validity of its data.
@@ -67,39 +68,38 @@ const UNIT_USED: usize = ENVELOPE_BYTES + 26 + UNIT_NIBBLES;
 pub struct Header {
     /// The volume.
     pub volume: VolumeId,
-    /// The nonce of its create record: tells it from a volume of the same name in another store, or created
-    /// later.
+    /// The nonce of its create record, which distinguishes it from a volume of the same name in another
+    /// store, or created later.
     pub identity: Nonce,
-    /// Its size when the map was made.
+    /// Its size when the map was created.
     pub sectors: u64,
-    /// The local data is the volume's as of this epoch.
+    /// The epoch up to which the local data matches the volume.
     pub epoch: Epoch,
-    /// The nonce of that epoch's attach, of this node or another: a log that was set back may give the epoch
-    /// to another one.
+    /// The nonce of that epoch's attach, by this node or another: a log that was set back may reissue the
+    /// epoch.
     pub writer: Nonce,
-    /// The nonces of this node's attaches from that epoch on, newest last; some of them never came into the
-    /// log.
+    /// The nonces of this node's attaches since that epoch, newest last; some never reached the log.
     pub nonces: Vec<Nonce>,
     /// The side that takes writes.
     pub active: Side,
     /// The writer detached after its last round: clean data may be trusted if the log still ends at `seq`.
     pub closed_clean: bool,
-    /// Sides whose data is invalid, whatever the pages say: a commit said so (`Body::Change`), and no round
-    /// has written the pages since.
+    /// Sides whose data a commit invalidated (`Body::Change`), whatever the pages say, and no round has
+    /// written the pages since.
     pub invalidated: SideSet,
-    /// The journal has changes that the pages' slots may lack.
+    /// The journal may have changes that the pages' slots lack.
     pub has_journal: bool,
-    /// The last record that the writer knew when the round began that wrote this. A log that ends before it
-    /// was set back.
+    /// The last record known to the writer when the round that wrote this header began. A log that ends
+    /// earlier was set back.
     pub seq: Seq,
-    /// Every page written for the first time up to this generation was synced.
+    /// Every page whose first write was of this generation or an older one is synced.
     pub synced_generation: u64,
 }
 
 impl Header {
-    /// Remembers the nonce of an attach before its record is sent. Returns the one that the record must
-    /// carry: where there is no room, the newest of those remembered, because each of their records may still
-    /// come into the log, and data must not be mistaken for foreign then.
+    /// Stores the nonce of an attach before its record is sent. Returns the nonce that the record must
+    /// carry. If the list is full, that is the newest stored nonce: any of their records may still reach
+    /// the log, and data must not be mistaken for foreign then.
     pub fn intend(&mut self, nonce: Nonce) -> Nonce {
         self.closed_clean = false;
         match self.nonces.last() {
@@ -111,9 +111,9 @@ impl Header {
         }
     }
 
-    /// Notes that the local data is the volume's as of `epoch`, attached as `writer`. Records of attaches
-    /// intended before cannot come into the log any more: theirs was the place of an older record, or of that
-    /// epoch's.
+    /// Sets the epoch up to which the local data is the volume's, and its writer. Records of earlier
+    /// intended attaches cannot reach the log any more: they were to have the position of an older record,
+    /// or of that epoch's.
     pub fn claim_as_of(&mut self, epoch: Epoch, writer: Option<Nonce>) {
         if epoch > self.epoch {
             self.epoch = epoch;
@@ -122,7 +122,7 @@ impl Header {
         }
     }
 
-    /// The slot to write as `generation`.
+    /// Returns the slot to write as `generation`.
     pub fn encode(&self, generation: u64) -> Vec<u8> {
         let mut out = generation.to_le_bytes().to_vec();
         wire::put_text(&mut out, self.volume.as_str());
@@ -192,13 +192,12 @@ impl Header {
         ))
     }
 
-    /// The newer header of the file's first 8192 bytes, with its generation; `None` when none was ever
-    /// written.
+    /// Returns the newer header in the file's first 8192 bytes, with its generation; `None` if no header
+    /// was ever written.
     ///
     /// # Errors
-    /// [`DecodeError`] when something was written into a slot that is not whole: no power cut leaves that,
-    /// and it may have been the newer one. The older one may lack which sides are invalid, and this node's
-    /// attaches.
+    /// [`DecodeError`] if a slot was written but is not whole: no power cut causes that, and it may have
+    /// been the newer one. The older header may lack invalidated sides and attaches of this node.
     pub fn newest(slots: &[u8]) -> Result<Option<(u64, Self)>, DecodeError> {
         let (first, second) = halves(HEADER, slots)?;
         match (Self::decode(first), Self::decode(second)) {
@@ -213,24 +212,24 @@ impl Header {
     }
 }
 
-/// Byte offset of slot `slot` of the header.
+/// Returns the byte offset of slot `slot` of the header.
 pub const fn header_offset(slot: u8) -> u64 {
     slot as u64 * SLOT_BYTES as u64
 }
 
-/// Byte offset of slot `slot` of `page`.
+/// Returns the byte offset of slot `slot` of `page`.
 pub const fn page_offset(page: u64, slot: u8) -> u64 {
     2 * SLOT_BYTES as u64 + (page * 2 + slot as u64) * SLOT_BYTES as u64
 }
 
-/// The bytes of the file for the pages of `chunk`: `(offset, length)`. Those of a whole chunk also where the
-/// volume ends within it: it may grow.
+/// Returns the bytes of the file for the pages of `chunk`: `(offset, length)`. They cover the whole chunk
+/// even if the volume ends within it, because it may grow.
 pub fn chunk_extent(chunk: Chunk) -> (u64, u64) {
     let pages = chunk_pages(chunk);
     (page_offset(pages.start, 0), page_offset(pages.end, 0) - page_offset(pages.start, 0))
 }
 
-/// Length of the file for a map of `pages` pages.
+/// Returns the length of the file for a map of `pages` pages.
 pub const fn file_bytes(pages: u64) -> u64 {
     page_offset(pages, 0)
 }
@@ -248,13 +247,13 @@ fn halves<'a>(what: &'static str, pair: &'a [u8]) -> Result<(&'a [u8], &'a [u8])
     Ok((first, rest.get(..SLOT_BYTES).ok_or(short)?))
 }
 
-/// A power cut before these bytes were ever written leaves them zero.
+/// Returns true for zeros: a power cut before the unit was ever written leaves them.
 fn is_blank(unit: &[u8]) -> bool {
     unit[..UNIT_BYTES].iter().all(|byte| *byte == 0)
 }
 
-/// The bytes to write into a slot of `page` as `generation`, by a writer that knows the log up to `seq`. With
-/// `first`, the same bytes go into both of its slots, which held nothing.
+/// Returns the bytes to write to a slot of `page` as `generation`, by a writer that knows the log up to
+/// `seq`. With `first`, the same bytes go to both slots, which were empty.
 pub(crate) fn encode_page(page: u64, generation: u64, seq: Seq, first: bool, nibbles: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(SLOT_BYTES);
     for (unit, part) in (0u8..).zip(nibbles.as_chunks::<UNIT_NIBBLES>().0) {
@@ -271,34 +270,34 @@ pub(crate) fn encode_page(page: u64, generation: u64, seq: Seq, first: bool, nib
     out
 }
 
-/// A page as recovery finds it.
+/// A page found by recovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundPage {
     /// Its number.
     pub page: u64,
-    /// The slot that holds it; none where its first write was torn, and it is empty.
+    /// The slot that holds it; `None` if its first write was torn, and the page is empty.
     pub(crate) slot: Option<u8>,
-    /// The greatest generation that stands in either slot: a torn write's is never used again.
+    /// The greatest generation in either slot: the generation of a torn write is never reused.
     pub(crate) generation: u64,
     /// The newest record that its writer knew.
     pub(crate) seq: Seq,
     pub(crate) nibbles: Vec<u8>,
 }
 
-/// A volume's durable map as an attach decides by it.
+/// The durable map, reduced to the facts an attach needs.
 #[derive(Debug, Clone)]
 pub struct FoundMap {
     /// The header's generation.
     pub generation: u64,
     /// The header.
     pub header: Header,
-    /// Its pages, all of which were whole.
+    /// Its pages, all of them whole.
     pub pages: PageSummary,
 }
 
 impl FoundMap {
-    /// The newest record that the writer is known to have known: what is clean here may be in the store only
-    /// with it.
+    /// Returns the newest record that the writer is known to have read: clean data here may be in the
+    /// store only with it.
     pub fn known_seq(&self) -> Seq {
         let of_pages = Some(self.pages.seq).filter(|_| safeguard(PagesNameRecords));
         self.header.seq.max(of_pages.unwrap_or_default())
@@ -306,13 +305,13 @@ impl FoundMap {
 }
 
 impl FoundPage {
-    /// Forgets what these sides hold.
+    /// Drops the contents of these sides.
     fn forget(&mut self, invalidated: SideSet) {
         read::forget(&mut self.nibbles, invalidated);
     }
 
-    /// The runs of sectors whose newest bytes were never committed and the side that holds them, lowest
-    /// first: what the loss of the host leaves of the page.
+    /// Returns the runs of sectors whose newest bytes were never committed, each with its side, lowest
+    /// first: the data of the page that only this host has.
     pub fn dirty_runs(&self) -> impl Iterator<Item = (SectorRange, Side)> {
         let first = self.page * PAGE_SECTORS;
         let side = |sector: u64| {
@@ -328,7 +327,7 @@ impl FoundPage {
     }
 }
 
-/// A part of the map whose synced bytes are lost: what it described cannot be told clean from stale.
+/// A part of the map whose synced bytes are lost: clean and stale data in its range are indistinguishable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DamagedMap {
     /// A page.
@@ -345,7 +344,7 @@ pub enum DamagedMap {
     Journal(#[source] DecodeError),
 }
 
-/// The newest of a page's slots, with its generation.
+/// Returns the newest of a page's slots, with its generation.
 fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<(u64, FoundPage)>, DecodeError> {
     let mut slots = slots.map(|bytes| Slot::read(page, bytes));
     let Some(generation) = slots.iter().filter_map(|slot| slot.newest).max() else {
@@ -354,8 +353,8 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<(u64, F
     let whole = |slot: &Slot| if slot.is_whole { slot.newest } else { None };
     let slot = usize::from(whole(&slots[1]) > whole(&slots[0]));
     let Some(held) = whole(&slots[slot]) else {
-        // Nothing was promised of a first write that was torn. It counts as found, empty, so that the next
-        // round fills both slots before the header can cover them.
+        // A torn first write was never acknowledged. It counts as found but empty, so that the next round
+        // fills both slots before the header can cover them.
         let torn = slots
             .iter()
             .all(|slot| slot.bad.is_none() && slot.is_first && slot.newest.is_none_or(|g| g > synced));
@@ -379,15 +378,15 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<(u64, F
 /// A slot of a page, as read from the file.
 struct Slot {
     is_whole: bool,
-    /// The greatest generation of a unit; none where no unit can be read.
+    /// The greatest generation of a unit; `None` if no unit is readable.
     newest: Option<u64>,
-    /// Of a whole slot, the newest record that its writer knew.
+    /// The newest record that the writer of a whole slot knew.
     seq: Seq,
-    /// No unit is of a later write than the page's first.
+    /// True if all units are of the page's first write.
     is_first: bool,
     /// Defect of a unit that is neither whole nor zeros.
     bad: Option<DecodeError>,
-    /// Defect of a unit that is zeros.
+    /// Defect of a zeroed unit.
     blank: Option<DecodeError>,
     nibbles: Vec<u8>,
 }
@@ -421,14 +420,14 @@ impl Slot {
         slot
     }
 
-    /// Returns true if this slot, which is not whole, holds nothing that was synced after the whole slot of
+    /// Returns true if this slot, which is not whole, has no data synced after the whole slot of
     /// generation `held`.
     fn is_of_no_use(&self, held: u64, was_filled: bool, synced: u64) -> bool {
         let corrupted = self.bad.is_some() || (self.blank.is_some() && was_filled);
         match self.newest {
-            // It is the older one: the newest would say so in the units that are left.
+            // It is older: in a newer slot, the remaining units would have a newer generation.
             Some(newest) if newest <= held => true,
-            // It is newer, and was torn unless it is corrupted or the header covers it.
+            // It is newer: a torn write, unless it is corrupted or covered by the header.
             Some(newest) => !corrupted && newest > synced,
             None => !corrupted,
         }
@@ -441,11 +440,11 @@ impl Slot {
     }
 }
 
-/// The parts as a live map has them, for a host where the durable one could not be brought up to date. Hands
-/// each to `each`, lowest first.
+/// Passes the parts of a live map to `each`, lowest first, for a host whose durable map could not be
+/// brought up to date.
 ///
 /// # Errors
-/// [`LiveMapError`] when `memory` is not the live map of the header's volume.
+/// [`LiveMapError`] if `memory` is not the live map of the header's volume.
 pub fn live_parts(
     header: &Header,
     mut memory: Vec<u8>,
@@ -453,7 +452,7 @@ pub fn live_parts(
 ) -> Result<(), LiveMapError> {
     let whole = usize::try_from(map_bytes(header.sectors)).unwrap_or(usize::MAX);
     if memory.len() < whole {
-        // Of a volume that has grown since.
+        // The volume may have grown since.
         memory.resize(whole, 0);
     }
     let map = SectorMap::open(memory, header.sectors, &header.volume)?;
@@ -469,7 +468,7 @@ pub fn live_parts(
 struct Unit<'a> {
     generation: u64,
     seq: Seq,
-    /// It is of the page's first write.
+    /// True if it is of the page's first write.
     is_first: bool,
     /// Its part of the page.
     nibbles: &'a [u8],

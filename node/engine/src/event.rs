@@ -9,7 +9,7 @@ use holdfast_types::{Chunk, PlacedId, SectorRange, Seq, SnapshotUid};
 
 use crate::settings::Settings;
 
-/// A client request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
+/// A client request's slot in the device: `queue * depth + tag`. Unique among the requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
@@ -41,17 +41,17 @@ impl Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
-/// Reason why a chunk of the map was not prepared.
+/// Reason why a chunk of the map could not be prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unprepared {
     /// The live map has no memory for it: the run directory is full.
     RunDir(Errno),
-    /// The durable map has no place for it.
+    /// The durable map has no disk space for it.
     Disk(Errno),
 }
 
 impl Errno {
-    /// Input/output error. Source: `asm-generic/errno-base.h`, as the others.
+    /// Input/output error. Source of all of these: `asm-generic/errno-base.h`.
     pub const EIO: Self = Self(5);
     /// No space left on the device.
     pub const ENOSPC: Self = Self(28);
@@ -61,23 +61,23 @@ impl Errno {
     pub const EINVAL: Self = Self(22);
 }
 
-/// The answer of a create-once PUT.
+/// The result of a create-once PUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CreateAnswer {
-    /// This PUT made the object.
+    /// This PUT created the object.
     Created,
-    /// The object was there, made by whomever.
+    /// The object already existed, from any writer.
     Exists,
-    /// Ambiguous: a time-out, a lost connection.
+    /// The result is unknown: a time-out, or a lost connection.
     Ambiguous,
 }
 
-/// Something that happened.
+/// An input to the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The client asks. `range` is empty for a flush.
+    /// A client sent a request. `range` is empty for a flush.
     Request {
-        /// Its place.
+        /// Its id.
         id: RequestId,
         /// The operation.
         op: Op,
@@ -105,7 +105,7 @@ pub enum Event {
     },
     /// The space of the volume's sides was measured again.
     Space {
-        /// Bytes they hold beyond the volume's share of the node's cache: to be evicted.
+        /// Bytes that they hold beyond the volume's share of the node's cache, to be evicted.
         excess_bytes: u64,
         /// Bytes that may still be written before the next measurement.
         room_bytes: u64,
@@ -114,10 +114,10 @@ pub enum Event {
     MapPrepared {
         /// The chunk.
         chunk: Chunk,
-        /// Outcome; on failure the volume asks for it again at the next tick.
+        /// Outcome; after a failure the volume retries at the next tick.
         result: Result<(), Unprepared>,
     },
-    /// `ReleaseMap` ended. Where it failed the memory stays, and is used when the chunk is prepared again.
+    /// `ReleaseMap` ended. If it failed, the memory stays, and is reused when the chunk is prepared again.
     MapReleased {
         /// The chunk.
         chunk: Chunk,
@@ -139,16 +139,16 @@ pub enum Event {
         /// Outcome.
         result: Result<(), Errno>,
     },
-    /// The manifest was read after a takeover of running state.
+    /// The manifest was read after a restart took over live state.
     ManifestLoaded(Box<Manifest>),
-    /// A turn after the one that asked for `NextTurn`.
+    /// The next turn of the ring thread, after `NextTurn` was requested.
     NextTurn,
-    /// `Upload` ended: the segment is in the store.
+    /// `Upload` ended: the segment is stored.
     Uploaded(SegmentRef),
-    /// `Upload` ended: the local disk cannot read these sectors of what was to be uploaded, of which there is
-    /// at least one; there may be more. Nothing is stored.
+    /// `Upload` ended: the local disk cannot read these sectors of the data to upload, at least one; more
+    /// may be unreadable. Nothing is stored.
     SidesUnreadable(Vec<SectorRange>),
-    /// `Merge` ended: the run is in the store.
+    /// `Merge` ended: the run is stored.
     Merged {
         /// Kind of the merge.
         kind: MergeKind,
@@ -159,46 +159,46 @@ pub enum Event {
     MergeFailed {
         /// Kind of the merge.
         kind: MergeKind,
-        /// The input that is damaged, or the oldest where the store refused the output: it takes part in no
-        /// other merge.
+        /// The input that is damaged, or the oldest if the store rejected the output: it is excluded from
+        /// further merges.
         barred: PlacedId,
     },
-    /// A snapshot of all that has completed is wanted. Answer: [`crate::action::Report::SnapshotTaken`], or
-    /// `SnapshotRefused`. Asked for again it is answered again; the answer of one that a dead process was
-    /// asked for comes only then.
+    /// Requests a snapshot of all completed data. Answer: [`crate::action::Report::SnapshotTaken`], or
+    /// `SnapshotRefused`. A repeated request is answered again; a request to a process that crashed is
+    /// answered only when it is repeated.
     Snapshot {
-        /// Tells it from others.
+        /// Identifies the snapshot.
         uid: SnapshotUid,
-        /// Places of snapshots that were forgotten, ascending: they are registered no longer.
+        /// Places of snapshots that were forgotten, ascending: they are no longer registered.
         forgotten: Vec<Seq>,
     },
-    /// The snapshot of a cut is waited for. Answer: the same; it is refused (`Missed`) where none waits to be
-    /// registered and none is.
+    /// Waits for the snapshot of a cut. Answer: as for `Snapshot`; it is refused (`Missed`) if it is
+    /// neither registered nor waiting to be.
     AwaitCut {
         /// The snapshot.
         uid: SnapshotUid,
     },
-    /// A snapshot at one point with those of other volumes is about to be wanted. Answer, as of the two that
-    /// follow: [`crate::action::Report::Cut`], which here comes once what is dirty is committed.
+    /// Announces a snapshot at the same point as those of other volumes. Answer, as for the next two:
+    /// [`crate::action::Report::Cut`], which for this event comes once the dirty data is committed.
     PrepareCut {
         /// The snapshot.
         uid: SnapshotUid,
-        /// Places of snapshots that were forgotten, ascending: they are registered no longer.
+        /// Places of snapshots that were forgotten, ascending: they are no longer registered.
         forgotten: Vec<Seq>,
     },
-    /// Writes wait from here on, [`crate::limit::HOLD_MS`] at most, and the snapshot is wanted.
+    /// Holds writes from here on, for at most [`crate::limit::HOLD_MS`], and requests the snapshot.
     Cut {
         /// The snapshot.
         uid: SnapshotUid,
     },
-    /// All volumes of the cut are held, or it has failed: writes continue.
+    /// All volumes of the cut hold their writes, or it has failed: writes continue.
     ReleaseCut {
         /// The snapshot.
         uid: SnapshotUid,
     },
-    /// `StoreRoot` ended: the root is in the store.
+    /// `StoreRoot` ended: the root is stored.
     RootStored,
-    /// `StoreRoot` ended: another root is in its place, which another history of the bucket left.
+    /// `StoreRoot` ended: another root already exists there, from another history of the bucket.
     RootBarred,
     /// `StorePending` ended.
     PendingStored {
@@ -207,46 +207,46 @@ pub enum Event {
     },
     /// `CreateRecord` was answered.
     CreateAnswered(CreateAnswer),
-    /// `ReadRecord` was answered: the bytes there, or nothing.
+    /// `ReadRecord` was answered: with the bytes found, or with none.
     RecordRead {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The bytes found there; `None` if there are none.
         bytes: Option<Vec<u8>>,
     },
     /// `WriteCheckpoint` ended.
     CheckpointWritten {
-        /// As of which seq.
+        /// The sequence number that it covers.
         seq: Seq,
-        /// True if the checkpoint is in the store.
+        /// True if the checkpoint is stored.
         written: bool,
     },
-    /// The device is gone and takes no more requests: commit what is dirty and release the volume. A fenced
-    /// writer commits nothing, but its durable map is brought up to date
-    /// ([`crate::action::Report::Preserved`]). A detach that comes again gets the same report again.
+    /// The device is removed and accepts no more requests: commit the dirty data and release the volume. A
+    /// fenced writer commits nothing, but its durable map is brought up to date
+    /// ([`crate::action::Report::Preserved`]). A repeated detach gets the same report again.
     Detach,
-    /// The volume is to have this many sectors. Its files and the memory of its live map are long enough.
-    /// Answer: [`crate::action::Report::Grown`] once the log says so; none where the volume is fenced or
-    /// released before.
+    /// Grows the volume to this many sectors. Its files and the memory of its live map are long enough.
+    /// Answer: [`crate::action::Report::Grown`] once the log says so; none if the volume is fenced or
+    /// released first.
     Grow {
         /// Logical size, [`holdfast_format::limit::MAX_SECTORS`] at most.
         sectors: u64,
     },
-    /// The volume has these settings from here on. Flushes that are not answered yet keep what the new ones
-    /// promise; those that were answered keep what they promised.
+    /// Applies these settings from here on. Unanswered flushes follow the new settings; answered ones keep
+    /// their guarantee.
     Configure(Settings),
     /// While true, dirty data is sealed at [`crate::limit::COMMIT_SOON_BYTES`] and
     /// [`crate::limit::COMMIT_SOON_AGE_MS`] at the latest; the settings stay as they are.
     CommitSoon(bool),
-    /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at
-    /// once where the volume is fenced.
+    /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at once if
+    /// the volume is fenced.
     Repair {
-        /// The bytes stored for these sectors are lost: what of them is clean here is stored again.
+        /// The stored bytes of these sectors are lost: those that are clean here are stored again.
         ranges: Vec<SectorRange>,
-        /// Part of the log is lost: a checkpoint is made that replaces it.
+        /// Part of the log is lost: a new checkpoint replaces it.
         checkpoint: bool,
     },
-    /// The pause is over: writes that the pace delays are looked at again.
+    /// The pause is over: delayed writes are checked again.
     PauseEnded,
     /// Time passed; sent at least once a second.
     Tick,

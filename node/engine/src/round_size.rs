@@ -1,6 +1,6 @@
-//! Sizes of what a round handles in one turn of the ring thread, and of the journal. Only a simulation
-//! reduces them, so that rounds of its small volumes have several groups, several writes and a journal that
-//! fills up; without the feature `simulation` nothing can.
+//! Sizes of a round's work in one turn of the ring thread, and of the journal. Only a simulation reduces
+//! them, so that rounds of its small volumes have several groups, several writes and a journal that fills
+//! up; they are fixed without the feature `simulation`.
 
 use crate::limit::{JOURNAL_SAVES, MAP_WRITE_PAGES, ROUND_BLOCKS, ROUND_PAGES};
 
@@ -9,17 +9,17 @@ use crate::limit::{JOURNAL_SAVES, MAP_WRITE_PAGES, ROUND_BLOCKS, ROUND_PAGES};
 pub struct RoundSize {
     /// Map pages that a round copies at a time.
     pub copied: usize,
-    /// Blocks that it copies at a time where the journal takes them; of the last page as many as changed.
+    /// Blocks copied at a time if the journal takes them; of the last page, all that changed.
     pub journaled: usize,
     /// Map pages that it writes at a time.
     pub written: usize,
-    /// Pages that a slot of the journal must save at least.
+    /// Minimum pages that a slot of the journal must save.
     pub saved: u64,
-    /// Slots of the journal; none for as many as the volume's size gives.
+    /// Slots of the journal; `None` derives them from the volume's size.
     pub journal_slots: Option<u64>,
 }
 
-/// The sizes in programs.
+/// The sizes in production.
 const PROGRAMS: RoundSize = RoundSize {
     copied: ROUND_PAGES,
     journaled: ROUND_BLOCKS,
@@ -33,7 +33,7 @@ thread_local! {
     static SCALED: std::cell::Cell<RoundSize> = const { std::cell::Cell::new(PROGRAMS) };
 }
 
-/// From now on rounds of this thread have these sizes; `None` is what programs do.
+/// Sets these sizes for later rounds of this thread; `None` restores those of production.
 #[cfg(feature = "simulation")]
 pub fn scale(size: Option<RoundSize>) {
     SCALED.set(size.unwrap_or(PROGRAMS));

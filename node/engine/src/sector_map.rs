@@ -1,6 +1,6 @@
-//! The live sector map: for each sector where its newest bytes are, and which sides hold it dirty.
+//! The live sector map: for each sector, the position of its newest bytes, and the sides that hold it dirty.
 //!
-//! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
+//! It is in memory that outlives the process (a tmpfs file) but not the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
 //!              u8 commit scope (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
@@ -12,16 +12,15 @@
 //! 4096   16Mi  four bits a sector, 16 KiB a chunk: bit 2 dirty in A, bit 3 dirty in B, bits 0-1 newest (0 remote, 1 A, 2 B);
 //!              a dirty newest copy that is zeros: 7 in A, 11 in B, 15 in A and dirty in B too, 12 in B and dirty in A too
 //! ```
-//! No place depends on the volume's size: a volume that grows moves nothing, and a map that was made for a
-//! smaller one opens. The magic number is written last: a map whose maker died does not open.
-//! A chunk that holds nothing local any more gives its 16 KiB back (`volume/give_back.rs`).
+//! Offsets do not depend on the volume's size: a growing volume moves nothing, and a map created for a
+//! smaller size opens. The magic number is written last: a map whose creation was interrupted does not open.
+//! A chunk without local data releases its 16 KiB (`volume/give_back.rs`).
 //! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
-//! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active
-//! side has the active side as its newest.
+//! Invariants: a chunk's bytes are accessed only after its allocated bit was set; a sector dirty in the
+//! active side has the active side as its newest.
 //!
 //! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros:
-//! zeros take no space and next to no upload. A copy that is not the newest counts, since nothing says of it
-//! that it is zeros.
+//! zeros take no space and next to no upload. An older copy counts, since it has no flag for zeros.
 
 mod block_set;
 mod nibble;
@@ -58,28 +57,28 @@ pub const PAGE_BYTES: usize = (PAGE_SECTORS / 2) as usize;
 pub(crate) const BLOCK_MAP_BYTES: usize = (BLOCK_SECTORS / 2) as usize;
 const PAGES_PER_CHUNK: u64 = CHUNK_SECTORS / PAGE_SECTORS;
 const CHUNK_BYTES: u64 = CHUNK_SECTORS / 2;
-/// Sectors of a word of the map.
+/// Sectors per word of the map.
 const WORD_SECTORS: u64 = 16;
-/// Chunks of a group.
+/// Chunks per group.
 const GROUP_CHUNKS: u64 = 1024;
 const GROUP_SECTORS: u64 = GROUP_CHUNKS * CHUNK_SECTORS;
-/// Bytes before the sectors' own part of a group.
+/// Bytes of a group before its sectors.
 const GROUP_FIXED_BYTES: u64 = 4096;
 const GROUP_BYTES: u64 = GROUP_FIXED_BYTES + GROUP_CHUNKS * CHUNK_BYTES;
-/// Offset in a group of the bits that say which chunks are allocated.
+/// Offset in a group of the bits for allocated chunks.
 const PREPARED_AT: u64 = GROUP_CHUNKS * PAGES_PER_CHUNK / 4;
-/// Bytes of a map that say whose it is, and in which form.
+/// Bytes of a map that identify its volume and format.
 pub const HEAD_BYTES: u64 = 4096;
 const MAGIC: [u8; 4] = *b"HFLM";
 const VERSION: u32 = 2;
-/// In the byte of [`SectorMap::flushed_sides`].
+/// Flag in the byte of [`SectorMap::flushed_sides`].
 const SYNC_FAILED: u8 = 128;
 
-/// Reason why a live map left by a predecessor cannot be used.
+/// Reason why a predecessor's live map is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LiveMapError {
-    /// Not a live map, or one whose maker died.
+    /// Not a live map, or one whose creation was interrupted.
     #[error("the live map does not begin with its magic number")]
     Head,
     /// Written by another version.
@@ -100,20 +99,20 @@ pub enum LiveMapError {
         found: u64,
         /// Sectors of the volume.
         sectors: u64,
-        /// Bytes that their map has.
+        /// Bytes needed for them.
         needed: u64,
     },
 }
 
-/// The way to commit what is dirty: one side after the other, or both as one.
+/// Scope of a commit of dirty data: one side at a time, or both together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CommitScope {
-    /// One side after the other.
+    /// One side at a time.
     OneSide = 0,
-    /// As one: the loss of the host left both dirty, and no request comes before.
+    /// Both sides: the loss of the host left both dirty, and no request comes before.
     BothBeforeServing = 1,
-    /// As one, while requests come.
+    /// Both sides, while the volume serves requests.
     Both = 2,
 }
 
@@ -121,15 +120,15 @@ pub(crate) enum CommitScope {
 pub struct SectorMap<M> {
     memory: M,
     sectors: u64,
-    /// As the memory has it, which is read at the beginning: each request asks for it.
+    /// Cached from the memory when it is opened: each request needs it.
     active: Side,
     counted: PerSide<u64>,
 }
 
-/// The sectors of the map that begins with these bytes, if it is the volume's and of this version.
+/// Returns the size in sectors of the map with these first bytes.
 ///
 /// # Errors
-/// [`LiveMapError`] where it is not.
+/// [`LiveMapError`] if it is not the volume's, or has another version.
 pub fn sectors_of(map: &[u8], volume: &VolumeId) -> Result<u64, LiveMapError> {
     let head = map.get(..HEAD_BYTES as usize).ok_or(LiveMapError::Head)?;
     if head[..4] != MAGIC {
@@ -145,14 +144,14 @@ pub fn sectors_of(map: &[u8], volume: &VolumeId) -> Result<u64, LiveMapError> {
     Ok(u64::from_le_bytes(head[8..16].try_into().expect("8 bytes")))
 }
 
-/// The bytes that must be allocated before a map of `sectors` sectors is made or opened, as
-/// `(offset, length)`: all but the sectors' own part.
+/// Returns the bytes that must be allocated before a map of `sectors` sectors is created or opened, as
+/// `(offset, length)`: all but the bits of the sectors.
 pub fn fixed_extents(sectors: u64) -> impl Iterator<Item = (u64, u64)> {
     let groups = (0..sectors.div_ceil(GROUP_SECTORS)).map(|group| group_at(Chunk(group * GROUP_CHUNKS)));
     std::iter::once((0, HEAD_BYTES)).chain(groups.map(|at| (at, GROUP_FIXED_BYTES)))
 }
 
-/// Length of the map of a volume of `sectors` sectors, in bytes.
+/// Returns the length of the map of a volume of `sectors` sectors, in bytes.
 pub fn map_bytes(sectors: u64) -> u64 {
     sectors.div_ceil(CHUNK_SECTORS).checked_sub(1).map_or(HEAD_BYTES, |last| {
         let (offset, length) = chunk_extent(Chunk(last));
@@ -160,29 +159,29 @@ pub fn map_bytes(sectors: u64) -> u64 {
     })
 }
 
-/// The bytes of the map that describe `chunk`: `(offset, length)`.
+/// Returns the bytes of the map that describe `chunk`: `(offset, length)`.
 pub fn chunk_extent(chunk: Chunk) -> (u64, u64) {
     (nibble_at(chunk.first_sector().0), CHUNK_BYTES)
 }
 
-/// Byte offset of the group of `chunk`.
+/// Returns the byte offset of the group of `chunk`.
 #[inline]
 fn group_at(chunk: Chunk) -> u64 {
     HEAD_BYTES + chunk.0 / GROUP_CHUNKS * GROUP_BYTES
 }
 
-/// Byte offset of the four bits of `sector`, which are half of it.
+/// Returns the offset of the byte with the four bits of `sector`, which are half of it.
 #[inline]
 fn nibble_at(sector: u64) -> u64 {
     HEAD_BYTES + (sector / GROUP_SECTORS + 1) * GROUP_FIXED_BYTES + sector / 2
 }
 
-/// Byte offset of the two bits of `page`.
+/// Returns the byte offset of the two bits of `page`.
 fn slot_at(page: u64) -> u64 {
     group_at(Chunk(page / PAGES_PER_CHUNK)) + page % (GROUP_CHUNKS * PAGES_PER_CHUNK) / 4
 }
 
-/// Byte offset of the bit of `chunk`.
+/// Returns the byte offset of the bit of `chunk`.
 #[inline]
 fn prepared_at(chunk: Chunk) -> u64 {
     group_at(chunk) + PREPARED_AT + chunk.0 % GROUP_CHUNKS / 8
@@ -193,7 +192,7 @@ fn is_in_one_chunk(range: SectorRange) -> bool {
     range.end() <= (range.start.chunk().0 + 1) * CHUNK_SECTORS
 }
 
-/// `offset` as an index: the memory is mapped, so it fits.
+/// Returns `offset` as an index: the memory is mapped, so it fits.
 #[allow(clippy::cast_possible_truncation, reason = "the offset lies within memory of this process")]
 #[inline]
 const fn index(offset: u64) -> usize {
@@ -204,7 +203,7 @@ fn since_at(side: Side) -> usize {
     48 + 8 * side as usize
 }
 
-/// The active side that a map has noted.
+/// Returns the active side stored in a map.
 fn side_at(memory: &[u8]) -> Side {
     if memory[ACTIVE_AT] == 0 { Side::A } else { Side::B }
 }
@@ -225,17 +224,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Self { memory, sectors, active, counted: PerSide::default() }
     }
 
-    /// Every change of the map goes through here. The process may be killed between any two of them, and what
-    /// the successor finds must be one of the states in between: so the compiler may not move a store past a
-    /// later change. The processor needs no fence: whatever it had executed reaches the memory, and the
-    /// successor begins after the death.
+    /// Every change of the map goes through here. The process may be killed between any two changes, and
+    /// its successor must find one of the states in between: the compiler must not move a store past a
+    /// later change. The processor needs no fence: every executed store reaches the memory, and the
+    /// successor starts after the process has exited.
     fn bytes_mut(&mut self) -> &mut [u8] {
         compiler_fence(Ordering::SeqCst);
         self.memory.as_mut()
     }
 
-    /// A new map over zeroed memory, where every sector is remote and clean, or that of a [`RestoredMap`]. It
-    /// does not open before `publish`.
+    /// Creates a map over zeroed memory, with every sector remote and clean, or over that of a
+    /// [`RestoredMap`]. It cannot be opened before `publish`.
     ///
     /// # Panics
     /// If the memory is shorter than [`map_bytes`].
@@ -248,16 +247,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         map
     }
 
-    /// The map is complete: from here on a successor may open it.
+    /// Marks the map as complete: from here on a successor may open it.
     pub(crate) fn publish(&mut self) {
         self.bytes_mut()[..4].copy_from_slice(&MAGIC);
     }
 
-    /// The map a dead predecessor left. One of a smaller volume is from here on a map of `sectors` sectors;
-    /// one of a larger volume stays that: the predecessor died while the volume grew.
+    /// Opens the map of a dead predecessor. A map for a smaller volume becomes one of `sectors` sectors;
+    /// one for a larger volume keeps its size: the predecessor crashed while the volume grew.
     ///
     /// # Errors
-    /// [`LiveMapError`] when these bytes are not the volume's map.
+    /// [`LiveMapError`] if these bytes are not the volume's map.
     pub fn open(memory: M, sectors: u64, volume: &VolumeId) -> Result<Self, LiveMapError> {
         let found = sectors_of(memory.as_ref(), volume)?;
         let sectors = if safeguard(ResumeAsGrown) { sectors.max(found) } else { sectors };
@@ -272,12 +271,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Ok(map)
     }
 
-    /// The memory, to put a longer mapping of the same bytes in its place.
+    /// Returns the memory, to replace it with a longer mapping of the same bytes.
     pub(crate) fn memory_mut(&mut self) -> &mut M {
         &mut self.memory
     }
 
-    /// The volume has this many sectors from here on.
+    /// Grows the map to this many sectors.
     ///
     /// # Panics
     /// If the memory is shorter than [`map_bytes`].
@@ -287,13 +286,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.set_number(SECTORS_AT, sectors);
     }
 
-    /// Sectors of the volume.
+    /// Returns the number of sectors of the volume.
     #[inline]
     pub fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Number of map pages.
+    /// Returns the number of map pages.
     pub fn pages(&self) -> u64 {
         self.sectors.div_ceil(PAGE_SECTORS)
     }
@@ -308,7 +307,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.active = side;
     }
 
-    /// The way to commit what is dirty.
+    /// Returns the scope of the next commit of dirty data.
     pub(crate) fn commit_scope(&self) -> CommitScope {
         match self.memory.as_ref()[41] {
             0 => CommitScope::OneSide,
@@ -321,8 +320,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[41] = scope as u8;
     }
 
-    /// The sides that were dirty when the last flush round that ended well began, and were not committed
-    /// since: the durable map names what they hold.
+    /// Returns the sides that were dirty when the last successful flush round began, and were not
+    /// committed since: the durable map covers their contents.
     pub(crate) fn flushed_sides(&self) -> SideSet {
         SideSet::from_bits(self.memory.as_ref()[42] & 3).expect("two bits")
     }
@@ -349,7 +348,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[at..at + 8].copy_from_slice(&number.to_le_bytes());
     }
 
-    /// Since when `side` is dirty by the clock of the host, as last set; of no meaning while it is clean.
+    /// Returns the time since which `side` is dirty, by the clock of the host; meaningless while it is clean.
     pub(crate) fn dirty_since(&self, side: Side) -> Millis {
         self.number(since_at(side))
     }
@@ -358,7 +357,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.set_number(since_at(side), since);
     }
 
-    /// The epoch that was won with the attach; the durable header may still stand at the one before.
+    /// Returns the epoch of the attach; the durable header may still have the previous one.
     pub(crate) fn epoch(&self) -> Epoch {
         Epoch(self.number(EPOCH_AT))
     }
@@ -367,7 +366,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.set_number(EPOCH_AT, epoch.0);
     }
 
-    /// The newest record that a writer of this map knew: what is clean may be in the store only with it.
+    /// Returns the newest record that a writer of this map knew: clean data may be in the store only with it.
     pub(crate) fn seq(&self) -> Seq {
         Seq(self.number(SEQ_AT))
     }
@@ -376,7 +375,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.set_number(SEQ_AT, seq.0);
     }
 
-    /// The generation of the newest durable write; each write takes the next.
+    /// Returns the generation of the newest durable write; each write takes the next.
     pub(crate) fn generation(&self) -> u64 {
         self.number(32)
     }
@@ -385,7 +384,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.set_number(32, generation);
     }
 
-    /// The durable slot of `page` that holds its last synced bytes; none where nothing of it was synced yet.
+    /// Returns the durable slot of `page` that holds its last synced bytes; `None` before its first sync.
     pub(crate) fn synced_slot(&self, page: u64) -> Option<u8> {
         let at = index(slot_at(page));
         let bits = (self.memory.as_ref()[at] >> (page % 4 * 2)) & 3;
@@ -399,20 +398,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *byte = (*byte & !(3 << shift)) | (slot.map_or(0, |slot| slot + 1) << shift);
     }
 
-    /// Returns true if the chunk's part of the map may be touched; if not, every sector of it is remote and
-    /// clean.
+    /// Returns true if the chunk's part of the map may be accessed; otherwise every sector of it is remote
+    /// and clean.
     #[inline(always)] // of each request
     pub(crate) fn is_prepared(&self, chunk: Chunk) -> bool {
         self.memory.as_ref()[index(prepared_at(chunk))] & (1 << (chunk.0 % 8)) != 0
     }
 
-    /// Says that the chunk's part of the map is allocated and zeroed.
+    /// Marks the chunk's part of the map as allocated and zeroed.
     pub(crate) fn set_prepared(&mut self, chunk: Chunk) {
         self.bytes_mut()[index(prepared_at(chunk))] |= 1 << (chunk.0 % 8);
     }
 
-    /// Says that the chunk's part of the map is not allocated, where it is allocated and every sector is
-    /// remote and clean. Returns whether that is so.
+    /// Marks the chunk's part of the map as not allocated if it is allocated and every sector is remote
+    /// and clean. Returns true if it did.
     pub(crate) fn unprepare(&mut self, chunk: Chunk) -> bool {
         let (offset, length) = chunk_extent(chunk);
         let at = index(offset);
@@ -424,7 +423,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         holds_nothing
     }
 
-    /// Returns true if any chunk is prepared: all that was ever written to the others is committed.
+    /// Returns true if any chunk is prepared: all data ever written to the others is committed.
     pub(crate) fn is_any_prepared(&self) -> bool {
         let memory = self.memory.as_ref();
         (0..self.sectors.div_ceil(GROUP_SECTORS)).any(|group| {
@@ -433,7 +432,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         })
     }
 
-    /// Pages of the chunks that are prepared.
+    /// Returns the pages of the prepared chunks.
     pub(crate) fn prepared_pages(&self) -> impl Iterator<Item = u64> + '_ {
         (0..self.sectors.div_ceil(CHUNK_SECTORS))
             .filter(|chunk| self.is_prepared(Chunk(*chunk)))
@@ -445,14 +444,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         &self.memory.as_ref()[at..at + PAGE_BYTES]
     }
 
-    /// The map's part of a block.
+    /// Returns the map's part of a block.
     pub(crate) fn block(&self, block: Block) -> [u8; BLOCK_MAP_BYTES] {
         let at = index(nibble_at(block.first_sector().0));
         *self.memory.as_ref()[at..].first_chunk().expect("a page has whole blocks")
     }
 
-    /// Of the 128 blocks after `block` those, the next one in the lowest bit, of which any sector is on no
-    /// side. None lies behind the end of the volume.
+    /// Returns those of the 128 blocks after `block`, the next one in the lowest bit, with any sector on
+    /// no side. Blocks past the end of the volume are not included.
     pub(crate) fn remote_after(&self, block: Block) -> u128 {
         let after = (block.0 + 1..self.sectors.div_ceil(BLOCK_SECTORS)).take(u128::BITS as usize);
         (0..)
@@ -477,23 +476,23 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Nibble((byte >> ((sector % 2) * 4)) & 15)
     }
 
-    /// The sixteen sectors that `sector` is one of.
+    /// Returns the sixteen sectors that include `sector`.
     fn nibbles(&self, sector: u64) -> Nibbles {
         let at = index(nibble_at(sector - sector % WORD_SECTORS));
         let bytes = self.memory.as_ref()[at..].first_chunk().expect("a chunk has whole words");
         Nibbles(u64::from_le_bytes(*bytes))
     }
 
-    /// Sectors before `end` that are what the first of them, `sector`, is: at least that one, at most those
-    /// of its word. Returns their number and what they are.
+    /// Counts the sectors before `end` that are in the same state as the first of them, `sector`: at least
+    /// that one, at most those of its word. Returns their number and state.
     fn alike(&self, sector: u64, end: u64) -> (u64, Nibble) {
         let (alike, nibble) = self.nibbles(sector).alike(sector % WORD_SECTORS);
         (alike.min(end - sector), nibble)
     }
 
-    /// Says what `sectors` sectors from `first` on are from here on; they lie in one word and were all `old`.
-    /// Returns whether they were something else. A process that dies meanwhile leaves each sector as it was
-    /// or as it will be: each is in one byte, of which nothing else changes.
+    /// Changes `sectors` sectors from `first` on, in one word and all `old`, to `new`. Returns true if
+    /// they differ. A process that dies meanwhile leaves each sector either old or new: its bits are in
+    /// one byte, of which nothing else changes.
     fn set_alike(&mut self, (first, sectors): (u64, u64), old: Nibble, new: Nibble) -> bool {
         if new == old {
             return false;
@@ -509,8 +508,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         true
     }
 
-    /// Makes each sector of `range` what `new` makes of it. Returns whether the map changed. Sectors that are
-    /// alike and lie in one word change together.
+    /// Applies `new` to each sector of `range`. Returns true if the map changed. Equal sectors in one word
+    /// change together.
     fn change(&mut self, range: SectorRange, new: impl Fn(&Self, Nibble) -> Nibble) -> bool {
         let (mut sector, mut changed) = (range.start.0, false);
         while sector < range.end() {
@@ -522,7 +521,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         changed
     }
 
-    /// Counts what is dirty in `page`, which was not counted yet. Returns the blocks with anything dirty.
+    /// Counts the dirty sectors of `page`, which was not counted yet. Returns the blocks with any.
     pub(crate) fn count(&mut self, page: u64) -> PerSide<Blocks> {
         let mut dirty = PerSide::<Blocks>::default();
         let first = page * PAGE_SECTORS;
@@ -531,7 +530,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let whole = self.memory.as_ref()[at..].first_chunk::<PAGE_BYTES>().expect("a chunk has whole pages");
         for (index, word) in (0..).zip(whole.as_chunks::<8>().0) {
             let word = u64::from_le_bytes(*word);
-            // Most of a page is in the store only, and all of most pages.
+            // Most of a page is only in the store, and so are most pages entirely.
             if word != 0 {
                 let left = end.saturating_sub(first + u64::from(index) * 16);
                 let nibbles = Nibbles(if left >= 16 { word } else { word & ((1 << (4 * left)) - 1) });
@@ -546,7 +545,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         dirty
     }
 
-    /// Sectors that count as dirty in `side`.
+    /// Returns the number of sectors that count as dirty in `side`.
     pub(crate) fn counted(&self, side: Side) -> u64 {
         self.counted[side]
     }
@@ -555,7 +554,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         if self.is_prepared(Sector(sector).chunk()) { self.nibble(sector).newest() } else { None }
     }
 
-    /// The first run of sectors of `range` with one `newest`, cut at chunk borders.
+    /// Returns the first run of sectors of `range` with the same `newest`, cut at chunk borders.
     pub(crate) fn first_run(&self, range: SectorRange) -> (SectorRange, Newest) {
         let chunk = range.start.chunk();
         let stop = range.end().min((chunk.0 + 1) * CHUNK_SECTORS);
@@ -575,7 +574,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (SectorRange::new(range.start.0, end - range.start.0), first)
     }
 
-    /// The side that has the newest bytes of all of `range`, where it lies in one chunk.
+    /// Returns the side with the newest bytes of all of `range`, if that is in one chunk.
     #[inline(always)] // of each read
     pub(crate) fn newest_of_all(&self, range: SectorRange) -> Newest {
         if !is_in_one_chunk(range) || !self.is_prepared(range.start.chunk()) {
@@ -590,8 +589,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (self.are_all(range, first) || self.first_run(range) == (range, Some(side))).then_some(side)
     }
 
-    /// Returns true if `range` lies in one chunk and each sector of it is `nibble`. What follows the sectors
-    /// of a chunk may be those of the next one, or the beginning of the next group.
+    /// Returns true if `range` is in one chunk and each sector of it is `nibble`. The bytes after a
+    /// chunk's sectors may belong to the next chunk, or to the start of the next group.
     #[inline(always)] // of each read and write
     fn are_all(&self, range: SectorRange, nibble: Nibble) -> bool {
         if range.sectors == 1 {
@@ -606,10 +605,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Nibbles::are_all(words.as_chunks::<8>().0, range.start.0 % WORD_SECTORS, range.sectors, nibble)
     }
 
-    /// Records that `range` was written in `side`. Returns whether the map changed.
+    /// Records a write of `range` to `side`. Returns true if the map changed.
     #[inline(always)] // of each write
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
-        // What is written again, as most of a volume that is in use.
+        // Overwrites of dirty sectors, the most frequent writes to a volume in use.
         let as_written = Nibble::on(side, dirty_bit(side), false);
         if side == self.active() && self.are_all(range, as_written) {
             return false;
@@ -617,8 +616,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.change(range, |map, old| map.marked(old, side, false))
     }
 
-    /// Invariant 2: a completion on the side that is no longer active never hides a newer copy in the active
-    /// one.
+    /// Invariant 2: a completion on the formerly active side never hides a newer copy in the active one.
     fn marked(&self, old: Nibble, side: Side, zeros: bool) -> Nibble {
         let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
         let active = self.active();
@@ -631,7 +629,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         }
     }
 
-    /// The sectors of `range` that are not dirty in `side`. Appended to `rest`.
+    /// Appends the sectors of `range` that are not dirty in `side` to `rest`.
     pub(crate) fn not_dirty(&self, range: SectorRange, side: Side, rest: &mut Vec<SectorRange>) {
         for sector in range.start.0..range.end() {
             if !self.nibble(sector).is_dirty(side) {
@@ -640,9 +638,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         }
     }
 
-    /// Records that a write of `range` to `side` failed: where the side held the newest bytes, they may be
-    /// the old or the new ones, and are no longer what the object store has, nor zeros. Returns whether the
-    /// map changed.
+    /// Records a failed write of `range` to `side`: if the side held the newest bytes, they may be the old
+    /// or the new ones, and no longer match the object store, nor are known to be zeros. Returns true if
+    /// the map changed.
     pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> bool {
         self.change(range, |_, old| {
             let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
@@ -651,14 +649,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Records zeros in `side` for the sectors of `range` that may hold data; the others stay unmarked.
-    /// Returns whether the map changed.
+    /// Returns true if the map changed.
     pub(crate) fn mark_zeroed(&mut self, range: SectorRange, side: Side, remote_data: bool) -> bool {
         self.change(range, |map, old| {
             if remote_data || old.newest().is_some() { map.marked(old, side, true) } else { old }
         })
     }
 
-    /// The sectors of these blocks of `page` that are dirty in `side`, block by block.
+    /// Returns the sectors of these blocks of `page` that are dirty in `side`, block by block.
     pub(crate) fn dirty_blocks(
         &self,
         page: u64,
@@ -682,9 +680,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         })
     }
 
-    /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there. Appends
-    /// the ranges of those blocks, whether or not the side held their newest bytes. Returns how many sectors
-    /// became remote, and the blocks they are in.
+    /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there.
+    /// Appends the ranges of those blocks, even if the side did not hold their newest bytes. Returns the
+    /// number of sectors that became remote, and their blocks.
     pub(crate) fn release(&mut self, page: u64, side: Side, ranges: &mut Vec<SectorRange>) -> (u64, Blocks) {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
@@ -700,7 +698,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
             if nibbles & dirty != 0 {
                 continue;
             }
-            // Both bits together say that the other side holds zeros.
+            // Both bits together mean that the other side holds zeros.
             let both = match side {
                 Side::A => (nibbles & elsewhere) >> 1,
                 Side::B => (nibbles & elsewhere) << 1,
@@ -716,8 +714,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (released, changed)
     }
 
-    /// Makes every sector of `range` that is dirty nowhere and has its newest bytes in a side remote. Returns
-    /// the sectors that became remote.
+    /// Makes every sector of `range` remote that is dirty on no side and has its newest bytes on one.
+    /// Returns the number of sectors that became remote.
     pub(crate) fn forget_clean(&mut self, range: SectorRange) -> u64 {
         let mut forgotten = 0;
         for sector in range.start.0..range.end() {
@@ -730,7 +728,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         forgotten
     }
 
-    /// Takes the dirty mark of `side` from every sector of these blocks of `page`; the data stays as cache.
+    /// Clears the dirty mark of `side` in every sector of these blocks of `page`; the data stays as cache.
     pub(crate) fn clear_dirty(&mut self, page: u64, blocks: Blocks, side: Side) {
         let mut uncounted = 0;
         for number in blocks.iter() {
@@ -747,17 +745,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 }
 
-/// `nibble` in every sector of a block: its part of the map is 16 bytes.
+/// Returns `nibble` for every sector of a block: its part of the map is 16 bytes.
 const fn in_each(nibble: u8) -> u128 {
     u128::from_ne_bytes([nibble | (nibble << 4); 16])
 }
 
-/// The map pages of a chunk.
+/// Returns the map pages of a chunk.
 pub(crate) fn chunk_pages(chunk: Chunk) -> std::ops::Range<u64> {
     chunk.0 * PAGES_PER_CHUNK..(chunk.0 + 1) * PAGES_PER_CHUNK
 }
 
-/// Appends `range`, as part of the last one where they touch.
+/// Appends `range`, merged with the last one if they are adjacent.
 pub(crate) fn append(ranges: &mut Vec<SectorRange>, range: SectorRange) {
     match ranges.last_mut() {
         Some(last) if last.end() == range.start.0 => last.sectors += range.sectors,

@@ -1,4 +1,4 @@
-//! Settings and state that a volume is started with.
+//! Settings and state with which a volume is started.
 
 use holdfast_format::manifest::Manifest;
 use holdfast_types::{Millis, Seq};
@@ -19,7 +19,7 @@ pub struct DirtyLimits {
 /// The meaning of a successful FLUSH.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Durability {
-    /// The data it covers survives the death of the process and a power failure of the host.
+    /// The data it covers survives a crash of the process and a power failure of the host.
     #[default]
     Local,
     /// The data it covers survives the loss of the node: it is committed.
@@ -35,7 +35,7 @@ pub struct Settings {
     pub durability: Durability,
 }
 
-/// Settings and header that a volume is started with.
+/// Settings and header with which a volume is started.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Requests the device can have in flight (`queues * depth`).
@@ -48,31 +48,31 @@ pub struct Setup {
     pub header: Header,
     /// The header's generation.
     pub header_generation: u64,
-    /// Milliseconds since 1970 when the clock of `now` stood at zero: for the times in records.
+    /// Milliseconds since 1970 when the clock of `now` was zero: for the timestamps of records.
     pub unix_ms_at_zero: u64,
 }
 
-/// State of a volume that an attach found.
+/// State of a volume as found by an attach.
 #[derive(Debug, Clone)]
 pub struct AttachState {
     /// The log.
     pub manifest: Manifest,
-    /// The greatest generation in the durable map on this node, whose pages the memory of the live map has
-    /// ([`RestoredMap`](crate::sector_map::RestoredMap)); zero on a fresh one.
+    /// The greatest generation in the durable map on this node, whose pages are in the memory of the live
+    /// map ([`RestoredMap`](crate::sector_map::RestoredMap)); zero on a fresh one.
     pub generation: u64,
 }
 
 impl AttachState {
-    /// That of a volume of which this node has nothing.
+    /// Returns the state of a volume without data on this node.
     pub fn in_log(manifest: Manifest) -> Self {
         Self { manifest, generation: 0 }
     }
 }
 
-/// The record that a predecessor was about to create; a successor needs it beside the live map.
+/// The record that a predecessor was about to create; a successor needs it besides the live map.
 #[derive(Debug, Clone)]
 pub struct Pending {
-    /// The place of the record the predecessor was about to create.
+    /// The sequence number of that record.
     pub seq: Seq,
     /// Its bytes.
     pub bytes: Vec<u8>,

@@ -1,31 +1,31 @@
-//! Answers of a writer to requests for a snapshot or a cut.
+//! Responses of a writer to requests for a snapshot or a cut.
 
-/// Reason why a writer does not take a snapshot. Nothing was registered, unless it was before.
+/// Reason why a writer refuses a snapshot. Nothing was registered, unless it already was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SnapshotRefused {
     /// Another writer holds the volume.
     Fenced,
-    /// The writer is releasing the volume: it can be taken once it has.
+    /// The writer is releasing the volume: a snapshot is possible afterwards.
     Released,
-    /// As many are registered as can be.
+    /// The maximum number of snapshots is registered.
     TooMany,
-    /// As many wait as can, or the log is not known yet.
+    /// The maximum number of snapshots is waiting, or the log is not known yet.
     Busy,
-    /// The snapshot was to be of one point, and that is past.
+    /// The point of the requested snapshot has passed.
     Missed,
 }
 
-/// Answer of a writer to a request for a cut ([`crate::event::Event::PrepareCut`] and those that follow).
+/// Response of a writer to a request for a cut ([`crate::event::Event::PrepareCut`] and those that follow).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CutAnswer {
     /// The cut can be made without delay, for [`crate::limit::PREPARED_MS`].
     Prepared,
-    /// Another cut is being made.
+    /// Another cut is in progress.
     Busy,
-    /// Writes wait, and the point of the snapshot is behind all that completed.
+    /// Writes wait, and the point of the snapshot is after all completed ones.
     Held,
-    /// Writes waited until now.
+    /// Writes waited until now, and continue.
     Released,
-    /// The cut is not prepared, or writes do not wait any more.
+    /// The cut is not prepared, or writes no longer wait.
     Lapsed,
 }

@@ -1,24 +1,24 @@
 //! One volume: events in, actions out.
 //!
 //! Owns: routing of each event to the owners of the volume's state, each of which has its file in
-//! `volume/` and knows nothing of the steps of another. Does not own: files, sockets, clocks, threads,
-//! request memory. It only says which file range goes with which request.
-//! Runs on: the ring thread that owns the volume, alone. It is made elsewhere, since that reads the whole
-//! live map.
+//! `volume/` and does not know the steps of the others. Does not own: files, sockets, clocks, threads,
+//! request memory. It only pairs file ranges with requests.
+//! Runs on: the ring thread that owns the volume, alone. It is created elsewhere, since that reads the
+//! whole live map.
 //! Invariants:
 //! - every request is completed exactly once (8 in `docs/invariants.md`);
 //! - a read's actions tile the request exactly (9);
-//! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero
+//! - only the active side takes writes; the sealed side no longer changes once its in-flight count is zero
 //!   (10);
-//! - a commit is created only after a round that began when the sealed side was still (1, 4); after a failed
-//!   sync it needs none (`volume/durability.rs`).
+//! - a commit is created only after a round that began when the sealed side had no writes in flight (1,
+//!   4); after a failed sync it needs none (`volume/durability.rs`).
 //!
-//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty
-//! stays where it is.
+//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; dirty data
+//! stays in place.
 //!
-//! An event changes the state of its owner, and its direct effects on others are written here, beside each
-//! other. What follows from the state (rounds, evictions, seals, checkpoints, the detach) is done afterwards
-//! in `Volume::settle`, a list of steps of fixed length: nothing recurses.
+//! An event changes the state of its owner, and this file applies its direct effects on other owners.
+//! Follow-up work (rounds, evictions, seals, checkpoints, the detach) is done afterwards in
+//! `Volume::settle`, a list of steps of fixed length: there is no recursion.
 //!
 //! ```text
 //!                Tick: limit reached / Detach
@@ -95,7 +95,7 @@ pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
 use turn::{AFTER_EVENT, AFTER_FENCING, AFTER_FLUSH, Turn};
 pub use unreadable::Unreadable;
 
-/// A volume's planner over live-map memory `M`.
+/// The planner of one volume over live-map memory `M`.
 pub struct Volume<M> {
     core: Core<M>,
     durability: Durability,
@@ -111,11 +111,11 @@ pub struct Volume<M> {
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// A volume just attached, with what the log and the durable map held.
+    /// Creates the planner of a newly attached volume, from its log and durable map.
     ///
-    /// `memory` has at least the fixed part of the map allocated. It is zeroed, or holds what the durable map
-    /// held: see [`RestoredMap`](crate::sector_map::RestoredMap).
-    /// When something is dirty, no request may come before [`Report::Ready`].
+    /// `memory` has at least the fixed part of the map allocated. It is zeroed, or holds the contents of
+    /// the durable map: see [`RestoredMap`](crate::sector_map::RestoredMap).
+    /// If anything is dirty, requests are not allowed before [`Report::Ready`].
     pub fn attach(setup: Setup, memory: M, state: AttachState, now: Millis, out: &mut Vec<Action>) -> Self {
         let AttachState { manifest, generation } = state;
         let map = map_after_attach(&setup.header, memory, generation, now);
@@ -136,13 +136,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         volume
     }
 
-    /// A volume taken over from a dead or retired process of this host, over the live map it left.
+    /// Creates the planner of a volume taken over from a dead or retired process, over its live map.
     ///
-    /// Requests may come at once unless [`Status::recovering`] says otherwise; reads of remote sectors wait
-    /// for [`Event::ManifestLoaded`].
+    /// Requests are allowed at once unless [`Status::recovering`] says otherwise; reads of remote sectors
+    /// wait for [`Event::ManifestLoaded`].
     ///
     /// # Errors
-    /// [`LiveMapError`] when `memory` is not this volume's live map.
+    /// [`LiveMapError`] if `memory` is not this volume's live map.
     pub fn resume(
         mut setup: Setup,
         memory: M,
@@ -169,7 +169,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             CommitScope::OneSide => {}
         }
         if volume.durability == Durability::Object {
-            // The predecessor may have died before it sealed what was flushed when durability was `local`.
+            // The predecessor may have crashed before it sealed data flushed while durability was `local`.
             let seal = volume.covering_seal();
             volume.sealer.seals.want(seal);
         }
@@ -195,22 +195,22 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Figures as of the last event.
+    /// Returns the figures as of the last event.
     pub fn status(&self) -> Status {
         Status::of(self)
     }
 
-    /// The registered snapshots, oldest first; none while the manifest is not loaded.
+    /// Returns the registered snapshots, oldest first; none while the manifest is not loaded.
     pub fn snapshots(&self) -> &[Snapshot] {
         self.core.manifest.as_ref().map_or(&[], Manifest::snapshots)
     }
 
-    /// The time of day was set: from now on times are told by it.
+    /// Updates the time of day for later timestamps.
     pub fn set_time_of_day(&mut self, unix_ms_at_zero: u64) {
         self.core.unix_ms_at_zero = unix_ms_at_zero;
     }
 
-    /// Takes one event and appends what to do.
+    /// Handles one event and appends the resulting actions.
     ///
     /// # Panics
     /// On an event that answers no action: a bug of the caller.
@@ -299,7 +299,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Grow { sectors } => self.grow(sectors, out),
             Event::Configure(settings) => self.configure(settings, out),
             Event::CommitSoon(soon) => self.core.commits_soon = soon,
-            // Nothing can be repaired any more.
+            // Repair is no longer possible.
             Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
                 out.push(Action::Report(Report::Repaired));
             }
@@ -312,8 +312,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.settle(if self.core.lifecycle.is_fenced() { AFTER_FENCING } else { AFTER_EVENT }, out);
     }
 
-    /// The one loop that does what follows from the state: the steps in this order, some of them again after
-    /// others.
+    /// Runs the follow-up steps of the state, in this order; some of them repeat after others.
     fn settle(&mut self, steps: &[Turn], out: &mut Vec<Action>) {
         for step in steps {
             match step {
@@ -337,8 +336,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Returns true in the common case: nothing is to be sealed, and nothing follows from the end of an
-    /// operation but the answer to its request.
+    /// Returns true in the common case: nothing to seal, and the end of an operation only answers its
+    /// request.
     fn is_quiet(&self) -> bool {
         let few_dirty = !self.core.is_seal_full(self.core.map.active());
         self.sealer.is_open() && self.cut.is_idle() && self.data.evictor.is_idle() && few_dirty
@@ -389,8 +388,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     // ---- flushes and rounds ----
 
-    /// The data of a FUA write is stored and marked: the write completes as a FLUSH issued now does. A writer
-    /// that was fenced meanwhile makes nothing durable.
+    /// Completes a stored and marked FUA write like a FLUSH issued now. A writer that was fenced meanwhile
+    /// makes nothing durable.
     fn make_durable(&mut self, id: RequestId, out: &mut Vec<Action>) {
         let only_local = FlushWaiter { id, seal: 0 };
         if self.core.lifecycle.is_fenced() {
@@ -426,7 +425,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.settle(AFTER_FLUSH, out);
     }
 
-    /// A sync failed: the flush is answered by a commit alone.
+    /// Answers the flush only by a commit, after a failed sync.
     fn flush_by_commit(&mut self, id: RequestId, out: &mut Vec<Action>) {
         let seal = self.covering_seal();
         self.sealer.seals.want(seal);
@@ -435,17 +434,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// The seal with which everything that has completed is committed.
+    /// Returns the seal whose commit includes everything that has completed.
     fn covering_seal(&self) -> u64 {
         let active = self.core.map.active();
-        // What completes before a seal of both sides is still is in it.
+        // A seal of both sides also includes writes that complete while it drains.
         let is_covered = self.core.dirty[active].blocks.is_empty() || self.sealer.holds_still(active);
         let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
         self.sealer.seals.begun() + u64::from(needs_next)
     }
 
-    /// The volume has these settings from here on. What is older than the new age limit, or was flushed
-    /// before durability became `object`, is sealed in the same turn.
+    /// Applies these settings. Data that is older than the new age limit, or was flushed before durability
+    /// became `object`, is sealed in the same turn.
     fn configure(&mut self, settings: Settings, out: &mut Vec<Action>) {
         let Settings { max_age_ms, durability } = settings;
         self.core.limits.max_age_ms = max_age_ms;
@@ -454,10 +453,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             (Durability::Local, Durability::Object) if safeguard(FlushInRoundWaits) => {
                 let seal = self.covering_seal();
                 self.rounds.wait_for_seal(seal);
-                // For what earlier flushes left on the node, too.
+                // This includes the data that earlier flushes left on the node.
                 self.sealer.seals.want(seal);
             }
-            // Their seals begin all the same.
+            // Their seals begin in any case.
             (Durability::Object, Durability::Local) => {
                 self.rounds.wait_for_seal(0);
                 if !self.core.is_sync_failed() || !safeguard(CommitAfterFailedSync) {
@@ -479,7 +478,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn side_synced(&mut self, side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
         if result.is_err() && safeguard(RememberFailedSync) {
-            // At once: the process may not live to hear of the other side.
+            // Immediately: the process may not live until the other side's sync ends.
             self.core.map.set_sync_failed();
             self.data.evictor.sync_failed(self.core.map.active().other());
         }
@@ -506,16 +505,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Of the 128 blocks after `block` those, the next one in the lowest bit, that are not wholly on a side:
-    /// what a reader of `block` that reads on will get from the store. None lies behind the end of the
-    /// device.
+    /// Returns those of the 128 blocks after `block`, the next one in the lowest bit, that are not
+    /// entirely on a side: a sequential reader of `block` will get them from the store. Blocks past the
+    /// end of the device are not included.
     pub fn remote_after(&self, block: Block) -> u128 {
         self.core.map.remote_after(block)
     }
 
     // ---- growth ----
 
-    /// Memory of the live map, to put a longer mapping of the same bytes in its place before
+    /// Returns the memory of the live map, to replace it with a longer mapping of the same bytes before
     /// [`Event::Grow`].
     pub fn memory_mut(&mut self) -> &mut M {
         self.core.map.memory_mut()
@@ -525,7 +524,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if sectors <= self.core.map.sectors() {
             return out.push(Action::Report(Report::Grown { sectors: self.core.map.sectors() }));
         }
-        // No record may say more: none that does can be read.
+        // A record with a larger size could not be read.
         if sectors > MAX_SECTORS {
             return;
         }
@@ -537,7 +536,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Makes a record for a growth that no commit carries, or takes the size that the log says.
+    /// Creates a record for a growth that no commit carries, or applies the size in the log.
     fn advance_growth(&mut self, out: &mut Vec<Action>) {
         if self.growth.is_idle() || self.core.lifecycle.is_recovering() {
             return;
@@ -549,7 +548,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return self.take_size(sectors, out);
         }
         let Some(manifest) = &self.core.manifest else { return };
-        // What keeps a sealed side from being read is no reason to wait for it.
+        // A sealed side that is unreadable is no reason to wait.
         let is_still = matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)) && self.log.is_idle();
         if is_still && !self.log.is_full(manifest) && manifest.is_attached() {
             self.create_change(Default::default(), SideSet::NONE, SnapshotChange::default(), out);
@@ -572,7 +571,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Progress of the round that the eviction waits for.
+    /// Returns the progress of the round that the eviction waits for.
     fn evict_progress(&self) -> Option<RoundProgress> {
         self.data.evictor.round().map(|number| self.rounds.progress(number, self.core.now))
     }
@@ -604,7 +603,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn advance_merge(&mut self, out: &mut Vec<Action>) {
         self.merger.advance(&self.core, self.log.is_idle(), out);
         let Some(manifest) = &self.core.manifest else { return };
-        // The upload of a seal ends in a record of its own.
+        // The upload of a seal ends in its own record.
         let is_still = self.sealer.is_open() && self.log.is_idle() && !self.log.is_full(manifest);
         if !is_still
             || self.core.lifecycle != Lifecycle::Serving

@@ -27,7 +27,7 @@ struct Host {
     now: u64,
 }
 
-/// The log of a volume after its first attach, with so many snapshots.
+/// Returns the log of a volume after its first attach, with `snapshots` snapshots.
 fn log(snapshots: usize) -> Manifest {
     let mut log = Manifest::empty("v".parse().unwrap());
     let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
@@ -79,7 +79,7 @@ impl Host {
         Self { volume, now: 0 }
     }
 
-    /// Does what the volume asks for until it asks for nothing; returns what it reports.
+    /// Sends an event, executes all resulting actions, and returns the reports.
     fn tell(&mut self, event: Event) -> Vec<Report> {
         let (mut events, mut seen) = (vec![event], Vec::new());
         while let Some(event) = events.pop() {
@@ -100,7 +100,7 @@ impl Host {
         self.tell(Event::Request { id: RequestId(0), op: Op::Write, range: SectorRange::new(sector, 1) });
     }
 
-    /// The answers to this event that are about cuts.
+    /// Sends an event and returns the answers about cuts.
     fn cut(&mut self, event: Event) -> Vec<CutAnswer> {
         let said = self.tell(event).into_iter();
         said.filter_map(|report| if let Report::Cut { answer, .. } = report { Some(answer) } else { None })
@@ -157,16 +157,16 @@ fn a_cut_ends_in_a_snapshot_of_its_point() {
     assert!(matches!(said[..], [Report::SnapshotTaken(taken)] if taken.uid == UID), "{said:?}");
 }
 
-/// A daemon of the previous release takes what it is asked to prepare as an ordinary snapshot, and dies
-/// before it says so. Its successor knows cuts, and is asked to make one of the same name: what is in the log
-/// under that name is of another point, and must never be reported beside `Released`.
+/// A daemon of the previous release takes a prepared snapshot as an ordinary one, and crashes before it
+/// reports it. Its successor supports cuts, and is to make one of the same name: the snapshot of that name
+/// in the log is of another point, and must never be reported together with `Released`.
 #[test]
 fn a_snapshot_of_an_earlier_point_is_never_that_of_a_cut() {
     let mut host = Host::over(log(0));
     host.write(1);
     let said = host.tell(Event::Snapshot { uid: UID, forgotten: Vec::new() });
     assert!(said.iter().any(|report| matches!(report, Report::SnapshotTaken(_))), "{said:?}");
-    // Completed after it, and before the cut.
+    // Completed after the snapshot, and before the cut.
     host.write(2);
     host.cut(prepare(UID));
     host.cut(Event::Cut { uid: UID });
@@ -174,8 +174,8 @@ fn a_snapshot_of_an_earlier_point_is_never_that_of_a_cut() {
     assert_eq!(released, [CutAnswer::Lapsed], "its snapshot is of another point");
 }
 
-/// Groups that have volumes in common may each have what the other waits for. Nodes keep prepared what is
-/// asked for again and again, so without an end neither would ever be taken.
+/// Two groups with common volumes may each have a volume that the other waits for. Nodes keep a cut
+/// prepared while the request is repeated, so without a bound neither would ever be taken.
 #[test]
 fn a_volume_does_not_stay_prepared_for_a_group_that_does_not_come_on() {
     let mut host = Host::over(log(0));
@@ -183,7 +183,7 @@ fn a_volume_does_not_stay_prepared_for_a_group_that_does_not_come_on() {
     let mut said = Vec::new();
     for _ in 0..60 {
         host.now += 5000;
-        // The node of the first group asks again before that of the second one.
+        // The node of the first group repeats its request before that of the second one.
         said.extend(host.cut(prepare(UID)));
         if host.cut(prepare(OTHER)) == [CutAnswer::Prepared] {
             assert!(said.contains(&CutAnswer::Lapsed), "the first is told: {said:?}");
@@ -193,7 +193,7 @@ fn a_volume_does_not_stay_prepared_for_a_group_that_does_not_come_on() {
     panic!("the second group never gets the volume: {said:?}");
 }
 
-/// A volume that can have no more snapshots: its writes would wait for each attempt, and each would fail.
+/// A volume with the most snapshots: its writes would wait for each attempt, and each would fail.
 #[test]
 fn a_volume_with_as_many_snapshots_as_it_can_have_is_not_prepared() {
     let mut host = Host::over(log(MAX_SNAPSHOTS));

@@ -1,4 +1,4 @@
-//! Status of a volume while writes wait for room.
+//! Status of a volume while writes wait for space.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::Action;
@@ -17,7 +17,7 @@ use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq, VolumeId}
 
 const SECTORS: u64 = 8192;
 
-/// A volume just attached, at 1000 ms of its clock.
+/// Returns a newly attached volume, at 1000 ms of its clock.
 fn volume() -> Volume<Vec<u8>> {
     let (volume, nonce): (VolumeId, _) = ("disk".parse().unwrap(), Nonce([7; 16]));
     let mut manifest = Manifest::empty(volume.clone());
@@ -61,7 +61,7 @@ fn tell(volume: &mut Volume<Vec<u8>>, now: u64, event: Event) -> Vec<Action> {
     actions
 }
 
-/// Writes hung without a word: the status named no reason, and said that they waited for the object store.
+/// Regression: writes hung silently, and the status reported a wait for the object store.
 #[test]
 fn a_full_run_directory_is_named_until_there_is_room() {
     let mut volume = volume();
@@ -89,7 +89,7 @@ fn a_full_run_directory_is_named_until_there_is_room() {
     assert_eq!((status.delayed, status.full.run_dir, status.unkept), (None, false, None));
 }
 
-/// A disk that failed each map write held up every commit, and no status named it.
+/// Regression: a disk that failed each map write blocked every commit, and no status named it.
 #[test]
 fn a_round_that_fails_before_a_commit_is_named() {
     let mut volume = volume();
@@ -106,8 +106,8 @@ fn a_round_that_fails_before_a_commit_is_named() {
     assert_eq!((volume.status().unkept, volume.status().dirty_bytes), (None, 0), "the next one is written");
 }
 
-/// A host whose clock was set right after the attach reported a wrong time for what is durable until the next
-/// attach.
+/// Regression: a host whose clock was corrected after the attach reported a wrong time for durable data
+/// until the next attach.
 #[test]
 fn times_follow_a_clock_that_is_set_later() {
     let mut volume = volume();
@@ -116,18 +116,18 @@ fn times_follow_a_clock_that_is_set_later() {
     assert_eq!(volume.status().durable_until_unix_ms, Some(1_700_000_001_000));
 }
 
-/// Results of what a volume asked for.
+/// The volume's reactions.
 #[derive(Default)]
 struct Heard {
     /// The requests that completed.
     completed: Vec<(RequestId, Result<(), Errno>)>,
     /// Number of ranges that were evicted.
     evicted: usize,
-    /// The chunks whose memory is to be given back, which was not answered.
+    /// The chunks whose memory is to be released, which was not answered.
     released: Vec<Chunk>,
 }
 
-/// Tells the volume of `event` and answers all that it asks for; syncs of sides end with `synced`.
+/// Sends `event` to the volume and answers all actions; syncs of sides end with `synced`.
 fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<(), Errno>) -> Heard {
     let (mut events, mut heard) = (vec![event], Heard::default());
     while let Some(event) = events.pop() {
@@ -185,13 +185,13 @@ fn request(id: u32, op: Op, start: u64, sectors: u64) -> Event {
     Event::Request { id: RequestId(id), op, range: SectorRange::new(start, sectors) }
 }
 
-/// A volume with clean data alone, whose next sync of a side failed.
+/// Returns a volume with only clean data, whose last sync of a side failed.
 fn clean_with_a_failed_sync() -> Volume<Vec<u8>> {
     let mut volume = volume();
     drive(&mut volume, 1000, request(0, Op::Write, 0, 256), Ok(()));
     drive(&mut volume, 62_000, Event::Tick, Ok(()));
     assert_eq!((volume.status().dirty_bytes, volume.status().seal.begun), (0, 1));
-    // A write that fails where nothing lies dirties nothing, and still the side is to be synced.
+    // A failed write to an unwritten range dirties nothing, and still the side must be synced.
     tell(&mut volume, 62_000, request(0, Op::Write, 4096, 8));
     tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
     let flushed = drive(&mut volume, 62_000, request(0, Op::Flush, 0, 0), Err(Errno::EIO));
@@ -201,8 +201,8 @@ fn clean_with_a_failed_sync() -> Volume<Vec<u8>> {
     volume
 }
 
-/// Clean data could not be evicted without a commit, nothing was dirty that could be committed, and no write
-/// was let in that would have been: writes waited until the next attach.
+/// Regression: clean data could not be evicted without a commit, no dirty data could be committed, and no
+/// write that would create some was admitted: writes waited until the next attach.
 #[test]
 fn after_a_failed_sync_a_full_cache_takes_the_write_it_needs() {
     let mut volume = clean_with_a_failed_sync();
@@ -225,8 +225,8 @@ fn after_a_failed_sync_a_full_cache_takes_the_write_it_needs() {
     assert_eq!(drive(&mut volume, now, room, Ok(())).completed, [(RequestId(1), Ok(()))]);
 }
 
-/// A batch that changes no map page needs a round with nothing to write: no event would come that continues
-/// the eviction, and the space would wait for the next tick.
+/// A batch that changes no map page needs a round with nothing to write: without an event that continues
+/// the eviction, the space would be freed only at the next tick.
 #[test]
 fn an_eviction_whose_round_ends_at_once_punches_at_once() {
     let mut volume = volume();
@@ -236,7 +236,7 @@ fn an_eviction_whose_round_ends_at_once_punches_at_once() {
     assert_eq!(tell(&mut volume, 1000, excess), [Action::Evict { range: whole, side: Side::B }]);
 }
 
-/// A volume whose first sectors are clean on the inactive side.
+/// Returns a volume whose first sectors are clean on the inactive side.
 fn with_clean_data() -> Volume<Vec<u8>> {
     let mut volume = volume();
     drive(&mut volume, 1000, request(0, Op::Write, 0, 256), Ok(()));
@@ -247,7 +247,7 @@ fn with_clean_data() -> Volume<Vec<u8>> {
 
 const EXCESS: Event = Event::Space { excess_bytes: 1 << 20, room_bytes: 1 << 20 };
 
-/// Each 128 MiB of a volume that were ever touched held 16 KiB of the run directory until the next attach.
+/// Regression: each 128 MiB ever written kept 16 KiB of the run directory until the next attach.
 #[test]
 fn a_chunk_that_holds_nothing_local_gives_its_memory_back() {
     let mut volume = with_clean_data();
@@ -273,7 +273,7 @@ fn a_chunk_with_a_write_in_flight_keeps_its_memory() {
     assert_eq!(volume.status().dirty_bytes, 4096);
 }
 
-/// Data that the durable map still calls dirty would be punched without a look at it.
+/// Otherwise data that the durable map still calls dirty would be punched without a check.
 #[test]
 fn a_chunk_that_changed_since_the_round_keeps_its_memory() {
     let mut volume = volume();
@@ -284,7 +284,7 @@ fn a_chunk_that_changed_since_the_round_keeps_its_memory() {
     assert_eq!(volume.status().dirty_bytes, 0);
     let round = tell(&mut volume, 62_000, EXCESS);
     assert!(matches!(round[..], [Action::WriteMap(_)]), "{round:?}: of the first page");
-    // The rest becomes remote when the round has copied it.
+    // The rest becomes remote after the round has copied it.
     let read = tell(&mut volume, 62_000, request(0, Op::Read, 4096, 256));
     assert!(matches!(read[..], [Action::Read { .. }]), "{read:?}");
     tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
@@ -292,7 +292,7 @@ fn a_chunk_that_changed_since_the_round_keeps_its_memory() {
     assert!(heard.evicted > 0 && heard.released.is_empty(), "{:?}", heard.released);
 }
 
-/// Found by reading: no record that says more can be read, and the volume was lost with it.
+/// Regression: a record with a larger size cannot be read, and the volume was lost with it.
 #[test]
 fn a_growth_beyond_the_largest_size_never_reaches_the_log() {
     let mut volume = volume();
@@ -308,7 +308,7 @@ fn a_growth_beyond_the_largest_size_never_reaches_the_log() {
     assert_eq!(volume.status().sectors, SECTORS);
 }
 
-/// The direct path takes what one operation on a side answers; the event says what becomes of anything else.
+/// The direct path accepts requests that one operation on a side answers; events handle any other.
 #[test]
 fn the_direct_path_takes_no_request_beyond_the_end() {
     let mut volume = volume();

@@ -1,4 +1,4 @@
-//! A FUA write, event by event: it completes only when what it wrote is durable.
+//! A FUA write, event by event: it completes only when its data is durable.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::{Action, Report};
@@ -18,17 +18,17 @@ const SECTORS: u64 = 10_000;
 const NONCE: Nonce = Nonce([7; 16]);
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: 1 << 40 };
 
-/// A volume that answers nothing by itself.
+/// A volume without automatic answers.
 struct Bench {
     volume: Volume<Vec<u8>>,
-    /// Actions that it asked for and that were not answered yet, oldest first.
+    /// Unanswered actions of the volume, oldest first.
     asked: Vec<Action>,
     completed: Vec<(u32, Result<(), Errno>)>,
     fenced: bool,
 }
 
 impl Bench {
-    /// An attached volume with its first chunk allocated and its first round done.
+    /// Creates an attached volume with its first chunk allocated and its first round done.
     fn new(durability: Durability) -> Self {
         let mut manifest = Manifest::empty("v".parse().unwrap());
         let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
@@ -92,7 +92,7 @@ impl Bench {
         self.tell(Event::Request { id: RequestId(id), op, range });
     }
 
-    /// Answers the oldest action that `wanted` names.
+    /// Answers the oldest action that `wanted` selects.
     fn answer(&mut self, wanted: impl Fn(&Action) -> bool, result: Result<(), Errno>) {
         let at = self.asked.iter().position(wanted).expect("it was asked for");
         let event = match self.asked.remove(at) {
@@ -139,14 +139,14 @@ impl Bench {
         self.answer(|action| matches!(action, Action::Write { id: of, .. } if of.0 == id), Ok(()));
     }
 
-    /// Answers everything, oldest first, until nothing is asked for.
+    /// Answers all actions, oldest first, until none is left.
     fn finish(&mut self) {
         while !self.asked.is_empty() {
             self.answer(|_| true, Ok(()));
         }
     }
 
-    /// Another writer's record is found at the next place of the log.
+    /// Lets the volume find another writer's record at the next position of the log.
     fn fence(&mut self) {
         self.volume.handle(1 << 41, Event::Tick, &mut self.asked);
         let probe = |action: &Action| matches!(action, Action::ReadRecord { .. });
@@ -156,7 +156,7 @@ impl Bench {
         assert!(self.fenced);
     }
 
-    /// Answers what belongs to rounds, until one is over.
+    /// Answers the actions of rounds, until one is over.
     fn finish_round(&mut self) {
         let of_round = |action: &Action| {
             matches!(action, Action::SyncSide { .. } | Action::WriteMap(_) | Action::SyncMap)
@@ -264,7 +264,7 @@ fn with_durability_object_a_fua_write_waits_for_its_commit() {
     assert_eq!(bench.completed, [(0, Ok(()))]);
 }
 
-/// The store is unreachable: FUA writes hold all requests but one.
+/// The store is unreachable: FUA writes take all requests but one.
 #[test]
 fn reads_are_served_while_fua_writes_wait_for_the_store() {
     let mut bench = Bench::new(Durability::Object);
@@ -323,8 +323,8 @@ fn a_fua_write_stored_after_the_fencing_fails() {
     assert_eq!(bench.asked, []);
 }
 
-/// The round synced everything, so a flush that it served succeeded, although the volume was another writer's
-/// by then and a successful flush promises that the volume keeps what it covered.
+/// Regression: the round synced everything, so a flush in it succeeded, although the volume belonged to
+/// another writer by then and a successful flush guarantees that the volume keeps the covered data.
 #[test]
 fn flushes_of_a_round_that_runs_at_the_fencing_fail() {
     let mut bench = Bench::new(Durability::Local);
@@ -340,13 +340,13 @@ fn flushes_of_a_round_that_runs_at_the_fencing_fail() {
     assert_eq!(bench.completed.len(), 2, "each is completed once");
 }
 
-/// The promise that counts is the one in effect when the write completes.
+/// The durability in effect when the write completes counts.
 #[test]
 fn a_fua_write_in_a_round_waits_once_durability_is_object() {
     let mut bench = Bench::new(Durability::Local);
     bench.ask(0, Op::WriteFua, 3);
     bench.store(0);
-    // In the round, and for the next.
+    // One in the round, and one for the next.
     bench.ask(1, Op::Flush, 0);
     bench.configure(Durability::Object);
     let in_log = |bench: &Bench| bench.volume.status().committed;
@@ -381,7 +381,7 @@ fn flushes_stop_waiting_for_commits_once_durability_is_local() {
     assert_eq!(bench.completed.len(), 2, "the commits answer none of them again");
 }
 
-/// Local syncs prove nothing any more, whatever is asked for.
+/// Local syncs no longer prove anything, whatever the setting.
 #[test]
 fn after_a_failed_sync_flushes_wait_whatever_durability_becomes() {
     let mut bench = Bench::new(Durability::Object);

@@ -1,5 +1,4 @@
-//! Chunks that a volume holds data in, where its writes are scattered over more of them than a fence can
-//! name.
+//! Chunks with data of a volume whose writes are scattered over more chunks than a fence can name.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::{Action, Source};
@@ -15,7 +14,7 @@ use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const NONCE: Nonce = Nonce([7; 16]);
-/// Every fourth chunk is written, in more than 64 places.
+/// Every fourth chunk is written: more than the 64 runs of a fence.
 const CHUNKS: u64 = 320;
 const SECTORS: u64 = CHUNKS * CHUNK_SECTORS;
 const MAX_AGE: u64 = 1000;
@@ -60,7 +59,7 @@ impl Host {
         Self { volume, log, record_bytes: Vec::new() }
     }
 
-    /// Does what the volume asks for until it asks for nothing; returns all of it but the work of a commit.
+    /// Sends an event, executes all resulting actions, and returns them, except those of a commit.
     fn tell(&mut self, now: u64, event: Event) -> Vec<Action> {
         let (mut events, mut seen) = (vec![event], Vec::new());
         while let Some(event) = events.pop() {
@@ -115,8 +114,8 @@ impl Host {
     }
 }
 
-/// The fence of such a segment joins neighbours: discards prepared the chunks between them, and reads of
-/// zeros asked the store.
+/// Regression: the fence of such a segment joins neighbours: discards prepared the chunks between them,
+/// and reads of zeros went to the store.
 #[test]
 fn chunks_between_scattered_writes_hold_nothing() {
     let mut host = Host::new();

@@ -25,8 +25,8 @@ fn applied(log: &mut Manifest, epoch: u64, body: Body) {
     log.apply(&Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body }).unwrap();
 }
 
-/// A volume that was attached after `segments` commits of few entries, and one of a large discard. Returns
-/// what it asks for, too.
+/// Returns a volume attached after `segments` commits of few entries and one of a large discard, and its
+/// actions.
 fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
     let mut log = Manifest::empty("v".parse().unwrap());
     applied(&mut log, 0, Body::create(SECTORS));
@@ -77,9 +77,9 @@ fn tell(volume: &mut Volume<Vec<u8>>, event: Event) -> Vec<Action> {
     actions
 }
 
-/// The store took the record of a merge, and its answer was lost with the network. A sweep from elsewhere
-/// deleted what was merged. When the network is back, the read of a client is answered before the writer has
-/// read its record back: it failed for an object that its record had replaced (invariant 7).
+/// Regression: the store accepted the record of a merge, and a network failure lost its answer. A sweep
+/// elsewhere deleted the inputs. After the network recovered, a client's read was answered before the
+/// writer had read its record back: it failed for an object that the record had replaced (invariant 7).
 #[test]
 fn a_read_planned_before_a_merge_in_doubt_does_not_fail() {
     let (mut volume, out) = attached();
@@ -105,7 +105,7 @@ fn a_read_planned_before_a_merge_in_doubt_does_not_fail() {
     let read = tell(&mut volume, Event::Request { id, op: Op::Read, range: SectorRange::new(0, 1) });
     let [Action::ReadCold { runs, .. }] = &read[..] else { panic!("{read:?}") };
     assert_eq!(runs.len(), 2);
-    // The record is in the log. Elsewhere a sweep deletes the two segments.
+    // The record is in the log. A sweep on another node deletes the two segments.
     let asked = tell(&mut volume, Event::CreateAnswered(CreateAnswer::Ambiguous));
     assert_eq!(asked, [Action::ReadRecord { seq: *seq }]);
     let failed = tell(&mut volume, Event::ColdReadCompleted { id, result: Err(Errno::EIO) });

@@ -1,8 +1,8 @@
 //! Writes that are faster than the store, in simulated time.
 //!
 //! The clock is that of the ring thread: the time of an event is that of the last message (a tick each 250
-//! ms, an answer of the background) or of the last end of a pause, whatever time has passed since. What
-//! ends in the ring itself sets no clock.
+//! ms, a background answer) or of the end of the last pause, regardless of the actual time. Completions in
+//! the ring itself set no clock.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::collections::BTreeMap;
@@ -24,23 +24,23 @@ use holdfast_types::{Epoch, Millis, Nonce, SectorRange, SegmentId, Seq, VolumeId
 const SECTORS: u64 = 1 << 18;
 const SEAL_BYTES: u64 = 4 << 20;
 const MAX_BYTES: u64 = 64 << 20;
-/// Bytes that the store takes in a second.
+/// Bytes per second that the store accepts.
 const RATE: u64 = 20 << 20;
 /// Requests in flight, and the sectors of each: 1 MiB in all.
 const WRITERS: u32 = 16;
 const WRITE_SECTORS: u64 = 16;
-/// Milliseconds of a write on the local disk: at most three times the rate of the store.
+/// Milliseconds of a write on the local disk: together at most three times the rate of the store.
 const DISK_MS: Millis = 1000 * (WRITERS as u64 * WRITE_SECTORS * 4096) / (3 * RATE);
-/// Longest wait of a write.
+/// Maximum allowed wait of a write.
 const BAR_MS: Millis = 200;
 
-/// An event to come, and whether it sets the clock of the ring thread.
+/// A future event, and whether it sets the clock of the ring thread.
 struct Coming {
     event: Event,
     sets_clock: bool,
 }
 
-/// A volume whose clients write all the time, in simulated time.
+/// A volume whose clients write continuously, in simulated time.
 struct Host {
     volume: Volume<Vec<u8>>,
     now: Millis,
@@ -48,14 +48,14 @@ struct Host {
     /// By time and order.
     coming: BTreeMap<(Millis, u64), Coming>,
     order: u64,
-    /// The rate of the store from these times on, newest last.
+    /// The rates of the store, each from this time on, newest last.
     rates: Vec<(Millis, u64)>,
     /// Begin of each writer's request.
     began: [Millis; WRITERS as usize],
     /// Begin and end of each write.
     writes: Vec<(Millis, Millis)>,
     next_sector: u64,
-    /// Times at which the reason of a delay became another.
+    /// Times at which the reason of a delay changed.
     delays: Vec<(Millis, Option<Delay>)>,
 }
 
@@ -119,7 +119,7 @@ impl Host {
         self.began[id.0 as usize] = self.now;
         let range = SectorRange::new(self.next_sector, WRITE_SECTORS);
         self.next_sector = (self.next_sector + WRITE_SECTORS) % SECTORS;
-        // As the ring thread does.
+        // Like the ring thread.
         match self.volume.begin(self.clock, id, Op::Write, range) {
             Some(_side) => self.comes(DISK_MS, Event::IoCompleted { id, result: Ok(()) }, false),
             None => self.tell(Event::Request { id, op: Op::Write, range }),
@@ -175,7 +175,7 @@ impl Host {
             Action::WriteCheckpoint { seq, .. } => {
                 (30, Event::CheckpointWritten { seq, written: true }, true)
             }
-            // One that takes long.
+            // A merge that takes long.
             Action::Merge(_) | Action::Report(_) => return,
             Action::Read { .. }
             | Action::ReadCold { .. }
@@ -187,7 +187,7 @@ impl Host {
         self.comes(after_ms, event, sets_clock);
     }
 
-    /// Time that the store takes for so many bytes from now on.
+    /// Returns the time that the store takes for `bytes`, starting now.
     fn upload_ms(&self, bytes: u64) -> Millis {
         let (mut left, mut at) = (bytes, self.now);
         for (index, &(_, rate)) in self.rates.iter().enumerate() {
@@ -205,7 +205,7 @@ impl Host {
         unreachable!("the last rate is none")
     }
 
-    /// Everything until then happens. The store has this rate from `at` on.
+    /// Runs until `until`.
     fn run(&mut self, until: Millis) {
         while let Some(first) = self.coming.first_entry()
             && first.key().0 <= until
@@ -228,13 +228,13 @@ impl Host {
         self.now = until;
     }
 
-    /// Longest wait of the writes that ended between.
+    /// Returns the longest wait of the writes that ended in this interval.
     fn longest(&self, from: Millis, until: Millis) -> Millis {
         let ended = self.writes.iter().filter(|(_, end)| (from..until).contains(end));
         ended.map(|(begin, end)| end - begin).max().unwrap()
     }
 
-    /// Bytes in a second that were written between.
+    /// Returns the bytes per second written in this interval.
     fn rate(&self, from: Millis, until: Millis) -> u64 {
         let ended = self.writes.iter().filter(|(_, end)| (from..until).contains(end)).count() as u64;
         ended * WRITE_SECTORS * 4096 * 1000 / (until - from)
@@ -245,13 +245,13 @@ impl Host {
     }
 }
 
-/// True if `rate` is that of a store that takes `of`, within a tenth.
+/// Returns true if `rate` is the store's rate `of`, within a tenth.
 fn is_about(rate: u64, of: u64) -> bool {
     (9 * of..=11 * of).contains(&(10 * rate))
 }
 
-/// A client that wrote three times as fast as its store took was stopped for more than two seconds with each
-/// commit.
+/// Regression: a client that wrote three times as fast as its store was stopped for more than two seconds
+/// with each commit.
 #[test]
 fn a_faster_client_is_slowed_to_the_rate_of_its_store() {
     let mut host = Host::new();
@@ -268,7 +268,7 @@ fn a_faster_client_is_slowed_to_the_rate_of_its_store() {
 fn a_client_as_fast_as_its_store_is_not_delayed() {
     let mut host = Host::new();
     host.rates = vec![(0, 4 * RATE)];
-    // Until commits were measured, a slower store is assumed.
+    // Until commits are measured, a slower store is assumed.
     host.run(10_000);
     let before = host.volume.status().pace.delayed_writes;
     host.run(40_000);
@@ -278,7 +278,7 @@ fn a_client_as_fast_as_its_store_is_not_delayed() {
     assert!(host.longest(0, 10_000) <= BAR_MS);
 }
 
-/// The writes of a store that becomes slower at once wait longer for one commit, and are not stopped.
+/// Writes to a store that suddenly becomes slower wait longer for one commit, and are not stopped.
 #[test]
 fn a_store_that_becomes_four_times_slower_slows_its_client() {
     let mut host = Host::new();
@@ -295,7 +295,7 @@ fn a_store_that_becomes_four_times_slower_slows_its_client() {
     assert_eq!(host.delays.len(), 1, "{:?}", host.delays);
 }
 
-/// A write that was let in now and then turned the reason of the delay off and on.
+/// Regression: occasional admitted writes turned the reason of the delay off and on.
 #[test]
 fn a_silent_store_stops_writes_once_until_it_answers() {
     let mut host = Host::new();

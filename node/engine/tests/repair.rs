@@ -1,5 +1,5 @@
-//! A volume on a host of memory that answers at once: what is stored again when the store lost it, and what a
-//! fenced writer leaves in its map, and what a successor does with the record that its predecessor left.
+//! A volume on an in-memory host that answers at once: repairs of lost objects, the map of a fenced
+//! writer, and a successor's handling of its predecessor's record.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::cell::RefCell;
@@ -58,17 +58,17 @@ struct Host {
     /// The log up to the volume's attach.
     log: Manifest,
     map: Vec<u8>,
-    /// Blocks that each segment was made of.
+    /// Blocks of each segment.
     uploads: Vec<Vec<DirtyBlock>>,
     reports: Vec<Report>,
-    /// Checkpoints tried; the first try fails.
+    /// Attempted checkpoints; the first attempt fails.
     checkpoints: Vec<Seq>,
     reads: Vec<Source>,
-    /// The record at the next place of the log, if any.
+    /// The record at the next position of the log, if any.
     late: Option<Vec<u8>>,
-    /// Another writer takes each place of the log first.
+    /// Another writer takes each position of the log first.
     answers_exist: bool,
-    /// Uploads are answered only while this is set.
+    /// Uploads are answered only while this is true.
     store_answers: bool,
     now: u64,
 }
@@ -131,7 +131,7 @@ impl Host {
         }
     }
 
-    /// The process died with this record stored for the place behind `self.log`; another takes over.
+    /// Crashes the process with this record stored for the position after `self.log`; another takes over.
     fn die_before(&mut self, body: Body) {
         self.volume = Self::new().volume;
         let memory = Mapping { bytes: self.tmpfs.take(), home: Rc::clone(&self.tmpfs) };
@@ -152,13 +152,13 @@ impl Host {
         });
     }
 
-    /// The source that a sector's newest bytes are read from.
+    /// Returns the source of a sector's newest bytes.
     fn read(&mut self, sector: u64) -> Source {
         self.tell(Event::Request { id: RequestId(1), op: Op::Read, range: SectorRange::new(sector, 1) });
         self.reads.pop().unwrap()
     }
 
-    /// Time passes until what is dirty is too old.
+    /// Advances the time until dirty data is too old.
     fn commit(&mut self) {
         self.now += MAX_AGE;
         self.tell(Event::Tick);
@@ -230,7 +230,7 @@ impl Host {
         })
     }
 
-    /// Sectors 0 to 3 are clean on the active side, 10 and 11 on the other.
+    /// Creates a volume with sectors 0 to 3 clean on the active side, 10 and 11 on the other.
     fn with_clean_sectors_on_both_sides() -> Self {
         let mut host = Self::new();
         host.write(0, 4);
@@ -307,7 +307,7 @@ fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
     host.write(2, 2);
     host.write(700, 1);
     host.reports.clear();
-    // The commit's place in the log is taken.
+    // The commit's position in the log is taken.
     let mut out = Vec::new();
     host.volume.handle(host.now, segment(), &mut out);
     host.volume.handle(host.now, Event::PendingStored { result: Ok(()) }, &mut out);
@@ -347,8 +347,8 @@ fn detach_record(seq: Seq, nonce: Nonce) -> Vec<u8> {
     Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 0, body: Body::Detach { root: None } }.encode()
 }
 
-/// Found by pausing hosts in the simulation: a process died during its detach, its detach record came late,
-/// and its successor took it for another writer's.
+/// Regression, found by pausing hosts in the simulation: a process died during its detach, its detach
+/// record arrived late, and its successor took it for another writer's.
 #[test]
 fn a_late_detach_of_its_own_fences_no_writer() {
     let late = |nonce| Some(detach_record(Seq(3), nonce));
@@ -367,7 +367,7 @@ fn a_late_detach_of_its_own_fences_no_writer() {
     }
 }
 
-/// Found by seed 767 of the simulation: a commit came after the writer's own detach record.
+/// Regression, found by seed 767 of the simulation: a commit followed the writer's own detach record.
 #[test]
 fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
     let mut host = Host::new();
@@ -382,7 +382,7 @@ fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
     assert_eq!(host.uploads.len(), 1, "the store has what was written, and no more");
 }
 
-/// Each pass of a scrub asked, nothing was repaired any more, and the ranges stayed in memory.
+/// Regression: each pass of a scrub requested repairs, none was done, and the ranges stayed in memory.
 #[test]
 fn a_fenced_writer_answers_repairs_at_once() {
     let mut host = Host::with_clean_sectors_on_both_sides();
@@ -401,7 +401,7 @@ fn a_fenced_writer_answers_repairs_at_once() {
     assert!(!host.volume.status().repairing);
 }
 
-/// A commit of one small segment.
+/// Returns a commit of one small segment.
 fn change(name: u8, merges: Vec<Merge>) -> Body {
     let (id, chunks) = (SegmentId::new(Place::until(Seq(100)), 1, [name; 10]), Fence::around([(0, 1)]));
     let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, sectors: 5, chunks };
@@ -420,7 +420,7 @@ fn change(name: u8, merges: Vec<Merge>) -> Body {
 }
 
 impl Host {
-    /// A volume with so many segments in its list.
+    /// Creates a volume with `segments` segments in its list.
     fn with_segments(segments: u8) -> Self {
         let mut host = Self::new();
         for name in 1..=segments {
@@ -430,7 +430,7 @@ impl Host {
         host
     }
 
-    /// The merge of these of the list, newest first.
+    /// Returns the merge of these runs of the list, newest first.
     fn merge_of(&self, inputs: Range<usize>) -> Merge {
         let (newest, oldest) = (self.log.runs()[inputs.start].id(), self.log.runs()[inputs.end - 1].id());
         Merge { newest, oldest, output: output(1) }
@@ -455,8 +455,8 @@ fn output(name: u8) -> RunRef {
     }
 }
 
-/// Found by the simulation: the record that a dead process left carried a merge, and its successor had the
-/// same runs merged again while it sent that record.
+/// Regression, found by the simulation: a dead process's record carried a merge, and its successor merged
+/// the same runs again while it sent that record.
 #[test]
 fn nothing_is_merged_before_the_left_record_is_in_the_log() {
     for (merges, inputs) in [(false, 9), (true, 0)] {
@@ -474,8 +474,8 @@ fn nothing_is_merged_before_the_left_record_is_in_the_log() {
     }
 }
 
-/// A volume that was written for long in many short attaches, and then only read; or everything was
-/// discarded.
+/// A volume that was written for a long time in many short attaches, and then only read; or whose data was
+/// all discarded.
 #[test]
 fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
     for (segments, sectors, inputs, is_recorded) in
@@ -517,11 +517,11 @@ fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
     }
 }
 
-/// Taken for the record of the seal that the dead process had begun, it would make what is dirty clean.
+/// Mistaken for the record of the dead process's seal, it would make dirty data clean.
 #[test]
 fn a_left_record_with_merges_alone_commits_no_seal() {
     let mut host = Host::with_segments(8);
-    // As if it had all of them since it attached.
+    // As if all of them were from its attach.
     host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
     host.store_answers = false;
     host.write(3, 1);
@@ -561,8 +561,8 @@ fn registered(reports: &[Report]) -> Vec<(u64, u8)> {
     taken
 }
 
-/// Dirty data goes into the record that registers the snapshot; without anything dirty it has a record of
-/// its own.
+/// Dirty data goes into the record that registers the snapshot; without any, the snapshot has a separate
+/// record.
 #[test]
 fn a_snapshot_commits_what_is_dirty_and_registers_itself() {
     let mut host = Host::new();
@@ -577,7 +577,7 @@ fn a_snapshot_commits_what_is_dirty_and_registers_itself() {
     assert_eq!(host.volume.status().dirty_bytes, 0);
 }
 
-/// A record that changes no data was left beside a sealed side: its repetition is not that side's commit.
+/// A record without data was left with a sealed side: its repetition is not that side's commit.
 #[test]
 fn a_repeated_snapshot_leaves_the_sealed_side_dirty() {
     let mut host = Host::new();

@@ -1,5 +1,4 @@
-//! The work of a round in one turn of its ring thread, and what it holds in memory, for a volume of which all
-//! was touched.
+//! The work of a round in one turn of its ring thread, and its memory, for a fully written volume.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 use std::cell::{Cell, RefCell};
@@ -59,7 +58,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Figures of the turns of a ring thread.
+/// Figures of a ring thread's turns.
 #[derive(Debug, Default)]
 struct Turns {
     longest: Duration,
@@ -69,15 +68,15 @@ struct Turns {
     side_syncs: u64,
     map_syncs: u64,
     map_writes: u64,
-    /// Turns that continued what was too long for one.
+    /// Turns that continued work too long for one.
     next_turns: u64,
-    /// The most sectors that became clean in one turn.
+    /// Maximum sectors that became clean in one turn.
     max_cleared: u64,
-    /// The most blocks of an upload.
+    /// Maximum blocks of an upload.
     uploaded_blocks: usize,
     uploads: u64,
     completed: u64,
-    /// The most accesses to the live map in one turn.
+    /// Maximum accesses to the live map in one turn.
     most_steps: u64,
 }
 
@@ -86,24 +85,24 @@ struct Host {
     tmpfs: Rc<RefCell<Vec<u8>>>,
     steps: Rc<Cell<u64>>,
     header: Header,
-    /// The durable map's file; empty where it is not read.
+    /// The durable map's file; empty if the test does not read it.
     file: Vec<u8>,
-    /// The journal behind it.
+    /// The journal in the file.
     journal: Vec<u8>,
     turns: Turns,
     /// Writes of the map fail from this one on.
     fails_at: Option<u64>,
     /// Sectors that the next upload cannot read.
     unreadable: Option<SectorRange>,
-    /// Uploads are not answered.
+    /// True if uploads are not answered.
     holds_uploads: bool,
-    /// The place of the one that was not.
+    /// The place of the unanswered upload.
     held: Option<Place>,
-    /// The log, of a volume of which every record was created here.
+    /// The log, if every record of the volume was created here.
     log: Manifest,
 }
 
-/// The sides are sealed once the writes of `Host::with_all_touched` are followed by another.
+/// Returns limits at which the sides are sealed by one more write after those of `Host::with_all_touched`.
 fn limits(sectors: u64) -> DirtyLimits {
     let seal_bytes = (sectors.div_ceil(PAGE_SECTORS) + 1) * 4096;
     DirtyLimits { seal_bytes, max_bytes: 1 << 50, max_age_ms: 1 << 40 }
@@ -114,7 +113,7 @@ fn setup(header: Header) -> Setup {
     Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability }
 }
 
-/// The log of a volume after its first attach.
+/// Returns the log of a volume after its first attach.
 fn attached(sectors: u64) -> Manifest {
     let mut manifest = Manifest::empty("v".parse().unwrap());
     let attach = Body::Attach { sectors, node: "n".to_owned(), displaced: None };
@@ -127,7 +126,7 @@ fn attached(sectors: u64) -> Manifest {
 }
 
 impl Host {
-    /// An attached volume of `sectors` sectors with one sector written in each map page, and never flushed.
+    /// Creates an attached volume of `sectors` sectors with one dirty sector in each map page, never flushed.
     fn with_all_touched(sectors: u64, keeps_file: bool) -> Self {
         let mut host = Self::new(sectors, keeps_file, limits(sectors));
         for page in 0..sectors.div_ceil(PAGE_SECTORS) {
@@ -136,7 +135,7 @@ impl Host {
         host
     }
 
-    /// An attached volume of `sectors` sectors in which nothing was written.
+    /// Creates an attached volume of `sectors` sectors without any writes.
     fn new(sectors: u64, keeps_file: bool, limits: DirtyLimits) -> Self {
         let manifest = attached(sectors);
         let header = Header {
@@ -178,7 +177,7 @@ impl Host {
         }
     }
 
-    /// The process dies and another takes over.
+    /// Crashes the process; another takes over.
     fn resume(&mut self) {
         self.volume = None;
         let bytes = self.tmpfs.take();
@@ -187,7 +186,7 @@ impl Host {
         self.turns = Turns::default();
     }
 
-    /// The process dies, and another takes over and reads the log. Returns what that one uploads.
+    /// Crashes the process; another takes over and reads the log. Returns the uploads of the new process.
     fn uploads_after_takeover(&mut self) -> Vec<DirtyBlock> {
         self.resume();
         let mut actions = VecDeque::from(self.turn(Event::ManifestLoaded(Box::new(self.log.clone()))));
@@ -202,7 +201,7 @@ impl Host {
         }
     }
 
-    /// Asks, and answers at once whatever the volume asks for.
+    /// Sends a request, and answers all actions at once.
     fn ask(&mut self, op: Op, range: SectorRange) {
         let actions = self.turn(Event::Request { id: RequestId(0), op, range });
         self.drive(actions);
@@ -311,12 +310,12 @@ impl Host {
         })
     }
 
-    /// Pages that an attach after the loss of the host finds.
+    /// Returns the pages that an attach finds after the loss of the host.
     fn found(&self) -> Vec<FoundPage> {
         self.header_and_pages().2
     }
 
-    /// Facts that it decides by.
+    /// Returns the facts for the attach.
     fn found_map(&self) -> FoundMap {
         let (generation, header, found) = self.header_and_pages();
         let mut pages = PageSummary::default();
@@ -334,7 +333,7 @@ impl Host {
     }
 }
 
-/// The answer to an upload.
+/// Returns the answer to an upload.
 fn stored(place: Place) -> Event {
     Event::Uploaded(SegmentRef {
         id: SegmentId::new(place, 1, [0; 10]),
@@ -346,22 +345,22 @@ fn stored(place: Place) -> Event {
     })
 }
 
-/// A figure of this process's memory in bytes: `VmRSS` is what it has now, `VmHWM` the most it had.
+/// Returns a memory figure of this process in bytes: `VmRSS` is the current size, `VmHWM` the peak.
 fn resident(figure: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(figure)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Forgets the most memory that the process had. Returns what it has now, in bytes.
+/// Resets the peak memory of the process. Returns the current size, in bytes.
 fn forget_peak() -> u64 {
     // Source: `/proc/pid/clear_refs` in proc(5).
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     resident("VmRSS:")
 }
 
-/// Prints the figures as a line of JSON. The memory is right where no other test of the process runs
-/// meanwhile.
+/// Prints the figures as a line of JSON. The memory is correct only if no other test of the process runs
+/// at the same time.
 fn print_figures(turns_of: &str, turns: &Turns, before_bytes: u64) {
     let memory_bytes = resident("VmHWM:").saturating_sub(before_bytes);
     let (longest_ns, max_pages) = (turns.longest.as_nanos(), turns.max_writes / 2);
@@ -370,8 +369,8 @@ fn print_figures(turns_of: &str, turns: &Turns, before_bytes: u64) {
     );
 }
 
-/// A round once planned, encoded and wrote the whole map in one turn: seconds for every device of the ring
-/// thread, and 1.5 GiB for a volume of 1 TiB.
+/// Regression: a round planned, encoded and wrote the whole map in one turn: seconds for every device of
+/// the ring thread, and 1.5 GiB for a volume of 1 TiB.
 #[test]
 fn no_turn_of_a_round_grows_with_the_volume() {
     let mut host = Host::with_all_touched(TEBIBYTE, false);
@@ -387,7 +386,7 @@ fn no_turn_of_a_round_grows_with_the_volume() {
     print_figures("flush", turns, before_bytes);
     assert!(turns.max_writes <= 2 * MAP_WRITE_PAGES, "{turns:?}");
     assert!(turns.max_actions <= 3, "{turns:?}");
-    // What is copied and what is being written at once, whatever the size of the volume.
+    // Copies and concurrent writes, regardless of the size of the volume.
     let max_bytes = ROUND_PAGES * PAGE_BYTES + turns.max_writes * 4096;
     assert!(max_bytes <= 3 << 19, "{max_bytes} bytes");
     assert_eq!(turns.map_writes, 2 * pages + 1, "each page into both of its slots, and the header");
@@ -395,7 +394,7 @@ fn no_turn_of_a_round_grows_with_the_volume() {
     assert_eq!(turns.map_syncs, pages.div_ceil(ROUND_PAGES as u64) + 1);
 }
 
-/// A seal listed all that was dirty in one turn, and its commit made all of it clean in another.
+/// Regression: a seal listed all dirty data in one turn, and its commit marked it clean in another.
 #[test]
 fn no_turn_of_a_seal_grows_with_the_volume() {
     let mut host = Host::with_all_touched(TEBIBYTE, false);
@@ -422,8 +421,8 @@ fn write_blocks(host: &mut Host, blocks: std::ops::Range<u64>) {
     }
 }
 
-/// Zeros count for no bytes: a trim of everything was one seal, whose list took 134 MB for each TiB, and its
-/// index six times as much.
+/// Regression: zeros count as no bytes: a trim of everything was one seal, whose list took 134 MB for each
+/// TiB, and its index six times as much.
 #[test]
 fn a_trim_of_everything_is_sealed_in_parts() {
     let never = DirtyLimits { seal_bytes: 1 << 50, ..limits(TEBIBYTE) };
@@ -435,7 +434,7 @@ fn a_trim_of_everything_is_sealed_in_parts() {
     assert_eq!((host.turns.uploads, host.turns.uploaded_blocks as u64), (3, SEAL_BLOCKS));
 }
 
-/// While a commit is in progress, no more blocks become dirty than the next seal may list.
+/// While a commit is in progress, the number of dirty blocks stays within that of the next seal's list.
 #[test]
 fn writes_and_discards_wait_at_the_most_blocks_of_a_seal() {
     let never = DirtyLimits { seal_bytes: 1 << 50, ..limits(TEBIBYTE) };
@@ -456,12 +455,12 @@ fn writes_and_discards_wait_at_the_most_blocks_of_a_seal() {
     let actions = host.turn(stored(place));
     host.drive(actions);
     assert_eq!((status(&host).parked, host.turns.completed), (0, blocks + 2));
-    // What waited comes into the next seal: the first one says that chunk 0 may hold data.
+    // The waiting requests are in the next seal: the first one says that chunk 0 may hold data.
     assert_eq!((host.turns.uploads, host.turns.uploaded_blocks as u64), (2, MAX_DIRTY_BLOCKS + CHUNK_BLOCKS));
 }
 
-/// The work of one event is the same in a volume of 10 GiB and in one a hundred times as large, however far
-/// apart what is committed lies. More turns are needed where it lies on more map pages.
+/// The work of one event is the same in a volume of 10 GiB and in one a hundred times as large, however
+/// scattered the committed data is. Data on more map pages needs more turns.
 #[test]
 fn no_event_of_a_commit_does_more_in_a_larger_volume() {
     const WRITES: u64 = 16_384;
@@ -486,19 +485,19 @@ fn no_event_of_a_commit_does_more_in_a_larger_volume() {
     assert_eq!((small.uploaded_blocks, large.uploaded_blocks), (WRITES as usize, WRITES as usize));
     assert!(2 * large.most_steps <= 3 * small.most_steps, "{} and {}", large.most_steps, small.most_steps);
     assert!(large.max_writes <= 2 * MAP_WRITE_PAGES && large.max_actions <= 3, "{large:?}");
-    // Each of two rounds has two groups. Each of these is one record, some with a fill before, which has a
-    // sync of its own; and there are both headers.
+    // Each of two rounds has two groups. Each of these is one record, some after a fill with a separate
+    // sync; in addition, both headers are written.
     assert!(large.map_syncs <= 2 * 2 * WRITES.div_ceil(ROUND_BLOCKS as u64) + 2, "{large:?}");
 }
 
-/// Scattered changes go into the journal; once it is full, all pages that it has changes of are written, and
-/// it begins again. The loss of the host finds all that was flushed after each round, and after the death of
-/// the process that began the journal.
+/// Scattered changes go to the journal; once it is full, all pages with changes in it are written, and it
+/// restarts. An attach after the loss of the host finds all flushed data, after each round, and after a
+/// crash of the process that began the journal.
 #[test]
 fn what_is_flushed_is_found_however_full_the_journal_is() {
     const PAGES: u64 = 256;
     const ROUNDS: u64 = 200;
-    /// Pages changed in each round: worth a slot of the journal.
+    /// Changed pages per round: enough for a slot of the journal.
     const CHANGED: u64 = 16;
     let mut host = Host::new(PAGES * PAGE_SECTORS, true, limits(TEBIBYTE));
     let mut written = BTreeSet::new();
@@ -518,15 +517,15 @@ fn what_is_flushed_is_found_however_full_the_journal_is() {
         let sectors: BTreeSet<u64> = runs.flat_map(|(range, _)| range.start.0..range.end()).collect();
         assert!(sectors == written, "round {round}");
     }
-    // The process of the second half: its first round writes every page of the map, the others what changed.
+    // The process of the second half: its first round writes every page of the map, later ones the changes.
     let changes = ROUNDS / 2 * CHANGED;
     println!("{} writes of the map for {changes} changed pages", host.turns.map_writes - PAGES);
     assert!(2 * (host.turns.map_writes - PAGES) < changes, "{:?}", host.turns);
 }
 
-/// A round wrote all pages of a chunk in which something was written for the first time. Those that hold
-/// nothing are not written; one that is first written later is covered by a header like the others, so that
-/// zeros in its place are corruption and not a torn write.
+/// Regression: a round wrote all pages of a newly used chunk. Empty pages are not written; a page first
+/// written later is covered by a header like the others, so that zeros in its place are corruption and not
+/// a torn write.
 #[test]
 fn a_page_is_first_written_when_it_holds_something() {
     let mut host = Host::new(4 * PAGE_SECTORS, true, limits(TEBIBYTE));
@@ -546,8 +545,8 @@ fn a_page_is_first_written_when_it_holds_something() {
     }
 }
 
-/// Both sides are committed as one after data was lost: a write between two turns would become clean with
-/// them.
+/// Both sides are committed together after data was lost: otherwise a write between two turns would become
+/// clean with them.
 #[test]
 fn a_write_waits_until_both_sides_are_clean() {
     let pages = 2 * MAP_WRITE_PAGES as u64;
@@ -585,9 +584,9 @@ fn a_write_waits_until_both_sides_are_clean() {
     assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 4096, "the late write is dirty");
 }
 
-/// Both sides hold a sector when they are committed as one, and the process dies at the end of one of the
-/// turns in which their marks fall. The mark of the newer copy once fell first: the next commit was of the
-/// older one.
+/// Both sides hold a sector when they are committed together, and the process dies at the end of one of
+/// the turns that clear their marks. Regression: the mark of the newer copy was cleared first, and the
+/// next commit was of the older one.
 #[test]
 fn a_death_while_both_sides_become_clean_leaves_no_older_copy_to_commit() {
     let pages = 2 * MAP_WRITE_PAGES as u64;
@@ -607,9 +606,9 @@ fn a_death_while_both_sides_become_clean_leaves_no_older_copy_to_commit() {
     }
 }
 
-/// A volume of so many map pages has a sector dirty in each on one side, and `twice` on both, where `newer`
-/// has the newer copy. All of it is committed as one, and the process dies after so many of the turns in
-/// which the marks fall. Returns what the next process uploads; nothing if all marks fell before.
+/// Commits a volume of this many map pages with a sector dirty in each on one side, and `twice` on both, with
+/// the newer copy on `newer`. Both sides are committed together, and the process dies after this many of the
+/// turns that clear the marks. Returns the next process's upload; `None` if all marks were cleared before.
 fn uploaded_after_a_death(
     pages: u64,
     newer: Side,
@@ -618,7 +617,7 @@ fn uploaded_after_a_death(
 ) -> Option<Vec<DirtyBlock>> {
     let mut host = Host::with_all_touched(pages * PAGE_SECTORS, false);
     if newer == Side::A {
-        // Side A is committed, and the same is written to side B.
+        // Side A is committed, and the same sector is written to side B.
         host.ask(Op::Write, SectorRange::new(9, 1));
         for page in 0..pages {
             host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
@@ -645,7 +644,7 @@ fn uploaded_after_a_death(
     None
 }
 
-/// A volume whose rounds have three groups after a takeover.
+/// Size of a volume whose rounds have three groups after a takeover.
 const SEVERAL: u64 = (2 * ROUND_PAGES as u64 + 16) * PAGE_SECTORS;
 
 fn written(page: u64) -> (SectorRange, Side) {
@@ -658,7 +657,7 @@ fn a_round_of_several_groups_makes_every_page_durable() {
     host.resume();
     let last = SEVERAL / PAGE_SECTORS - 1;
     let round = host.turn(Event::Request { id: RequestId(0), op: Op::Flush, range: SectorRange::new(0, 0) });
-    // The first group is copied, and the sides are about to be synced for it.
+    // The first group is copied, and its sides are about to be synced.
     let late = SectorRange::new(last * PAGE_SECTORS + 100, 2);
     let actions = host.turn(Event::Request { id: RequestId(1), op: Op::Write, range: late });
     host.drive(actions);
@@ -688,7 +687,7 @@ fn a_round_that_fails_half_way_is_repeated_for_the_rest() {
     assert_eq!(runs, (0..pages).map(written).collect::<Vec<_>>());
 }
 
-/// A bucket was restored while the daemon was down: clean sectors that had been evicted were read from older
+/// Regression: a bucket was restored while the daemon was down: evicted clean sectors were read from older
 /// objects.
 #[test]
 fn a_log_set_back_under_a_live_map_is_not_served() {
@@ -702,16 +701,16 @@ fn a_log_set_back_under_a_live_map_is_not_served() {
     }
 }
 
-/// Found by the simulation: a round had written pages and not its header, the host lost power, and the bucket
-/// was set back to before the commit. What the pages called clean was neither in the log nor, as far as the
-/// header knew, missing there: the attach served what the sectors held before.
+/// Regression, found by the simulation: a round had written its pages but not its header, the host lost
+/// power, and the bucket was set back to before the commit. Data that was clean in the pages was neither
+/// in the log nor, according to the header, missing there: the attach served the sectors' older content.
 #[test]
 fn pages_without_their_header_tell_that_the_log_was_set_back() {
     for dies in [false, true] {
         let sectors = 3 * PAGE_SECTORS;
         let mut host = Host::with_all_touched(sectors, true);
         host.ask(Op::Flush, SectorRange::new(0, 0));
-        // The seal is committed as the third record.
+        // The third record commits the seal.
         host.ask(Op::Write, SectorRange::new(9, 1));
         if dies {
             // The next process cannot read the log yet.
@@ -730,7 +729,7 @@ fn pages_without_their_header_tell_that_the_log_was_set_back() {
     }
 }
 
-/// The process that made them clean died before a round said so.
+/// The process that made them clean died before a round recorded it.
 #[test]
 fn a_live_map_tells_that_the_log_was_set_back() {
     let sectors = 3 * PAGE_SECTORS;

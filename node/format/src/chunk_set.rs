@@ -13,7 +13,7 @@ use crate::wire::{DecodeError, Reader};
 
 const WORD_BITS: u64 = u64::BITS as u64;
 
-/// A set of chunks: 10 KiB for a volume of 10 TiB.
+/// A set of chunks, which takes 10 KiB for a volume of 10 TiB.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChunkSet {
     /// The last one is not 0.
@@ -33,7 +33,7 @@ impl ChunkSet {
     /// Adds a chunk.
     ///
     /// # Panics
-    /// If no volume has it.
+    /// If the chunk is beyond the largest volume.
     pub fn add(&mut self, chunk: Chunk) {
         assert!(chunk.0 < MAX_SECTORS / CHUNK_SECTORS, "no volume has chunk {}", chunk.0);
         let word = (chunk.0 / WORD_BITS) as usize;
@@ -50,7 +50,7 @@ impl ChunkSet {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);
     }
 
-    /// Its chunks that are not in `other`.
+    /// Returns its chunks that are not in `other`.
     pub fn minus(mut self, other: &Self) -> Self {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
         let used = self.words.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
@@ -58,7 +58,7 @@ impl ChunkSet {
         self
     }
 
-    /// The chunk behind its last one; 0 where it is empty.
+    /// Returns the chunk after its last one; 0 if it is empty.
     pub(crate) fn end(&self) -> u64 {
         let last = self.words.last().copied().unwrap_or_default();
         self.words.len() as u64 * WORD_BITS - if last == 0 { 0 } else { u64::from(last.leading_zeros()) }
@@ -86,7 +86,7 @@ impl ChunkSet {
         Ok(set)
     }
 
-    /// Writes the words that have a chunk.
+    /// Writes the nonzero words.
     pub(crate) fn put_sparse(&self, out: &mut Vec<u8>) {
         let words = || (0u32..).zip(&self.words).filter(|(_, word)| **word != 0);
         let count = u32::try_from(words().count()).expect("a volume has at most 2^22 chunks");
@@ -97,7 +97,7 @@ impl ChunkSet {
         }
     }
 
-    /// Most bytes that `put_sparse` writes of a set of a volume of so many chunks.
+    /// Returns the maximum size that `put_sparse` writes for a volume of `chunks` chunks, in bytes.
     pub(crate) fn max_sparse_bytes(chunks: u64) -> u64 {
         4 + 12 * chunks.div_ceil(WORD_BITS)
     }

@@ -1,7 +1,7 @@
-//! Selects the frames that make up a remote block, and makes the block from them.
+//! Selects the frames that make up a remote block, and builds the block from them.
 //!
-//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and
-//! unwanted ones.
+//! A read takes each sector from the newest frame that covers it; sectors without a frame, and unwanted
+//! ones, are zero.
 
 use holdfast_types::{Block, Mask, SECTOR_BYTES, SegmentId};
 
@@ -9,14 +9,14 @@ use crate::index::{RunHead, RunPage};
 use crate::segment::{Codec, Frame, FrameIndex};
 use crate::wire;
 
-/// Names a block's content: equal for equal contents of forks, different after any commit that changes the
-/// block.
+/// Identifies a block's content: equal for equal contents of forks, different after any commit that
+/// changes the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContentKey(pub(crate) [u8; 16]);
 
 impl ContentKey {
-    /// The name of a piece of an index, which is kept in the place of a block: the bytes of the object `key`
-    /// from `offset_bytes` on. No object is ever written twice, so the name has one content.
+    /// Returns the key of a part of an index that is cached like a block: the bytes of the object `key`
+    /// from `offset_bytes` on. An object is never written twice, so the key has only one content.
     #[must_use]
     pub fn of_index(key: &str, offset_bytes: u64) -> Self {
         Self(wire::checksum(&[b"index ", key.as_bytes(), &offset_bytes.to_le_bytes()].concat()))
@@ -34,25 +34,25 @@ pub struct Piece {
     pub visible: Mask,
 }
 
-/// Knowledge of a block in one run.
+/// The entries of one run for a block.
 #[derive(Debug, Clone, Copy)]
 pub enum Layer<'a> {
     /// A segment's own index.
     Segment(SegmentId, &'a FrameIndex),
-    /// The page of a merged run that has the block's entries.
+    /// The page of a merged run with the block's entries.
     Merged(&'a RunHead, &'a RunPage),
 }
 
-/// A frame of one block, as a run has it.
+/// A frame of one block in a run.
 struct Found {
-    /// None for zeros.
+    /// `None` for zeros.
     segment: Option<SegmentId>,
     frame: Frame,
     visible: Mask,
 }
 
 impl Layer<'_> {
-    /// Frames of `block`, newest first, and what the run shows of each.
+    /// Returns the frames of `block`, newest first, each with its sectors visible in the run.
     fn find(self, block: Block) -> impl Iterator<Item = Found> {
         let (own, entries) = match self {
             Self::Segment(segment, index) => (index.find(block).map(|frame| (segment, frame)), None),
@@ -76,9 +76,9 @@ impl Layer<'_> {
 /// The frames that make up one block.
 #[derive(Debug, Clone)]
 pub struct Composition {
-    /// Frames with bytes, newest first; what they do not cover is zero.
+    /// Frames with bytes, newest first; the other sectors are zero.
     pub pieces: Vec<Piece>,
-    /// The content's name, known before any frame is fetched.
+    /// The content's key, known before any frame is fetched.
     pub key: ContentKey,
 }
 
@@ -86,7 +86,7 @@ impl Composition {
     fn of(pieces: Vec<Piece>) -> Self {
         let mut name = Vec::with_capacity(24 * pieces.len());
         for Piece { frame, visible, .. } in &pieces {
-            // The frame's own mask is part of the name: the hash covers its bytes, not where they lie.
+            // The frame's own mask is part of the key: the hash covers its bytes, not their positions.
             name.extend_from_slice(&frame.mask.0.to_le_bytes());
             name.extend_from_slice(&visible.0.to_le_bytes());
             name.extend_from_slice(&frame.hash);
@@ -94,15 +94,15 @@ impl Composition {
         Self { pieces, key: ContentKey(wire::checksum(&name)) }
     }
 
-    /// The frames that a read of `range` fetches: none when all of it is zero, else all, for the reads that
-    /// follow. A read of what was never written costs no request, whatever was written beside it.
+    /// Returns the frames that a read of `range` fetches: none if all of it is zero, else all, for later
+    /// reads. A read of unwritten sectors thus costs no request, regardless of their neighbours.
     #[must_use]
     pub fn for_range(self, range: Mask) -> Self {
         if self.is_zero(range) { Self::of(Vec::new()) } else { self }
     }
 
-    /// Of this composition of the sectors `wanted`: those that a block has as they are once it was made from
-    /// what [`Self::for_range`] returns.
+    /// Returns those sectors of this composition of `wanted` that are correct in a block built from the
+    /// result of [`Self::for_range`].
     pub fn sectors_for(&self, wanted: Mask, range: Mask) -> Mask {
         if self.is_zero(range) { wanted.minus(self.held()) } else { wanted }
     }
@@ -111,13 +111,13 @@ impl Composition {
         self.held().intersect(range).is_empty()
     }
 
-    /// The sectors that have bytes; all others are zeros.
+    /// Returns the sectors that have bytes; all others are zeros.
     pub fn held(&self) -> Mask {
         self.pieces.iter().fold(Mask::EMPTY, |held, piece| held.union(piece.visible))
     }
 
-    /// The sectors that may differ from what `base` composes for the same block. Of frames with the same
-    /// bytes in the same sectors none does. What a merge has put into a frame with other sectors counts.
+    /// Returns the sectors that may differ from `base`, a composition of the same block. Frames with the same
+    /// bytes in the same sectors do not. Sectors that a merge moved to a frame with others count as changed.
     pub fn changed_since(&self, base: &Self) -> Mask {
         let mut changed = self.held().union(base.held());
         for piece in &self.pieces {
@@ -131,7 +131,7 @@ impl Composition {
     }
 }
 
-/// Composes the sectors `wanted` of `block` from what its runs know of it, newest first.
+/// Composes the sectors `wanted` of `block` from its entries in `layers`, newest first.
 pub fn compose<'a>(block: Block, wanted: Mask, layers: impl IntoIterator<Item = Layer<'a>>) -> Composition {
     let mut missing = wanted;
     let mut pieces = Vec::new();
@@ -152,10 +152,10 @@ pub fn compose<'a>(block: Block, wanted: Mask, layers: impl IntoIterator<Item = 
     Composition::of(pieces)
 }
 
-/// Copies the visible sectors of an unpacked frame into `block`.
+/// Copies the visible sectors of an unpacked frame to `block`.
 ///
 /// # Panics
-/// If `plain` is not the frame's sectors or `block` not 128 KiB: callers pass what `unpack` returned.
+/// If `plain` is not the frame's sectors or `block` not 128 KiB: callers pass the result of `unpack`.
 pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
     copy_sectors(piece.visible, piece.frame.mask, plain, Mask::FULL, block);
 }
@@ -164,7 +164,7 @@ pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
 /// each lowest first.
 ///
 /// # Panics
-/// If either has other sectors than its mask says, or lacks one of `copied`.
+/// If either does not have the sectors of its mask, or lacks one of `copied`.
 pub fn copy_sectors(copied: Mask, from: Mask, plain: &[u8], to: Mask, out: &mut [u8]) {
     let sector = SECTOR_BYTES as usize;
     assert!(plain.len() == from.count() as usize * sector && out.len() == to.count() as usize * sector);
@@ -251,7 +251,7 @@ mod tests {
             compose(&[layer(3, &[(0, 0b10010, 3)]), layer(2, &[(0, 0b1, 0)]), layer(1, &[(0, 0b1111, 1)])]);
         assert_eq!((written.held(), written.changed_since(&base)), (Mask(0b11110), Mask(0b10011)));
         assert_eq!(base.changed_since(&written), Mask(0b10011));
-        // The same bytes elsewhere in the block.
+        // The same bytes at another position of the block.
         assert_eq!(compose(&[layer(1, &[(0, 0b11110, 1)])]).changed_since(&base), Mask(0b11111));
     }
 

@@ -1,4 +1,4 @@
-//! The writer that an attach replaced, as a record and a checkpoint name it.
+//! The writer that an attach replaced, as stored in a record and a checkpoint.
 //!
 //! `u64 epoch, u8 length + text node, u64 unix milliseconds of its attach`, or epoch zero alone for none.
 
@@ -6,7 +6,7 @@ use holdfast_types::Epoch;
 
 use crate::wire::{self, DecodeError, Reader};
 
-/// A writer that was replaced. What it had not uploaded is not in the volume.
+/// A writer that was replaced. The data that it had not uploaded is not in the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Displaced {
     /// Its epoch, never zero.

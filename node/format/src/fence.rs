@@ -1,10 +1,10 @@
-//! Fences: the chunks that an index has entries for, in few bytes.
+//! Fences: compact sets of the chunks that an index has entries for.
 //!
 //! ```text
 //! u32 n (at most 64), n x (u32 first chunk, u32 chunks): ascending, apart
 //! ```
-//! A fence of 64 runs may name chunks without an entry: it would have more runs otherwise. It never lacks
-//! one.
+//! A fence of 64 runs may include chunks without an entry, because without them it would have more runs.
+//! It never omits one.
 
 use std::cmp::Reverse;
 
@@ -18,7 +18,7 @@ thread_local! {
     static SCALED: std::cell::Cell<usize> = const { std::cell::Cell::new(MAX_FENCE_RUNS) };
 }
 
-/// From now on fences that are made in this thread have at most so many runs; `None` is what programs have.
+/// Limits new fences of this thread to this many runs; `None` restores the limit of production.
 #[cfg(feature = "simulation")]
 pub fn scale(runs: Option<usize>) {
     SCALED.set(runs.unwrap_or(MAX_FENCE_RUNS));
@@ -41,11 +41,11 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Most bytes of its encoded runs.
+    /// Maximum bytes of its encoded runs.
     pub(crate) const MAX_RUN_BYTES: usize = 8 * MAX_FENCE_RUNS;
 
-    /// The fence around `runs`, which ascend by their first chunk and may touch or overlap. The runs with the
-    /// smallest gaps between them become one until there are few enough.
+    /// Returns the fence around `runs`, which ascend by their first chunk and may touch or overlap. The
+    /// runs with the smallest gaps are joined until they are few enough.
     pub fn around(runs: impl IntoIterator<Item = (u32, u32)>) -> Self {
         let mut joined: Vec<(u32, u32)> = Vec::new();
         for (first, count) in runs {
@@ -62,7 +62,7 @@ impl Fence {
         Self { runs: joined }
     }
 
-    /// The fence around all that these hold.
+    /// Returns the fence around the chunks of all `fences`.
     pub fn union<'a>(fences: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut runs: Vec<(u32, u32)> =
             fences.into_iter().flat_map(|fence| fence.runs.iter().copied()).collect();
@@ -70,24 +70,24 @@ impl Fence {
         Self::around(runs)
     }
 
-    /// Returns true if it has an entry for every chunk that it names.
+    /// Returns true if every chunk in it has an entry.
     pub fn is_exact(&self) -> bool {
         self.runs.len() < most_runs()
     }
 
-    /// Its runs: first chunk and number of chunks, ascending, apart.
+    /// Returns its runs: first chunk and number of chunks, ascending, apart.
     pub fn runs(&self) -> &[(u32, u32)] {
         &self.runs
     }
 
-    /// Returns false if there is no entry for `chunk`.
+    /// Returns false if `chunk` has no entry.
     pub fn may_hold(&self, chunk: Chunk) -> bool {
         let after = self.runs.partition_point(|(first, _)| u64::from(*first) <= chunk.0);
         let before = after.checked_sub(1).map(|at| self.runs[at]);
         before.is_some_and(|(first, count)| chunk.0 < u64::from(first) + u64::from(count))
     }
 
-    /// A run of it that a volume of `chunks` chunks does not have.
+    /// Returns a run of it that is beyond a volume of `chunks` chunks.
     pub(crate) fn run_beyond(&self, chunks: u64) -> Option<(u32, u32)> {
         self.runs.iter().copied().find(|(first, count)| u64::from(*first) + u64::from(*count) > chunks)
     }
@@ -121,7 +121,7 @@ impl Fence {
     }
 }
 
-/// As many runs as a fence may have, apart where the gaps are widest.
+/// Returns as many runs as a fence may have, separated at the widest gaps.
 fn without_small_gaps(runs: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let gap = |at: &usize| runs[*at].0 - (runs[*at - 1].0 + runs[*at - 1].1);
     let mut starts: Vec<usize> = (1..runs.len()).collect();
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_fence_of_many_runs_keeps_the_widest_gaps_and_lacks_nothing() {
-        // The gap behind run n is n chunks wide.
+        // The gap after run n is n chunks wide.
         let mut next = 0;
         let runs: Vec<(u32, u32)> = (0..100)
             .map(|n| {

@@ -1,12 +1,12 @@
-//! Forks: volumes that begin with what a snapshot of another volume holds.
+//! Forks: volumes that begin with the content of another volume's snapshot.
 //!
-//! The create record of a fork holds the list of runs of the snapshot's root. Nothing is copied: the runs and
-//! their segments stay objects of the volumes behind it, the *ancestors*, and an id says by how many forks
-//! its owner is behind ([`PlacedId::owner`]). An id in an object of an ancestor counts from that ancestor.
+//! The create record of a fork contains the list of runs of the snapshot's root. Nothing is copied: the
+//! runs and their segments stay objects of the *ancestors*, and an id says how many forks away its owner
+//! is ([`PlacedId::owner`]). An id in an object of an ancestor counts from that ancestor.
 //!
 //! ```text
 //! u8 length + text volume id, u64 seq     the snapshot
-//! u8 n, n x (u8 length + text volume id)  the volumes behind the snapshot's, nearest first
+//! u8 n, n x (u8 length + text volume id)  the ancestors of the snapshot's volume, nearest first
 //! u64 sectors of the snapshot
 //! u32 n, n x (u8 0 and segment reference, or u8 1 and run reference)    runs, newest first
 //! set of chunks (`chunk_set`): those that hold data
@@ -24,23 +24,23 @@ use crate::limit::MAX_SECTORS;
 use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Reader};
 
-/// The beginning of a fork.
+/// The initial content of a fork.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fork {
-    /// Its origin.
+    /// The snapshot from which it was forked.
     pub snapshot: SnapshotName,
-    /// The volumes behind the snapshot's, nearest first.
+    /// The ancestors of the snapshot's volume, nearest first.
     ancestors: Vec<VolumeId>,
     /// Logical size of the snapshot.
     pub sectors: u64,
-    /// Newest first; none of them is the fork's own.
+    /// Newest first; none of them belongs to the fork itself.
     pub(crate) runs: Arc<[Run]>,
     /// Chunks that hold data.
     pub(crate) holds: ChunkSet,
 }
 
 impl Fork {
-    /// A fork of a snapshot with these contents; `None` if too many volumes are its ancestors.
+    /// Creates a fork of a snapshot with these contents; `None` if it has too many ancestors.
     pub(crate) fn of(
         snapshot: SnapshotName,
         lineage: &Lineage,
@@ -56,14 +56,14 @@ impl Fork {
         Some(Self { snapshot, ancestors, sectors, runs: runs.into(), holds })
     }
 
-    /// The lineage of the volume that this is the beginning of; `None` if it is too long.
+    /// Returns the lineage of the volume that begins with this; `None` if it is too long.
     pub(crate) fn lineage(&self, volume: VolumeId) -> Option<Lineage> {
         let mut ancestors = vec![self.snapshot.volume.clone()];
         ancestors.extend_from_slice(&self.ancestors);
         Lineage::with_ancestors(volume, ancestors)
     }
 
-    /// The volumes whose objects the fork reads, nearest first.
+    /// Returns the volumes whose objects the fork reads, nearest first.
     pub fn ancestors(&self) -> impl Iterator<Item = &VolumeId> {
         std::iter::once(&self.snapshot.volume).chain(&self.ancestors)
     }
@@ -97,7 +97,7 @@ impl Fork {
     }
 }
 
-/// A run of a snapshot, as a fork names it.
+/// Returns a run of a snapshot, renamed for a fork.
 fn inherited(run: &Run) -> Option<Run> {
     Some(match run {
         Run::Segment(segment) => {
@@ -121,7 +121,7 @@ fn take_ancestors(fields: &mut Reader<'_>) -> Result<Vec<VolumeId>, DecodeError>
     (0..fields.u8()?).map(|_| take_volume(fields)).collect()
 }
 
-/// Reads what [`put_ancestors`] wrote of `volume`.
+/// Reads the lineage of `volume` that [`put_ancestors`] wrote.
 pub(crate) fn take_lineage(volume: VolumeId, fields: &mut Reader<'_>) -> Result<Lineage, DecodeError> {
     let ancestors = take_ancestors(fields)?;
     let count = ancestors.len() as u64;
@@ -134,7 +134,7 @@ pub(crate) fn put_runs(runs: &[Run], out: &mut Vec<u8>) {
     runs.iter().for_each(|run| run.put(out));
 }
 
-/// Reads the runs of a volume of so many chunks, with so many ancestors.
+/// Reads the runs of a volume with `chunks` chunks and `ancestors` ancestors.
 pub(crate) fn take_runs(
     fields: &mut Reader<'_>,
     chunks: u64,

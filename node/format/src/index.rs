@@ -1,11 +1,11 @@
 //! Runs: indexes over frames, and a volume's list of them.
 //!
-//! A run of level 0 is one segment with its own index. A run of a higher level is an object made by merging
-//! neighbours of the list; the frames stay in their segments. Byte layouts are drawn at the head of `entry`,
-//! `page` and `head`, and in `docs/formats/index-run.md`.
+//! A run of level 0 is one segment with its own index. A run of a higher level is an object created by
+//! merging neighbours of the list; the frames stay in their segments. Byte layouts are drawn at the head
+//! of `entry`, `page` and `head`, and in `docs/formats/index-run.md`.
 //!
-//! Owns: what a run is, how runs become one ([`merge`]) and when ([`policy`]). Does not own: the list, which
-//! is the manifest's; reading and storing.
+//! Owns: the definition of a run, how runs are merged ([`merge`]) and when ([`policy`]). Does not own: the
+//! list, which is the manifest's; reading and storing.
 
 mod entry;
 mod head;
@@ -30,7 +30,7 @@ use crate::fence::Fence;
 use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Reader};
 
-/// Place of a merged run, and the chunks that it has entries for.
+/// Location of a merged run, and the chunks that it has entries for.
 ///
 /// `u64 place, u128 ulid, u8 level, u64 bytes, u64 head offset, u32 head bytes, u64 sectors,
 /// fence`
@@ -38,7 +38,7 @@ use crate::wire::{self, DecodeError, Reader};
 pub struct RunRef {
     /// Its name.
     pub id: RunId,
-    /// One more than that of the runs it was made from, or the same; at least 1.
+    /// The level of its inputs, or one more; at least 1.
     pub level: u8,
     /// Size of the object in bytes.
     pub bytes: u64,
@@ -46,21 +46,21 @@ pub struct RunRef {
     pub head_offset: u64,
     /// Length of the head's envelope in bytes.
     pub head_bytes: u32,
-    /// Sectors that its entries show, zeros too.
+    /// Sectors visible through its entries, including zeros.
     pub sectors: u64,
     /// The chunks it has entries for.
     pub chunks: Fence,
 }
 
 impl RunRef {
-    /// Bytes of the head's envelope in the object.
+    /// Returns the bytes of the head's envelope in the object.
     pub fn head_range(&self) -> Range<u64> {
         self.head_offset..self.head_offset + u64::from(self.head_bytes)
     }
 
-    /// Fewest bytes of an encoded reference.
+    /// Minimum bytes of an encoded reference.
     pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 33;
-    /// Most of them.
+    /// Maximum bytes.
     pub(crate) const MAX_BYTES: usize = Self::MIN_BYTES + Fence::MAX_RUN_BYTES;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
@@ -97,7 +97,7 @@ pub enum Run {
     Merged(Arc<RunRef>),
 }
 
-/// A volume's runs, newest first, and the volumes whose objects they are.
+/// A volume's runs, newest first, and the volumes that own their objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runs {
     lineage: Arc<Lineage>,
@@ -105,18 +105,18 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// This list of a volume.
+    /// Creates this list of a volume.
     pub fn new(lineage: Arc<Lineage>, list: impl Into<Arc<[Run]>>) -> Self {
         Self { lineage, list: list.into() }
     }
 
-    /// Another list of the same volume.
+    /// Creates another list of the same volume.
     #[must_use]
     pub fn with(&self, list: impl Into<Arc<[Run]>>) -> Self {
         Self::new(Arc::clone(&self.lineage), list)
     }
 
-    /// The volume, and those behind it.
+    /// Returns the volume, and its ancestors.
     pub fn lineage(&self) -> &Lineage {
         &self.lineage
     }
@@ -127,7 +127,7 @@ impl Runs {
         Arc::ptr_eq(&self.list, &other.list) && Arc::ptr_eq(&self.lineage, &other.lineage)
     }
 
-    /// Number of runs at the head of this list, if all that follows them is the list `older`.
+    /// Returns the number of runs at the head of this list, if the rest of it is the list `older`.
     pub fn added_since(&self, older: &Self) -> Option<usize> {
         let added = self.len().checked_sub(older.len())?;
         let is_same = self.lineage == older.lineage && self[added..] == older[..];
@@ -144,7 +144,7 @@ impl Deref for Runs {
 }
 
 impl Run {
-    /// Fewest bytes of an encoded run.
+    /// Minimum bytes of an encoded run.
     pub(crate) const MIN_BYTES: usize = 1 + SegmentRef::MIN_BYTES;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
@@ -168,7 +168,7 @@ impl Run {
         }
     }
 
-    /// Its object's name; no two objects of a volume have the same.
+    /// Returns its object's name, which is unique in a volume.
     pub fn id(&self) -> PlacedId {
         match self {
             Self::Segment(segment) => segment.id.0,
@@ -176,7 +176,7 @@ impl Run {
         }
     }
 
-    /// The chunks that it may have entries for.
+    /// Returns the chunks that it may have entries for.
     pub fn fence(&self) -> &Fence {
         match self {
             Self::Segment(segment) => &segment.chunks,
@@ -184,7 +184,7 @@ impl Run {
         }
     }
 
-    /// Figures that the choice of merges depends on.
+    /// Returns its figures for the choice of merges.
     pub fn shape(&self) -> policy::Shape {
         match self {
             Self::Segment(segment) => policy::Shape { level: 0, sectors: segment.sectors },
@@ -198,12 +198,12 @@ impl Run {
 pub struct MergePlan {
     /// Its kind.
     pub kind: policy::MergeKind,
-    /// The place that the output is named for.
+    /// The place in the output's name.
     pub place: Place,
     /// The output's level.
     pub level: u8,
     /// The inputs, newest first.
     pub inputs: Runs,
-    /// The oldest of them is the oldest of the list: zeros hide nothing.
+    /// True if the oldest of them is the oldest of the list: zeros hide nothing.
     pub is_oldest: bool,
 }

@@ -1,9 +1,9 @@
-//! The stored formats: how the bytes of each object and record look, and what they mean together.
+//! The stored formats: the encoding of each object and record, and their combined meaning.
 //!
-//! Owns: encoding, decoding and checking of everything that a volume stores in its bucket, and how records
-//! change a volume's state ([`manifest`]). Does not own: reading or storing any of it (`node/log`,
-//! `node/background`), nor a volume's local files, which are the engine's. Byte layouts are drawn at the head
-//! of [`record`], [`manifest`], [`segment`], [`index`] and [`snapshot`], and in `docs/formats/`.
+//! Owns: encoding, decoding and checking of everything that a volume stores in its bucket, and the effect
+//! of records on a volume's state ([`manifest`]). Does not own: reading or storing any of it (`node/log`,
+//! `node/background`), nor a volume's local files, which are the engine's. Byte layouts are drawn at the
+//! head of [`record`], [`manifest`], [`segment`], [`index`] and [`snapshot`], and in `docs/formats/`.
 //!
 //! [`safeguard`] and [`crash_point`] are here because all crates above name them.
 

@@ -1,13 +1,13 @@
-//! Length of a log: the interval of checkpoints, the length at which a writer waits for one, and the places
-//! where a truncation may end.
+//! Length of a log: the interval of checkpoints, the length at which a writer waits for one, and the
+//! positions at which a truncation may end.
 //!
-//! Every program that reads or writes a volume must have the same numbers: they are part of the format
-//! (`docs/formats/truncation-marker.md`). Only a simulation makes its logs shorter, so that a short run comes
-//! to their end; without the feature `simulation` nothing can.
+//! Every program that reads or writes a volume must use the same numbers: they are part of the format
+//! (`docs/formats/truncation-marker.md`). Only a simulation shortens its logs, so that short runs reach
+//! their end; without the feature `simulation` they are fixed.
 
 use holdfast_types::Seq;
 
-/// Records after which a writer makes a checkpoint.
+/// Records after which a writer stores a checkpoint.
 const CHECKPOINT_EVERY: u64 = 32;
 
 #[cfg(feature = "simulation")]
@@ -15,43 +15,43 @@ thread_local! {
     static SCALED: std::cell::Cell<u64> = const { std::cell::Cell::new(CHECKPOINT_EVERY) };
 }
 
-/// From now on checkpoints are `records` apart in this thread, and all else in proportion; `None` is what
-/// programs have.
+/// Sets the interval of checkpoints to `records` in this thread, and all else in proportion; `None`
+/// restores production's.
 #[cfg(feature = "simulation")]
 pub fn scale(records: Option<u64>) {
     SCALED.set(records.unwrap_or(CHECKPOINT_EVERY));
 }
 
-/// Records after which a writer makes a checkpoint: 32.
+/// Returns the number of records after which a writer stores a checkpoint: 32.
 #[cfg(feature = "simulation")]
 pub fn checkpoint_every() -> u64 {
     SCALED.get()
 }
 
-/// Records after which a writer makes a checkpoint: 32.
+/// Returns the number of records after which a writer stores a checkpoint: 32.
 #[cfg(not(feature = "simulation"))]
 pub const fn checkpoint_every() -> u64 {
     CHECKPOINT_EVERY
 }
 
-/// Records after the newest checkpoint at which a writer waits for the next checkpoint before it commits
-/// more: 60.
+/// Returns the number of records after the newest checkpoint at which a writer waits for the next
+/// checkpoint before further commits: 60.
 pub fn max_records_after_checkpoint() -> u64 {
     2 * checkpoint_every() - checkpoint_every() / 8
 }
 
-/// The seqs that a truncation may end at are the multiples of this: 64.
+/// Returns the interval of the positions at which a truncation may end: 64.
 fn truncate_every() -> u64 {
     2 * checkpoint_every()
 }
 
-/// The first place after `seq` that a truncation may end at. While it has no mark, no record after `seq` was
-/// ever truncated.
+/// Returns the first position after `seq` at which a truncation may end. Until its marker exists, no
+/// record after `seq` was ever truncated.
 pub fn mark_after(seq: Seq) -> Seq {
     Seq((seq.0 / truncate_every()).saturating_add(1).saturating_mul(truncate_every()))
 }
 
-/// The last place up to `seq` that a truncation may end at; `None` where there is none.
+/// Returns the last position up to `seq` at which a truncation may end, if any.
 pub fn mark_upto(seq: Seq) -> Option<Seq> {
     let mark = seq.0 - seq.0 % truncate_every();
     (mark > 0).then_some(Seq(mark))

@@ -1,10 +1,10 @@
-//! State of a volume as of a place in its log: size, writer, runs, and the chunks that hold data.
+//! State of a volume at a position of its log: size, writer, runs, and the chunks that hold data.
 //!
 //! Owns: the state, and the checkpoint that holds all of it. Records change it ([`apply`]).
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
-//! u8 length + text volume id   u8 n, n x (u8 length + text volume id): those behind it, nearest first
+//! u8 length + text volume id   u8 n, n x (u8 length + text volume id): its ancestors, nearest first
 //! u64 seq   u64 data seq   u64 sectors
 //! u8 flags (1 attached, 2 A invalidated, 4 B invalidated, 8 replaced, 16 had snapshots)   u8 deleted
 //! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds
@@ -35,9 +35,9 @@ use crate::snapshot::Snapshot;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "checkpoint";
-/// Flag of a checkpoint: a writer was ever replaced.
+/// Flag of a checkpoint: a writer was replaced at some time.
 const REPLACED: u8 = 8;
-/// Flag of a checkpoint: a snapshot was ever registered.
+/// Flag of a checkpoint: a snapshot was registered at some time.
 const HAD_SNAPSHOTS: u8 = 16;
 
 pub mod apply;
@@ -59,19 +59,19 @@ pub struct Manifest {
     checkpointed: Seq,
     /// Newest first.
     runs: Runs,
-    /// Chunks of which a run ever had a frame.
+    /// Chunks for which a run ever had a frame.
     holds: ChunkSet,
-    /// No record to come adds a merge of a place before it.
+    /// Later records add no merge with a place below this.
     closed: Place,
-    /// The greatest place of a merge that a record carried.
+    /// The greatest place of a merge in a record.
     newest_merge: Place,
     /// Oldest first.
     snapshots: Vec<Snapshot>,
-    /// One was ever registered.
+    /// True if a snapshot was ever registered.
     had_snapshots: bool,
 }
 
-/// The writer that the log says is attached.
+/// The writer that is attached according to the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Writer {
     /// Its epoch.
@@ -84,7 +84,7 @@ pub struct Writer {
     pub since_unix_ms: u64,
 }
 
-/// The writer of the newest commit, and the generation of its durable map that its commits name.
+/// The writer of the newest commit, and the newest durable-map generation in its commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Covered {
     writer: Nonce,
@@ -93,7 +93,7 @@ struct Covered {
 }
 
 impl Covered {
-    /// After a commit of `writer` that names this generation.
+    /// Returns the state after a commit of `writer` with this generation.
     fn after(self, writer: Nonce, generation: u64) -> Self {
         let before = if self.writer == writer { self.generation } else { 0 };
         Self { writer, generation: before.max(generation) }
@@ -101,7 +101,7 @@ impl Covered {
 }
 
 impl Manifest {
-    /// The state before the first record.
+    /// Returns the state before the first record.
     pub fn empty(volume: VolumeId) -> Self {
         Self {
             seq: Seq(0),
@@ -122,17 +122,17 @@ impl Manifest {
         }
     }
 
-    /// The state of a deleted volume, of whose log only the tombstone at `seq` is left.
+    /// Returns the state of a deleted volume whose log consists only of the tombstone at `seq`.
     pub fn tombstone(volume: VolumeId, seq: Seq) -> Self {
         Self { seq, deleted: true, ..Self::empty(volume) }
     }
 
-    /// The volume.
+    /// Returns the volume.
     pub fn volume(&self) -> &VolumeId {
         self.runs.lineage().volume()
     }
 
-    /// The volume, and those whose objects it reads.
+    /// Returns the volume, and those whose objects it reads.
     pub fn lineage(&self) -> &Lineage {
         self.runs.lineage()
     }
@@ -142,32 +142,32 @@ impl Manifest {
         self.had_snapshots
     }
 
-    /// The last record applied; zero before the first.
+    /// Returns the last record applied; zero before the first.
     pub fn seq(&self) -> Seq {
         self.seq
     }
 
-    /// The last record that changed what the volume holds; zero before the first.
+    /// Returns the last record that changed the volume's data; zero before the first.
     pub fn data_seq(&self) -> Seq {
         self.data_seq
     }
 
-    /// The newest checkpoint that was known when it was read; zero without one.
+    /// Returns the newest checkpoint known when the log was read; zero without one.
     pub fn checkpointed(&self) -> Seq {
         self.checkpointed
     }
 
-    /// Logical size in sectors.
+    /// Returns the logical size in sectors.
     pub fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// The epoch of the newest attach; zero before the first.
+    /// Returns the epoch of the newest attach; zero before the first.
     pub fn epoch(&self) -> Epoch {
         self.writers.newest().map_or(Epoch(0), |newest| newest.epoch)
     }
 
-    /// The nonce of the newest attach.
+    /// Returns the nonce of the newest attach.
     pub fn writer(&self) -> Option<Nonce> {
         self.writers.newest().map(|newest| newest.nonce)
     }
@@ -177,12 +177,12 @@ impl Manifest {
         self.writers.attached
     }
 
-    /// The writer that is attached; `None` after its detach.
+    /// Returns the attached writer; `None` after its detach.
     pub fn attached(&self) -> Option<Writer> {
         self.newest_writer().filter(|_| self.writers.attached)
     }
 
-    /// The writer of the newest attach, whether it was detached or not.
+    /// Returns the writer of the newest attach, even after its detach.
     pub fn newest_writer(&self) -> Option<Writer> {
         let newest = self.writers.newest()?;
         Some(Writer {
@@ -193,35 +193,35 @@ impl Manifest {
         })
     }
 
-    /// The writer that the newest attach displaced, or that one before it of the same node and data.
+    /// Returns the writer displaced by the newest attach, or by an earlier one of the same node and data.
     pub fn displaced(&self) -> Option<&Displaced> {
         self.writers.displaced.as_ref()
     }
 
-    /// Returns true if any writer was replaced: what it had not uploaded is not in the volume, however empty
-    /// that is.
+    /// Returns true if any writer was replaced: the data that it had not uploaded is missing, even if the
+    /// volume is empty.
     pub fn was_replaced(&self) -> bool {
         self.writers.replaced
     }
 
-    /// The nonce of the volume's create record.
+    /// Returns the nonce of the volume's create record.
     pub fn identity(&self) -> Nonce {
         self.identity
     }
 
-    /// The last record that the writer of this attach can have made: the one before the next attach, or the
-    /// end of the log. `None` where the log does not hold the attach.
+    /// Returns the last record that the writer of this attach can have created: the one before the next
+    /// attach, or the end of the log. `None` if the attach is not in the log.
     pub fn last_of(&self, epoch: Epoch, nonce: Nonce) -> Option<Seq> {
         Some(self.writers.next_after(epoch, nonce)?.map_or(self.seq, |next| Seq(next.seq.0 - 1)))
     }
 
-    /// Returns true if a writer with one of `nonces` committed what a durable map of `generation` lacks: that
-    /// map is older than the log.
+    /// Returns true if a writer with one of `nonces` committed data that a durable map of `generation`
+    /// lacks: that map is older than the log.
     pub fn is_beyond(&self, nonces: &[Nonce], generation: u64) -> bool {
         nonces.contains(&self.covered.writer) && self.covered.generation > generation
     }
 
-    /// The sides of the newest writer whose data is invalid: its commits say so.
+    /// Returns the sides of the newest writer that its commits invalidated.
     pub fn invalidated(&self) -> SideSet {
         self.invalidated
     }
@@ -236,7 +236,7 @@ impl Manifest {
         self.deleted
     }
 
-    /// Those of `chunks` in which the volume holds no data yet.
+    /// Returns those of `chunks` in which the volume has no data yet.
     pub fn not_held(&self, chunks: ChunkSet) -> ChunkSet {
         chunks.minus(&self.holds)
     }
@@ -246,31 +246,30 @@ impl Manifest {
         self.holds.contains(chunk)
     }
 
-    /// The volume's runs, newest first.
+    /// Returns the volume's runs, newest first.
     pub fn runs(&self) -> &Runs {
         &self.runs
     }
 
-    /// Returns true if no record to come can add an object of this place.
+    /// Returns true if no later record can add an object with this place.
     pub fn is_passed(&self, place: Place) -> bool {
         self.deleted || place.seq().map_or(place < self.closed, |last| last <= self.seq)
     }
 
-    /// The place of the first merge of a process: beyond all that an earlier one may have begun, as that
-    /// began fewer since its last record.
+    /// Returns the place of the first merge of a process: beyond all merges that an earlier one may have
+    /// begun, which are fewer since its last record.
     pub fn first_place_of_process(&self) -> Place {
         const BEGUN_AT_MOST: u64 = 1024;
         let known = self.closed.max(self.newest_merge.next());
         Place::from_stored(known.stored().saturating_add(BEGUN_AT_MOST))
     }
 
-    /// Returns true for a fork of which the log does not say yet that it stands: nothing but its creation is
-    /// in the log.
+    /// Returns true for a fork that is not confirmed in the log yet: its log contains only its creation.
     pub fn is_unconfirmed(&self) -> bool {
         self.exists() && self.seq == Seq::FIRST && !self.lineage().ancestors().is_empty()
     }
 
-    /// The snapshots that are registered, oldest first; also those that were forgotten and not dropped yet.
+    /// Returns the registered snapshots, oldest first, including forgotten ones that were not dropped yet.
     pub fn snapshots(&self) -> &[Snapshot] {
         &self.snapshots
     }
@@ -280,8 +279,8 @@ impl Manifest {
         self.exists() && !(self.writers.attached && safeguard(ControlOnlyDetached))
     }
 
-    /// Returns true if the attach of `epoch` is the one of `writer`, or too old to be remembered. The volume
-    /// has epoch zero before its first attach.
+    /// Returns true if the attach of `epoch` is the one of `writer`, or too old to be remembered. Before
+    /// its first attach the volume has epoch zero.
     pub fn has_attach(&self, epoch: Epoch, writer: Nonce) -> bool {
         self.writers.has_attach(epoch, writer)
     }
@@ -294,20 +293,20 @@ impl Manifest {
 
     /// Returns true if the record at `seq` is unneeded once this manifest is stored as a checkpoint.
     ///
-    /// The record that created the volume stays, so that no other creates it again; so does every attach
-    /// record, at whose place a writer that it fenced tries to create its own next one.
+    /// The record that created the volume stays, so that it cannot be created again; so does every attach
+    /// record, because a fenced writer tries to create its next record at that position.
     pub fn may_be_truncated(&self, seq: Seq) -> bool {
         let is_attach = safeguard(KeepAttachRecords) && self.writers.has_attach_at(seq);
         seq > Seq::FIRST && seq <= self.seq && !self.writers.forgot(seq) && !is_attach
     }
 
-    /// A fork of the snapshot whose root this is; `None` if too many volumes are its ancestors.
+    /// Returns a fork of the snapshot with this root; `None` if it would have too many ancestors.
     pub fn fork(&self) -> Option<Fork> {
         let snapshot = SnapshotName { volume: self.volume().clone(), seq: self.seq };
         Fork::of(snapshot, self.lineage(), self.sectors, &self.runs, self.holds.clone())
     }
 
-    /// The bytes of the checkpoint as of [`Manifest::seq`].
+    /// Returns the bytes of the checkpoint as of [`Manifest::seq`].
     pub fn encode_checkpoint(&self) -> Vec<u8> {
         let mut out = Vec::new();
         wire::put_text(&mut out, self.volume().as_str());
@@ -332,15 +331,15 @@ impl Manifest {
         wire::enclose(Kind::Checkpoint, &out)
     }
 
-    /// The bytes of the root of a snapshot at [`Manifest::seq`]: a checkpoint of what the volume holds, and
-    /// of nothing else. So all who make it of one state make the same.
+    /// Returns the bytes of the root of a snapshot at [`Manifest::seq`]: a checkpoint with only the
+    /// content of the volume. Every process that derives it from the same state thus gets the same bytes.
     pub fn encode_root(&self) -> Vec<u8> {
         let Self { seq, data_seq, sectors, identity, runs, holds, .. } = self.clone();
         let nothing = Self::empty(self.volume().clone());
         Self { seq, data_seq, sectors, identity, runs, holds, ..nothing }.encode_checkpoint()
     }
 
-    /// The state as a detach record carries it: what its checkpoint reads as.
+    /// Returns the state for a detach record: the state that its checkpoint reads as.
     pub(crate) fn as_root(&self) -> Self {
         let runs = if safeguard(RootNamesAllRuns) {
             self.runs.clone()
@@ -353,7 +352,7 @@ impl Manifest {
     /// Reads a stored checkpoint.
     ///
     /// # Errors
-    /// [`DecodeError`] names what is wrong with the bytes.
+    /// [`DecodeError`] names the defect.
     pub fn decode_checkpoint(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Reader::new(WHAT, wire::open(Kind::Checkpoint, WHAT, bytes)?);
         let name = fields.text()?;

@@ -10,12 +10,12 @@
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
 //!             set of chunks (`chunk_set`), u32 m, m x merge, u64 place before which merges are closed, changes
 //!             of the list of snapshots (`snapshot`)
-//! detach (4): nothing. Behind the envelope of the record may stand a second one, the root: the checkpoint
+//! detach (4): nothing. A second envelope may follow that of the record: the root, which is the checkpoint
 //!             as of the seq before it (`manifest`)
 //! delete (5): nothing: the volume's tombstone
 //! ```
-//! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
-//! behind it.
+//! A displaced writer: `u64 epoch`, 0 if none; otherwise followed by `u8 length + text node, u64 unix
+//! milliseconds`.
 //! A merge: `u8 owner, u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of
 //! the output.
 //! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
@@ -38,12 +38,12 @@ pub use labels::{Labels, Origin};
 mod labels;
 
 const WHAT: &str = "log record";
-/// Most bytes of the fields in front of a body, and of a body without what it counts: the longest volume id
-/// is the most of it.
+/// Maximum bytes of the fields before a body, and of a body without its counted parts: mostly the longest
+/// volume id.
 const MAX_FIELD_BYTES: u64 = 256;
-/// Segments of the record that a running writer makes at most.
+/// Maximum segments in a record of a running writer.
 const WRITER_SEGMENTS: usize = 1;
-/// Merges of it: one of each kind.
+/// Maximum merges in it: one of each kind.
 const WRITER_MERGES: usize = 2;
 
 /// One entry of a volume's log.
@@ -51,13 +51,13 @@ const WRITER_MERGES: usize = 2;
 pub struct Record {
     /// The volume whose log it is.
     pub volume: VolumeId,
-    /// Its place in the log.
+    /// Its position in the log.
     pub seq: Seq,
     /// The writer's epoch; zero in the records of the control plane.
     pub epoch: Epoch,
     /// The writer's nonce, chosen at its attach.
     pub nonce: Nonce,
-    /// Time when the writer made it, milliseconds since 1970 by the writer's clock; for people, never for
+    /// Time of its creation, milliseconds since 1970 by the writer's clock; for people, never for
     /// decisions.
     pub unix_ms: u64,
     /// Its content.
@@ -67,61 +67,60 @@ pub struct Record {
 /// The content of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
-    /// The volume exists and has this many sectors. The record's nonce is the volume's identity: two volumes
-    /// of one name, in two stores or one after the other, differ in it.
+    /// Creates the volume with this many sectors. The record's nonce is the volume's identity: it
+    /// distinguishes volumes of the same name in two stores or at different times.
     Create {
         /// Logical size.
         sectors: u64,
-        /// The snapshot of another volume that it begins with.
+        /// The snapshot of another volume with which it begins.
         source: Option<Box<Fork>>,
         /// Purpose of the volume: for people and for a new cluster, never for the engine.
         labels: Labels,
     },
-    /// A writer took the volume; every older writer is fenced.
+    /// Attaches a writer; every older writer is fenced.
     Attach {
-        /// Logical size from now on; never smaller than before.
+        /// Logical size from here on; never smaller than before.
         sectors: u64,
         /// The writer's node: only the same node may attach the volume again without permission.
         node: String,
-        /// The writer that the node replaced when it took the volume. Its later attaches with the same data
-        /// repeat it.
+        /// The writer that the node replaced when it attached the volume. Its later attaches with the same
+        /// data repeat it.
         displaced: Option<Displaced>,
     },
-    /// One seal is durable, or runs were merged, or the list of snapshots changes. While no writer is
-    /// attached the control plane makes one too, with epoch zero, that changes nothing but that list.
+    /// Makes a seal durable, merges runs, or changes the list of snapshots. While no writer is attached,
+    /// the control plane creates one too, with epoch zero, that changes only that list.
     Change {
-        /// The segments that hold what the seal captured: no block is in two of them.
+        /// The segments with the data of the seal: no block is in two of them.
         segments: Vec<SegmentRef>,
-        /// Chunks that hold data from here on and held none before, where the fence of a segment is not
-        /// exact.
+        /// Chunks that hold data from here on and not before, if the fence of a segment is not exact.
         chunks: ChunkSet,
-        /// Sides whose data is invalid from here on after a loss of the host, because the writer's own disk
-        /// failed a sync. Everything that was ever flushed on them is committed.
+        /// Sides whose data is invalid from here on after a loss of the host, because the writer's own
+        /// disk failed a sync. All data ever flushed on them is committed.
         invalidated: SideSet,
-        /// The writer's durable map has a header of this generation, or a later one, since before this record
-        /// was created. A map with an older header lacks what the commit holds.
+        /// The writer's durable map had a header of this generation, or a later one, before this record
+        /// was created. A map with an older header lacks data of the commit.
         generation: u64,
-        /// Merges of runs, of the list as it is before the segments are added.
+        /// Merges of runs, in the list as it is before the segments are added.
         merges: Vec<Merge>,
-        /// Merges of places before it are closed: no later record adds one. Zero closes none.
+        /// Merges with places below this are closed: later records cannot add them. Zero closes none.
         closed: Place,
-        /// Changes of the list of snapshots. A snapshot that is taken holds all that the record adds.
+        /// Changes of the list of snapshots. A snapshot taken includes everything that the record adds.
         snapshots: SnapshotChange,
-        /// Logical size from now on; never smaller than before. Nothing where it does not change.
+        /// Logical size from here on; never smaller than before. `None` if it does not change.
         sectors: Option<u64>,
     },
-    /// The writer released the volume after its last commit.
+    /// Releases the volume after the writer's last commit.
     Detach {
-        /// The whole state that the record follows: a reader to which it is the last record needs no other.
-        /// Nothing where that is large, or an earlier version made the record.
+        /// The whole state that the record follows: a reader for which this is the last record needs no
+        /// other. `None` if that is large, or an earlier version created the record.
         root: Option<Box<Manifest>>,
     },
-    /// The volume is deleted permanently.
+    /// Deletes the volume permanently.
     Delete,
 }
 
 impl Body {
-    /// A change of the list of snapshots, and of nothing else.
+    /// Returns a change of only the list of snapshots.
     pub fn of_snapshots(snapshots: SnapshotChange) -> Self {
         Self::Change {
             segments: Vec::new(),
@@ -135,13 +134,13 @@ impl Body {
         }
     }
 
-    /// The release of a volume whose state is `manifest`.
+    /// Returns the release of a volume whose state is `manifest`.
     pub fn detach(manifest: &Manifest) -> Self {
         let fits = manifest.encode_checkpoint().len() <= MAX_DETACH_ROOT_BYTES;
         Self::Detach { root: fits.then(|| Box::new(manifest.as_root())) }
     }
 
-    /// The record's place is no snapshot.
+    /// Removes the snapshot that the record would register.
     pub fn take_no_snapshot(&mut self) {
         match self {
             Self::Change { snapshots, .. } => snapshots.taken = None,
@@ -149,7 +148,7 @@ impl Body {
         }
     }
 
-    /// Returns true if both say the same, but that one of them may register a snapshot.
+    /// Returns true if both are equal, except that one of them may register a snapshot.
     pub fn is_same_but_snapshot(&self, other: &Self) -> bool {
         let [mut one, mut other] = [self.clone(), other.clone()];
         one.take_no_snapshot();
@@ -157,7 +156,7 @@ impl Body {
         one == other
     }
 
-    /// Returns true if runs are merged with it.
+    /// Returns true if it merges runs.
     pub fn has_merges(&self) -> bool {
         match self {
             Self::Change { merges, .. } => !merges.is_empty(),
@@ -165,7 +164,7 @@ impl Body {
         }
     }
 
-    /// The uid of the snapshot that the record's place is.
+    /// Returns the uid of the snapshot that the record registers.
     pub fn snapshot_taken(&self) -> Option<SnapshotUid> {
         match self {
             Self::Change { snapshots, .. } => snapshots.taken,
@@ -174,22 +173,22 @@ impl Body {
     }
 }
 
-/// Neighbours of a volume's list of runs, and the run that takes their place.
+/// Neighbours of a volume's list of runs, and the run that replaces them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merge {
     /// The newest of them.
     pub newest: PlacedId,
     /// The oldest of them.
     pub oldest: PlacedId,
-    /// Says the same.
+    /// The run with equivalent content.
     pub output: RunRef,
 }
 
 impl Merge {
-    /// Fewest bytes of an encoded merge.
+    /// Minimum bytes of an encoded merge.
     const MIN_BYTES: usize = 2 * wire::ID_BYTES + RunRef::MIN_BYTES;
 
-    /// Most of them.
+    /// Maximum bytes.
     const MAX_BYTES: usize = 2 * wire::ID_BYTES + RunRef::MAX_BYTES;
 
     fn put(&self, out: &mut Vec<u8>) {
@@ -205,14 +204,14 @@ impl Merge {
 }
 
 impl Body {
-    /// The creation of a volume of that many sectors, without labels.
+    /// Returns the creation of a volume with `sectors` sectors, without labels.
     pub fn create(sectors: u64) -> Self {
         Self::Create { sectors, source: None, labels: Labels::default() }
     }
 }
 
 impl Record {
-    /// The bytes to store.
+    /// Returns the bytes to store.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         wire::put_text(&mut out, self.volume.as_str());
@@ -273,7 +272,7 @@ impl Record {
         whole
     }
 
-    /// Most bytes of a record that a running writer of a volume of so many sectors makes, envelopes included.
+    /// Returns the maximum bytes of a running writer's record, for `sectors` sectors, envelopes included.
     pub fn max_writer_bytes(sectors: u64) -> u64 {
         let counted = WRITER_SEGMENTS * SegmentRef::MAX_BYTES
             + WRITER_MERGES * Merge::MAX_BYTES
@@ -283,8 +282,8 @@ impl Record {
         wire::ENVELOPE_BYTES as u64 + MAX_FIELD_BYTES + body
     }
 
-    /// The bytes of the record that `bytes` begin with, and of its root. Nothing where there is none, or it
-    /// is cut short; its checksum is not looked at.
+    /// Returns the bytes of the first record in `bytes`, and of its root. `None` if it is missing or
+    /// truncated; its checksum is not verified.
     pub fn first_in(bytes: &[u8]) -> Option<&[u8]> {
         let record = wire::enclosed_bytes(bytes)?;
         let root = wire::enclosed_bytes(&bytes[record..]).unwrap_or(0);
@@ -294,7 +293,7 @@ impl Record {
     /// Reads a stored record.
     ///
     /// # Errors
-    /// [`DecodeError`] names what is wrong with the bytes; nothing of them may be used then.
+    /// [`DecodeError`] names the defect; no part of the bytes may be used then.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let payload = wire::open(Kind::Record, WHAT, bytes)?;
         let behind = &bytes[wire::ENVELOPE_BYTES + payload.len()..];
@@ -341,7 +340,7 @@ impl Record {
     }
 }
 
-/// Reads the root of the detach record at `seq`, where there are bytes behind it.
+/// Reads the root of the detach record at `seq`, if bytes follow the record.
 fn take_root(
     fields: &Reader<'_>,
     volume: &VolumeId,
@@ -457,7 +456,7 @@ mod tests {
         }
     }
 
-    /// The state that the record of these tests follows.
+    /// Returns the state that the records of these tests follow.
     fn before() -> Manifest {
         let mut manifest = Manifest::empty("v".parse().unwrap());
         let attach = Body::Attach { sectors: 1 << 23, node: "n".into(), displaced: None };
@@ -481,7 +480,7 @@ mod tests {
         assert!(!read.is_attached() && read.runs().len() == 6);
     }
 
-    /// Earlier versions take what they wrote themselves.
+    /// Earlier versions accept the record, whose bytes are those that they wrote.
     #[test]
     fn a_root_changes_no_byte_of_its_record() {
         let (plain, whole) =
@@ -508,7 +507,7 @@ mod tests {
         assert_eq!(refused(elsewhere), "log record: length of the root's volume id cannot be 1");
     }
 
-    /// The node keeps room for it on its disk: a commit must not need what it is to make.
+    /// The node reserves disk space for it: a commit must not need the space that it frees.
     #[test]
     fn the_largest_record_of_a_writer_fits_its_bound() {
         let runs = || Fence::around((0..200).map(|run| (run * 2, 1)));

@@ -1,13 +1,12 @@
-//! Safeguards: lines of the engine and of the background work without which data is lost in some
-//! interleaving.
+//! Safeguards: lines of the engine and of the background work without which some interleaving loses data.
 //!
-//! A simulation takes one out at a time, to show that it would notice. Without the feature `simulation`
-//! nothing can be taken out, and the compiler drops every question. With it a safeguard must still be taken
-//! out at run time, in the thread that runs the engine: a build that has the feature only because the
-//! simulation was built beside it behaves as one without. A test over `cargo metadata` lets only `node/sim`
-//! ask for the feature.
+//! A simulation removes one at a time, to show that it would notice. Without the feature `simulation` they
+//! cannot be removed, and the compiler drops every check. With the feature, a safeguard is removed only at
+//! run time, in the thread that runs the engine: a build that has the feature only because the simulation
+//! was built, too, behaves like one without. A test over `cargo metadata` allows only `node/sim` to
+//! request the feature.
 
-/// A safeguard, by what holds while it is in place.
+/// A safeguard, named by the property that it ensures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Safeguard {
     /// A round syncs the sides before it writes the map.
@@ -28,24 +27,24 @@ pub enum Safeguard {
     RoundBeforeCommit,
     /// A flush takes part in a round that begins after it.
     FlushInNextRound,
-    /// The first round after a takeover covers what the previous process wrote.
+    /// The first round after a takeover covers the previous process's writes.
     FirstRoundIsFull,
     /// A late completion on the sealed side does not hide newer data in the active one.
     ActiveSideIsNewest,
     /// A record is stored locally before it is sent.
     StoreRecordFirst,
-    /// A chunk's segments stand newest first.
+    /// The newest segment is first in the list of runs.
     NewestSegmentFirst,
     /// With `durability: object` a flush is answered after the commit, not once the segment is stored.
     FlushAfterCommit,
-    /// With `durability: object` a flush waits for the seal that covers what is dirty, not only for the one
-    /// in progress.
+    /// With `durability: object` a flush waits for the seal that covers all dirty data, not only for the
+    /// one in progress.
     FlushInNextSeal,
     /// Clean data is punched after the durable map says that it is remote.
     RoundBeforePunch,
     /// Clean data is punched after the reads that were planned on it end.
     ReadsBeforePunch,
-    /// Sectors of a block are packed from their places in the block.
+    /// Sectors of a block are packed from their positions in the block.
     PackByMask,
     /// Data that a fenced writer never uploaded is preserved.
     PreserveFenced,
@@ -53,41 +52,41 @@ pub enum Safeguard {
     LastRoundOfFenced,
     /// A segment is stored before the commit that names it.
     SegmentBeforeCommit,
-    /// Work that failed is tried again after a wait.
+    /// Failed work is retried after a wait.
     RetryFailed,
-    /// A checkpoint counts as written before what it replaces is deleted.
+    /// A checkpoint counts as written before the records that it replaces are deleted.
     CheckpointBeforeDeletes,
-    /// Uploads to each store wait in a queue of their own.
+    /// Uploads to each store wait in a separate queue.
     QueueByStore,
-    /// An upload gives its memory back while it waits to try again.
+    /// An upload releases its memory while it waits to retry.
     FreeMemoryInBackoff,
     /// A takeover reads the log beyond what LIST shows.
     ProbeBeyondList,
-    /// Nothing is committed of a seal that the local disk cannot read completely.
+    /// A seal that the local disk cannot read completely is not committed.
     CommitOnlyAllRead,
-    /// Dirty data is sealed at its age limit, however little it is.
+    /// Dirty data is sealed at its age limit, regardless of its amount.
     SealByAge,
-    /// A failed sync is remembered: one that succeeds later does not cover what it failed to sync.
+    /// A failed sync is remembered: a later successful one does not cover the same data.
     RememberFailedSync,
-    /// A commit after a failed sync says which sides are invalid.
+    /// A commit after a failed sync names the invalid sides.
     InvalidateUnsynced,
     /// A write on top of zeros counts as dirty.
     WriteEndsZeros,
     /// Attach records are not truncated.
     KeepAttachRecords,
-    /// After a record was created, its writer checks that its place had not been truncated.
+    /// After a record was created, its writer checks that its position had not been truncated.
     CheckTruncation,
     /// The bytes of a frame are compared with its checksum.
     CheckFrameChecksum,
-    /// After damage in a block, a read tries the sectors that it wants alone.
+    /// After damage in a block, a read retries with only the sectors that it wants.
     ReadOnlyWanted,
     /// Permission to replace a writer counts for the epoch it names.
     CheckExpectedEpoch,
-    /// A node whose local state is gone does not attach as if it had held nothing.
+    /// A node that lost its local state does not attach as if the state was empty.
     RefuseAbsentState,
-    /// Local data that lacks what its own writer committed is not the volume's newest.
+    /// Local data that lacks commits of its own writer is not the volume's newest.
     RejectOlderState,
-    /// Local data that knows records which the log has lost is not the volume's newest.
+    /// Local data with records that the log has lost is not the volume's newest.
     RejectLostRecords,
     /// Local data of another volume of the same name is not this one's.
     RejectOtherStore,
@@ -95,7 +94,7 @@ pub enum Safeguard {
     CheckDeviceTag,
     /// The number of a device is cleared from the volume's record before the device is deleted.
     ClearRecordFirst,
-    /// A volume leaves its ring after the kernel has deleted its device.
+    /// A volume leaves its ring only after the kernel has deleted its device.
     DetachAfterDevice,
     /// A starting daemon deletes only unserved devices of its own installation.
     SweepOnlyOwn,
@@ -105,29 +104,29 @@ pub enum Safeguard {
     FuaInNextRound,
     /// With `durability: object` a FUA write completes after a commit.
     FuaWaitsForCommit,
-    /// The slab's index leaves slots free for what is being fetched.
+    /// The slab's index leaves slots free for blocks that are being fetched.
     SpareSlots,
     /// A slot of the slab that is no longer used is freed once.
     FreeSlotOnce,
     /// A slot of the slab that an earlier process filled is compared with its proof before it is read.
     ProveOldSlots,
-    /// A block that a commit may have changed is not known to be in the slab any more.
+    /// A block that a commit may have changed no longer counts as cached in the slab.
     ForgetChangedBlocks,
-    /// Of a block in the slab those sectors are read that the slot has.
+    /// For a block in the slab, only the sectors that the slot has are read.
     KnowHeldSectors,
-    /// A fetch of which frames arrived in an earlier try requests the others.
+    /// A fetch whose earlier attempt received some frames requests only the others.
     FetchTheRest,
-    /// A fork asks whether its snapshot is forgotten once its create record is in the store.
+    /// After its create record is stored, a fork checks that its snapshot was not forgotten.
     AskIfForgotten,
-    /// The answer that a fork got stands in its log before the fork is reported.
+    /// The answer that a fork got is stored in its log before the fork is reported.
     StoreVerdict,
-    /// No object is deleted that a fork reads.
+    /// Objects that a fork reads are not deleted.
     ForksKeepObjects,
     /// A removal leaves the objects that forks of forks read.
     ForksOfForksCount,
-    /// A sweep leaves objects whose place the log has not passed.
+    /// A sweep keeps objects whose place the log has not passed.
     SweepPassedPlaces,
-    /// A sweep leaves what a snapshot names.
+    /// A sweep keeps objects that a snapshot names.
     SweepKeepsSnapshots,
     /// A sweep lists the volumes again after it read the marks of forgotten snapshots.
     SweepListsAgain,
@@ -135,86 +134,86 @@ pub enum Safeguard {
     CountFromOwner,
     /// A round syncs the sides for each group of its pages.
     SyncEachGroup,
-    /// An object is named for a place that the record which adds it does not pass.
+    /// An object is named for a place that the log has not passed before the record that adds it.
     PlaceBeyondRecord,
-    /// A record names the chunks that hold data from then on, where the fence of its segment does not.
+    /// A record names the chunks that hold data from then on, if the fence of its segment does not.
     NameHeldChunks,
-    /// No record closes the place of a merge that is being made or waits to be carried.
+    /// No record closes the place of a merge that is in progress or waits to be carried.
     CheckMergePlace,
-    /// A merge is carried only where the list has its inputs: what a record in flight may carry is not
+    /// A merge is carried only if the list has its inputs: runs that a record in flight may merge are not
     /// chosen again.
     CarryFreshMerge,
-    /// A merge reads all runs that it takes the place of.
+    /// A merge reads all runs that it replaces.
     MergeNeighbours,
     /// A merge reads them newest first.
     MergeInOrder,
-    /// A merge leaves zeros out only where its oldest run is the oldest of the list.
+    /// A merge omits zeros only if its oldest run is the oldest of the list.
     MergeKeepsZeros,
-    /// A frame that was relocated is named where it lies then.
+    /// A relocated frame is named at its new location.
     NameMovedFrame,
-    /// Of a relocated frame the sectors that are read are moved, not the first ones.
+    /// The visible sectors of a relocated frame are moved, not the first ones.
     MoveVisible,
-    /// A read that fails for runs that were merged since is planned again.
+    /// A read that fails because runs were merged since is planned again.
     PlanMergedReads,
     /// The output of a merge is an object of its own volume, and no record adds another volume's.
     AddOnlyOwn,
-    /// After a commit the policy is asked for a merge.
+    /// After a commit the policy is called for a merge.
     MergeWhenDue,
     /// Entries of the journal count for pages whose slots are older.
     ReplayOnlyNewer,
-    /// The journal is written over once the slots of its pages have what it has.
+    /// The journal is overwritten once the slots of its pages have its content.
     KeepJournal,
     /// The journal is filled after a round of this process made every page durable in its slots.
     JournalAfterFullRound,
-    /// Memory of the live map is given back where no write is in flight.
+    /// Memory of the live map is released only without a write in flight.
     ReleaseStillChunks,
-    /// Memory of the live map is used again after it was given back.
+    /// Memory of the live map is reused after it was released.
     PrepareReleased,
     /// After a commit of both sides, older copies of sectors become clean before newer ones.
     ClearOlderFirst,
-    /// A page of the durable map tells how much of the log its writer knew.
+    /// A page of the durable map records how much of the log its writer knew.
     PagesNameRecords,
-    /// A snapshot waits for the seal that covers what has completed.
+    /// A snapshot waits for the seal that covers all completed data.
     SnapshotAfterSeal,
     /// The root of a snapshot is stored before the record that registers it.
     RootBeforeRecord,
     /// Writes wait from the point of a cut until its release.
     HoldUntilRelease,
-    /// The point of a cut is behind the writes that were in flight.
+    /// The point of a cut is after the writes that were in flight.
     CutIsStill,
-    /// The snapshot of a cut is refused where only the record of a later seal could register it.
+    /// The snapshot of a cut is refused if only the record of a later seal could register it.
     ExactCut,
     /// The control plane extends a log only while no writer does.
     ControlOnlyDetached,
-    /// A volume that is served has a larger size once its log says so.
+    /// A serving volume has a larger size once its log says so.
     GrowInLogFirst,
-    /// A live map that is larger than its header says keeps its size over a restart.
+    /// A live map that is larger than in its header keeps its size over a restart.
     ResumeAsGrown,
-    /// A flush in a round waits for a commit too if `durability` becomes `object` before its answer.
+    /// A flush in a round also waits for a commit if `durability` becomes `object` before its answer.
     FlushInRoundWaits,
-    /// After a failed sync, a flush that waits for a commit does so whatever `durability` becomes.
+    /// After a failed sync, a flush that waits for a commit does so even if `durability` changes.
     CommitAfterFailedSync,
     /// The root of a detach record names all runs.
     RootNamesAllRuns,
-    /// A page whose slot a failed round may have torn is written into that slot again.
+    /// A page whose slot a failed round may have torn is written to that slot again.
     RewriteTornSlot,
-    /// The control plane checks that the place of its snapshot had not been truncated.
+    /// The control plane checks that the position of its snapshot had not been truncated.
     CheckSnapshotPlace,
-    /// A root in the place of a snapshot counts only if it is the snapshot's.
+    /// A root at the position of a snapshot counts only if it is the snapshot's.
     CompareRoots,
-    /// No snapshot is registered where the mark of another one is.
+    /// A snapshot is not registered at a position with the mark of another one.
     LookForMark,
     /// The content of a page of a memory volume is in its slot before a word names it.
     StoreSlotFirst,
     /// A slot of a memory volume is free again once no word names it.
     FreeSlotAfterWord,
-    /// A slot of a memory volume that is used is not given out again.
+    /// A used slot of a memory volume is not allocated again.
     TakeSlotOnce,
     /// The disk has a page of a memory volume before its word says so.
     SpillBeforeWord,
-    /// The slot of a page that is being written to the disk stays the page's until its word says that.
+    /// The slot of a page that is being written to the disk stays allocated until the word names the disk.
     KeepSlotWhileSpilling,
-    /// A request to a memory volume waits while the disk works for another one to the same pages.
+    /// A request to a memory volume waits while the disk serves another one for the same pages.
     WaitForDisk,
 }
 
@@ -325,8 +324,8 @@ impl Safeguard {
         Self::WaitForDisk,
     ];
 
-    /// Returns true if the safeguard is about what the volumes of a host or a store share: only several of
-    /// them notice its absence, or notice it often.
+    /// Returns true if the safeguard concerns state shared by the volumes of a host or a store: only
+    /// several of them reveal its absence, or reveal it often.
     pub const fn is_shared(self) -> bool {
         matches!(self.upholds(), 25 | 26)
             || matches!(
@@ -340,12 +339,12 @@ impl Safeguard {
             )
     }
 
-    /// Returns true if the safeguard is of memory volumes, which have a simulation of their own.
+    /// Returns true if the safeguard belongs to memory volumes, which have a separate simulation.
     pub const fn is_of_memory(self) -> bool {
         self.upholds() == 33
     }
 
-    /// The number of the invariant that does not hold without the safeguard, in `docs/invariants.md`.
+    /// Returns the number of the invariant that fails without the safeguard, in `docs/invariants.md`.
     pub const fn upholds(self) -> u8 {
         match self {
             Self::SyncSidesBeforeMap
@@ -438,7 +437,7 @@ thread_local! {
     static MISSING: std::cell::Cell<Option<Safeguard>> = const { std::cell::Cell::new(None) };
 }
 
-/// Takes a safeguard out of every engine of this thread, and puts the one before back.
+/// Removes a safeguard from every engine of this thread, and restores the previous one.
 #[cfg(feature = "simulation")]
 pub fn take_out(safeguard: Option<Safeguard>) {
     MISSING.set(safeguard);

@@ -1,4 +1,4 @@
-//! Segments: the dirty sectors of one seal as compressed frames, and the index that finds them.
+//! Segments: the dirty sectors of one seal as compressed frames, and their index.
 //!
 //! ```text
 //! frames      each: the frame's sectors in order of their number, raw or one zstd frame
@@ -15,7 +15,7 @@
 //! u8 owner, u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes, fence (see `fence`)
 //! ```
 //! A zero frame stores no bytes; a run of wholly zero blocks is one entry with the full mask.
-//! Invariant: no frame is handed out before its hash was found right (3 in `docs/invariants.md`).
+//! Invariant: no frame is returned before its hash was verified (3 in `docs/invariants.md`).
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -28,9 +28,9 @@ use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "segment index";
 const ENTRY_BYTES: usize = 48;
-/// Bytes behind the index.
+/// Bytes after the index.
 pub const TRAILER_BYTES: u64 = 16;
-/// Offsets of frames are smaller than this: 1 TiB, which leaves room beside them in an entry of a run.
+/// Offsets of frames are smaller than this: 1 TiB, which leaves space for other fields in an entry of a run.
 pub(crate) const MAX_OFFSET: u64 = 1 << 40;
 /// Level 1: 0.4-0.5 GB/s a core and most of the ratio of the higher levels.
 const ZSTD_LEVEL: i32 = 1;
@@ -43,13 +43,13 @@ const LEAST_SAVING: usize = 16;
 pub enum Codec {
     /// No bytes: every sector of the mask is zero.
     Zero = 0,
-    /// As they are.
+    /// Uncompressed.
     Raw = 1,
     /// One zstd frame.
     Zstd = 2,
 }
 
-/// One frame's place and proof.
+/// One frame's location and checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
     /// First block covered.
@@ -69,27 +69,27 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Uncompressed bytes of one block's frame.
+    /// Returns the uncompressed size of one block's frame, in bytes.
     pub fn bytes(&self) -> usize {
         self.mask.count() as usize * SECTOR_BYTES as usize
     }
 }
 
-/// Reason why a frame's stored bytes were refused.
+/// Reason why a frame's stored bytes were rejected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Not as many bytes as the index says.
+    /// The number of bytes differs from the index.
     #[error("frame of block {block} has {have} stored bytes, its index says {need}")]
     Length {
         /// The frame's block.
         block: u32,
-        /// Bytes there.
+        /// Bytes found.
         have: usize,
         /// Bytes expected.
         need: usize,
     },
-    /// zstd refused them.
+    /// zstd rejected them.
     #[error("frame of block {block} does not decompress")]
     Compression {
         /// The frame's block.
@@ -97,7 +97,7 @@ pub enum FrameError {
         /// The error that zstd returned.
         source: std::io::Error,
     },
-    /// The content is not what was written.
+    /// The content differs from the written data.
     #[error("frame of block {block} fails its checksum")]
     Checksum {
         /// The frame's block.
@@ -105,7 +105,7 @@ pub enum FrameError {
     },
 }
 
-/// Place of a segment, and the chunks that it touches.
+/// Location of a segment, and the chunks that it touches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentRef {
     /// Its name.
@@ -116,16 +116,16 @@ pub struct SegmentRef {
     pub index_offset: u64,
     /// Length of the index envelope in bytes.
     pub index_bytes: u32,
-    /// Sectors of all its frames, those that are zero too.
+    /// Sectors of all its frames, including zero frames.
     pub sectors: u64,
     /// The chunks it holds frames for.
     pub chunks: Fence,
 }
 
 impl SegmentRef {
-    /// Fewest bytes of an encoded reference.
+    /// Minimum bytes of an encoded reference.
     pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 32;
-    /// Most of them.
+    /// Maximum bytes.
     pub(crate) const MAX_BYTES: usize = Self::MIN_BYTES + Fence::MAX_RUN_BYTES;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
@@ -150,7 +150,7 @@ impl SegmentRef {
     }
 }
 
-/// Frames of a segment that were made apart from it: offsets count from the first of them.
+/// Frames that were built separately from their segment: offsets count from the first of them.
 #[derive(Debug, Default)]
 pub struct PackedFrames {
     body: Vec<u8>,
@@ -158,7 +158,7 @@ pub struct PackedFrames {
 }
 
 impl PackedFrames {
-    /// Their stored bytes.
+    /// Returns the number of their stored bytes.
     pub fn stored_bytes(&self) -> usize {
         self.body.len()
     }
@@ -186,8 +186,8 @@ impl Default for SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    /// Makes room for so many bytes that are not taken meanwhile. A buffer that grows as needed may allocate
-    /// twice its contents.
+    /// Reserves space for bytes that accumulate until they are taken. A buffer that grows as needed may
+    /// allocate twice its contents.
     pub fn reserve(&mut self, bytes: usize) {
         self.body.reserve_exact(bytes);
     }
@@ -205,10 +205,10 @@ impl SegmentBuilder {
         self.push_zeros(block, 1, mask);
     }
 
-    /// The same as a frame with bytes, zeros too.
+    /// Adds the sectors as a frame with bytes, even zeros.
     ///
     /// # Panics
-    /// As [`Self::push`].
+    /// Like [`Self::push`].
     pub fn push_data(&mut self, block: Block, mask: Mask, bytes: &[u8]) {
         assert!(!mask.is_empty() && bytes.len() == mask.count() as usize * SECTOR_BYTES as usize);
         let hash = wire::checksum(bytes);
@@ -222,7 +222,7 @@ impl SegmentBuilder {
         self.push_frame(Frame { block, run: 1, mask, offset: 0, stored: 0, codec, hash }, &stored);
     }
 
-    /// Takes the frames that were pushed, for [`Self::append`] of another builder. This one is empty then.
+    /// Takes the pushed frames, for [`Self::append`] of another builder. This one is empty then.
     ///
     /// # Panics
     /// If bytes were taken before.
@@ -232,8 +232,8 @@ impl SegmentBuilder {
         PackedFrames { body: std::mem::take(&mut self.body), frames: std::mem::take(&mut self.frames) }
     }
 
-    /// Adds frames that another builder made. The object has the same bytes as if their blocks had been
-    /// pushed here.
+    /// Adds frames of another builder. The object has the same bytes as if their blocks had been pushed
+    /// here.
     ///
     /// # Panics
     /// If blocks do not ascend.
@@ -241,7 +241,7 @@ impl SegmentBuilder {
         let PackedFrames { body, frames } = packed;
         let begin = self.end();
         let mut frames = frames.into_iter().peekable();
-        // A run of zeros may continue over the seam.
+        // A run of zeros may continue across the boundary.
         if let Some(first) = frames.next_if(|first| first.codec == Codec::Zero) {
             let block = self.next_block(Block(u64::from(first.block)));
             self.push_zeros(block, first.run, first.mask);
@@ -253,7 +253,7 @@ impl SegmentBuilder {
         self.body.extend_from_slice(&body);
     }
 
-    /// Adds a frame of another segment as it is stored there.
+    /// Adds a frame of another segment in its stored form.
     ///
     /// # Panics
     /// If it has no bytes, or blocks do not ascend.
@@ -270,7 +270,7 @@ impl SegmentBuilder {
         self.frames.push(Frame { offset, stored, ..frame });
     }
 
-    /// The number of the next block to add.
+    /// Returns the number of the next block to add.
     fn next_block(&self, block: Block) -> u32 {
         let block = u32::try_from(block.0).expect("MAX_SECTORS bounds the block number");
         assert!(self.frames.last().is_none_or(|last| last.block + last.run <= block), "blocks ascend");
@@ -291,12 +291,12 @@ impl SegmentBuilder {
         self.frames.push(Frame { block, run, mask, offset, stored: 0, codec: Codec::Zero, hash: [0; 16] });
     }
 
-    /// Byte offset of the next byte in the object.
+    /// Returns the byte offset of the next byte in the object.
     fn end(&self) -> u64 {
         self.taken + self.body.len() as u64
     }
 
-    /// Bytes that can be taken.
+    /// Returns the number of bytes that can be taken.
     pub fn ready(&self) -> usize {
         self.body.len()
     }
@@ -308,14 +308,14 @@ impl SegmentBuilder {
         let mut rest = Vec::with_capacity(if is_all { 0 } else { self.body.capacity() });
         rest.extend_from_slice(&self.body[length..]);
         self.body.truncate(length);
-        // What it takes of memory is what its upload counts.
+        // The upload accounts for this builder's memory.
         self.body.shrink_to_fit();
         self.taken += length as u64;
         std::mem::replace(&mut self.body, rest)
     }
 
-    /// Adds the index and the trailer, the last bytes to take. Returns the reference that a commit record
-    /// carries, and the index. Nothing may be pushed afterwards.
+    /// Adds the index and the trailer, the last bytes to take. Returns the reference for a commit record,
+    /// and the index. Nothing may be pushed afterwards.
     pub fn close(&mut self, id: SegmentId) -> (SegmentRef, FrameIndex) {
         let index = FrameIndex { frames: std::mem::take(&mut self.frames) };
         let index_offset = self.end();
@@ -331,7 +331,7 @@ impl SegmentBuilder {
         (segment, index)
     }
 
-    /// The reference that a commit record carries, and all bytes that were not taken: the whole object where
+    /// Returns the reference for a commit record, and all bytes that were not taken: the whole object if
     /// none were.
     pub fn finish(mut self, id: SegmentId) -> (SegmentRef, Vec<u8>) {
         let (segment, _index) = self.close(id);
@@ -339,7 +339,7 @@ impl SegmentBuilder {
     }
 }
 
-/// The last bytes of the segment's object.
+/// Returns the last bytes of the segment's object.
 pub fn trailer(index_offset: u64, index_bytes: u32) -> [u8; TRAILER_BYTES as usize] {
     let mut out = [0; TRAILER_BYTES as usize];
     out[..4].copy_from_slice(b"HFSG");
@@ -348,7 +348,7 @@ pub fn trailer(index_offset: u64, index_bytes: u32) -> [u8; TRAILER_BYTES as usi
     out
 }
 
-/// Chunks that `frames` (ascending) touch.
+/// Returns the chunks that `frames` (ascending) touch.
 fn fence(frames: &[Frame]) -> Fence {
     Fence::around(frames.iter().map(|frame| {
         let first = frame.block / CHUNK_BLOCKS as u32;
@@ -362,7 +362,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// Memory that a frame takes while its segment is made, in bytes: in the index, and in its stored form.
+/// Memory of a frame while its segment is built, in bytes: in the index, and in its stored form.
 pub const FRAME_MEMORY_BYTES: u64 = (size_of::<Frame>() + ENTRY_BYTES) as u64;
 
 /// The index of one segment.
@@ -372,13 +372,13 @@ pub struct FrameIndex {
 }
 
 impl FrameIndex {
-    /// The index of `frames`, ascending and apart.
+    /// Creates the index of `frames`, ascending and apart.
     #[cfg(test)]
     pub(crate) fn of(frames: Vec<Frame>) -> Self {
         Self { frames }
     }
 
-    /// Bytes of its envelope in the segment.
+    /// Returns the size of its envelope in the segment, in bytes.
     fn stored_bytes(&self) -> usize {
         wire::ENVELOPE_BYTES + 4 + self.frames.len() * ENTRY_BYTES
     }
@@ -403,7 +403,7 @@ impl FrameIndex {
     /// Reads an index envelope.
     ///
     /// # Errors
-    /// [`DecodeError`] names what is wrong with the bytes.
+    /// [`DecodeError`] names the defect.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Reader::new(WHAT, wire::open(Kind::SegmentIndex, WHAT, bytes)?);
         let count = fields.count(ENTRY_BYTES)?;
@@ -440,7 +440,7 @@ impl FrameIndex {
         Ok(Self { frames })
     }
 
-    /// The frame that covers sectors of `block`, if there is one.
+    /// Returns the frame that covers sectors of `block`, if any.
     pub fn find(&self, block: Block) -> Option<&Frame> {
         let block = u32::try_from(block.0).ok()?;
         let behind = self.frames.partition_point(|frame| frame.block <= block);
@@ -448,26 +448,26 @@ impl FrameIndex {
         (block - frame.block < frame.run).then_some(frame)
     }
 
-    /// All frames, lowest block first.
+    /// Returns all frames, lowest block first.
     pub fn frames(&self) -> &[Frame] {
         &self.frames
     }
 
-    /// Bytes of memory it holds, for a cache bounded by bytes.
+    /// Returns its size in memory, for a cache bounded by bytes.
     pub fn weight(&self) -> usize {
         self.frames.len() * size_of::<Frame>()
     }
 }
 
 thread_local! {
-    /// Making one costs more than decompressing a small frame.
+    /// Reused, because creating one costs more than decompressing a small frame.
     static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> = RefCell::default();
 }
 
-/// The sectors of `frame.mask`, lowest first, from the frame's stored bytes.
+/// Returns the sectors of `frame.mask`, lowest first, from the frame's stored bytes.
 ///
 /// # Errors
-/// [`FrameError`]: the bytes are not what was written and must not be served.
+/// [`FrameError`]: the bytes differ from the written ones and must not be served.
 pub fn unpack<'a>(frame: &Frame, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, FrameError> {
     let block = frame.block;
     if stored.len() != frame.stored as usize {

@@ -14,7 +14,7 @@ impl Side {
     /// Both sides.
     pub const BOTH: [Self; 2] = [Self::A, Self::B];
 
-    /// The other side.
+    /// Returns the other side.
     pub const fn other(self) -> Self {
         match self {
             Self::A => Self::B,
@@ -33,22 +33,22 @@ impl SideSet {
     /// Both.
     pub const BOTH: Self = Self(3);
 
-    /// The set with these [`Self::bits`]; `None` for other bits than these two.
+    /// Returns the set with these [`Self::bits`]; `None` for any other bits.
     pub const fn from_bits(bits: u8) -> Option<Self> {
         if bits > 3 { None } else { Some(Self(bits)) }
     }
 
-    /// Bit 0 is side A, bit 1 side B.
+    /// Returns the bits: bit 0 is side A, bit 1 side B.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// `side` alone.
+    /// Returns the set with only `side`.
     pub const fn only(side: Side) -> Self {
         Self::NONE.with(side)
     }
 
-    /// Each of them, A first.
+    /// Returns each of them, A first.
     pub fn iter(self) -> impl Iterator<Item = Side> {
         Side::BOTH.into_iter().filter(move |side| self.contains(*side))
     }
@@ -58,26 +58,26 @@ impl SideSet {
         self.0 & (1 << side as u8) != 0
     }
 
-    /// These and `side`.
+    /// Returns the set with `side` added.
     #[must_use]
     #[inline]
     pub const fn with(self, side: Side) -> Self {
         Self(self.0 | (1 << side as u8))
     }
 
-    /// These without `side`.
+    /// Returns the set without `side`.
     #[must_use]
     pub const fn without(self, side: Side) -> Self {
         Self(self.0 & !(1 << side as u8))
     }
 
-    /// These and `others`.
+    /// Returns the union with `others`.
     #[must_use]
     pub const fn or(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// The other ones.
+    /// Returns the sides that are not in the set.
     #[must_use]
     pub const fn others(self) -> Self {
         Self(!self.0 & 3)

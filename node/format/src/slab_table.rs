@@ -1,14 +1,14 @@
-//! The table of the slab: which content is in which slot of the node's file of fetched blocks, and a checksum
-//! of it.
+//! The table of the slab: the content key of each slot in the node's file of fetched blocks, and its
+//! checksum.
 //!
 //! ```text
 //! head     0  4  magic "HFBT"        4  4  version        8  4088  zeros
 //! entries  4096 + 32 * slot, for each slot: 0 16 content key    16 16 proof; all zeros: none
 //! ```
-//! Neither the slab nor its table is ever synced, and they are not written as one: the process or the host
-//! may end between any two writes, and a version that knows no table may write the slab. So no entry is
-//! believed. It says what to compare the slot with: the proof covers the key and the whole block.
-//! Invariant: no block is handed out before its proof was found right (3 in `docs/invariants.md`).
+//! Neither the slab nor its table is ever synced, and they are not written atomically: the process or the
+//! host may crash between any two writes, and a version without tables may write the slab. So an entry is
+//! never trusted. It only says what to compare the slot with: the proof covers the key and the whole block.
+//! Invariant: no block is returned before its proof was verified (3 in `docs/invariants.md`).
 
 use crate::compose::ContentKey;
 
@@ -19,14 +19,14 @@ pub const HEAD_BYTES: u64 = 4096;
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 32;
 
-/// Reason why a table was refused.
+/// Reason why a table was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlabTableError {
     /// Not a table of a slab.
     #[error("it does not begin as a table of the slab does")]
     Magic,
-    /// Written by a version that this program does not know.
+    /// Written by an unsupported version.
     #[error("it has version {found}; this program reads version {VERSION}")]
     Version {
         /// The version found.
@@ -43,10 +43,10 @@ pub fn head() -> [u8; 8] {
     head
 }
 
-/// The entries of a table by their slots, in order. A last one that is cut short counts as none.
+/// Returns the entries of a table by their slots, in order. A truncated last entry is ignored.
 ///
 /// # Errors
-/// [`SlabTableError`]. The table is then as good as none.
+/// [`SlabTableError`]. The table is then unusable.
 pub fn entries(table: &[u8]) -> Result<Vec<(u32, SlabEntry)>, SlabTableError> {
     let (magic, rest) = table.split_first_chunk::<4>().ok_or(SlabTableError::Magic)?;
     if magic != MAGIC {
@@ -60,23 +60,23 @@ pub fn entries(table: &[u8]) -> Result<Vec<(u32, SlabEntry)>, SlabTableError> {
     Ok((0..).zip(entries).filter_map(|(slot, entry)| Some((slot, SlabEntry::decode(entry)?))).collect())
 }
 
-/// Offset of a slot's entry in the table, in bytes.
+/// Returns the offset of a slot's entry in the table, in bytes.
 #[must_use]
 pub const fn offset_of(slot: u32) -> u64 {
     HEAD_BYTES + slot as u64 * ENTRY_BYTES as u64
 }
 
-/// The content that was written into a slot.
+/// The content that was written to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlabEntry {
-    /// Its name.
+    /// Its key.
     pub key: ContentKey,
-    /// Checksum of the name and the block.
+    /// Checksum of the key and the block.
     pub proof: [u8; 16],
 }
 
 impl SlabEntry {
-    /// The entry of a slot that has `block`, the content `key`.
+    /// Returns the entry of a slot that has `block`, the content `key`.
     #[must_use]
     pub fn of(key: ContentKey, block: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -86,13 +86,13 @@ impl SlabEntry {
         Self { key, proof }
     }
 
-    /// Returns true if `block` is what the entry was made of.
+    /// Returns true if `block` is the entry's content.
     #[must_use]
     pub fn is_of(&self, block: &[u8]) -> bool {
         Self::of(self.key, block) == *self
     }
 
-    /// As it is stored.
+    /// Returns its stored form.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];

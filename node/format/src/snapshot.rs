@@ -1,8 +1,8 @@
-//! Snapshots: places of a volume's log at which what the volume holds is kept.
+//! Snapshots: positions of a volume's log whose content is kept.
 //!
-//! A snapshot is named by the seq of the record that registers it. Its *root* is stored before that record: a
-//! checkpoint that says what the volume held there, and nothing of who wrote it. So its bytes follow from the
-//! log and the record, and each time that it is made it is the same.
+//! A snapshot is named by the seq of the record that registers it. Its *root* is stored before that
+//! record: a checkpoint with the volume's content at that point, without its writers. Its bytes thus
+//! follow from the log and the record, and are the same each time it is created.
 //!
 //! ```text
 //! in a checkpoint, for each registered snapshot:
@@ -21,11 +21,11 @@ use crate::wire::{DecodeError, Reader};
 /// A snapshot that is registered in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Snapshot {
-    /// The place that it is of: the seq of the record that registered it.
+    /// Its position: the seq of the record that registered it.
     pub seq: Seq,
-    /// Tells it from others.
+    /// Identifies the snapshot.
     pub uid: SnapshotUid,
-    /// Time of its record, milliseconds since 1970 by the clock of who made it.
+    /// Time of its record, milliseconds since 1970 by the clock of its creator.
     pub unix_ms: u64,
     /// Logical size of the volume there.
     pub sectors: u64,
@@ -34,9 +34,9 @@ pub struct Snapshot {
 /// Changes of a record to a volume's list of snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SnapshotChange {
-    /// The record's own place is a snapshot with this uid.
+    /// The record registers a snapshot with this uid.
     pub taken: Option<SnapshotUid>,
-    /// These are registered no longer: they were forgotten.
+    /// These are no longer registered: they were forgotten.
     pub dropped: Vec<Seq>,
 }
 
@@ -56,7 +56,7 @@ impl Snapshot {
         }
     }
 
-    /// Reads the list of a volume whose log ends at `end`: it ascends.
+    /// Reads the list of a volume whose log ends at `end`, in ascending order.
     pub(crate) fn take_all(fields: &mut Reader<'_>, end: Seq) -> Result<Vec<Self>, DecodeError> {
         let count = fields.count(Self::BYTES)?;
         if count > MAX_SNAPSHOTS {
@@ -97,8 +97,8 @@ impl SnapshotChange {
         Ok(Self { taken, dropped })
     }
 
-    /// The list after the record of `own`, whose uid counts only with `taken`. `None` where it cannot be
-    /// changed like this: what is dropped is not registered, what is taken is, or there are too many.
+    /// Returns the list after the record of `own`, whose uid counts only with `taken`. `None` if the change
+    /// is invalid: a dropped snapshot is not registered, the new one already is, or there are too many.
     pub fn applied(&self, list: &[Snapshot], own: Snapshot) -> Option<Vec<Snapshot>> {
         let dropped: BTreeSet<Seq> = self.dropped.iter().copied().collect();
         let kept = list.iter().filter(|known| !dropped.contains(&known.seq));
@@ -125,7 +125,7 @@ mod tests {
         Snapshot { seq: Seq(seq), uid: SnapshotUid([u8::try_from(seq).unwrap(); 16]), unix_ms: 0, sectors: 8 }
     }
 
-    /// Lists that records carry are in no order, and may name a place twice.
+    /// Lists in records are unordered, and may name a position twice.
     #[test]
     fn only_registered_snapshots_are_dropped() {
         let list = [2, 4, 6].map(known);

@@ -1,4 +1,4 @@
-//! Little-endian fields and the envelope every stored structure lies in.
+//! Little-endian fields, and the envelope of every stored structure.
 //!
 //! ```text
 //! 0   4  magic "HFST"
@@ -10,24 +10,24 @@
 //!        (little-endian), for the page or BLAKE3-128 as an earlier version wrote it
 //! 32     payload
 //! ```
-//! Invariant: nothing is decoded before its checksum, kind and version were found right.
+//! Invariant: nothing is decoded before its checksum, kind and version were verified.
 
 use holdfast_types::{Place, PlacedId, Ulid};
 
-/// Bytes in front of a payload.
+/// Bytes before a payload.
 pub const ENVELOPE_BYTES: usize = 32;
-/// Bytes in front of the checksum.
+/// Bytes before the checksum.
 const SUM_AT: usize = 16;
 /// The one version written and read.
 const VERSION: u16 = 1;
 const MAGIC: [u8; 4] = *b"HFST";
 
-/// Returns true if `bytes` begin as every stored structure does. If they do not, Holdfast did not write them.
+/// Returns true if `bytes` begin like every stored structure. If not, Holdfast did not write them.
 pub fn begins_as_ours(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// The structure that an envelope holds.
+/// The structure in an envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Kind {
@@ -53,16 +53,16 @@ pub enum Kind {
     Origin = 10,
 }
 
-/// Reason why stored bytes were refused.
+/// Reason why stored bytes were rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// Fewer bytes than the structure says.
+    /// Fewer bytes than the structure requires.
     #[error("{what} is cut short: {have} bytes where {need} are needed")]
     Short {
         /// The structure.
         what: &'static str,
-        /// Bytes there.
+        /// Bytes found.
         have: usize,
         /// Bytes needed.
         need: usize,
@@ -70,7 +70,7 @@ pub enum DecodeError {
     /// Not one of Holdfast's structures.
     #[error("{0} does not begin with Holdfast's magic number")]
     Magic(&'static str),
-    /// Written by a version this program does not know.
+    /// Written by an unsupported version.
     #[error("{what} has format version {found}; this program reads version {VERSION}: upgrade it")]
     Version {
         /// The structure.
@@ -78,7 +78,7 @@ pub enum DecodeError {
         /// Version found.
         found: u16,
     },
-    /// A different structure than the one asked for.
+    /// A different structure than the requested one.
     #[error("{what} holds a structure of kind {found}")]
     Kind {
         /// The structure expected.
@@ -89,7 +89,7 @@ pub enum DecodeError {
     /// The bytes changed since they were written.
     #[error("{0} fails its checksum")]
     Checksum(&'static str),
-    /// A field holds a value that cannot be.
+    /// A field has an invalid value.
     #[error("{what}: {field} cannot be {value}")]
     Field {
         /// The structure.
@@ -101,15 +101,15 @@ pub enum DecodeError {
     },
 }
 
-/// The first 128 bits of BLAKE3.
+/// Returns the first 128 bits of BLAKE3.
 pub fn checksum(bytes: &[u8]) -> [u8; 16] {
     let mut short = [0; 16];
     short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
     short
 }
 
-/// The checksum of a structure of `kind`: pages of the map and its journal are written by each flush, so
-/// theirs is one that is quick for a few hundred bytes.
+/// Returns the checksum of a structure of `kind`: each flush writes pages of the map and its journal, so
+/// theirs is fast for a few hundred bytes.
 fn sum(kind: u16, head_and_payload: &[u8]) -> [u8; 16] {
     if [Kind::MapPage as u16, Kind::MapJournal as u16].contains(&kind) {
         xxhash_rust::xxh3::xxh3_128(head_and_payload).to_le_bytes()
@@ -118,7 +118,7 @@ fn sum(kind: u16, head_and_payload: &[u8]) -> [u8; 16] {
     }
 }
 
-/// Puts `payload` into an envelope.
+/// Encloses `payload` in an envelope.
 ///
 /// # Panics
 /// If the payload has 4 GiB or more.
@@ -128,15 +128,15 @@ pub fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Puts the `length` bytes that `fill` appends into an envelope, at the end of `out`. Nothing is copied.
+/// Encloses the `length` bytes that `fill` appends in an envelope, at the end of `out`, without a copy.
 ///
 /// # Panics
-/// If `length` is 4 GiB or more, or not what `fill` appends.
+/// If `length` is 4 GiB or more, or `fill` appends a different number of bytes.
 pub fn enclose_at_end(out: &mut Vec<u8>, kind: Kind, length: usize, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.reserve_exact(ENVELOPE_BYTES + length);
     let head = enclose_head(kind, length);
-    // In front of the payload while the sum is made of both, which is one piece then.
+    // Placed directly before the payload while the checksum is computed over both.
     out.extend_from_slice(&head);
     out.extend_from_slice(&head);
     fill(out);
@@ -156,8 +156,8 @@ fn enclose_head(kind: Kind, length: usize) -> [u8; SUM_AT] {
     head
 }
 
-/// Length of the envelope that `bytes` begin with, with its payload. Nothing where none begins, or it is cut
-/// short.
+/// Returns the length of the envelope at the front of `bytes`, with its payload. `None` if it is missing
+/// or truncated.
 pub fn enclosed_bytes(bytes: &[u8]) -> Option<usize> {
     let head = bytes.first_chunk::<SUM_AT>().filter(|head| begins_as_ours(*head))?;
     let (payload, _zero) = head[8..].split_first_chunk::<4>()?;
@@ -165,10 +165,10 @@ pub fn enclosed_bytes(bytes: &[u8]) -> Option<usize> {
     (length <= bytes.len()).then_some(length)
 }
 
-/// Takes the payload out of an envelope; bytes behind it are ignored. `what` names the structure in errors.
+/// Returns the payload of an envelope; bytes after it are ignored. `what` names the structure in errors.
 ///
 /// # Errors
-/// [`DecodeError`]: nothing of the payload may be used.
+/// [`DecodeError`]: no part of the payload may be used.
 pub fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [u8], DecodeError> {
     let mut head = Reader::new(what, bytes);
     let magic = head.array::<4>()?;
@@ -182,7 +182,7 @@ pub fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [
     let stored = head.array::<16>()?;
     let payload = head.take(length)?;
     let summed = [&bytes[..SUM_AT], payload].concat();
-    // A map page that was written before they had a sum of their own has that of all others.
+    // Map pages written before they had a separate checksum have the one of all other structures.
     if sum(found, &summed) != stored && checksum(&summed) != stored {
         return Err(DecodeError::Checksum(what));
     }
@@ -195,21 +195,21 @@ pub fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [
     Ok(payload)
 }
 
-/// Reads fields from the front of a slice, little-endian. Each read fails with [`DecodeError::Short`] where
-/// fewer bytes are left than it takes.
+/// Reads fields from the front of a slice, little-endian. Each read fails with [`DecodeError::Short`] if
+/// too few bytes are left.
 pub struct Reader<'a> {
     what: &'static str,
     rest: &'a [u8],
 }
 
-#[allow(clippy::missing_errors_doc)] // said of the type
+#[allow(clippy::missing_errors_doc)] // documented at the type
 impl<'a> Reader<'a> {
-    /// Begins at the front of `bytes`, which errors call a `what`.
+    /// Starts at the front of `bytes`; errors name the structure `what`.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { what, rest: bytes }
     }
 
-    /// The next `count` bytes.
+    /// Reads the next `count` bytes.
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
         let (front, rest) = self.rest.split_at_checked(count).ok_or(DecodeError::Short {
             what: self.what,
@@ -220,44 +220,44 @@ impl<'a> Reader<'a> {
         Ok(front)
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N)?);
         Ok(out)
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub fn u8(&mut self) -> Result<u8, DecodeError> {
         Ok(self.array::<1>()?[0])
     }
 
-    /// A number of 2 bytes.
+    /// Reads a number of 2 bytes.
     pub fn u16(&mut self) -> Result<u16, DecodeError> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    /// A number of 4 bytes.
+    /// Reads a number of 4 bytes.
     pub fn u32(&mut self) -> Result<u32, DecodeError> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    /// A number of 8 bytes.
+    /// Reads a number of 8 bytes.
     pub fn u64(&mut self) -> Result<u64, DecodeError> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A number of 16 bytes.
+    /// Reads a number of 16 bytes.
     pub fn u128(&mut self) -> Result<u128, DecodeError> {
         Ok(u128::from_le_bytes(self.array()?))
     }
 
-    /// An id as [`put_id`] wrote it.
+    /// Reads an id written by [`put_id`].
     pub fn id(&mut self) -> Result<PlacedId, DecodeError> {
         Ok(PlacedId { owner: self.u8()?, place: Place::from_stored(self.u64()?), ulid: Ulid(self.u128()?) })
     }
 
-    /// A count of items of at least `item_bytes` each: refused when the rest cannot hold them.
+    /// Reads a count of items of at least `item_bytes` each, which the rest must be able to hold.
     pub fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
         let need = count.saturating_mul(item_bytes);
@@ -267,7 +267,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// Text of at most 255 bytes behind a length byte.
+    /// Reads text of at most 255 bytes after a length byte.
     pub fn text(&mut self) -> Result<String, DecodeError> {
         let length = usize::from(self.u8()?);
         let bytes = self.take(length)?.to_vec();
@@ -278,17 +278,17 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Bytes not read yet.
+    /// Returns the number of unread bytes.
     pub fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// The error for a `field` whose value is not allowed.
+    /// Returns the error for a `field` with an invalid value.
     pub fn bad(&self, field: &'static str, value: u64) -> DecodeError {
         DecodeError::Field { what: self.what, field, value }
     }
 
-    /// Ends reading: bytes that are left are an error.
+    /// Ends reading: remaining bytes are an error.
     pub fn end(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() {
             Ok(())
@@ -312,7 +312,7 @@ pub fn put_id(id: PlacedId, out: &mut Vec<u8>) {
     out.extend_from_slice(&id.ulid.0.to_le_bytes());
 }
 
-/// Appends `text` behind a length byte; longer text is cut at 255 bytes.
+/// Appends `text` after a length byte; longer text is cut at 255 bytes.
 pub fn put_text(out: &mut Vec<u8>, text: &str) {
     let end = (0..=text.len().min(255)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     out.push(u8::try_from(end).expect("cut to 255"));
@@ -341,8 +341,8 @@ mod tests {
         );
     }
 
-    /// After an upgrade in place one slot of a page is of each version: the old one was damage, and the page
-    /// with it.
+    /// Regression: after an in-place upgrade the two slots of a page have different versions: the old one
+    /// counted as damage, and the page was lost with it.
     #[test]
     fn a_map_page_of_an_earlier_version_is_read() {
         let mut page = enclose(Kind::MapPage, b"payload");

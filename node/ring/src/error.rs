@@ -37,8 +37,8 @@ pub enum RingError {
         /// The ring's limit.
         capacity: u32,
     },
-    /// No run of free fixed buffers is long enough.
-    #[error("no {wanted} adjacent fixed buffers are free, the ring has {capacity} in all")]
+    /// The table of fixed buffers is too small.
+    #[error("{wanted} adjacent fixed buffers are wanted, the ring has {capacity} in all")]
     BuffersExhausted {
         /// Number of requested adjacent buffers.
         wanted: u32,

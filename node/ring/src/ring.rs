@@ -29,8 +29,8 @@ pub struct RingOptions {
     /// Slots for fixed files: at most the process's limit of open files, see
     /// [`raise_open_file_limit`](crate::raise_open_file_limit).
     pub files: u32,
-    /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, at most
-    /// [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
+    /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, so that none are
+    /// shared, at most [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
     pub buffers: u16,
 }
 
@@ -59,6 +59,8 @@ pub struct Ring<T> {
     backlog: VecDeque<Entry>,
     files: FileTable,
     buffers: BufferTable,
+    /// Requests whose pages the kernel did not register.
+    unregistered: u64,
     groups: GroupTable,
     reminders: Vec<T>,
     /// Operations pushed since the last wait that end as they are submitted.
@@ -101,6 +103,7 @@ impl<T> Ring<T> {
             backlog: VecDeque::new(),
             files: FileTable::new(options.files),
             buffers: BufferTable::new(options.buffers),
+            unregistered: 0,
             groups: GroupTable::default(),
             reminders: Vec::new(),
             immediate: 0,
@@ -161,10 +164,11 @@ impl<T> Ring<T> {
     }
 
     /// Reserves adjacent slots of the buffer table, which the kernel fills itself (ublk's automatic
-    /// buffer registration).
+    /// buffer registration). Where none are free it shares those with the fewest users: the kernel registers
+    /// nothing in a slot that is in use.
     ///
     /// # Errors
-    /// [`RingError::BuffersExhausted`].
+    /// [`RingError::BuffersExhausted`] if the table has fewer slots.
     pub fn reserve_buffers(&mut self, count: u16) -> Result<BufferRange, RingError> {
         self.buffers.take(count)
     }
@@ -172,6 +176,17 @@ impl<T> Ring<T> {
     /// Returns slots that hold no buffer any more.
     pub fn release_buffers(&mut self, range: BufferRange) {
         self.buffers.give_back(range);
+    }
+
+    /// Counts a request whose pages the kernel did not register: its slot was in use, or memory was short.
+    pub const fn count_unregistered(&mut self) {
+        self.unregistered += 1;
+    }
+
+    /// Number of requests whose pages the kernel did not register.
+    #[must_use]
+    pub const fn unregistered(&self) -> u64 {
+        self.unregistered
     }
 
     /// Makes a buffer that multishot commands fill piece by piece, in a group of its own.

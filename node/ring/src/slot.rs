@@ -23,7 +23,7 @@ impl FileSlot {
     }
 }
 
-/// Adjacent slots of the ring's table of fixed buffers.
+/// Adjacent slots of the ring's table of fixed buffers. Another range may have the same ones.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BufferRange {
     pub(crate) first: u16,
@@ -103,48 +103,47 @@ impl GroupTable {
     }
 }
 
-/// Free runs of the buffer table: first fit over a sorted list of holes, merged on return.
+/// Users of the buffer table. A range has slots of its own while there are any, and shares those with the
+/// fewest users where there are none: the kernel registers nothing in a slot that is in use, and says so.
 #[derive(Debug)]
 pub(crate) struct BufferTable {
     capacity: u16,
-    /// `(first, count)`, sorted by `first`, never adjacent.
-    holes: Vec<(u16, u16)>,
+    /// Number of ranges in each block of slots.
+    users: Vec<u16>,
 }
 
 impl BufferTable {
+    /// Slots of a block. Ranges begin with one.
+    const BLOCK: u16 = 16;
+
     pub(crate) fn new(capacity: u16) -> Self {
-        let holes = if capacity == 0 { Vec::new() } else { vec![(0, capacity)] };
-        Self { capacity, holes }
+        Self { capacity, users: vec![0; capacity.div_ceil(Self::BLOCK).into()] }
     }
 
     pub(crate) fn take(&mut self, count: u16) -> Result<BufferRange, RingError> {
-        let fit = self.holes.iter().position(|&(_, free)| free >= count && count > 0);
-        let Some(at) = fit else {
-            return Err(RingError::BuffersExhausted { wanted: count.into(), capacity: self.capacity.into() });
-        };
-        let (first, free) = self.holes[at];
-        if free == count {
-            self.holes.remove(at);
-        } else {
-            self.holes[at] = (first + count, free - count);
-        }
-        Ok(BufferRange { first, count })
+        let block = usize::from(Self::BLOCK);
+        let blocks = usize::from(count).div_ceil(block).max(1);
+        let last = usize::from(self.capacity).checked_sub(count.into()).filter(|_| count > 0);
+        let (_, _, first) = last
+            .into_iter()
+            .flat_map(|last| self.users.windows(blocks).zip((0..=last).step_by(block)))
+            .map(|(users, first)| {
+                (users.iter().max(), users.iter().copied().map(u32::from).sum::<u32>(), first)
+            })
+            .min()
+            .ok_or(RingError::BuffersExhausted { wanted: count.into(), capacity: self.capacity.into() })?;
+        let range = BufferRange { first: u16::try_from(first).expect("it is below the capacity"), count };
+        self.users_of(&range).iter_mut().for_each(|users| *users += 1);
+        Ok(range)
     }
 
     pub(crate) fn give_back(&mut self, range: BufferRange) {
-        let BufferRange { first, count } = range;
-        let at = self.holes.partition_point(|&(hole, _)| hole < first);
-        self.holes.insert(at, (first, count));
-        if let Some(&(next, next_count)) = self.holes.get(at + 1)
-            && first + count == next
-        {
-            self.holes[at].1 += next_count;
-            self.holes.remove(at + 1);
-        }
-        if at > 0 && self.holes[at - 1].0 + self.holes[at - 1].1 == first {
-            self.holes[at - 1].1 += self.holes[at].1;
-            self.holes.remove(at);
-        }
+        self.users_of(&range).iter_mut().for_each(|users| *users -= 1);
+    }
+
+    fn users_of(&mut self, range: &BufferRange) -> &mut [u16] {
+        let (first, blocks) = (range.first / Self::BLOCK, range.count.div_ceil(Self::BLOCK));
+        &mut self.users[first.into()..][..blocks.into()]
     }
 }
 
@@ -165,17 +164,43 @@ mod tests {
     }
 
     #[test]
-    fn buffer_ranges_never_overlap_and_merge_when_they_come_back() {
+    fn ranges_have_slots_of_their_own_while_there_are_any() {
         let mut table = BufferTable::new(96);
-        let a = table.take(32).unwrap();
-        let b = table.take(32).unwrap();
-        let c = table.take(32).unwrap();
-        assert_eq!((a.index(0), b.index(0), c.index(31)), (0, 32, 95));
-        assert!(table.take(1).is_err());
-        table.give_back(a);
-        table.give_back(c);
-        assert!(table.take(64).is_err(), "two holes of 32 are not one of 64");
+        let [a, b, c] = [32, 20, 32].map(|count| table.take(count).unwrap());
+        assert_eq!((a.index(0), b.index(0), b.index(19), c.index(31)), (0, 32, 51, 95));
+        assert!(matches!(table.take(97), Err(RingError::BuffersExhausted { wanted: 97, capacity: 96 })));
+        assert!(table.take(0).is_err());
         table.give_back(b);
-        assert_eq!(table.take(96).unwrap().index(0), 0, "all holes merged");
+        assert_eq!(table.take(32).unwrap().index(0), 32, "the slots that came back");
+    }
+
+    /// A table of 16,384 buffers was full with 128 devices of 128 requests.
+    #[test]
+    fn ranges_share_the_slots_with_the_fewest_users() {
+        let mut table = BufferTable::new(16_384);
+        let mut firsts = Vec::new();
+        for round in 0..3 {
+            let ranges: Vec<_> = (0..128).map(|_| table.take(128).unwrap()).collect();
+            assert!(table.users.iter().all(|users| *users == round + 1));
+            firsts.extend(ranges.iter().map(|range| range.index(0)));
+        }
+        assert_eq!(firsts[..128], firsts[128..256], "the same ones again");
+        // One of their three users is closed.
+        table.give_back(super::BufferRange { first: firsts[7], count: 128 });
+        assert_eq!(table.take(64).unwrap().index(0), firsts[7]);
+        let deep = table.take(4096).unwrap();
+        assert!(deep.index(4095) < 16_384);
+        table.give_back(deep);
+        assert_eq!(table.users.iter().map(|users| u32::from(*users)).sum::<u32>(), 3 * 1024 - 8 + 4);
+    }
+
+    /// A ring of a test has few buffers.
+    #[test]
+    fn a_table_of_less_than_a_block_is_used_to_its_end() {
+        let mut table = BufferTable::new(8);
+        assert_eq!(table.take(8).unwrap().index(7), 7);
+        assert_eq!(table.take(3).unwrap().index(0), 0);
+        assert!(table.take(9).is_err());
+        assert!(BufferTable::new(0).take(1).is_err());
     }
 }

@@ -474,7 +474,7 @@ fn volume(
     let live = in_memory(map_bytes(SECTORS));
     fallocate(live.as_fd(), FallocateFlags::empty(), 0, map_bytes(SECTORS))?;
     // SAFETY: a file of this program alone, all of it allocated.
-    let live_map = unsafe { LiveMap::map(live.try_clone()?) }?;
+    let live_map = unsafe { LiveMap::map(&live) }?;
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
     Ok(NewVolume {
         planned: start.make(setup, live_map).map_err(io::Error::other)?,

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::operation::Ring;
+
 /// Figures of a ring thread since it was started.
 #[derive(Debug, Default)]
 pub struct RingFigures {
@@ -9,13 +11,21 @@ pub struct RingFigures {
     full_inbox: AtomicU64,
     late_completions: AtomicU64,
     max_operations: AtomicU64,
+    unregistered: AtomicU64,
+    busy_ticks: AtomicU64,
 }
 
 impl RingFigures {
-    /// Publishes what the ring thread counts itself.
-    pub(crate) fn show(&self, late_completions: u64, max_operations: u32) {
+    /// A volume has done something since the last tick.
+    pub(crate) fn was_busy(&self) {
+        self.busy_ticks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Publishes what the ring thread and its ring count themselves.
+    pub(crate) fn show(&self, late_completions: u64, ring: &Ring) {
         self.late_completions.store(late_completions, Ordering::Relaxed);
-        self.max_operations.store(max_operations.into(), Ordering::Relaxed);
+        self.max_operations.store(ring.max_operations().into(), Ordering::Relaxed);
+        self.unregistered.store(ring.unregistered(), Ordering::Relaxed);
     }
 
     /// So many messages wait for the thread.
@@ -30,12 +40,15 @@ impl RingFigures {
 
     /// Figures now.
     pub fn status(&self) -> RingStatus {
-        let Self { max_messages, full_inbox, late_completions, max_operations } = self;
+        let Self { max_messages, full_inbox, late_completions, max_operations, unregistered, busy_ticks } =
+            self;
         RingStatus {
             max_messages: max_messages.load(Ordering::Relaxed),
             full_inbox: full_inbox.load(Ordering::Relaxed),
             late_completions: late_completions.load(Ordering::Relaxed),
             max_operations: max_operations.load(Ordering::Relaxed),
+            unregistered: unregistered.load(Ordering::Relaxed),
+            busy_ticks: busy_ticks.load(Ordering::Relaxed),
         }
     }
 }
@@ -52,4 +65,9 @@ pub struct RingStatus {
     pub late_completions: u64,
     /// Operations in flight at a time, at most.
     pub max_operations: u64,
+    /// Requests of devices with zero copy that were copied: another device's request had the buffer, or
+    /// memory was short.
+    pub unregistered: u64,
+    /// Ticks at which a volume with a store had done something since the last, or was at it.
+    pub busy_ticks: u64,
 }

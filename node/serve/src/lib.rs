@@ -9,6 +9,7 @@
 
 pub mod clock;
 mod figures;
+mod idle_ticks;
 mod io_limits;
 mod label;
 pub mod latency;

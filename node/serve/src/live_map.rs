@@ -9,11 +9,9 @@ use std::io;
 
 use memmap2::MmapMut;
 
-/// A volume's live map, mapped.
-pub struct LiveMap {
-    memory: MmapMut,
-    file: File,
-}
+/// A volume's live map, mapped. Its file is open in a ring's table only.
+#[derive(Debug)]
+pub struct LiveMap(MmapMut);
 
 impl LiveMap {
     /// Maps a file.
@@ -25,33 +23,20 @@ impl LiveMap {
     /// No other process uses the file, and this one writes to it through one mapping at a time. It is never
     /// truncated while it is mapped, and pages are allocated before they are touched: else the process is
     /// killed.
-    pub unsafe fn map(file: File) -> io::Result<Self> {
+    pub unsafe fn map(file: &File) -> io::Result<Self> {
         // SAFETY: the caller's promise.
-        let memory = unsafe { MmapMut::map_mut(&file) }?;
-        Ok(Self { memory, file })
-    }
-
-    /// The file, for allocating chunks through the ring.
-    #[must_use]
-    pub const fn file(&self) -> &File {
-        &self.file
+        unsafe { MmapMut::map_mut(file) }.map(Self)
     }
 }
 
 impl AsRef<[u8]> for LiveMap {
     fn as_ref(&self) -> &[u8] {
-        &self.memory
+        &self.0
     }
 }
 
 impl AsMut<[u8]> for LiveMap {
     fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.memory
-    }
-}
-
-impl std::fmt::Debug for LiveMap {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LiveMap").field("file", &self.file).finish_non_exhaustive()
+        &mut self.0
     }
 }

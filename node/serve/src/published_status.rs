@@ -58,6 +58,13 @@ pub struct ServedCounts {
     pub latencies: Latencies,
 }
 
+impl ServedCounts {
+    /// Requests of all kinds.
+    pub(crate) const fn requests(&self) -> u64 {
+        self.reads + self.writes + self.flushes + self.discards
+    }
+}
+
 /// Status that one volume publishes.
 pub struct PublishedStatus {
     /// Figures of the planner and of the requests, published at every tick, never per request.

@@ -261,8 +261,11 @@ impl RingThread {
         Ok(self.ring_file.take().expect("a thread leaves once"))
     }
 
+    /// The volume that a message is for.
     fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut ServedVolume)> {
-        Some((&mut self.ring, self.volumes.get_mut(key)?))
+        let served = self.volumes.get_mut(key)?;
+        served.wake();
+        Some((&mut self.ring, served))
     }
 
     fn on_message(&mut self, message: Message, now: Millis) {
@@ -333,12 +336,16 @@ impl RingThread {
     }
 
     fn tick(&mut self, now: Millis) {
+        let mut is_idle = true;
         for served in self.volumes.iter_mut() {
-            served.tick(&mut self.ring, now);
+            is_idle &= served.tick(&mut self.ring, now);
         }
         self.memory.tick(now);
+        if !is_idle {
+            self.figures.was_busy();
+        }
         let late = self.late + self.ring.late_completions();
-        self.figures.show(late, self.ring.max_operations());
+        self.figures.show(late, &self.ring);
     }
 
     fn open(&mut self, key: VolumeKey, device: Device, queues: OpenQueues) -> Result<(), RingRefusal> {

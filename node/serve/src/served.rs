@@ -12,7 +12,7 @@ use holdfast_background::{KnownBlocks, PassedStreams, Rest, SlabSlot};
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::settings::Settings;
-use holdfast_engine::volume::Volume;
+use holdfast_engine::volume::{Status, Volume};
 use holdfast_format::side::Side;
 use holdfast_ring::{FileSlot, RingError};
 use holdfast_types::{Millis, SectorRange, Seq};
@@ -20,6 +20,7 @@ use holdfast_ublk::Device;
 use tokio::sync::mpsc;
 
 use crate::clock::unix_ms_at_zero;
+use crate::idle_ticks::IdleTicks;
 use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::limit::EVICTIONS_IN_FLIGHT;
@@ -137,6 +138,7 @@ pub(crate) struct ServedVolume {
     published: Arc<PublishedStatus>,
     /// The newest registered snapshot that was published.
     newest_snapshot: Option<Seq>,
+    idle_ticks: IdleTicks,
     _place: Box<dyn Send>,
 }
 
@@ -178,6 +180,7 @@ impl ServedVolume {
             work,
             published,
             newest_snapshot: None,
+            idle_ticks: IdleTicks::default(),
             _place: place,
         }
     }
@@ -232,19 +235,33 @@ impl ServedVolume {
     }
 
     /// Time passed: limits are looked at, figures shown.
-    pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) {
+    /// Not each time while the volume is idle. Returns true if it is.
+    pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) -> bool {
+        let requests = self.tally.requests();
+        let works = self.operations > 0 || self.queues.with_owner() > 0;
+        if !self.idle_ticks.is_due(requests, works) {
+            return true;
+        }
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.handle(ring, Event::Tick, now);
         self.send_used();
         self.lines.write(Rest::Due(now));
         self.queues.time_next();
-        self.show();
+        let status = self.show();
+        self.idle_ticks.passed(requests, works || self.operations > 0 || !status.is_idle())
     }
 
-    fn show(&mut self) {
+    /// A message came for the volume: the next tick is not left out.
+    pub(crate) fn wake(&mut self) {
+        self.idle_ticks.wake();
+    }
+
+    fn show(&mut self) -> Status {
         let served = ServedCounts { latencies: *self.queues.latencies(), ..self.tally };
-        self.published.show(self.volume.status(), served, self.throttle.status());
+        let status = self.volume.status();
+        self.published.show(status, served, self.throttle.status());
         self.show_snapshots();
+        status
     }
 
     /// Publishes the places of the registered snapshots where they are others. A record that drops one

@@ -1,4 +1,4 @@
-//! The last attach of a host: how it was begun, and what came of it.
+//! The last attach of a host: its start and its result.
 
 use holdfast_types::Epoch;
 
@@ -9,16 +9,16 @@ pub enum Attach {
     Acquired,
     /// Another writer holds the volume.
     Refused,
-    /// The process died, or the host, on the way.
+    /// The process or the host died in the meantime.
     Died,
     /// The store or the local disk failed.
     Failed,
 }
 
-/// Steps of an attach after which it can die.
+/// Steps of an attach after which the process can die.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachStep {
-    /// The intent stands in the header's file.
+    /// The intent is in the header's file.
     HeaderWritten,
     /// It is synced.
     HeaderSynced,
@@ -33,7 +33,7 @@ pub(crate) enum Displaces {
     None,
     /// The one of this epoch.
     Epoch(Epoch),
-    /// The model cannot know if what the disk has is all that the writer had.
+    /// The model cannot know if the disk has all of the writer's data.
     Unclear,
 }
 
@@ -45,12 +45,12 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// That of a host that never attached.
+    /// Returns the state of a host that never attached.
     pub(crate) const fn none() -> Self {
         Self { came_of: None, writers_before: 0, displaces: Displaces::None }
     }
 
-    /// Another one is begun, after so many writers.
+    /// Begins another attach, after this many writers.
     pub(crate) fn begin(&mut self, writers_before: usize) {
         self.came_of = None;
         self.writers_before = writers_before;
@@ -60,22 +60,22 @@ impl Attempt {
         self.came_of = Some(came_of);
     }
 
-    /// Its result, once.
+    /// Takes its result, once.
     pub(crate) fn take_result(&mut self) -> Option<Attach> {
         self.came_of.take()
     }
 
-    /// True if it was begun when there had been so many writers: none has come since.
+    /// Returns true if no writer was added since it began, when there were `writers`.
     pub(crate) fn began_after(&self, writers: usize) -> bool {
         self.writers_before == writers
     }
 
-    /// Its record came into the log.
+    /// Notes that its record is in the log.
     pub(crate) fn replaced(&mut self, displaces: Displaces) {
         self.displaces = displaces;
     }
 
-    /// The writer that it replaced, as the model knows it.
+    /// Returns the writer that it replaced, according to the model.
     pub(crate) fn displaces(&self) -> Displaces {
         self.displaces
     }

@@ -1,5 +1,5 @@
-//! Planted bugs: what the simulation must notice. Each takes a safeguard out of the engine, the background
-//! work or the model of the daemon, or is a mutation of what the model of the daemon does.
+//! Planted bugs that the simulation must detect. Each removes a safeguard of the engine, the background
+//! work or the model of the daemon, or is a mutation of the daemon model's actions.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,18 +11,18 @@ use holdfast_format::safeguard::{self, Safeguard};
 pub enum Bug {
     /// A safeguard is missing.
     Missing(Safeguard),
-    /// Actions are performed wrongly.
+    /// Actions are executed wrongly.
     Mutation(Mutation),
 }
 
-/// Wrong performance of actions.
+/// Wrong execution of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mutation {
     /// A request is completed twice.
     CompletedTwice,
-    /// The part of a read that is zeros is answered and not filled.
+    /// The zero part of a read is answered but not filled.
     ZerosNotFilled,
-    /// A full disk keeps no log record.
+    /// A full disk cannot store a log record.
     RecordNeedsRoom,
 }
 
@@ -33,7 +33,7 @@ impl Bug {
         Safeguard::ALL.map(Self::Missing).into_iter().chain(mutations.map(Self::Mutation))
     }
 
-    /// Returns true if only several volumes of a host notice the bug.
+    /// Returns true if only several volumes of a host reveal the bug.
     pub const fn is_shared(self) -> bool {
         match self {
             Self::Missing(safeguard) => safeguard.is_shared(),
@@ -41,12 +41,12 @@ impl Bug {
         }
     }
 
-    /// Returns true if only volumes that are forked from each other and live on notice the bug.
+    /// Returns true if only living volumes that are forked from each other reveal the bug.
     pub const fn is_of_families(self) -> bool {
         matches!(self, Self::Missing(Safeguard::ForksOfForksCount))
     }
 
-    /// Returns true if only memory volumes notice the bug.
+    /// Returns true if only memory volumes reveal the bug.
     pub const fn is_of_memory(self) -> bool {
         match self {
             Self::Missing(safeguard) => safeguard.is_of_memory(),
@@ -54,7 +54,7 @@ impl Bug {
         }
     }
 
-    /// The number of the invariant that the bug breaks, in `docs/invariants.md`.
+    /// Returns the number of the invariant that the bug breaks, in `docs/invariants.md`.
     pub const fn breaks(self) -> u8 {
         match self {
             Self::Missing(safeguard) => safeguard.upholds(),
@@ -65,7 +65,7 @@ impl Bug {
     }
 }
 
-/// The name by which the command line and `docs/invariants.md` know the bug.
+/// Writes the bug's name in the command line and in `docs/invariants.md`.
 impl fmt::Debug for Bug {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -79,7 +79,7 @@ thread_local! {
     static MUTATION: Cell<Option<Mutation>> = const { Cell::new(None) };
 }
 
-/// Plants a bug in this thread's simulation, in place of the one before.
+/// Plants a bug in this thread's simulation, replacing the previous one.
 pub fn plant(bug: Option<Bug>) {
     let (missing, mutation) = match bug {
         None => (None, None),

@@ -1,8 +1,7 @@
 //! Calls that the futures of a process wait for: requests to the store, jobs of the local disk, time.
 //!
-//! A future leaves a [`Call`] and waits in its slot. The world decides when the call is done, how it ends,
-//! and when its sender gets the answer. A future that was dropped gets no answer, and what it had sent may
-//! still be done.
+//! A future leaves a [`Call`] and waits for its slot. The world decides when the call is done, its result,
+//! and when the sender gets the answer. A dropped future gets no answer, but its calls may still be done.
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,10 +29,10 @@ pub(crate) enum StoreAsk {
     Delete { key: String },
 }
 
-/// Something the local disk is to do.
+/// A request to the local disk.
 #[derive(Debug, Clone)]
 pub(crate) enum LocalAsk {
-    /// Read the sealed side; its bytes are taken when the answer is heard.
+    /// Read the sealed side; its bytes are taken when the answer is received.
     ReadSides,
     StorePending(Pending),
     ReadMap,
@@ -41,14 +40,14 @@ pub(crate) enum LocalAsk {
     Discard,
     WriteHeader(MapWrite),
     SyncHeader,
-    /// Fill a slot of the slab; its bytes are there when the answer is heard.
+    /// Fill a slot of the slab; its bytes are stored when the answer is received.
     WriteSlot {
-        /// It was written before.
+        /// True if it was written before.
         has_room: bool,
     },
     /// Write the entry of a slot that was filled.
     NameSlot,
-    /// Read one; its bytes are taken when the answer is heard.
+    /// Read a slot; its bytes are taken when the answer is received.
     ReadSlot,
 }
 
@@ -94,7 +93,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Its sender hears how it ended.
+    /// Delivers the result to its sender.
     pub(crate) fn answer(self, answer: Answer) {
         let mut slot = self.slot.lock();
         slot.answer = Some(answer);
@@ -117,7 +116,7 @@ impl Calls {
         Waiting(slot)
     }
 
-    /// The oldest that was not accepted yet.
+    /// Takes the oldest call that was not accepted yet.
     pub(crate) fn take(&self) -> Option<Call> {
         self.0.lock().pop_front()
     }

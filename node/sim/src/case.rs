@@ -1,4 +1,4 @@
-//! One run: a seed and how long.
+//! One run: a seed and a length.
 
 use std::fmt;
 
@@ -7,26 +7,26 @@ use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
-/// Steps for each operation after which a run in which nothing happens ends.
+/// Steps per operation after which a run without progress ends.
 pub(crate) const IDLE: u64 = 100;
 
-/// A run that can be repeated: the same case gives the same outcome.
+/// A reproducible run: the same case gives the same outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// Decides everything that is not decided otherwise, the profile too.
+    /// Seed of all random choices, including the profile.
     pub seed: u64,
-    /// Requests, jobs, answers and deaths before everything is brought to rest and read.
+    /// Requests, jobs, answers and deaths before the run is brought to rest and checked.
     pub operations: u64,
-    /// The bug that is planted.
+    /// The planted bug.
     pub bug: Option<Bug>,
 }
 
 /// Result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaseOutcome {
-    /// Of every event and action, in hexadecimal.
+    /// A digest of every event and action, in hexadecimal.
     pub digest: String,
-    /// Steps of the schedule; some find nothing to do.
+    /// Steps of the schedule, including those without effect.
     pub steps: u64,
     /// Requests, jobs, answers and deaths.
     pub operations: u64,
@@ -34,24 +34,23 @@ pub struct CaseOutcome {
     pub requests: u64,
     /// Log records that were truncated.
     pub truncated: u64,
-    /// Records that came, too late, where another had been truncated.
+    /// Records that arrived too late, at the position of a truncated one.
     pub strays: u64,
-    /// The invariant that did not hold, if any.
+    /// The violated invariant, if any.
     pub violation: Option<Violation>,
-    /// The last lines of what happened, oldest first.
+    /// The last lines of the story, oldest first.
     pub story: Vec<String>,
 }
 
 impl Case {
-    /// Runs it and keeps the last `story` lines of what happened; words cost time, so a run without them is
-    /// faster.
+    /// Runs the case and keeps the last `story` lines of its story; without a story it is faster.
     pub fn run(self, story: usize) -> CaseOutcome {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
-    /// The first of so many seeds that notices that `bug` is planted, and what it sees: the invariant that
-    /// the bug is said to break, in a run that breaks none without it. The seeds are those from 0, or those
-    /// of the profile whose runs meet the bug.
+    /// Returns the first of `seeds` seeds that detects the planted `bug`, and its violation: of the
+    /// invariant that the bug is declared to break, in a run that has no violation without it. The seeds
+    /// start at 0, or are those of the profile whose runs reach the bug.
     pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
         let (first, step) = Profile::that_meets(bug).map_or((0, 1), Profile::seeds);
         (0..seeds).map(|number| first + number * step).find_map(|seed| {
@@ -62,7 +61,7 @@ impl Case {
         })
     }
 
-    /// Runs only these of its steps.
+    /// Runs only the given steps.
     fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> CaseOutcome {
         plant(self.bug);
         let mut run = Schedule::new(self.seed, story);
@@ -89,14 +88,14 @@ impl Case {
         }
     }
 
-    /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most
-    /// `tries` times. Returns what is left, or `None` when the case has no violation.
+    /// Removes steps of a case with a violation as long as a similar violation remains, with at most
+    /// `tries` runs. Returns the outcome, or `None` if the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<CaseOutcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
     }
 }
 
-/// The command that repeats it.
+/// Writes the command that repeats the case.
 impl fmt::Display for Case {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, operations, bug } = self;
@@ -105,8 +104,8 @@ impl fmt::Display for Case {
     }
 }
 
-/// Leaves out steps of a run whose `whole` ends in a violation as long as it still ends in one like it, at
-/// most `tries` times.
+/// Removes steps of a run whose outcome `whole` is a violation as long as a similar one remains, with at
+/// most `tries` runs.
 pub(crate) fn shrink(
     run: impl Fn(Vec<u64>, usize) -> CaseOutcome,
     whole: CaseOutcome,
@@ -118,8 +117,8 @@ pub(crate) fn shrink(
     let mut size = steps.len().div_ceil(2);
     let mut tried = 0;
     while size > 0 && tried < tries {
-        // Backwards: what came last is most likely needed for the violation, and what is cut early shortens
-        // the rest.
+        // Backwards: the last steps are most likely needed for the violation, and early cuts shorten the
+        // later tries.
         let mut from = 0;
         while from < steps.len() && tried < tries {
             let fewer = [&steps[..from], &steps[(from + size).min(steps.len())..]].concat();

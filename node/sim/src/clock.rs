@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_types::Millis;
 
-/// A clock that the processes of a world read too.
+/// A clock that the processes of a world can read.
 #[derive(Default)]
 pub(crate) struct Clock {
     now: Arc<AtomicU64>,
-    /// The time of day on every host when the clock stood at zero, for the processes that begin from here on.
+    /// The time of day on every host at zero of the clock, for processes started from here on.
     unix_ms_at_zero: u64,
 }
 
@@ -22,7 +22,7 @@ impl Clock {
         self.now.store(now, Ordering::Relaxed);
     }
 
-    /// The clock's hand, for a process.
+    /// Returns the counter of the clock, for a process.
     pub(crate) fn hand(&self) -> &Arc<AtomicU64> {
         &self.now
     }

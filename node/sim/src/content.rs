@@ -1,4 +1,4 @@
-//! The content that a host's volume may have: now, as of its seal, and as of the commits.
+//! The allowed content of a host's volume: now, as of its seal, and as of the commits.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -9,18 +9,18 @@ use holdfast_engine::volume::{SealStatus, Status};
 use crate::disk::{DirtySectors, Disk};
 use crate::expect::{Cut, Expect};
 
-/// Allowed content of the volume at one host.
+/// Allowed content of the volume on one host.
 #[derive(Default)]
 pub(crate) struct Content {
     /// Contents that each sector may read as.
     pub(crate) expect: Expect,
-    /// Of the side now sealed.
+    /// The content captured by the current seal.
     sealed: Option<Rc<Cut>>,
-    /// Contents that the last commit captured.
+    /// The content captured by the last commit.
     committed: Rc<Cut>,
-    /// Those that the last commit before its own writes, or of its own, captured.
+    /// The content captured by its own last commit, or else by the last one before its writes.
     base: Rc<Cut>,
-    /// The process was killed inside the engine: it may have begun a seal.
+    /// True if the process was killed inside the engine: it may have begun a seal.
     killed_inside: bool,
 }
 
@@ -38,41 +38,41 @@ impl Content {
         self.killed_inside = true;
     }
 
-    /// Nothing is sealed any more.
+    /// Drops the seal.
     pub(crate) fn drop_seal(&mut self) {
         self.sealed = None;
     }
 
-    /// The host lost power.
+    /// Handles a power loss of the host.
     pub(crate) fn lose_host(&mut self) {
         self.sealed = None;
         self.killed_inside = false;
         self.expect.lose_host();
     }
 
-    /// A commit of any writer came into the log.
+    /// Handles a commit of any writer in the log.
     pub(crate) fn saw_commit(&mut self, cut: &Rc<Cut>) {
         self.committed = Rc::clone(cut);
     }
 
-    /// A commit of its own did.
+    /// Handles a commit of its own.
     pub(crate) fn own_commit(&mut self, cut: Rc<Cut>) {
         self.expect.make_durable(cut.at);
         self.base = cut;
     }
 
-    /// Its attach came into the log, whose last commit captured `cut`.
+    /// Handles its attach in the log, whose last commit captured `cut`.
     pub(crate) fn attached_after(&mut self, cut: Rc<Cut>) {
         self.base = cut;
     }
 
-    /// The log is another one, whose last commit captured `cut`.
+    /// Replaces the log by one whose last commit captured `cut`.
     pub(crate) fn change_log(&mut self, cut: &Rc<Cut>) {
         self.committed = Rc::clone(cut);
         self.base = Rc::clone(cut);
     }
 
-    /// A process begins to serve with this seal, or takes over with it.
+    /// Handles a process that begins to serve, or takes over, with this seal.
     pub(crate) fn resume_seal(&mut self, seal: SealStatus) {
         let SealStatus { in_progress, covers_both, begun: _ } = seal;
         self.sealed = match self.sealed.take() {
@@ -87,14 +87,14 @@ impl Content {
         self.killed_inside = false;
     }
 
-    /// A seal begins; `both`: it covers both sides.
+    /// Handles the start of a seal, of both sides if `both`.
     pub(crate) fn seal(&mut self, status: &Status, both: bool) {
         let repairing = status.repairing && !both;
         self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });
     }
 
-    /// Names a sector whose last content, as the client saw it, is neither in `dirty`, what the map of the
-    /// disk calls dirty, nor, where that names nothing, in `base`; in words.
+    /// Describes a sector whose last content, as seen by the client, is neither in `dirty`, the dirty
+    /// sectors of the disk's map, nor, if it is not dirty there, in `base`.
     pub(crate) fn lacks(
         &self,
         disk: &Disk,
@@ -116,8 +116,8 @@ impl Content {
         })
     }
 
-    /// A repair may seal the side that was sealed before: what it captures is what the last commit did. It
-    /// covers nothing that was not committed.
+    /// Returns the content of a repair's seal, which may be of the side sealed before: it captures the
+    /// content of the last commit, and covers no uncommitted data.
     fn committed_or_now(&mut self) -> Rc<Cut> {
         let mut cut = self.committed.or(&self.expect.cut());
         cut.at = 0;

@@ -1,7 +1,7 @@
-//! Deaths at crash points: scenarios that reach each of them, and what is left after each death.
+//! Deaths at crash points: scenarios that reach each of them, and the checks after each death.
 //!
-//! Owns: the choice of the scenario, of the point and the visit at which the process ends, and of the host's
-//! fate; the comparison with the model.
+//! Owns: the choice of the scenario, of the point and the visit at which the process ends, and of the
+//! host's fate; the comparison with the model.
 //! Does not own: the points (`holdfast_format::crash_point`).
 //! Invariant: a scenario with the same seed is the same up to its death.
 
@@ -26,19 +26,19 @@ use crate::world::{Faults, World};
 use scenario::HOSTS;
 use watch::Watch;
 
-/// The victim of a crash point, and the steps after its death.
+/// The victim at a crash point, and the recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Death {
-    /// The process; a new one takes over.
+    /// The process; a successor takes over.
     Process,
-    /// The process, and while the next one works, the host.
+    /// The process, and later the host while the successor works.
     ProcessThenHost,
-    /// The host, for good; the volume is attached elsewhere.
+    /// The host, permanently; the volume is attached elsewhere.
     HostForGood,
-    /// The host, which comes back with this one of its possible outcomes ([`World::outcomes`]).
+    /// The host, which returns with this one of its possible outcomes ([`World::outcomes`]).
     Host(u64),
-    /// The host, which comes back with one of more outcomes than can be tried: each unsynced write by chance
-    /// from this seed.
+    /// The host, which returns with a random outcome if they are too many to try: this seed decides about
+    /// each unsynced write.
     HostByChance(u64),
 }
 
@@ -47,17 +47,17 @@ pub enum Death {
 pub struct Crash {
     /// The scenario.
     pub scenario: Scenario,
-    /// Decides the rest.
+    /// Seed of all other choices.
     pub seed: u64,
-    /// The point at which it ends.
+    /// The point at which the process ends.
     pub point: CrashPoint,
-    /// At which visit, from zero.
+    /// The number of the visit, from zero.
     pub visit: u64,
     /// The kind of death.
     pub death: Death,
 }
 
-/// Counts the visits of each point in `scenario` when nothing is ended.
+/// Counts the visits of each point in `scenario` without a death.
 pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
     let watch = Watch::begin(None);
     let mut world = scenario.world(seed);
@@ -65,13 +65,13 @@ pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
     watch.visits()
 }
 
-/// The invariant that does not hold in `scenario` although nothing is ended.
+/// Returns the invariant violated in `scenario` without a death.
 pub fn violation_alive(scenario: Scenario, seed: u64) -> Option<Violation> {
     violation::catch(|| drop(visits(scenario, seed))).err()
 }
 
 impl Crash {
-    /// Plays up to the death. The world and the host that died.
+    /// Runs up to the death. Returns the world and the host that died.
     fn play(self) -> (World, usize) {
         let _watch = Watch::begin(Some((self.point, self.visit)));
         let mut world = self.scenario.world(self.seed);
@@ -82,7 +82,7 @@ impl Crash {
         (world, died)
     }
 
-    /// Number of outcomes that a loss of the host has there.
+    /// Returns the number of outcomes that a loss of the host has at this point.
     pub fn outcomes(self) -> u64 {
         let (world, died) = Self { death: Death::Host(0), ..self }.play();
         world.outcomes(died)
@@ -91,7 +91,7 @@ impl Crash {
     /// Dies, recovers, and compares with the model: on the same host, from the store alone, on another host.
     ///
     /// # Errors
-    /// The invariant that does not hold.
+    /// The violated invariant.
     pub fn run(self) -> Result<(), Violation> {
         violation::catch(|| {
             let (mut world, home) = self.play();
@@ -118,14 +118,14 @@ impl Crash {
                     world.lose_host(home, Some(Fate::Some(&mut Rng::new(seed))));
                 }
             }
-            // Only what took a backup of the bucket has one.
+            // Only scenarios with a backup of the bucket restore it.
             world.set_bucket_back();
             drive::check_everywhere(&mut world, home, other);
         })
     }
 }
 
-/// The command that repeats it.
+/// Writes the command that repeats the death.
 impl fmt::Display for Crash {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scenario, seed, point, visit, death } = self;
@@ -144,7 +144,7 @@ impl fmt::Display for Crash {
 impl FromStr for Crash {
     type Err = String;
 
-    /// Reads the argument of `--crash` in the command.
+    /// Parses the argument of `--crash` in the command.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| {
             format!("{what} is wrong in {text:?}: use SCENARIO:SEED:POINT:VISIT:DEATH as it was printed")
@@ -182,21 +182,21 @@ impl FromStr for Crash {
     }
 }
 
-/// Findings of a campaign.
+/// Results of a campaign.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Deaths that were played.
+    /// Number of deaths.
     pub deaths: u64,
     /// Visits of each point that ended in a death.
     pub visited: BTreeMap<CrashPoint, u64>,
-    /// Visits of whose outcomes every one was played.
+    /// Visits for which every outcome was tried.
     pub exhausted: u64,
-    /// Deaths after which an invariant did not hold.
+    /// Deaths after which an invariant was violated.
     pub violations: Vec<(Crash, Violation)>,
 }
 
 impl Found {
-    /// Points that no scenario reached.
+    /// Returns the points that no scenario reached.
     pub fn missed(&self) -> Vec<CrashPoint> {
         CrashPoint::ALL.iter().copied().filter(|point| !self.visited.contains_key(point)).collect()
     }
@@ -204,8 +204,8 @@ impl Found {
 
 /// Ends each of `scenarios` with `seed` at every visit of every point, in every way.
 ///
-/// Of the outcomes that a loss of the host can have at one visit, all are played where they are at most
-/// `outcomes`, else that many, chosen by the seed.
+/// Of the outcomes of a host loss at one visit, all are tried if they are at most `outcomes`, else that
+/// many, chosen by the seed.
 pub fn campaign(scenarios: &[Scenario], seed: u64, outcomes: u64) -> Found {
     let mut found = Found::default();
     for &scenario in scenarios {

@@ -1,4 +1,4 @@
-//! The client's side of a volume: requests in flight, what they wrote and what they saw.
+//! The client's side of a volume: requests in flight, with their written and read data.
 
 use holdfast_engine::event::{Errno, Op, RequestId};
 use holdfast_engine::settings::Durability;
@@ -8,28 +8,28 @@ use crate::disk::{Stamp, sectors};
 use crate::expect::{Cut, Expect};
 use crate::invariant::Invariant;
 
-/// A request the client waits for.
+/// A request that the client waits for.
 pub(crate) struct Request {
     pub(crate) op: Op,
     pub(crate) range: SectorRange,
-    /// Unique; the stamp of what a write stores.
+    /// Unique; the stamp of the data that a write stores.
     pub(crate) serial: u64,
     pub(crate) issued: u64,
-    /// Of a read: what each sector may read as, and what was filled in.
+    /// For a read: the allowed stamps of each sector, and the returned ones.
     allowed: Vec<Vec<Stamp>>,
     filled: Vec<Option<Stamp>>,
-    /// A part of it failed: what is planned again may fill again.
+    /// True if a part of it failed: a retry may fill the buffer again.
     part_failed: bool,
-    /// A part of it failed in the object store.
+    /// True if a part of it failed in the object store.
     pub(crate) store_failed: bool,
-    /// Its writer had been replaced by then, and had not noticed: what the new one needs no more may be gone.
+    /// True if its writer had been replaced unnoticed: objects that the new one does not need may be deleted.
     pub(crate) was_replaced: bool,
     /// The durability in effect when the engine completed it.
     pub(crate) answered_as: Durability,
 }
 
 impl Request {
-    /// Content of its sectors afterwards, if it changes any.
+    /// Returns the content of its sectors afterwards, if it changes any.
     pub(crate) fn stores(&self) -> Option<Stamp> {
         match self.op {
             Op::Write | Op::WriteFua => Some(self.serial),
@@ -58,9 +58,9 @@ pub(crate) struct Device {
     slots: Vec<Option<Request>>,
     /// Its size.
     pub(crate) sectors: u64,
-    /// The client asks for nothing more.
+    /// The client sends no more requests.
     pub(crate) closing: bool,
-    /// The engine said that it may be used.
+    /// The engine allowed requests.
     pub(crate) ready: bool,
     /// The engine reported its fencing.
     pub(crate) fenced: bool,
@@ -87,20 +87,20 @@ impl Device {
         }
     }
 
-    /// The engine completes a request, which the client has not heard yet.
+    /// Records that the engine completed a request, before the client receives the answer.
     pub(crate) fn answers(&mut self, id: RequestId, durability: Durability) {
         self.request(id).answered_as = durability;
     }
 
-    /// The durability changes: what the client hears of answers before that is judged by the local disk
-    /// alone, since answers after it may be heard first.
+    /// Notes a change of the durability: answers that the client receives out of order are judged only by
+    /// the local disk from here on.
     pub(crate) fn durability_changes(&mut self) {
         for request in self.slots.iter_mut().flatten() {
             request.answered_as = Durability::Local;
         }
     }
 
-    /// A piece of a read ends: with these stamps, or without any.
+    /// Ends a piece of a read, with these stamps, or without any.
     pub(crate) fn end_piece(
         &mut self,
         id: RequestId,
@@ -117,14 +117,14 @@ impl Device {
         Ok(())
     }
 
-    /// A piece of a read ends with the store's error.
+    /// Ends a piece of a read with the store's error.
     pub(crate) fn store_failed(&mut self, id: RequestId, was_replaced: bool) {
         let request = self.request(id);
         (request.part_failed, request.store_failed) = (true, true);
         request.was_replaced |= was_replaced;
     }
 
-    /// Requests in flight, as the kernel issues them again after the death of the daemon.
+    /// Returns the requests in flight, as the kernel reissues them after a crash of the daemon.
     pub(crate) fn reissue(&mut self) -> Vec<(RequestId, Op, SectorRange)> {
         let mut again = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate() {
@@ -180,7 +180,7 @@ impl Device {
         self.slots[id.0 as usize] = Some(request);
     }
 
-    /// The client gets its answer; of a FLUSH that promises the store too, with what is `in_store`.
+    /// Delivers an answer to the client; for a FLUSH that covers the store, `in_store` is its content.
     pub(crate) fn complete(
         &mut self,
         id: RequestId,
@@ -213,7 +213,7 @@ impl Device {
                 }
                 expect.make_durable(request.issued);
             }
-            // What it wrote is durable, whatever else is.
+            // Its own data is durable, regardless of any other.
             Op::WriteFua if result.is_ok() => expect.make_durable_in(request.range, request.issued),
             Op::Read | Op::Write | Op::WriteFua | Op::Flush | Op::Discard | Op::WriteZeroes => {}
         }

@@ -1,8 +1,8 @@
-//! Local files of a simulated host: what was written, and what of it a power cut leaves.
+//! Local files of a simulated host: their written content, and the part that survives a power cut.
 //!
-//! A side keeps one stamp a sector instead of 4096 bytes; a stamp names the client write the bytes came from,
-//! zero a hole. Unsynced writes survive a power cut in any subset; those of the map file are torn at 512
-//! bytes. What a failed sync covered stays unsynced permanently.
+//! A side keeps one stamp per sector instead of 4096 bytes; a stamp identifies the client write of the
+//! bytes, zero a hole. Any subset of the unsynced writes survives a power cut; those of the map file are
+//! torn at 512 bytes. Data covered by a failed sync stays unsynced permanently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use parking_lot::Mutex;
 use crate::calls::LocalError;
 use crate::rng::Rng;
 
-/// Names the client write that a sector's bytes came from; zero means zeros.
+/// Identifies the client write of a sector's bytes; zero means zeros.
 pub(crate) type Stamp = u64;
 
-/// Unsynced writes that a power cut leaves.
+/// The unsynced writes that survive a power cut.
 pub enum Fate<'a> {
     /// None.
     Nothing,
@@ -30,12 +30,12 @@ pub enum Fate<'a> {
     Everything,
     /// Any subset.
     Some(&'a mut Rng),
-    /// One of the subsets that differ, counted from zero (`World::outcomes` says how many there are).
+    /// One of the distinct subsets, counted from zero (`World::outcomes` returns their number).
     Nth(u64),
 }
 
 impl Fate<'_> {
-    /// Chooses the version of a cell that is left.
+    /// Chooses the surviving version of a cell.
     fn choose<T: Clone + PartialEq>(&mut self, cell: &Cell<T>) -> T {
         let newest = || cell.since.last().map_or(&cell.synced, |(_, value)| value).clone();
         match self {
@@ -76,7 +76,7 @@ struct Cell<T> {
 }
 
 impl<T: PartialEq> Cell<T> {
-    /// The versions that differ, each of which a power cut may leave.
+    /// Returns the distinct versions that may survive a power cut.
     fn outcomes(&self) -> Vec<&T> {
         let mut outcomes = vec![&self.synced];
         for (_, value) in &self.since {
@@ -127,8 +127,8 @@ impl<T: Clone + PartialEq> Cells<T> {
         }
     }
 
-    /// A sync fails: what was not synced by now reads back until the power is cut, and may be lost then,
-    /// whatever syncs come later. A cell that is written again is as good as any.
+    /// Fails a sync: unsynced data still reads back until a power cut, which may lose it despite later
+    /// syncs. A cell that is written again is no longer affected.
     fn fail_sync(&mut self) {
         for at in &self.unsynced {
             let cell = self.cells.get_mut(at).expect("an unsynced cell was written");
@@ -146,7 +146,7 @@ impl<T: Clone + PartialEq> Cells<T> {
         }
     }
 
-    /// Number of states that a power cut can leave; at most `u64::MAX`.
+    /// Returns the number of states that a power cut can leave; at most `u64::MAX`.
     fn outcomes(&self) -> u64 {
         let each = self.unsynced.iter().map(|at| self.cells[at].outcomes().len() as u64);
         each.fold(1, u64::saturating_mul)
@@ -163,10 +163,10 @@ pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are not a hole.
     pub(crate) held: u64,
-    /// A sync failed and the process that had asked for it died: the kernel reports it to the next process
-    /// that syncs.
+    /// True if a sync failed and the process that had requested it died: the kernel reports the failure to
+    /// the next process that syncs.
     pub(crate) failed_unheard: bool,
-    /// Sectors that cannot be read until they are overwritten.
+    /// Sectors that are unreadable until they are overwritten.
     pub(crate) corrupted: BTreeSet<u64>,
 }
 
@@ -184,7 +184,7 @@ impl SideFile {
         self.cells.write(sector, stamp);
     }
 
-    /// Writes `stamp` to those sectors of `range` that `reaches` says get there.
+    /// Writes `stamp` to those sectors of `range` that `reaches` selects.
     pub(crate) fn write_part(&mut self, range: SectorRange, stamp: Stamp, mut reaches: impl FnMut() -> bool) {
         for sector in sectors(range) {
             if reaches() {
@@ -201,12 +201,12 @@ impl SideFile {
         }
     }
 
-    /// True if all of `range` can be read.
+    /// Returns true if all of `range` is readable.
     pub(crate) fn reads(&self, range: SectorRange) -> bool {
         self.corrupted.range(sectors(range)).next().is_none()
     }
 
-    /// A sector that holds data can no longer be read: the one at or after `sector`.
+    /// Makes a sector with data unreadable: the one at or after `sector`.
     pub(crate) fn corrupt(&mut self, sector: u64) {
         let held = self.cells.cells.range(sector..).map(|(at, _)| *at).find(|at| self.read(*at) != 0);
         self.corrupted.extend(held);
@@ -224,7 +224,7 @@ impl SideFile {
         self.cells.sync(mark);
     }
 
-    /// The sync from `mark` ends.
+    /// Ends the sync from `mark`.
     pub(crate) fn end_sync(&mut self, mark: SyncMark, fails: bool) {
         self.cells.end_sync(mark, fails);
     }
@@ -253,7 +253,7 @@ impl Default for MapFile {
 }
 
 impl MapFile {
-    /// Writes those units of `write` that `reaches` says get there.
+    /// Writes those units of `write` that `reaches` selects.
     pub(crate) fn write(&mut self, write: &MapWrite, mut reaches: impl FnMut() -> bool) {
         assert!(
             write.offset.is_multiple_of(4096) && write.bytes.len().is_multiple_of(4096),
@@ -266,7 +266,7 @@ impl MapFile {
         }
     }
 
-    /// The unit at `offset` decays, synced or not. Returns false if it was never written.
+    /// Corrupts the unit at `offset`, synced or not. Returns false if it was never written.
     pub(crate) fn decay(&mut self, offset: u64) -> bool {
         let Some(cell) = self.0.cells.get_mut(&(offset / UNIT as u64)) else { return false };
         let versions = cell.since.iter_mut().map(|(_, value)| value).chain([&mut cell.synced]);
@@ -274,7 +274,7 @@ impl MapFile {
         true
     }
 
-    /// End of all that was ever written below `limit`.
+    /// Returns the end of all data ever written below `limit`.
     pub(crate) fn end(&self, limit: u64) -> u64 {
         let last = self.0.cells.range(..limit / UNIT as u64).next_back();
         last.map_or(0, |(at, _)| (at + 1) * UNIT as u64)
@@ -298,7 +298,7 @@ impl MapFile {
         self.0.fail_sync();
     }
 
-    /// The sync from `mark` ends.
+    /// Ends the sync from `mark`.
     pub(crate) fn end_sync(&mut self, mark: SyncMark, fails: bool) {
         self.0.end_sync(mark, fails);
     }
@@ -312,13 +312,13 @@ impl MapFile {
     }
 }
 
-/// State that survives the loss of the host, as far as it was synced.
+/// State that survives the loss of the host, if it was synced.
 #[derive(Clone, Default)]
 pub(crate) struct Disk {
     pub(crate) sides: [SideFile; 2],
     pub(crate) map: MapFile,
     pub(crate) pending: Option<Pending>,
-    /// True if the room for what commits write was taken.
+    /// True if the space for commits is reserved.
     pub(crate) is_reserved: bool,
 }
 
@@ -327,8 +327,8 @@ impl Disk {
         &mut self.sides[side as usize]
     }
 
-    /// The stamps that a read of `range` finds; `None` if it fails, as it does where a side is asked and
-    /// `fails`.
+    /// Returns the stamps that a read of `range` finds; `None` if it fails, that is, if it needs a side
+    /// and `fails`.
     pub(crate) fn read(&self, range: SectorRange, from: Source, fails: bool) -> Option<Vec<Stamp>> {
         match from {
             Source::Side(side) => {
@@ -336,7 +336,7 @@ impl Disk {
                 (!fails && side.reads(range))
                     .then(|| sectors(range).map(|sector| side.read(sector)).collect())
             }
-            // A hole: the disk is not asked.
+            // A hole: the disk is not read.
             Source::Zeros => Some(vec![0; range.sectors as usize]),
         }
     }
@@ -345,11 +345,11 @@ impl Disk {
         for side in &mut self.sides {
             side.lose_power(fate);
         }
-        // Each file takes its part of a number of states: the first one the lowest digits.
+        // The files split the number of a state: the first one takes the lowest digits.
         self.map.lose_power(fate);
     }
 
-    /// Writes those sectors of `range` that are no holes, as a full disk does. Returns true if these are all.
+    /// Writes those sectors of `range` that are not holes, like a full disk. Returns true if these are all.
     pub(crate) fn overwrite(&mut self, side: Side, range: SectorRange, stamp: Stamp) -> bool {
         let side = self.side(side);
         let (held, holes): (Vec<u64>, Vec<u64>) = sectors(range).partition(|sector| side.read(*sector) != 0);
@@ -357,32 +357,32 @@ impl Disk {
         holes.is_empty()
     }
 
-    /// True if a full disk takes `write` into the durable map: its header has its room, and so have the pages
-    /// of chunks that were prepared; of the journal, what was ever written.
+    /// Returns true if a full disk accepts `write` to the durable map: its header has space, and so have
+    /// the pages of prepared chunks; in the journal, only the part ever written.
     pub(crate) fn has_room(&self, write: &MapWrite) -> bool {
         let end = write.offset + write.bytes.len() as u64;
         write.offset < JOURNAL_OFFSET || end <= self.map.end(u64::MAX)
     }
 
-    /// Number of states that a power cut can leave; at most `u64::MAX`.
+    /// Returns the number of states that a power cut can leave; at most `u64::MAX`.
     pub(crate) fn outcomes(&self) -> u64 {
         let sides = self.sides.iter().map(SideFile::outcomes);
         sides.chain([self.map.outcomes()]).fold(1, u64::saturating_mul)
     }
 
-    /// The durable map's header with its generation.
+    /// Reads the durable map's header with its generation.
     fn read_header(&self) -> Result<Option<(u64, Header)>, LocalError> {
         Header::newest(&self.map.read(0, 2 * 4096)).map_err(|error| LocalError::Damaged(error.to_string()))
     }
 
-    /// Hands each part of the durable map to `each`.
+    /// Passes each part of the durable map to `each`.
     pub(crate) fn read_parts(
         &self,
         header: &Header,
         each: &mut dyn FnMut(FoundPart),
     ) -> Result<(), LocalError> {
-        // To the end of the file: an attach that saw an old log may have written a header of the size before
-        // the volume grew.
+        // To the end of the file: an attach that read an old log may have written a header with the size
+        // before the volume grew.
         let count = self
             .map
             .end(JOURNAL_OFFSET)
@@ -404,8 +404,8 @@ impl Disk {
         Ok(Some(FoundMap { generation, header, pages }))
     }
 
-    /// The header of the durable map, and the sectors that it calls dirty with the side that holds them; none
-    /// where there is no map.
+    /// Reads the header of the durable map, and its dirty sectors, each with its side; `None` without a
+    /// map.
     pub(crate) fn read_dirty(&self) -> Result<Option<(Header, DirtySectors)>, LocalError> {
         let Some((_generation, header)) = self.read_header()? else { return Ok(None) };
         let mut dirty = BTreeMap::new();
@@ -421,19 +421,19 @@ impl Disk {
         Ok(Some((header, dirty)))
     }
 
-    /// True if the durable map is whole and names data that was not committed.
+    /// Returns true if the durable map is whole and names uncommitted data.
     pub(crate) fn holds_dirty(&self) -> bool {
         self.read_map().is_ok_and(|map| map.is_some_and(|map| map.pages.holds_dirty()))
     }
 }
 
-/// Sectors that a durable map calls dirty, and the side that holds each.
+/// Dirty sectors of a durable map, each with its side.
 pub(crate) type DirtySectors = BTreeMap<u64, Side>;
 
-/// A disk that the futures of a process reach too.
+/// A disk that the futures of a process share.
 pub(crate) type SharedDisk = Arc<Mutex<Disk>>;
 
-/// The sectors of a range.
+/// Returns the sectors of a range.
 pub(crate) fn sectors(range: SectorRange) -> std::ops::Range<u64> {
     range.start.0..range.end()
 }

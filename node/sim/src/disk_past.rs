@@ -1,9 +1,9 @@
-//! The past of a host's disk: what is known of it from outside, and whether it is the disk that the host had.
+//! The past of a host's disk: its known history, and whether the host still has its own disk.
 
 use crate::disk::{Disk, Fate};
 use crate::expect::Expect;
 
-/// A disk as a power cut would have left it at some time.
+/// A disk in a state that a power cut could have left at some time.
 #[derive(Clone)]
 pub(crate) struct Snapshot {
     pub(crate) disk: Disk,
@@ -12,7 +12,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of a disk with that content, at that time.
+    /// Creates a snapshot of a disk with that content, at that time.
     pub(crate) fn new(mut disk: Disk, mut expect: Expect, age: Age, fate: &mut Fate<'_>) -> Self {
         disk.lose_power(fate);
         expect.lose_host();
@@ -20,14 +20,14 @@ impl Snapshot {
     }
 }
 
-/// Of what time a disk is.
+/// Age of a disk state.
 #[derive(Clone, Copy)]
 pub(crate) struct Age {
-    /// The host whose disk it was.
+    /// The host that owned the disk.
     pub(crate) host: usize,
-    /// Commits that were in the log.
+    /// Commits in the log.
     pub(crate) commits: u64,
-    /// One more was in flight.
+    /// True if one more was in flight.
     pub(crate) sealing: bool,
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct Age {
 pub(crate) enum OtherDisk {
     /// Nothing.
     Empty,
-    /// An older state of its own, or one of another host.
+    /// An older state of its own disk, or one of another host's.
     Copy(Age),
-    /// The disk of a volume that there was before.
+    /// The disk of an earlier volume.
     OtherVolume,
-    /// The disk that it had; the log is the one that was set back.
+    /// Its own disk, after the log was set back.
     SetBackLog,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum OtherDisk {
 pub(crate) struct DiskPast {
     snapshot: Option<Snapshot>,
     other: Option<OtherDisk>,
-    /// The last attach was with the disk of a volume that there was before.
+    /// True if the last attach was with the disk of an earlier volume.
     was_of_other_volume: bool,
     disks: u64,
     keeps: bool,
@@ -58,7 +58,7 @@ pub(crate) struct DiskPast {
 }
 
 impl DiskPast {
-    /// The last snapshot of it.
+    /// Returns its last snapshot.
     pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
         self.snapshot.as_ref()
     }
@@ -67,41 +67,41 @@ impl DiskPast {
         self.snapshot = Some(snapshot);
     }
 
-    /// The disk, where it is not the one that the host's last attach left, until the host attaches.
+    /// Returns the replacement of the disk of the host's last attach, until the host attaches.
     pub(crate) fn other(&self) -> Option<OtherDisk> {
         self.other
     }
 
-    /// Number of disks that the host had.
+    /// Returns the number of disks that the host had.
     pub(crate) fn disks(&self) -> u64 {
         self.disks
     }
 
-    /// It is replaced, with all that a fenced writer left there.
+    /// Replaces the disk, including the preserved data of a fenced writer.
     pub(crate) fn replace(&mut self, other: OtherDisk) {
         self.other = Some(other);
         self.disks += 1;
         self.keeps = false;
     }
 
-    /// The volume's log is another one: a snapshot of data that went with the one before is of no use.
+    /// Replaces the volume's log: snapshots of data from the previous one are useless.
     pub(crate) fn change_log(&mut self, other: OtherDisk) {
         self.snapshot = None;
         self.replace(other);
     }
 
-    /// Notes that the host attached with what is there.
+    /// Notes that the host attached with its current disk.
     pub(crate) fn make_own(&mut self) {
         self.was_of_other_volume = matches!(self.other.take(), Some(OtherDisk::OtherVolume));
     }
 
-    /// Returns true if the disk is that of a volume that there was before, or was until the last attach.
+    /// Returns true if the disk is that of an earlier volume, or was until the last attach.
     pub(crate) fn is_of_other_volume(&self) -> bool {
         self.was_of_other_volume || matches!(self.other, Some(OtherDisk::OtherVolume))
     }
 
-    /// A fenced writer released its files here, and its durable map names data that is in no commit, until
-    /// that is preserved.
+    /// Returns true if a fenced writer released its files here, and its durable map names uncommitted
+    /// data, until that is preserved.
     pub(crate) fn keeps(&self) -> bool {
         self.keeps
     }
@@ -110,7 +110,7 @@ impl DiskPast {
         self.keeps = keeps;
     }
 
-    /// It was full at some time.
+    /// Returns true if it was full at some time.
     pub(crate) fn was_full(&self) -> bool {
         self.was_full
     }
@@ -119,7 +119,7 @@ impl DiskPast {
         self.was_full = true;
     }
 
-    /// A slot of its durable map's header decayed.
+    /// Returns true if a slot of its durable map's header decayed.
     pub(crate) fn header_decayed(&self) -> bool {
         self.header_decayed
     }

@@ -1,4 +1,4 @@
-//! One host driven in order: each job done and answered before the next, what does not run is started.
+//! Drives one host in order: each job is answered before the next, and stopped processes are restarted.
 
 use holdfast_engine::event::Op;
 use holdfast_types::SectorRange;
@@ -6,7 +6,7 @@ use holdfast_types::SectorRange;
 use crate::invariant::Invariant;
 use crate::world::World;
 
-/// Steps after which a host that should have come to rest is stuck.
+/// Steps after which a host that has not come to rest is stuck.
 const PATIENCE: usize = 20_000;
 
 /// Drives `host` until `done`, attaching and taking over as needed.
@@ -21,7 +21,7 @@ pub fn until(world: &mut World, host: usize, done: impl Fn(&World) -> bool) {
     Invariant::ComesToRest.broken(&format!("host {host} is stuck: {status:?}"));
 }
 
-/// One step of [`until`].
+/// Runs one step of [`until`].
 pub fn step(world: &mut World, host: usize) {
     if world.hosts[host].process.is_none() {
         if !world.resume(host) {
@@ -39,12 +39,12 @@ pub fn step(world: &mut World, host: usize) {
     }
 }
 
-/// True if the client of `host` may ask and waits for nothing.
+/// Returns true if the client of `host` may send requests and waits for none.
 pub fn is_idle(world: &World, host: usize) -> bool {
     world.hosts[host].device.as_ref().is_some_and(|device| device.ready && device.is_idle())
 }
 
-/// The client reads every sector it ever touched; each answer is checked against the model.
+/// Reads every sector that the client ever touched; each answer is checked against the model.
 pub fn read_all(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
     let touched = world.hosts[host].content.expect.touched();
@@ -56,7 +56,7 @@ pub fn read_all(world: &mut World, host: usize) {
     }
 }
 
-/// The client stops and the engine detaches.
+/// Stops the client and detaches the volume.
 pub fn detach(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
     for _ in 0..PATIENCE {
@@ -69,12 +69,12 @@ pub fn detach(world: &mut World, host: usize) {
     Invariant::ComesToRest.broken(&format!("host {host} does not detach"));
 }
 
-/// Checks that the data that the client of `host` wrote is there: here, in the store alone, and on `other`.
+/// Checks that the data written by the client of `host` exists: here, in the store alone, and on `other`.
 pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
     read_all(world, host);
     detach(world, host);
     if !world.has_released(host) {
-        // It learned only now that it had been fenced: it attaches again, after the writer that fenced it.
+        // It detected the fencing only now: it attaches again, after the writer that fenced it.
         read_all(world, host);
         detach(world, host);
     }

@@ -1,9 +1,9 @@
 //! The per-sector model: the client writes that a read may see.
 //!
-//! Times are ticks of the model's own clock, which moves with everything the client sees. A write is
-//! *superseded* by a write that succeeded and was issued after the first one had ended. A read sees a write
-//! that is not superseded. After the loss of the host the superseding write must be durable: a FUA write that
-//! succeeded, or one covered by a successful flush that was issued after that write ended.
+//! Times are ticks of the model's own clock, which advances with everything the client sees. A write is
+//! *superseded* by a successful write that was issued after the first one had ended. A read sees a write
+//! that is not superseded. After the loss of the host the superseding write must be durable: a successful
+//! FUA write, or one covered by a successful flush that was issued after that write ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -15,18 +15,18 @@ use crate::invariant::Invariant;
 
 #[derive(Debug, Clone)]
 struct Written {
-    /// Unique, other than the stamp of zeros.
+    /// Unique, and distinct from the stamp of zeros.
     op: u64,
     stamp: Stamp,
     issued: u64,
     ended: Option<u64>,
     succeeded: bool,
-    /// Time at which a read found another of the candidates to be the last.
+    /// Time at which a read returned another candidate as the last one.
     passed_over: Option<u64>,
 }
 
-/// Issue time of the newest write that succeeded and had ended before `before`: what had ended by then is
-/// superseded.
+/// Returns the issue time of the newest successful write that had ended before `before`: writes that had
+/// ended by then are superseded.
 fn superseded_until(writes: &[Written], before: u64) -> u64 {
     let settled = writes.iter().filter(|w| w.succeeded && w.ended.is_some_and(|at| at < before));
     settled.map(|w| w.issued).max().unwrap_or(0)
@@ -41,13 +41,13 @@ impl Written {
 /// Allowed content of the volume as of one seal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cut {
-    /// Writes that had ended before then are in it.
+    /// Writes that had ended before this time are in it.
     pub(crate) at: u64,
     sectors: BTreeMap<u64, Vec<Stamp>>,
 }
 
 impl Cut {
-    /// Either of two cuts.
+    /// Returns the union of two cuts.
     pub(crate) fn or(&self, other: &Self) -> Self {
         let mut either = self.clone();
         either.at = self.at.min(other.at);
@@ -72,13 +72,13 @@ impl Cut {
 /// The model of one writer's volume.
 #[derive(Debug, Clone)]
 pub(crate) struct Expect {
-    /// Invariant of the volume's last incident, and its time: broken by a read that sees anything else in a
-    /// sector that was not written since.
+    /// Invariant of the volume's last incident, and its time: a read that sees disallowed data in a sector
+    /// not written since breaks it.
     reads_by: Invariant,
     since: u64,
     clock: u64,
     sectors: BTreeMap<u64, Vec<Written>>,
-    /// Sectors for which zeros and data were in flight at once.
+    /// Sectors with concurrent writes of zeros and data.
     raced: BTreeSet<u64>,
 }
 
@@ -90,7 +90,7 @@ impl Default for Expect {
 }
 
 impl Expect {
-    /// The invariant that a read of `sector` breaks if it sees something not allowed.
+    /// Returns the invariant that a read of `sector` breaks if it sees disallowed data.
     pub(crate) fn reads_by(&self, sector: u64) -> Invariant {
         let mut writes = self.sectors.get(&sector).into_iter().flatten();
         if writes.any(|write| write.succeeded && write.issued > self.since) {
@@ -100,7 +100,7 @@ impl Expect {
         }
     }
 
-    /// A volume that reads as `cut`.
+    /// Creates the model of a volume that reads as `cut`.
     pub(crate) fn after(cut: &Cut) -> Self {
         let known = |stamp: &Stamp| Written {
             op: *stamp,
@@ -142,7 +142,7 @@ impl Expect {
         }
     }
 
-    /// The write was answered. One that failed may be there in parts, and supersedes nothing.
+    /// Ends a write. A failed one may be partly stored, and supersedes nothing.
     pub(crate) fn end(&mut self, range: SectorRange, op: u64, succeeded: bool) {
         let now = self.now();
         for sector in sectors(range) {
@@ -153,14 +153,14 @@ impl Expect {
         }
     }
 
-    /// Stamps that a read of `sector` may see now.
+    /// Returns the stamps that a read of `sector` may see now.
     pub(crate) fn allowed(&self, sector: u64) -> Vec<Stamp> {
         let Some(writes) = self.sectors.get(&sector) else { return vec![0] };
         let until = superseded_until(writes, u64::MAX);
         writes.iter().filter(|w| !w.is_superseded(until, u64::MAX)).map(|w| w.stamp).collect()
     }
 
-    /// Number of sectors that surely are written and not in `cut`, and the largest possible number.
+    /// Returns the minimum and maximum number of written sectors that are not in `cut`.
     pub(crate) fn not_in(&self, cut: &Cut) -> (u64, u64) {
         let (mut surely, mut at_most) = (0, 0);
         for (sector, writes) in &self.sectors {
@@ -174,13 +174,13 @@ impl Expect {
         (surely, at_most)
     }
 
-    /// Zeros and data for these sectors were in flight at once.
+    /// Records that zeros and data for these sectors were in flight concurrently.
     pub(crate) fn raced(&mut self, range: SectorRange) {
         self.raced.extend(sectors(range));
     }
 
-    /// A read issued at `issued` saw `stamp`: if every write had ended by then, that is what the sector
-    /// holds.
+    /// Records that a read issued at `issued` saw `stamp`: if every write had ended by then, the sector
+    /// has that content.
     pub(crate) fn saw(&mut self, sector: u64, stamp: Stamp, issued: u64) {
         let now = self.now();
         let Some(writes) = self.sectors.get_mut(&sector) else { return };
@@ -195,7 +195,7 @@ impl Expect {
         }
     }
 
-    /// From here on everything that had ended before `before` survives the loss of the host.
+    /// Makes everything that had ended before `before` survive the loss of the host.
     pub(crate) fn make_durable(&mut self, before: u64) {
         for writes in self.sectors.values_mut() {
             if writes.len() > 1 {
@@ -205,8 +205,8 @@ impl Expect {
         }
     }
 
-    /// From here on a write of `range`, issued at `issued`, survives the loss of the host: nothing that had
-    /// ended before comes back.
+    /// Makes a write of `range`, issued at `issued`, survive the loss of the host: writes that had ended
+    /// before cannot reappear.
     pub(crate) fn make_durable_in(&mut self, range: SectorRange, issued: u64) {
         for sector in sectors(range) {
             let writes = self.sectors.get_mut(&sector).expect("it was written");
@@ -214,7 +214,7 @@ impl Expect {
         }
     }
 
-    /// The store holds `stamp` in `sector` when a FUA write of it, issued at `issued`, succeeds.
+    /// Checks that the store has `stamp` in `sector` when a FUA write of it, issued at `issued`, succeeds.
     pub(crate) fn check_stored(&self, sector: u64, stamp: Stamp, issued: u64) {
         let mut writes = self.sectors.get(&sector).into_iter().flatten();
         let stored = writes.any(|w| w.stamp == stamp && w.ended.is_none_or(|ended| ended >= issued));
@@ -223,8 +223,8 @@ impl Expect {
         });
     }
 
-    /// Everything that had ended before `before` is in the commit that captured `cut`, or replaced by later
-    /// writes there.
+    /// Checks that everything that had ended before `before` is in the commit that captured `cut`, or
+    /// replaced there by later writes.
     pub(crate) fn check_covered(&self, cut: &Cut, before: u64) {
         for (sector, writes) in &self.sectors {
             let stamps = cut.allowed(*sector);
@@ -236,7 +236,7 @@ impl Expect {
         }
     }
 
-    /// Checks that the snapshot that captured `cut` has what `asked` allowed and was not written again since.
+    /// Checks that the snapshot that captured `cut` has the content allowed by `asked`, except later writes.
     pub(crate) fn check_snapshot(&self, cut: &Cut, asked: &Cut) {
         for (sector, before) in &asked.sectors {
             let mut writes = self.sectors.get(sector).into_iter().flatten();
@@ -250,19 +250,19 @@ impl Expect {
         }
     }
 
-    /// The host is gone: any write that nothing durable supersedes may be what is left.
+    /// Handles the loss of the host: any write may reappear unless a durable one supersedes it.
     pub(crate) fn lose_host(&mut self) {
         self.reads_by = Invariant::FlushedSurvives;
         let now = self.now();
         self.since = now;
-        // Zeros that the durable map names may have been written over since.
+        // Zeros in the durable map may have been overwritten since.
         self.raced.extend(self.sectors.keys());
         for write in self.sectors.values_mut().flatten() {
             *write = Written { issued: now, ended: Some(now), succeeded: true, passed_over: None, ..*write };
         }
     }
 
-    /// Allowed content of the volume at this point.
+    /// Returns the allowed content of the volume at this point.
     pub(crate) fn cut(&mut self) -> Rc<Cut> {
         let at = self.now();
         let sectors = self.sectors.keys().map(|sector| (*sector, self.allowed(*sector))).collect();

@@ -1,25 +1,25 @@
-//! Requests and jobs that fail, and how often; and which of them ever did.
+//! Failing requests and jobs, with their frequency and history.
 //!
-//! Owns: the fate of each request to the store and of each job of a disk. A check that holds only while
-//! something never failed asks here.
+//! Owns: the fate of each request to the store and of each job of a disk. Checks that hold only if a kind
+//! of failure never happened query it.
 
 use crate::calls::StoreAsk;
 use crate::rng::Rng;
 
-/// Frequency of faults: once in so many times, `None` never.
+/// Frequency of faults: once in this many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     /// A local read, write or sync of the map.
     pub local: Option<u64>,
-    /// A sync of a side: what it covered is lost at the next power cut, or not.
+    /// A sync of a side: the next power cut may lose the data it covered.
     pub sync: Option<u64>,
     /// A create.
     pub create: Option<u64>,
-    /// Any other request to the store that changes something.
+    /// Any other request that changes the store.
     pub store: Option<u64>,
-    /// A request to the store that reads.
+    /// A request that reads the store.
     pub read: Option<u64>,
-    /// A LIST shows what was there some time ago.
+    /// A LIST that shows an older state.
     pub stale_list: Option<u64>,
 }
 
@@ -27,15 +27,15 @@ pub struct Faults {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestFate {
     Fine,
-    /// It has no effect, and the sender knows.
+    /// It has no effect, and the sender learns that.
     Before,
-    /// It has its effect, and the answer is lost.
+    /// It has its effect, but the answer is lost.
     ReplyLost,
-    /// It is lost before it arrives; the sender does not know.
+    /// It is lost before it arrives, and the sender does not learn that.
     RequestLost,
-    /// It has its effect when its sender no longer waits.
+    /// It has its effect after its sender stopped waiting.
     Late,
-    /// Of a create: a retry below met its own success.
+    /// A create whose internal retry found its own success.
     MetItself,
 }
 
@@ -59,28 +59,28 @@ impl Failures {
         }
     }
 
-    /// From here on things fail so often.
+    /// Sets the frequency of faults from here on.
     pub(crate) fn set(&mut self, faults: Faults) {
         self.disks_are_sound &= spares_disks(&faults);
         self.faults = faults;
     }
 
-    /// A disk has failed.
+    /// Notes that a disk has failed.
     pub(crate) fn disk_failed(&mut self) {
         self.disks_are_sound = false;
     }
 
-    /// No disk ever failed.
+    /// Returns true if no disk ever failed.
     pub(crate) fn disks_are_sound(&self) -> bool {
         self.disks_are_sound
     }
 
-    /// LIST always showed what was there.
+    /// Returns true if LIST always showed the current state.
     pub(crate) fn lists_are_sound(&self) -> bool {
         self.lists_are_sound
     }
 
-    /// The store denies every deletion, and does not change its mind.
+    /// Makes the store permanently deny every deletion.
     pub(crate) fn deny_deletes(&mut self, denies: bool) {
         self.denies_deletes = denies;
     }
@@ -89,7 +89,7 @@ impl Failures {
         self.denies_deletes && matches!(ask, StoreAsk::Delete { .. })
     }
 
-    /// From now on what a dying process had submitted is written and not synced.
+    /// From now on, submitted writes of a dying process are stored but not synced.
     pub(crate) fn let_every_write_arrive(&mut self) {
         self.every_write_arrives = true;
     }
@@ -98,17 +98,17 @@ impl Failures {
         self.every_write_arrives
     }
 
-    /// True if a local read, write or sync of the map fails now.
+    /// Returns true if the next local read, write or sync of the map fails.
     pub(crate) fn local(&self, rng: &mut Rng) -> bool {
         strikes(rng, self.faults.local)
     }
 
-    /// The same of a sync of a side.
+    /// Returns true if the next sync of a side fails.
     pub(crate) fn sync(&self, rng: &mut Rng) -> bool {
         strikes(rng, self.faults.sync)
     }
 
-    /// Changes of the store that an answer to `ask` does not show.
+    /// Returns the number of recent changes of the store that the answer to `ask` omits.
     pub(crate) fn behind(&self, ask: &StoreAsk, rng: &mut Rng) -> u64 {
         let lists = matches!(ask, StoreAsk::List { .. });
         if lists && strikes(rng, self.faults.stale_list) { 1 + rng.below(12) as u64 } else { 0 }

@@ -7,13 +7,13 @@ use crate::fleet::{FamilyCase, FleetCase};
 use crate::memory_volume::MemoryCase;
 use crate::violation::Violation;
 
-/// Volumes of a run that looks for a bug of what they share, or of forks that live beside each other.
+/// Volumes of a run for a bug in shared state, or in forks that live at the same time.
 const FLEET: usize = 4;
 /// Outcomes of a power cut tried at each visit of a crash point.
 const OUTCOMES: u64 = 8;
 
-/// The first seed that notices that `bug` is planted, and what it sees: of one volume, of several where the
-/// bug is about what they share, of a family, of a memory volume, or of the deaths at crash points.
+/// Returns the first seed that detects the planted `bug`, and the violation: of one volume, of several if
+/// the bug is in their shared state, of a family, of a memory volume, or of the deaths at crash points.
 pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
     if let Some(scenario) = Scenario::that_meets(bug) {
         let deaths = |bug| {

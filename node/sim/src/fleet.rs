@@ -1,9 +1,9 @@
-//! Several volumes on the same hosts, in several stores: what they share, and the faults that hit all of them
-//! at once.
+//! Several volumes on the same hosts, in several stores: their shared state, and the faults that hit all
+//! of them at once.
 //!
-//! Owns: the order between volumes; the daemon's process on each host, which is one for all of them; the
+//! Owns: the order between volumes; the daemon's process on each host, which all of them share; the
 //! kernel's devices; the stores, which fail one by one. Each volume keeps its own schedule, log and model.
-//! Invariants: 25 and 26, beside those of every volume.
+//! Invariants: 25 and 26, besides those of every volume.
 
 mod case;
 mod devices;
@@ -32,7 +32,7 @@ use outages::Outages;
 
 /// Stores of a run.
 const STORES: usize = 2;
-/// The mixtures of faults that fleets have, in turns. What sleepers wait for is about one volume.
+/// The profiles of fleets, used alternately. Sleepers wait for events of a single volume.
 const PROFILES: [Profile; 8] = [
     Profile::Timely,
     Profile::Kills,
@@ -43,23 +43,22 @@ const PROFILES: [Profile; 8] = [
     Profile::Rivals,
     Profile::Partitions,
 ];
-/// The place in [`PROFILES`] of fleets whose hosts have memory for one upload at a time.
+/// The index in [`PROFILES`] of fleets whose hosts have memory for one upload at a time.
 const TIGHT: u64 = 4;
-/// Every upload takes more, and is made alone.
+/// Every upload takes more, and thus runs alone.
 const TIGHT_BYTES: u64 = 1;
-/// Ways in which stores fail.
+/// Kinds of store failures.
 const KINDS: [Outage; 3] = [Outage::Unreachable, Outage::Denies, Outage::Silent];
-/// The same where memory is tight: a silent store holds all of it until its request has timed out.
+/// The same with tight memory: a silent store holds all of it until its request has timed out.
 const TIGHT_KINDS: [Outage; 2] = [Outage::Unreachable, Outage::Denies];
 /// The first byte of every tag of a Holdfast device.
 const TAGS: u32 = 0xb100_0000;
-/// Time passes for all volumes in pieces of at most this.
+/// Time advances for all volumes in steps of at most this.
 const PIECE_MS: Millis = 50;
-/// Delay of a commit by another volume of a host: the reading of its seal and a PUT, two halves of 50 ms
-/// each.
+/// Delay of a commit by another volume of a host: reading its seal and a PUT, two halves of 50 ms each.
 const TURN_MS: Millis = 4 * PIECE_MS;
 
-/// One of the hosts, as far as its volumes share it.
+/// The state of one host that its volumes share.
 struct Node {
     kernel: Kernel,
     devices: Devices,
@@ -77,7 +76,7 @@ pub(crate) struct Fleet {
     nodes: Vec<Node>,
     outages: Outages,
     upload_bytes: u64,
-    /// The bucket of all volumes; `None` where each has one of its own.
+    /// The bucket of all volumes; `None` if each has its own.
     bucket: Option<Bucket>,
     seed: u64,
     rng: Rng,
@@ -91,7 +90,7 @@ fn store_of(volume: usize) -> usize {
 }
 
 impl Fleet {
-    /// `volumes` new volumes, in turns in each store.
+    /// Creates `volumes` new volumes, distributed over the stores.
     pub(crate) fn new(seed: u64, volumes: usize, story: usize) -> Self {
         let turn = seed % PROFILES.len() as u64;
         let profile = PROFILES[turn as usize];
@@ -123,13 +122,13 @@ impl Fleet {
         }
     }
 
-    /// Requests, jobs, answers and deaths of all volumes.
+    /// Returns the number of requests, jobs, answers and deaths of all volumes.
     pub(crate) fn operations(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.world.trace.operations).sum()
     }
 
-    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
-    /// it.
+    /// Takes step `number`. It has its own randomness, so that it makes the same choices even if earlier
+    /// steps are left out.
     pub(crate) fn step(&mut self, number: u64) {
         self.begin_step(number);
         let volume = self.rng.below(self.volumes.len());
@@ -144,13 +143,13 @@ impl Fleet {
                 let at = if self.rng.once_in(3) { host } else { home };
                 self.step_device(at, volume);
             }
-            // Few deaths would be in the middle of a slot, or before it is named.
+            // Otherwise few deaths would be in the middle of a slot, or before it is named.
             _ if self.rng.once_in(64) && self.fills_slot(host) => self.strike(host, Death::Process),
             _ => self.step_volume(volume, |schedule| schedule.step(number)),
         }
     }
 
-    /// True if the process of a host is putting a block into its slab.
+    /// Returns true if the process of a host is storing a block in its slab.
     fn fills_slot(&self, host: usize) -> bool {
         let processes = self.volumes.iter().filter_map(|volume| volume.world.hosts[host].process.as_ref());
         processes.flat_map(|process| &process.jobs).any(Job::fills_slot)
@@ -162,7 +161,7 @@ impl Fleet {
         self.rng = Rng::new(Rng::new(seed).bits());
     }
 
-    /// Lets one volume act, with the bucket if that is one for all.
+    /// Lets one volume act, with the shared bucket if there is one.
     fn with<T>(&mut self, volume: usize, act: impl FnOnce(&mut Schedule) -> T) -> T {
         let schedule = &mut self.volumes[volume];
         let Some(bucket) = &mut self.bucket else { return act(schedule) };
@@ -172,7 +171,7 @@ impl Fleet {
         done
     }
 
-    /// One volume does something; the others meet what it did to their hosts.
+    /// Lets one volume take a step, and applies the effects on their hosts to the others.
     fn step_volume(&mut self, volume: usize, step: impl FnOnce(&mut Schedule)) {
         self.with(volume, step);
         self.share_deaths();
@@ -182,7 +181,7 @@ impl Fleet {
         self.poll();
     }
 
-    /// Ends the process of a host for all volumes once it ended for one.
+    /// Ends the process of a host for all volumes after it ended for one.
     fn share_deaths(&mut self) {
         for volume in 0..self.volumes.len() {
             for (host, death) in self.volumes[volume].world.take_deaths() {
@@ -206,7 +205,7 @@ impl Fleet {
         let shared = Shared::over(slab, self.upload_bytes);
         for schedule in &mut self.volumes {
             let world = &mut schedule.world;
-            // They met this one; another host's may have come with it only through its own volume's step.
+            // All volumes have had this death; one of another host can come only from a volume's own step.
             world.forget_deaths(host);
             world.share(host, shared.clone());
         }
@@ -226,8 +225,8 @@ impl Fleet {
         }
     }
 
-    /// Applies the faults of one volume of a host to the others; those of the connection to a store, to the
-    /// volumes of that store.
+    /// Applies the faults of one volume of a host to the others; those of the connection to a store, to
+    /// the volumes of that store.
     fn share_fault(&mut self, volume: usize) {
         for host in 0..HOSTS {
             let here = &self.volumes[volume].world.hosts[host];
@@ -244,7 +243,7 @@ impl Fleet {
         }
     }
 
-    /// The time that one of them let pass is everybody's.
+    /// Applies the time that each volume let pass to all of them.
     fn share_time(&mut self) {
         let mut owed: Millis = self.volumes.iter_mut().map(|volume| volume.world.take_owed()).sum();
         while owed > 0 {
@@ -258,7 +257,7 @@ impl Fleet {
         }
     }
 
-    /// Polls all futures: memory that one volume returned may be what a future of another waits for.
+    /// Polls all futures: a future of one volume may wait for memory that another returned.
     fn poll(&mut self) {
         for volume in 0..self.volumes.len() {
             self.with(volume, |schedule| (0..HOSTS).for_each(|host| schedule.world.run_woken(host)));
@@ -284,13 +283,13 @@ impl Fleet {
         }
     }
 
-    /// The client may ask while the device is served, and the engine may detach once there is none.
+    /// Allows requests while the device is served, and the engine's detach once it is removed.
     fn grant(&mut self, host: usize, volume: usize) {
         let access = self.nodes[host].devices.access(volume);
         self.volumes[volume].world.hosts[host].access = Some(access);
     }
 
-    /// A volume that has left a host has no record there.
+    /// Clears the records of a volume on hosts that it has left.
     fn forget_devices(&mut self, volume: usize) {
         for host in 0..HOSTS {
             let here = &self.volumes[volume].world.hosts[host];
@@ -303,13 +302,13 @@ impl Fleet {
         }
     }
 
-    /// Another program adds, serves or deletes a device of its own; or deletes one whose server has gone.
+    /// Adds, serves or deletes a device of another program; or deletes one whose server has exited.
     fn other_program(&mut self, host: usize) {
         let Node { kernel, devices } = &mut self.nodes[host];
         let there: Vec<_> = kernel.list().filter(|device| device.is_foreign()).collect();
         match (self.rng.below(6), there.last()) {
             (0, _) if there.len() < 2 => {
-                // The second installation on a host marks its devices as the first does.
+                // The second installation on a host marks its devices like the first.
                 let tag = if self.rng.once_in(2) {
                     0
                 } else {
@@ -334,7 +333,8 @@ impl Fleet {
 
     // ---- the end ----
 
-    /// Everything leaves every host; then each volume is read at home, from the store alone, and elsewhere.
+    /// Detaches everything from every host; then reads each volume at home, from the store alone, and
+    /// elsewhere.
     pub(crate) fn finish(&mut self) {
         self.outages.end(&mut self.volumes);
         for volume in 0..self.volumes.len() {
@@ -357,7 +357,7 @@ impl Fleet {
         }
     }
 
-    /// Any volume that has not left.
+    /// Returns any volume that has not left.
     fn still_here(&mut self) -> Option<usize> {
         let first = self.rng.below(self.volumes.len());
         let mut order = (0..self.volumes.len()).map(|at| (first + at) % self.volumes.len());
@@ -365,7 +365,7 @@ impl Fleet {
     }
 }
 
-/// The daemon's knowledge of a volume that it serves on this host.
+/// Returns the daemon's facts about a volume that it serves on this host.
 fn served(world: &World, host: usize) -> Option<Served> {
     let here = &world.hosts[host];
     here.process.as_ref()?.volume.as_ref()?;

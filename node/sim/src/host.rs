@@ -26,22 +26,22 @@ use crate::trace::Trace;
 pub(crate) struct HostFault {
     /// Its requests do not reach the store.
     pub(crate) cut_off: bool,
-    /// Its process does not run; what it had sent proceeds.
+    /// Its process does not run; its submitted requests proceed.
     pub(crate) paused: bool,
-    /// Its disk takes no more data.
+    /// Its disk accepts no more data.
     pub(crate) full: bool,
-    /// Its disk takes long.
+    /// Its disk is slow.
     pub(crate) slow: bool,
 }
 
-/// The leave that the kernel's device of a volume gives on one host, where several volumes share the hosts.
+/// The access to the kernel's device of a volume on one host, if several volumes share the hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Its client may use it.
     Open,
     /// Its client waits, and its engine may not detach.
     Shut,
-    /// It has no device: the engine is to detach.
+    /// The device does not exist: the engine is to detach.
     Gone,
 }
 
@@ -53,25 +53,25 @@ pub(crate) struct Host {
     pub(crate) tmpfs: Tmpfs,
     pub(crate) process: Option<Process>,
     pub(crate) device: Option<Device>,
-    /// Settings that a process which takes over continues with.
+    /// Settings with which a process continues after a takeover.
     pub(crate) settings: Settings,
-    /// The writer this host is, or was.
+    /// The current or former writer on this host.
     pub(crate) nonce: Option<Nonce>,
     /// Allowed content of the volume here.
     pub(crate) content: Content,
-    /// Moment at which the process dies inside the engine.
+    /// Point at which the process dies inside the engine.
     pub(crate) fuse: Fuse,
     /// Its current faults.
     pub(crate) fault: HostFault,
     pub(crate) lag: Lag,
     pub(crate) attempt: Attempt,
-    /// Snapshots that its client asked for since the attach, and what the volume held when it did first.
+    /// Snapshots that its client requested since the attach, and the volume's content at the first request.
     pub(crate) asked: BTreeMap<SnapshotUid, Rc<Cut>>,
-    /// The cut that is being made of its volume, and the last answer to it.
+    /// The cut of its volume in progress, and the last answer to it.
     pub(crate) cut: Option<(SnapshotUid, Option<CutAnswer>)>,
     /// Content of the volume at the release of each cut since the attach.
     pub(crate) released: BTreeMap<SnapshotUid, Rc<Cut>>,
-    /// `None` where the volume is alone: then its client and its engine need no leave.
+    /// `None` if the volume is alone: then its client and its engine need no permission.
     pub(crate) access: Option<Access>,
 }
 
@@ -98,17 +98,17 @@ impl Host {
         }
     }
 
-    /// The client must not ask.
+    /// Returns true if the client must not send requests.
     pub(crate) fn is_shut(&self) -> bool {
         self.access.is_some_and(|access| access != Access::Open)
     }
 
-    /// The engine must not detach yet.
+    /// Returns true if the engine must not detach yet.
     pub(crate) fn is_held(&self) -> bool {
         self.access.is_some_and(|access| access != Access::Gone)
     }
 
-    /// Runs `step` of the engine; `None` when the process was killed inside it.
+    /// Runs `step` of the engine; `None` if the process was killed inside it.
     pub(crate) fn run<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let ended = self.survive(step);
         self.fuse.set(None);
@@ -126,7 +126,7 @@ impl Host {
         }
     }
 
-    /// Tells the engine. Says whether the process lived through it.
+    /// Sends the engine an event. Returns true if the process survived it.
     pub(crate) fn tell(&mut self, now: Millis, event: Event, trace: &mut Trace) -> bool {
         trace.event(self.name, &event);
         let mut out = Vec::new();
@@ -143,13 +143,13 @@ impl Host {
         told.is_some()
     }
 
-    /// Polls the pipeline's futures until one ends, or none can proceed; `None` when the process was killed
+    /// Polls the pipeline's futures until one ends, or none can proceed; `None` if the process was killed
     /// in one.
     pub(crate) fn run_pipeline(&mut self) -> Option<Option<Ended>> {
         self.survive(|host| host.process.as_mut().expect("a process has a pipeline").tasks.next_ended())
     }
 
-    /// The process here begins to serve `volume`, with `out` to do.
+    /// Begins to serve `volume` in the process here, with `out` to execute.
     pub(crate) fn begin(
         &mut self,
         now: Millis,
@@ -196,15 +196,14 @@ thread_local! {
     static DIRECT: std::cell::Cell<bool> = const { std::cell::Cell::new(true) };
 }
 
-/// From now on the volumes of this thread take the planner's direct path, as the daemon does, or events
-/// alone.
+/// Selects if the volumes of this thread use the planner's direct path, like the daemon, or only events.
 pub fn use_direct_path(is_used: bool) {
     DIRECT.set(is_used);
 }
 
-/// Takes an event as the daemon does: the planner's direct path first ([`Volume::begin`],
-/// [`Volume::begin_known`], [`Volume::end`]), where that takes it. The actions are those with which it would
-/// have answered the event.
+/// Handles an event like the daemon: first by the planner's direct path ([`Volume::begin`],
+/// [`Volume::begin_known`], [`Volume::end`]), if that accepts it. The actions are those with which it
+/// would have answered the event.
 fn directly<M: AsRef<[u8]> + AsMut<[u8]>>(
     volume: &mut Volume<M>,
     now: Millis,

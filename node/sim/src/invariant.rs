@@ -1,13 +1,13 @@
-//! Invariants, by number. `docs/invariants.md` has the meaning of each and the code that upholds it.
+//! Invariants, by number. `docs/invariants.md` describes each and the code that upholds it.
 
 use std::cell::Cell;
 
 thread_local! {
-    /// The invariant that the panic to come is about.
+    /// The invariant of an imminent panic.
     static BROKEN: Cell<Option<Invariant>> = const { Cell::new(None) };
 }
 
-/// The invariant that the present panic is about, once; `None` when it is an assertion.
+/// Takes the invariant of the current panic, once; `None` if it is an assertion.
 pub(crate) fn take_broken() -> Option<Invariant> {
     BROKEN.take()
 }
@@ -16,9 +16,9 @@ pub(crate) fn take_broken() -> Option<Invariant> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Invariant {
-    /// Data that a FLUSH covered survives the death of the process and of the host.
+    /// Data covered by a FLUSH survives a crash of the process and of the host.
     FlushedSurvives = 1,
-    /// A read sees a write that no later one replaced, across deaths of the process.
+    /// A read sees a write that no later one replaced, across crashes of the process.
     ReadsTheNewest = 2,
     /// A read never sees bytes that were never written there.
     NeverForeignBytes = 3,
@@ -36,53 +36,53 @@ pub enum Invariant {
     ReadsAreTiled = 9,
     /// Writes and punches store their own range, on a side that is not being uploaded.
     StoresItsOwnRange = 10,
-    /// Each record follows from those before it; checkpoints of one seq are equal, whichever writer makes
-    /// them.
+    /// Each record follows from those before it; checkpoints of one seq are equal, regardless of their
+    /// writers.
     LogIsAChain = 11,
-    /// Once nothing fails any more, everything comes to rest.
+    /// Without further failures, everything comes to rest.
     ComesToRest = 12,
     /// Synced data is found intact.
     SyncedIsWhole = 13,
-    /// While the store answers, no write waits longer for its commit than the limit and the time a commit
-    /// takes.
+    /// While the store answers, no write waits longer for its commit than the limit and the duration of a
+    /// commit.
     CommittedInTime = 14,
-    /// With `durability: object`, what a successful FLUSH covered survives the loss of the node.
+    /// With `durability: object`, data covered by a successful FLUSH survives the loss of the node.
     ObjectFlushSurvivesNode = 15,
-    /// Data that was written and is in no commit counts as dirty.
+    /// Uncommitted data counts as dirty.
     DirtyIsCounted = 16,
     /// Every corrupted object in the store is named, and affects exactly the readers that a scrub reports.
     CorruptionIsNamed = 17,
-    /// Local data that lacks what its own writer committed is never mistaken for the volume's newest.
+    /// Local data that lacks commits of its own writer is never mistaken for the volume's newest.
     OlderStateIsNeverUploaded = 18,
-    /// A writer that is attached is replaced only by its own node with its data, or with permission that
-    /// names its epoch; then the attach says whom it replaced.
+    /// An attached writer is replaced only by its own node with its data, or with permission that names
+    /// its epoch; then the attach names the replaced writer.
     TakeoverNamesItsVictim = 19,
     /// Local data of another volume of the same name is never mistaken for this one's.
     OneVolumeOneState = 20,
-    /// A merge of index runs that is due is part of the volume some commits later.
+    /// A due merge of index runs is part of the volume some commits later.
     DepthIsBounded = 21,
-    /// No object is deleted that a volume or a snapshot names, or that a record to come may name.
+    /// No object is deleted that a volume or a snapshot names, or that a later record may name.
     NothingNeededIsDeleted = 22,
-    /// At rest, a sweep deletes every object that nothing needs.
+    /// At rest, a sweep deletes all garbage.
     GarbageGoes = 23,
-    /// A store that does not answer delays only its own volumes.
+    /// An unresponsive store delays only its own volumes.
     StoresAreIndependent = 25,
     /// No volume serves, recovers or deletes a device that is not its own, and none is forgotten.
     DevicesAreOwn = 26,
-    /// An object is added to the volume by a record that stands at its place or before it.
+    /// An object is added to the volume by a record at its place or before it.
     PlaceIsKept = 27,
-    /// Every block reads the same, and has the same name, whether runs are merged or not.
+    /// Merges of runs change neither the content of a block nor its key.
     MergeSaysTheSame = 28,
-    /// A registered snapshot holds permanently what its commit captured, and all that had completed before it
-    /// was asked for.
+    /// A registered snapshot permanently keeps the content captured by its commit, and everything that had
+    /// completed before its request.
     SnapshotIsItsCut = 29,
-    /// A fork holds what its snapshot held, as long as it exists.
+    /// A fork has the content of its snapshot, as long as it exists.
     ForkIsItsSnapshot = 30,
     /// A volume has a size once its log says so, and keeps it.
     SizeIsKept = 31,
-    /// The snapshot of a cut whose writes waited until the release holds what the volume held then.
+    /// The snapshot of a cut whose writes waited until the release has the volume's content at that time.
     CutIsOnePoint = 32,
-    /// A page of a memory volume is whole, as it was before a write or after it.
+    /// A page of a memory volume is whole: either before or after a write.
     MemoryPageIsWhole = 33,
 }
 
@@ -123,12 +123,12 @@ impl Invariant {
         Self::MemoryPageIsWhole,
     ];
 
-    /// Its number in `docs/invariants.md`.
+    /// Returns its number in `docs/invariants.md`.
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// Ends the run unless `holds`; `why` says what was seen.
+    /// Ends the run unless `holds`; `why` describes the violation.
     #[track_caller]
     pub(crate) fn check(self, holds: bool, why: impl FnOnce() -> String) {
         if !holds {
@@ -136,7 +136,7 @@ impl Invariant {
         }
     }
 
-    /// Ends the run.
+    /// Ends the run with a violation.
     #[track_caller]
     pub(crate) fn broken(self, why: &str) -> ! {
         BROKEN.set(Some(self));

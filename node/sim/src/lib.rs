@@ -1,12 +1,12 @@
 //! Deterministic simulation of the real engine on simulated hosts around one bucket, checked sector by
 //! sector.
 //!
-//! Owns: simulated disks, memory, store, clients and their deaths; the model of what each sector may read as;
-//! the invariants (`docs/invariants.md`). Does not own: any part of the engine; it runs the one that is
-//! shipped.
-//! Runs on: one thread a run. Invariant: the same seed gives the same run, on every machine.
+//! Owns: simulated disks, memory, store, clients and their deaths; the model of each sector's allowed
+//! content; the invariants (`docs/invariants.md`). Does not own: any part of the engine; it runs the
+//! shipped one.
+//! Runs on: one thread per run. Invariant: the same seed gives the same run, on every machine.
 //!
-//! [`case::Case`] is a random run; [`find::found_by`] looks for a planted bug; [`crash::campaign`] ends
+//! [`case::Case`] is a random run; [`find::found_by`] searches for a planted bug; [`crash::campaign`] ends
 //! scenarios at every crash point; [`world::World`] with [`drive`] is for tests that choose each step
 //! themselves.
 

@@ -1,5 +1,5 @@
-//! `holdfast-sim`: runs many seeds on all CPUs, every death at every crash point, or every planted bug, or
-//! plays the policy of index runs, and says what it found. The last line is JSON.
+//! `holdfast-sim`: runs many seeds on all CPUs, every death at every crash point, every planted bug, or
+//! the policy of index runs, and prints the results. The last line is JSON.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -19,9 +19,9 @@ use holdfast_sim::find::found_by;
 use holdfast_sim::fleet::{FamilyCase, FleetCase};
 use holdfast_sim::tiers::{Figures, WORKLOADS};
 
-/// Lines printed of a run that ends in a violation.
+/// Printed lines of a run that ends in a violation.
 const STORY: usize = 120;
-/// Runs spent on leaving steps out of it.
+/// Runs spent on removing steps from it.
 const SHRINKING: usize = 400;
 
 /// Simulates the volume engine with faults and deaths; fails when an invariant is broken.
@@ -38,15 +38,15 @@ struct Options {
 enum Other {
     /// Ends scenarios at every visit of every crash point and compares what is left with the model.
     CrashPoints(CrashPoints),
-    /// Takes one safeguard after the other out of the engine and fails unless each is missed.
+    /// Removes one safeguard at a time from the engine and fails unless the simulation detects each.
     PlantedBugs(PlantedBugs),
-    /// Plays the policy of index runs over the lives of large volumes, without data, and prints the figures.
+    /// Runs the policy of index runs over the lives of large volumes, without data, and prints the figures.
     Tiers,
 }
 
 #[derive(clap::Args)]
 struct PlantedBugs {
-    /// Seeds to try for each, at most.
+    /// Maximum seeds to try for each.
     #[arg(long, default_value_t = 400)]
     seeds: u64,
     /// Operations of each run.
@@ -56,20 +56,20 @@ struct PlantedBugs {
 
 #[derive(clap::Args)]
 struct CrashPoints {
-    /// Number of seeds to play each scenario with.
+    /// Number of seeds to run each scenario with.
     #[arg(long, default_value_t = 4)]
     seeds: u64,
     /// The first of them.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Outcomes of a power cut (subsets of the unsynced writes) to try at each visit: all where there are no
+    /// Outcomes of a power cut (subsets of the unsynced writes) to try at each visit: all if there are no
     /// more.
     #[arg(long, default_value_t = 4096)]
     outcomes: u64,
     /// Only this one death, as it was printed.
     #[arg(long)]
     crash: Option<Crash>,
-    /// Plant this bug: the name of a safeguard to take out, or of a mutation.
+    /// Plant this bug: the name of a safeguard to remove, or of a mutation.
     #[arg(long, value_parser = bug)]
     bug: Option<Bug>,
 }
@@ -82,7 +82,7 @@ struct Runs {
     /// The first of them.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Requests, jobs, answers and deaths of each run, before everything is brought to rest and read.
+    /// Requests, jobs, answers and deaths of each run, before it is brought to rest and checked.
     #[arg(long, default_value_t = 4000)]
     operations: u64,
     /// Volumes of each run, in two stores on the same hosts.
@@ -91,7 +91,7 @@ struct Runs {
     /// Volumes of each run that live at once in one bucket, forked from each other, on the same hosts.
     #[arg(long, conflicts_with = "volumes", value_parser = clap::value_parser!(u64).range(2..=64))]
     family: Option<u64>,
-    /// Plant this bug: the name of a safeguard to take out, or of a mutation.
+    /// Plant this bug: the name of a safeguard to remove, or of a mutation.
     #[arg(long, value_parser = bug)]
     bug: Option<Bug>,
 }
@@ -129,7 +129,7 @@ fn play_tiers(mut out: impl Write) -> anyhow::Result<usize> {
     Ok(0)
 }
 
-/// Says how many bugs were not found.
+/// Plants each bug. Returns the number of bugs that were not found.
 fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usize> {
     let began = Instant::now();
     let mut caught = 0;
@@ -151,7 +151,7 @@ fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usiz
     Ok(total - caught)
 }
 
-/// Says how many violations there were.
+/// Ends scenarios at crash points. Returns the number of violations.
 fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Result<usize> {
     let began = Instant::now();
     plant(options.bug);
@@ -191,7 +191,7 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
     Ok(violations + CrashPoint::ALL.len() - visited.len())
 }
 
-/// Says how many violations there were.
+/// Runs the seeds. Returns the number of violations.
 fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let began = Instant::now();
     let (mut operations, mut requests) = (0, 0);
@@ -287,7 +287,7 @@ impl std::fmt::Display for AnyCase {
     }
 }
 
-/// The story of a case that ends in a violation, as short as it can be made.
+/// Prints the story of a case that ends in a violation, shortened as far as possible.
 fn tell(out: &mut impl Write, case: &AnyCase) -> anyhow::Result<()> {
     let Some(shrunk) = case.shrink() else {
         bail!("{case} ended otherwise when it was repeated: the simulation is not deterministic");

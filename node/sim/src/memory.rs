@@ -8,17 +8,17 @@ use std::rc::Rc;
 /// Payload with which a process that was killed inside the engine unwinds.
 pub(crate) struct Killed;
 
-/// Changes of the live map after which the process dies; unset: it lives.
+/// Changes of the live map after which the process dies; unset if it survives.
 #[derive(Clone, Default)]
 pub(crate) struct Fuse(Rc<RefCell<Option<u32>>>);
 
 impl Fuse {
-    /// The process dies at that many changes from now.
+    /// Makes the process die after that many more changes.
     pub(crate) fn set(&self, changes: Option<u32>) {
         *self.0.borrow_mut() = changes;
     }
 
-    /// One change is to be made.
+    /// Counts a change that is about to be made.
     fn burn(&self) {
         let mut left = self.0.borrow_mut();
         match &mut *left {
@@ -41,12 +41,12 @@ pub(crate) struct Tmpfs(Rc<RefCell<TmpfsFile>>);
 struct TmpfsFile {
     /// Its bytes, while no process maps it.
     bytes: Option<Vec<u8>>,
-    /// Holes that were made while a process maps it: its next change shows them.
+    /// Holes punched while a process maps it: its next change shows them.
     holes: Vec<Range<usize>>,
 }
 
 impl Tmpfs {
-    /// Maps what is there, or new zeroed memory, of a process that dies by `fuse`.
+    /// Maps the existing or new zeroed memory, for a process that dies by `fuse`.
     pub(crate) fn map(&self, bytes: u64, fuse: Fuse) -> LiveMemory {
         let found = self.0.borrow_mut().bytes.take();
         let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).expect("a map fits")]);
@@ -57,12 +57,12 @@ impl Tmpfs {
         self.0.borrow().bytes.is_some()
     }
 
-    /// A copy of what is there.
+    /// Returns a copy of its bytes.
     pub(crate) fn bytes(&self) -> Option<Vec<u8>> {
         self.0.borrow().bytes.clone()
     }
 
-    /// Makes a hole of `length` bytes at `offset`, also in what a process maps.
+    /// Makes a hole of `length` bytes at `offset`, also in a process's mapping.
     pub(crate) fn punch(&self, (offset, length): (u64, u64)) {
         let start = usize::try_from(offset).expect("a map fits");
         let hole = start..start + usize::try_from(length).expect("a map fits");
@@ -87,7 +87,7 @@ pub(crate) struct LiveMemory {
 }
 
 impl LiveMemory {
-    /// Maps `bytes` of the file, which is that long from here on, or longer.
+    /// Maps `bytes` of the file, which is extended to that length if it is shorter.
     pub(crate) fn lengthen(&mut self, bytes: u64) {
         let bytes = usize::try_from(bytes).expect("a map fits");
         self.bytes.resize(bytes.max(self.bytes.len()), 0);

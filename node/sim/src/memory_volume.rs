@@ -1,11 +1,11 @@
-//! A memory volume whose process ends between any two stores, against a plain array.
+//! A memory volume whose process ends between any two stores, compared with a plain array.
 //!
-//! The memory counts the stores of a life and ends it before one of them, or in the middle of one of many
-//! bytes. The disk has a spill file, in which each page of an operation is written, read or made a hole at a
-//! moment of its own; it may be full, or fail. Several requests are in flight, also for the same pages. The
-//! next life finds of each operation in flight some pages done, opens what is left, reads all pages, and gets
-//! the requests again that were not answered, as the kernel issues them again. Meanwhile the volume grows:
-//! its record says so before it has more, and the process may end in between.
+//! The memory counts the stores of a life and ends it before one of them, or in the middle of a long one.
+//! The disk has a spill file, in which each page of an operation is written, read or punched at a separate
+//! time; it may be full, or fail. Several requests are in flight, also for the same pages. In the next
+//! life some pages of each operation in flight are done; it opens the remaining state, reads all pages,
+//! and gets the unanswered requests again, as the kernel reissues them. In the meantime the volume grows:
+//! its record says so before it has the new size, and the process may end in between.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,15 +23,15 @@ use crate::invariant::Invariant;
 use crate::memory::Killed;
 use crate::violation::{self, Violation};
 
-/// Most pages of the volume.
+/// Maximum pages of the volume.
 const PAGES: usize = 24;
-/// Slabs that the system has memory for.
+/// Slabs that fit the system's memory.
 const ROOM: usize = 4;
-/// Most stores of a life.
+/// Maximum stores of a life.
 const STORES: usize = 60;
-/// Most requests at a time.
+/// Maximum concurrent requests.
 const REQUESTS: usize = 4;
-/// A page of the spill file that is a hole. No request writes such a page.
+/// A page of the spill file that is a hole. No request writes this content.
 const HOLE: [u8; PAGE_BYTES] = [0xdd; PAGE_BYTES];
 
 type PageBytes = Box<[u8; PAGE_BYTES]>;
@@ -40,9 +40,9 @@ type PageBytes = Box<[u8; PAGE_BYTES]>;
 #[derive(Debug, Clone)]
 struct MortalMemory {
     memory: HeapMemory,
-    /// Stores that the process still makes.
+    /// Stores left in the life of the process.
     left: usize,
-    /// Bytes that it writes of the one in which it ends.
+    /// Bytes written of the store in which it ends.
     last_bytes: usize,
 }
 
@@ -89,7 +89,7 @@ impl PageMemory for MortalMemory {
 #[derive(Debug, Clone)]
 struct MemoryRequest {
     first: usize,
-    /// Pages to write; for a discard zeros, for a read what was read.
+    /// Pages to write; for a discard zeros, for a read the returned data.
     pages: Vec<PageBytes>,
     kind: MemoryRequestKind,
 }
@@ -106,17 +106,17 @@ enum MemoryRequestKind {
 struct UnansweredRequest {
     request: MemoryRequest,
     began: u64,
-    /// By page: what a read may find that the page had when it came.
+    /// By page: the contents that a read may find, as of its start.
     seen: Vec<Vec<PageBytes>>,
 }
 
-/// A content that a page may have.
+/// An allowed content of a page.
 #[derive(Debug, Clone)]
 struct Candidate {
     page: PageBytes,
-    /// The request that writes it; none of the first content.
+    /// The request that writes it; `None` for the first content.
     by: Option<u64>,
-    /// Time at which that was answered.
+    /// Time at which that request was answered.
     ended: Option<u64>,
 }
 
@@ -148,7 +148,7 @@ pub struct MemoryCase {
 }
 
 impl MemoryCase {
-    /// The first seed that notices that `bug` is planted and that is clean without it.
+    /// Returns the first seed that detects the planted `bug` and has no violation without it.
     pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
         (0..seeds).find_map(|seed| {
             let case = Self { seed, operations };
@@ -161,7 +161,7 @@ impl MemoryCase {
         })
     }
 
-    /// Runs it. Returns what it violates.
+    /// Runs the case. Returns its violation, if any.
     pub fn run(self) -> Option<Violation> {
         violation::catch(|| MemoryRun::new(self.seed).play(self.operations)).err()
     }
@@ -176,7 +176,7 @@ struct MemoryRun {
     candidates: Vec<Vec<Candidate>>,
     open: BTreeMap<u64, UnansweredRequest>,
     disk: Vec<PageBytes>,
-    /// Pages that the filesystem of the spill file has.
+    /// Pages available to the spill file in its filesystem.
     disk_pages: u64,
     in_flight: Vec<DiskInFlight>,
 }
@@ -220,7 +220,7 @@ impl MemoryRun {
         }
     }
 
-    /// Some pages of the operations in flight are done, the others are not.
+    /// Completes some pages of the operations in flight, and drops the others.
     fn die(&mut self) {
         for operation in std::mem::take(&mut self.in_flight) {
             for at in operation.run.range() {
@@ -231,12 +231,12 @@ impl MemoryRun {
         }
     }
 
-    /// Pages of the volume.
+    /// Returns the number of pages of the volume.
     fn pages(&self) -> usize {
         self.head.pages as usize
     }
 
-    /// The volume in what a predecessor left, and holes where no word names a page of the spill file.
+    /// Opens the volume that a predecessor left, and punches pages of the spill file that no word names.
     fn recover(&mut self, memory: MortalMemory) -> MemoryVolume<MortalMemory> {
         let volume = self.open(self.larger(memory));
         let mut named = [false; PAGES];
@@ -256,13 +256,13 @@ impl MemoryRun {
         }
     }
 
-    /// Memory as large as the head says.
+    /// Extends the memory to the size in the head.
     fn larger(&self, memory: MortalMemory) -> MortalMemory {
         let larger = memory.memory.larger(self.pages(), self.head.slabs as usize);
         MortalMemory { memory: larger, ..memory }
     }
 
-    /// The volume gets more pages, slabs or room in its spill file.
+    /// Gives the volume more pages, slabs or space in its spill file.
     fn grow(&mut self, volume: &MemoryVolume<MortalMemory>) {
         let from = self.head;
         let TableHead { pages, slabs, spill_pages, .. } = &mut self.head;
@@ -280,7 +280,7 @@ impl MemoryRun {
         volume.grow(MemoryGrowth { memory, pages, slabs, spill_pages });
     }
 
-    /// Serves requests, those that were not answered first, until the process ends.
+    /// Serves requests, the unanswered ones first, until the process ends.
     fn live(&mut self, volume: &MemoryVolume<MortalMemory>, left: &mut u64) {
         let mut side = SpillRequests::default();
         for id in self.open.keys().copied().collect::<Vec<_>>() {
@@ -310,8 +310,8 @@ impl MemoryRun {
         Invariant::MemoryPageIsWhole.check(is_at_rest, || format!("{:?} never end", self.open.keys()));
     }
 
-    /// Nothing is in flight: what the volume counted is what a successor finds, and the disk has no page but
-    /// those.
+    /// Checks, with nothing in flight, that a successor finds the volume's counts, and that the disk has
+    /// only counted pages.
     fn at_rest(&self, volume: &MemoryVolume<MortalMemory>) {
         let found = self.open(volume.with_memory(MortalMemory::clone)).figures();
         let counted = MemoryFigures { refused_pages: 0, ..volume.figures() };
@@ -321,12 +321,12 @@ impl MemoryRun {
         Invariant::MemoryPageIsWhole.check(is_all, || format!("{held} pages on disk: {counted:?}"));
     }
 
-    /// Pages of the spill file that are no holes.
+    /// Returns the number of pages of the spill file that are not holes.
     fn held(&self) -> u64 {
         self.disk.iter().filter(|page| ***page != HOLE).count() as u64
     }
 
-    /// A new request.
+    /// Begins a new request.
     fn begin(&mut self) -> u64 {
         self.now += 1;
         let id = self.now;
@@ -395,7 +395,7 @@ impl MemoryRun {
         self.in_flight.extend(runs);
     }
 
-    /// The disk does a page of one of its operations, or ends one.
+    /// Lets the disk do a page of one of its operations, or end one.
     fn advance(&mut self, volume: &MemoryVolume<MortalMemory>, side: &mut SpillRequests<u64, Refusal>) {
         let chosen = self.rng.below(self.in_flight.len());
         let mut operation = self.in_flight.swap_remove(chosen);
@@ -429,7 +429,7 @@ impl MemoryRun {
         }
     }
 
-    /// The disk does a page of an operation.
+    /// Completes a page of a disk operation.
     fn land(&mut self, operation: &DiskInFlight, at: usize) {
         let MemoryRequest { first, pages, .. } =
             &mut self.open.get_mut(&operation.id).expect("it was not answered").request;
@@ -442,7 +442,7 @@ impl MemoryRun {
         Invariant::MemoryPageIsWhole.check(held <= limit, || format!("{held} of {limit} pages on disk"));
     }
 
-    /// A request is answered.
+    /// Handles the answer to a request.
     fn answer(&mut self, id: u64, result: Result<(), Refusal>) {
         self.now += 1;
         let UnansweredRequest { request, began, seen } = self.open.remove(&id).expect("it was not answered");
@@ -459,7 +459,7 @@ impl MemoryRun {
                     .check(is_whole, || format!("a read of page {} found neither old nor new", first + at));
                 continue;
             }
-            // What was answered before this one came is replaced.
+            // It replaces contents that were answered before it began.
             if result.is_ok() {
                 candidates.retain(|other| other.ended.is_none_or(|ended| ended >= began));
             }
@@ -468,8 +468,8 @@ impl MemoryRun {
         }
     }
 
-    /// Reads all pages while nothing is in flight: each has a content that it may have. Where no request is
-    /// open that writes it, that is its content.
+    /// Reads all pages while nothing is in flight: each must have an allowed content. Unless an open
+    /// request writes the page, that becomes its only content.
     fn look(&mut self, volume: &MemoryVolume<MortalMemory>) {
         let mut data = vec![1; self.pages() * PAGE_BYTES];
         let read = volume.read(&mut self.codecs, 0, &mut data);
@@ -501,7 +501,7 @@ impl MemoryRun {
         MemoryRequest { first, pages: pages.collect(), kind }
     }
 
-    /// Zeros, a pattern, or noise of some length.
+    /// Returns zeros, a pattern, or noise of some length.
     fn page(&mut self) -> PageBytes {
         let mut page = Box::new([0; PAGE_BYTES]);
         match self.rng.below(8) {
@@ -512,7 +512,7 @@ impl MemoryRun {
                 page.as_chunks_mut::<8>().0.fill(pattern);
             }
             _ => {
-                // Of few lengths, so that slots are used again.
+                // Of few lengths, so that slots are reused.
                 let noisy = 1024 * (1 + self.rng.below(4));
                 let noise: [u8; PAGE_BYTES] = self.rng.bytes();
                 page[..noisy].copy_from_slice(&noise[..noisy]);

@@ -1,4 +1,4 @@
-//! The daemon's process on a simulated host: the engine, what it asked to be done, and the pipeline's
+//! The daemon's process on a simulated host: the engine, its requested actions, and the pipeline's
 //! futures.
 
 use std::collections::BTreeSet;
@@ -39,19 +39,19 @@ use crate::tasks::Tasks;
 
 /// Kinds of jobs of a process.
 pub(crate) enum What {
-    /// By the engine, on its own thread.
+    /// Requested by the engine, on its own thread.
     Action(Action),
-    /// By a future of the pipeline.
+    /// Requested by a future of the pipeline.
     Call(Call),
 }
 
-/// Answer to a job that was done.
+/// Result of a completed job.
 pub(crate) enum Heard {
     Event(Event),
     Answer(Answer),
 }
 
-/// The side of which this says that a sync failed.
+/// Returns the side whose sync failed according to `event`.
 pub(crate) fn failed_sync(event: &Event) -> Option<Side> {
     let Event::SideSynced { side, result: Err(_) } = event else { return None };
     Some(*side)
@@ -60,26 +60,26 @@ pub(crate) fn failed_sync(event: &Event) -> Option<Side> {
 /// Work in progress.
 pub(crate) struct Job {
     pub(crate) what: What,
-    /// Of a sync: what it covers.
+    /// For a sync: the writes that it covers.
     pub(crate) mark: Option<SyncMark>,
     /// Time at which it was requested, or done.
     pub(crate) since: Millis,
-    /// Of a timer or a pause: when it ends.
+    /// For a timer or a pause: its end.
     pub(crate) until: Option<Millis>,
-    /// Once it was done.
+    /// Its result, once it is done.
     pub(crate) heard: Option<Heard>,
-    /// One in four takes much longer than the others.
+    /// True for one in four, which takes much longer than the others.
     pub(crate) slow: bool,
 }
 
 impl Job {
-    /// True if a slot of the slab is written, or named.
+    /// Returns true if it writes or names a slot of the slab.
     pub(crate) fn fills_slot(&self) -> bool {
         let What::Call(Call { ask: Ask::Local(ask), .. }) = &self.what else { return false };
         matches!(ask, LocalAsk::WriteSlot { .. } | LocalAsk::NameSlot)
     }
 
-    /// True if an object is to be read.
+    /// Returns true if it reads an object.
     pub(crate) fn fetches(&self) -> bool {
         let What::Call(Call { ask: Ask::Store(ask), .. }) = &self.what else { return false };
         self.heard.is_none() && matches!(ask, StoreAsk::Get { .. } | StoreAsk::GetRange { .. })
@@ -88,7 +88,7 @@ impl Job {
 
 /// Result of a future of the pipeline.
 pub(crate) enum Ended {
-    /// Work of the volume; what follows.
+    /// Work of the volume; its answer and follow-up deletions.
     Answered(Event, Option<Tidy>),
     /// The deletions after a checkpoint.
     Tidied,
@@ -100,7 +100,7 @@ pub(crate) enum Ended {
     Attached(Box<Result<Acquired<Restored>, AttachError<LocalError>>>),
 }
 
-/// The bytes of a block, and the slot that a host with a slab has it in, as these runs compose it.
+/// The bytes of a block as composed by these runs, and its slot on a host with a slab.
 pub(crate) struct ColdBlock {
     pub(crate) bytes: Vec<u8>,
     pub(crate) found: Option<(SlabBlock, Runs)>,
@@ -108,7 +108,7 @@ pub(crate) struct ColdBlock {
 
 /// The daemon.
 pub(crate) struct Process {
-    /// None while it attaches.
+    /// `None` while it attaches.
     pub(crate) volume: Option<Volume<LiveMemory>>,
     pub(crate) jobs: Vec<Job>,
     pub(crate) tasks: Tasks<Ended>,
@@ -117,23 +117,23 @@ pub(crate) struct Process {
     shared: Shared,
     /// Blocks of the volume that are known to be in the slab.
     pub(crate) known: KnownBlocks,
-    /// Blocks of the upload in progress, and the content that its seal captured.
+    /// Blocks of the upload in progress, and the content captured by its seal.
     pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
-    /// It was asked to detach; once is enough.
+    /// True if a detach was requested; once is enough.
     pub(crate) detaching: bool,
-    /// It dies after this step of its attach.
+    /// The attach step after which it dies.
     pub(crate) dies: Option<AttachStep>,
     pub(crate) sealing: bool,
-    /// Seals that its engine has begun.
+    /// Number of seals that its engine has begun.
     pub(crate) seals: u64,
     pub(crate) fenced: bool,
-    /// Snapshots that it was asked for and did not answer.
+    /// Requested snapshots without an answer.
     pub(crate) snapshots: BTreeSet<SnapshotUid>,
     slowness: Rng,
 }
 
 impl Process {
-    /// A process without a volume, with chance from `seed`.
+    /// Creates a process without a volume, with randomness from `seed`.
     pub(crate) fn new(
         volume: &VolumeId,
         disk: &SharedDisk,
@@ -232,7 +232,7 @@ impl Process {
         });
     }
 
-    /// Begins what the engine asked for.
+    /// Begins an action of the engine.
     pub(crate) fn begin(
         &mut self,
         action: Action,
@@ -302,7 +302,7 @@ impl Process {
         self.add(What::Action(action), mark, now, None);
     }
 
-    /// Turns the calls of the futures into jobs.
+    /// Converts the calls of the futures to jobs.
     pub(crate) fn accept_calls(&mut self, now: Millis) {
         while let Some(call) = self.calls.take() {
             let until = match &call.ask {
@@ -351,7 +351,7 @@ impl Process {
         });
     }
 
-    /// A read fails only where the disk lost the only copy.
+    /// Checks that a read fails only if the disk lost the only copy.
     fn check_failure(&self, request: &Request) {
         let status = self.volume.as_ref().expect("it completes requests").status();
         let fenced = status.fenced || request.was_replaced;
@@ -376,7 +376,7 @@ fn uploads(dirty: &[DirtyBlock], side: Side) -> bool {
     })
 }
 
-/// True if sectors of `range` are uploaded from `side`.
+/// Returns true if sectors of `range` are uploaded from `side`.
 fn overlaps(dirty: &DirtyBlock, range: SectorRange, side: Side) -> bool {
     let mask = match side {
         Side::A => dirty.a,
@@ -397,7 +397,7 @@ fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write:
         .check(holds, || format!("{range:?} is stored for {:?} of {:?}", request.op, request.range));
 }
 
-/// The bytes of `range`'s block, of which at least those of `range` are what the store holds.
+/// Returns the bytes of `range`'s block, of which at least those of `range` match the store.
 pub(crate) async fn read_block(
     objects: &dyn ObjectStore,
     time: &SimTime,

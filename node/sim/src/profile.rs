@@ -10,7 +10,7 @@ use crate::failures::Faults;
 pub enum Profile {
     /// Any order of jobs and answers, nothing fails.
     Calm,
-    /// Creates are answered ambiguously, checkpoints fail.
+    /// Creates get ambiguous answers, checkpoints fail.
     BadStore,
     /// Local reads, writes and syncs fail.
     BadDisk,
@@ -22,22 +22,22 @@ pub enum Profile {
     LongLives,
     /// Hosts take the volume from each other.
     Rivals,
-    /// All of it.
+    /// All of these.
     Everything,
     /// Hosts are cut off from the store, processes pause and resume after others took over.
     Partitions,
     /// Local disks fill up.
     FullDisks,
-    /// Nothing takes long, and local disks fill up: what a lost host had not committed is young.
+    /// Jobs are fast, and local disks fill up: uncommitted data of a lost host is young.
     Timely,
-    /// Processes stand still for so long that the log is truncated beyond what they know of it.
+    /// Processes pause for so long that the log is truncated beyond their view of it.
     Sleepers,
-    /// Hosts come back with an empty disk, an older one, or a copy of another's; the bucket is set back; the
-    /// volume is created a second time.
+    /// Hosts return with an empty disk, an older one, or a copy of another's; the bucket is set back; the
+    /// volume is created again.
     OtherDisks,
 }
 
-/// Frequency of what ends a process, a host or an attach, each once in so many steps; `None` is never.
+/// Frequency of events that end a process, a host or an attach, once in this many steps; `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Deaths {
     pub(crate) kill: Option<u64>,
@@ -49,14 +49,14 @@ pub(crate) struct Deaths {
     pub(crate) grow: Option<u64>,
 }
 
-/// Frequency of what a host suffers and survives, each once in so many steps; `None` is never.
+/// Frequency of faults that a host survives, once in this many steps; `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ailments {
     pub(crate) cut_off: Option<u64>,
     pub(crate) pause: Option<u64>,
     pub(crate) fill: Option<u64>,
     pub(crate) slow: Option<u64>,
-    /// A sector can no longer be read.
+    /// A sector becomes unreadable.
     pub(crate) corruption: Option<u64>,
     /// A host gets another disk.
     pub(crate) other_disk: Option<u64>,
@@ -80,18 +80,18 @@ impl Profile {
         Self::Sleepers,
     ];
 
-    /// The profile of the runs of `seed`.
+    /// Returns the profile of the runs of `seed`.
     pub fn of(seed: u64) -> Self {
         Self::ALL[(seed % Self::ALL.len() as u64) as usize]
     }
 
-    /// The first seed of its runs, and how far each is from the next.
+    /// Returns the first seed of its runs, and the distance between them.
     pub(crate) fn seeds(self) -> (u64, u64) {
         let first = Self::ALL.iter().position(|profile| *profile == self);
         (first.expect("all profiles are listed") as u64, Self::ALL.len() as u64)
     }
 
-    /// The profile whose runs meet a missing safeguard, where few or no others do. `None` where any do.
+    /// Returns the profile whose runs reveal a missing safeguard, if few or no others do; otherwise `None`.
     pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
         let safeguard = match bug {
             Bug::Missing(safeguard) => safeguard,
@@ -164,7 +164,7 @@ impl Profile {
         let never = Ailments::default();
         match self {
             Self::Calm | Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals => never,
-            // Commits take no room.
+            // Commits need no space.
             Self::Timely => Ailments { fill: Some(250), ..never },
             Self::BadDisk => Ailments { corruption: Some(150), ..never },
             Self::LongLives => Ailments { corruption: Some(300), ..never },
@@ -183,7 +183,7 @@ impl Profile {
         }
     }
 
-    /// True if every job takes a bounded time.
+    /// Returns true if every job has a bounded duration.
     pub(crate) fn is_timely(self) -> bool {
         self == Self::Timely
     }
@@ -204,7 +204,7 @@ impl Profile {
             | Self::Rivals
             | Self::Partitions
             | Self::OtherDisks => bad_store,
-            // Whatever waits before it is tried again holds commits up.
+            // Delays before retries would hold up commits.
             Self::Sleepers => Faults { create: Some(15), store: Some(60), ..bad_store },
             Self::BadDisk => {
                 Faults { local: Some(25), sync: Some(100), create: Some(6), ..Faults::default() }

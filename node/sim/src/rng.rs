@@ -5,12 +5,12 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// The sequence of `seed`.
+    /// Creates the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,22 +19,22 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() % bound as u64) as usize
     }
 
-    /// True once in `times`.
+    /// Returns true once in `times`.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.bits().is_multiple_of(times)
     }
 
-    /// One of `from`, which is not empty.
+    /// Returns one of `from`, which is not empty.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
 
-    /// Random bytes.
+    /// Returns random bytes.
     pub fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
         for chunk in out.chunks_mut(8) {

@@ -18,17 +18,17 @@ use crate::world::{Attach, AttachStep, Faults, World};
 
 /// Hosts of a run.
 pub(crate) const HOSTS: usize = 3;
-/// Three chunks, the last one in part.
+/// Three chunks, the last one partial.
 const SECTORS: u64 = 70_000;
-/// First size of some volumes: two chunks, the last page of the map in part. Then they grow.
+/// Initial size of some volumes: two chunks, the last page of the map partial. They grow later.
 const FEWER_SECTORS: u64 = 50_001;
-/// Places where something begins or ends: blocks, map pages, chunks, the volume.
+/// Positions at which something begins or ends: blocks, map pages, chunks, the volume.
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
-/// Limits of the sides in a run that has one, in sectors.
+/// Limits of the sides in sectors, for runs that have one.
 const SHARES: [u64; 4] = [16, 64, 200, 600];
-/// Steps after which a volume that should have come to rest is stuck.
+/// Steps after which a volume that has not come to rest is stuck.
 const PATIENCE: u32 = 60_000;
-/// Mean number of turns that a host's faults last, and that a sleeper sleeps.
+/// Mean number of turns that a host's faults last, and that a sleeper pauses.
 const FAULT_TURNS: u64 = 160;
 const LONG_SLEEP: u64 = 500;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, max_bytes: 192 * 4096, max_age_ms: 2000 };
@@ -42,15 +42,15 @@ pub(crate) struct Schedule {
     deaths: Deaths,
     ailments: Ailments,
     home: usize,
-    /// The volume is to leave its home, and attach next there.
+    /// True if the volume is to leave its home, and attach there next.
     leaving: bool,
-    /// The epoch of the writer that was attached when the API server was last asked.
+    /// The epoch of the attached writer when the API server was last queried.
     view: Option<Epoch>,
-    /// Processes stand still for long.
+    /// True if processes pause for a long time.
     sleeps: bool,
-    /// Volumes that share the faults of their hosts.
+    /// Number of volumes that share the faults of their hosts.
     crowd: u64,
-    /// Some writes are FUA writes.
+    /// True if some writes are FUA writes.
     fua: bool,
 }
 
@@ -61,34 +61,34 @@ fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
     SectorRange::new(start, length.min(sectors - start).min(1500))
 }
 
-/// Few runs are long enough for a log of the usual length to be truncated.
+/// Shortens the log: few runs are long enough to truncate a log of the usual length.
 fn shorten_log(world: &mut World, profile: Profile) {
     let (records, seal_bytes, max_age_ms) = match (profile == Profile::Sleepers, profile.is_timely()) {
         (true, _) => (2, 4096, 300),
-        // A commit may wait for a checkpoint, but not for each.
+        // A commit may wait for a checkpoint, but not every one should.
         (false, true) => (8, 16 * 4096, LIMITS.max_age_ms),
         (false, false) => (*world.rng.pick(&[2, 3]), 16 * 4096, 300),
     };
     world.shorten_log(records);
-    // What sleeps is to find its log truncated.
+    // Sleepers are to find their log truncated.
     let denies_deletes = profile != Profile::Sleepers && world.rng.once_in(3);
     world.failures.deny_deletes(denies_deletes);
     world.terms.limits = DirtyLimits { seal_bytes, max_age_ms, ..LIMITS };
 }
 
 impl Schedule {
-    /// Three hosts around a new volume.
+    /// Creates three hosts around a new volume.
     pub(crate) fn new(seed: u64, story: usize) -> Self {
         Self::of_volume("model".parse().expect("a volume id"), seed, Profile::of(seed), story)
     }
 
-    /// The same of a volume with a name of its own and any profile.
+    /// Does the same for a volume with its own name and any profile.
     pub(crate) fn of_volume(volume: VolumeId, seed: u64, profile: Profile, story: usize) -> Self {
         let sectors = if Rng::new(seed).once_in(3) { FEWER_SECTORS } else { SECTORS };
         let mut world = World::of_volume(volume, seed, HOSTS, sectors, LIMITS, profile.faults());
         world.trace = Trace::new(story);
         world.terms.timely = profile.is_timely();
-        // Every profile is run with both.
+        // Every profile is run with both durabilities.
         if seed / Profile::ALL.len() as u64 % 2 == 1 {
             world.set_durability(Durability::Object);
         }
@@ -102,10 +102,10 @@ impl Schedule {
         if matches!(profile, Profile::Sleepers | Profile::OtherDisks) || world.rng.once_in(3) {
             shorten_log(&mut world, profile);
         }
-        // What is changed at once seldom fills a group of the usual size. A job for each page takes a while.
+        // Concurrent changes rarely fill a group of the usual size. A job for each page takes a while.
         if !profile.is_timely() && world.rng.once_in(2) {
             let (copied, journaled, written) = *world.rng.pick(&[(1, 1, 1), (2, 5, 1), (3, 3, 2)]);
-            // As with cuts: few runs of other disks come to what they are there for.
+            // As with cuts: few runs of other disks reach their actual subject.
             let has_journal = profile != Profile::OtherDisks;
             let journal_slots = Some(if has_journal { *world.rng.pick(&[0, 2, 3, 5]) } else { 0 });
             world.slice_rounds(RoundSize { copied, journaled, written, saved: 1, journal_slots });
@@ -125,8 +125,8 @@ impl Schedule {
             view: None,
             sleeps: profile == Profile::Sleepers,
             crowd: 1,
-            // Every profile is run with and without, for both durabilities; but the age of what is in no
-            // commit is told by writes that complete once they are stored.
+            // Every profile is run with and without, for both durabilities; but timely runs measure the
+            // age of uncommitted data by writes that complete once they are stored.
             fua: !profile.is_timely() && (seed / (2 * Profile::ALL.len() as u64)).is_multiple_of(2),
         }
     }
@@ -158,7 +158,7 @@ impl Schedule {
             op = Op::WriteFua;
         }
         let mut range = range(self.rng(), sectors);
-        // A client that gets a read error writes there.
+        // A client that gets a read error overwrites the sector.
         let lost = self.world.status(host).and_then(|status| status.unreadable);
         if let Some(lost) = lost
             && self.rng().once_in(4)
@@ -173,7 +173,7 @@ impl Schedule {
         self.world.request(host, op, range);
     }
 
-    /// One job of `host`.
+    /// Runs one job of `host`.
     fn daemon(&mut self, host: usize) {
         let Some(process) = &self.world.hosts[host].process else { return };
         let jobs = process.jobs.len();
@@ -195,8 +195,7 @@ impl Schedule {
         if self.chance(self.deaths.kill) {
             self.world.kill(host);
         }
-        // A record in flight is the worst thing to leave behind, but a process that pauses with one resumes
-        // with it.
+        // A record in flight is the worst state to leave behind, but a paused process resumes with it.
         let sleeps = self.sleeps && self.world.hosts[host].fault.paused;
         if !sleeps && self.deaths.kill.is_some() && self.world.is_creating(host) && self.dies_creating() {
             self.world.kill(host);
@@ -222,8 +221,8 @@ impl Schedule {
         }
     }
 
-    /// A host comes back with another disk than it had, the bucket is set back, or the volume is created
-    /// again in an emptied bucket.
+    /// Replaces the disk of a host, sets the bucket back, or creates the volume again in an emptied
+    /// bucket.
     fn other_disk(&mut self, host: usize) {
         // Most snapshots are kept until commits have made them old.
         let is_old = self.world.has_old_snapshot(host);
@@ -245,8 +244,8 @@ impl Schedule {
         }
     }
 
-    /// Decides if the process of `host` stands still from now on. In a run of sleepers that is most likely
-    /// when it has read the log or a record is in flight; then the volume is moved elsewhere.
+    /// Decides if the process of `host` pauses now. In a run of sleepers that is most likely after it has
+    /// read the log or while a record is in flight; then the volume is moved elsewhere.
     fn falls_asleep(&mut self, host: usize) -> bool {
         let Some(process) = &self.world.hosts[host].process else { return false };
         if self.sleeps && self.world.hosts.iter().any(|host| host.fault.paused) {
@@ -264,7 +263,7 @@ impl Schedule {
         falls
     }
 
-    /// Begins or ends the faults that last for a while.
+    /// Begins or ends the faults of limited duration.
     fn fault(&mut self, host: usize) {
         let HostFault { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].fault;
         let turn = |run: &mut Self, now: bool, begins| {
@@ -289,8 +288,8 @@ impl Schedule {
         (self.home + 1 + self.rng().below(hosts - 1)) % hosts
     }
 
-    /// The writer that the next attach may replace, as the API server shows it to that host: at times none,
-    /// at times one of some time ago.
+    /// Returns the writer that the next attach may replace, as the API server shows it to that host:
+    /// sometimes none, sometimes an outdated one.
     fn permission(&mut self) -> Option<Epoch> {
         if self.rng().once_in(4) {
             return None;
@@ -301,7 +300,7 @@ impl Schedule {
         self.view
     }
 
-    /// Starts what does not run and ends what should not.
+    /// Starts missing processes and stops superfluous ones.
     fn attend(&mut self, host: usize) {
         let here = &self.world.hosts[host];
         if here.device.as_ref().is_some_and(|device| device.fenced && device.is_idle())
@@ -318,7 +317,7 @@ impl Schedule {
         let here = &self.world.hosts[host];
         if here.process.is_none() && here.tmpfs.holds_a_map() {
             if self.rng().once_in(10) {
-                // The time of day may have been set since.
+                // The time of day may have been changed in the meantime.
                 let unix_ms = self.rng().bits() >> 23;
                 self.world.set_time_of_day(unix_ms);
                 self.world.resume(host);
@@ -349,14 +348,14 @@ impl Schedule {
         }
     }
 
-    /// The volume is to grow while it is served.
+    /// Grows the volume while it is served.
     fn grow(&mut self, host: usize) {
         let Some(sectors) = self.world.device_sectors(host) else { return };
         let more = 1 + self.rng().below(SECTORS as usize) as u64;
         self.world.grow(host, (sectors + more).min(SECTORS));
     }
 
-    /// The volume gets other settings while it is served, or the same again.
+    /// Gives the volume other settings while it is served, or the same again.
     fn configure(&mut self, host: usize) {
         if self.world.status(host).is_none() {
             return;
@@ -365,14 +364,14 @@ impl Schedule {
         let usual = self.world.terms.limits.max_age_ms;
         let max_age_ms = *self.rng().pick(&[usual / 2, usual, 2 * usual]);
         self.world.configure(host, Settings { max_age_ms, durability });
-        // Where processes live long, seals stay as large as the limits allow.
+        // In runs with long-lived processes, seals stay as large as the limits allow.
         if self.deaths.kill.is_some() {
             let soon = self.rng().once_in(8);
             self.world.commit_soon(host, soon);
         }
     }
 
-    /// Something is done about snapshots. The control plane hurries while no writer is there.
+    /// Acts on snapshots. The control plane hurries while no writer is attached.
     fn snapshots(&mut self, host: usize) {
         let again = self.rng().once_in(4);
         match self.rng().below(12) {
@@ -388,8 +387,8 @@ impl Schedule {
         }
     }
 
-    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
-    /// it.
+    /// Takes step `number`. It has its own randomness, so that it makes the same choices even if earlier
+    /// steps are left out.
     pub(crate) fn step(&mut self, number: u64) {
         self.taken += 1;
         self.world.trace.begin_step(number);
@@ -403,7 +402,7 @@ impl Schedule {
         }
         self.attend(host);
         match self.rng().below(20) {
-            // Sleepers' clients ask for little, so that most of the run is commits.
+            // Sleepers' clients send few requests, so that most of the run is commits.
             0..=3 if self.sleeps => self.daemon(host),
             0..=4 => self.client(host),
             5 => {
@@ -411,8 +410,7 @@ impl Schedule {
                 self.world.tick(host, passed);
             }
             6 if self.rng().once_in(16) => self.world.land_late(),
-            // The model takes a repair's commit for one that captured nothing new, which says nothing about
-            // time.
+            // The model treats a repair's commit as one without new data, which says nothing about time.
             7 if !self.world.terms.timely && self.rng().once_in(20) => {
                 let sectors = self.world.terms.sectors;
                 let ranges = (0..self.rng().below(4)).map(|_| range(self.rng(), sectors)).collect();
@@ -420,7 +418,7 @@ impl Schedule {
                 self.world.repair(host, ranges, checkpoint);
             }
             8 if self.rng().once_in(3) => self.snapshots(host),
-            // A cut outlives no process, and so no disk.
+            // A cut survives neither its process nor its disk.
             11 if self.ailments.other_disk.is_none() && self.rng().once_in(3) => {
                 let hasty = self.rng().once_in(8);
                 self.world.advance_cut(host, hasty);
@@ -432,7 +430,7 @@ impl Schedule {
         self.disaster(host);
     }
 
-    /// Nothing fails any more and nothing is asked.
+    /// Ends all failures and requests.
     fn calm(&mut self) {
         self.world.set_faults(Faults::default());
         self.deaths = Deaths::default();
@@ -449,7 +447,7 @@ impl Schedule {
         }
     }
 
-    /// One step towards rest, on any host.
+    /// Takes one step towards rest, on any host.
     fn settle_step(&mut self) {
         let hosts = self.world.hosts.len();
         let host = self.rng().below(hosts);
@@ -464,7 +462,7 @@ impl Schedule {
         }
     }
 
-    /// Lets everything come to rest.
+    /// Brings everything to rest.
     fn settle(&mut self, until: impl Fn(&Self) -> bool) {
         self.calm();
         for _ in 0..PATIENCE {
@@ -511,13 +509,13 @@ impl Schedule {
         self.settle(Self::device_is_idle);
     }
 
-    /// Reads everything at home, from the store alone, and on another host.
+    /// Checks everything at home, from the store alone, and on another host.
     pub(crate) fn finish(&mut self) {
         self.read_everywhere();
         self.world.check_sweep();
         self.world.check_snapshots();
         self.world.check_whole();
-        // Every profile is run with and without.
+        // Every profile is run with and without this.
         if self.world.company.is_none() && (self.seed / Profile::ALL.len() as u64).is_multiple_of(3) {
             self.live_on();
         }
@@ -525,7 +523,7 @@ impl Schedule {
         self.world.check_removal();
     }
 
-    /// The same of what the clients wrote.
+    /// Reads the clients' data in these three ways.
     fn read_everywhere(&mut self) {
         let mut left = false;
         for _ in 0..3 {
@@ -541,7 +539,7 @@ impl Schedule {
         self.world.check_store(self.home);
     }
 
-    /// The control plane ends what it began.
+    /// Completes the operation of the control plane.
     fn settle_control(&mut self) {
         for _ in 0..PATIENCE {
             if self.world.control_is_idle() {
@@ -552,7 +550,7 @@ impl Schedule {
         Invariant::ComesToRest.broken("the control plane asks and asks");
     }
 
-    /// True if the home detached; if it was fenced instead, it is ready to attach again.
+    /// Returns true if the home detached; if it was fenced instead, it is ready to attach again.
     fn read_and_leave(&mut self) -> bool {
         self.leaving = false;
         self.settle(|run| {

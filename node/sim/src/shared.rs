@@ -1,4 +1,4 @@
-//! Parts that the daemon's process on a host has once for all its volumes: segment indexes, memory for
+//! State that the daemon's process on a host shares between its volumes: segment indexes, memory for
 //! uploads, fetches in progress, the slab.
 
 use std::sync::Arc;
@@ -9,29 +9,29 @@ use holdfast_types::BLOCK_BYTES;
 
 use crate::slab::Slab;
 
-/// Segment indexes that a process keeps, and their bytes: more than a run has.
+/// Segment indexes cached by a process, and their bytes: more than a run needs.
 pub(crate) const INDEXES: usize = 64;
 pub(crate) const INDEX_BYTES: u64 = 1 << 30;
 /// Memory for the uploads of a process, and the length of a segment's parts: most segments have one part,
-/// some more, and a few uploads are enough to take all.
+/// some more, and a few uploads take all of the memory.
 pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
 const PART_BYTES: usize = 64 << 10;
 /// Compressors of a process.
 const COMPRESSORS: usize = 2;
 
-/// Resources that the daemon's process on a host has once for all volumes.
+/// Resources that the daemon's process on a host shares between all volumes.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) pools: Pools,
     pub(crate) fetches: Arc<Fetches<Vec<u8>>>,
-    /// The store of the volume that has this.
+    /// The store of this volume.
     pub(crate) store: StoreKey,
-    /// The slab that fetched blocks go through; a volume alone on its hosts has none.
+    /// The slab for fetched blocks; `None` for a volume alone on its hosts.
     pub(crate) slab: Option<Arc<Slab>>,
 }
 
 impl Shared {
-    /// That of a new process with one volume.
+    /// Creates the state of a new process with one volume.
     pub(crate) fn alone() -> Self {
         Self::with(UPLOAD_BYTES)
     }
@@ -52,18 +52,18 @@ impl Shared {
         }
     }
 
-    /// That of a new process with several, whose uploads have so much memory, on a host of its own.
+    /// Creates the state of a new process with several volumes and this upload memory, on a separate host.
     pub(crate) fn new(upload_bytes: u64) -> Self {
         Self::over(Slab::new(), upload_bytes)
     }
 
-    /// The same on a host with this slab.
+    /// Does the same on a host with this slab.
     pub(crate) fn over(slab: Slab, upload_bytes: u64) -> Self {
         Self { slab: Some(Arc::new(slab)), ..Self::with(upload_bytes) }
     }
 }
 
-/// Fetches into memory.
+/// Returns fetches into memory.
 pub(crate) fn fetches() -> Fetches<Vec<u8>> {
     Fetches::new(|| vec![0; BLOCK_BYTES as usize])
 }

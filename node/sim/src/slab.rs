@@ -1,7 +1,7 @@
-//! The slab of a host: the daemon's tables of slots, one over a simulated file and one over memory.
+//! The slab of a host: the daemon's slot tables, one over a simulated file and one over memory.
 //!
-//! The file and its entries outlive the process. A write that it had begun may have replaced a part of a
-//! slot; none was synced, so the loss of the host may replace any slot by what was in another, or by zeros.
+//! The file and its entries outlive the process. A write in progress may have replaced part of a slot;
+//! none was synced, so the loss of the host may replace any slot by the content of another, or by zeros.
 
 use std::io;
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError};
 use crate::rng::Rng;
 use crate::surroundings::SimTime;
 
-/// Slots, and those of them that the index leaves free: few, so that contents are evicted all the time.
+/// Slots, and the number that the index leaves free: few, so that contents are evicted all the time.
 const SLOTS: u32 = 8;
 const SPARE_SLOTS: u32 = 3;
 
-/// The bytes of a slot, none where it was never written, and its entry in the file's table.
+/// The bytes of a slot, empty if it was never written, and its entry in the file's table.
 #[derive(Clone, Default)]
 struct OnDisk {
     bytes: Vec<u8>,
     entry: Option<SlabEntry>,
 }
 
-/// Blocks, and what is in them.
+/// Blocks and their content.
 struct Blocks {
     table: SlotTable,
     file: Mutex<Vec<OnDisk>>,
@@ -44,13 +44,13 @@ impl Blocks {
         Self::over(vec![OnDisk::default(); SLOTS as usize])
     }
 
-    /// Those of a new process, over a file that an earlier one wrote.
+    /// Creates the blocks of a new process, over the file of an earlier one.
     fn over(file: Vec<OnDisk>) -> Self {
         let old = (0..).zip(&file).filter_map(|(slot, stored)| Some((slot, stored.entry?)));
         Self { table: SlotTable::with_old(SLOTS, SPARE_SLOTS, 1, old), file: Mutex::new(file) }
     }
 
-    /// Replaces a part of a slot that was written before.
+    /// Replaces part of a slot that was written before.
     fn write_half(&self, slot: &Slot, block: &[u8]) {
         let stored = &mut self.file.lock()[slot.number() as usize].bytes;
         let half = stored.len() / 2;
@@ -61,7 +61,7 @@ impl Blocks {
         self.file.lock()[slot.number() as usize].bytes = block.to_vec();
     }
 
-    /// Names what was written into a slot.
+    /// Names the content of a slot.
     fn name(&self, slot: &Slot, key: ContentKey, block: &[u8]) {
         self.file.lock()[slot.number() as usize].entry = Some(SlabEntry::of(key, block));
     }
@@ -71,39 +71,39 @@ impl Blocks {
     }
 }
 
-/// The slab that all volumes of a process fetch into.
+/// The slab into which all volumes of a process fetch.
 pub(crate) struct Slab {
     disk: Blocks,
     memory: Blocks,
 }
 
 impl Slab {
-    /// The slab of a host on which no process ran.
+    /// Creates the slab of a host without any earlier process.
     pub(crate) fn new() -> Self {
         Self { disk: Blocks::new(), memory: Blocks::new() }
     }
 
-    /// That of the next process, once the one of this has died.
+    /// Returns the slab of the next process, after the current one has died.
     pub(crate) fn of_next_process(&self) -> Self {
         Self { disk: Blocks::over(self.disk.file.lock().clone()), memory: Blocks::new() }
     }
 
-    /// The same once the host was lost.
+    /// Returns the slab after the loss of the host.
     pub(crate) fn after_power_cut(&self, rng: &mut Rng) -> Self {
         let mut file = self.disk.file.lock().clone();
         for slot in 0..file.len() {
             if rng.once_in(2) {
                 let other = rng.below(file.len());
                 file[slot].bytes = file[other].bytes.clone();
-                // The room of the slot, without any of its bytes.
+                // The space of the slot, without its content.
                 file[slot].bytes.resize(BLOCK_BYTES as usize, 0);
             }
         }
         Self { disk: Blocks::over(file), memory: Blocks::new() }
     }
 
-    /// The bytes of `range`'s block, of which at least those of `range` are what the store holds, and the
-    /// slot that they came from.
+    /// Returns the bytes of `range`'s block, of which at least those of `range` match the store, and the
+    /// slot they came from.
     pub(crate) async fn read(
         &self,
         objects: &dyn ObjectStore,
@@ -142,8 +142,8 @@ impl Slab {
         .await
     }
 
-    /// The bytes of a slot, some time after it was found. `None`, and it is forgotten, where the disk cannot
-    /// read it.
+    /// Returns the bytes of a slot, some time after it was found. If the disk cannot read it, returns
+    /// `None` and drops the slot.
     pub(crate) async fn read_known(&self, calls: &Calls, slot: &SlabSlot) -> Option<Vec<u8>> {
         if slot.is_in_memory() {
             return Some(self.memory.read(slot.slot()));
@@ -159,7 +159,7 @@ impl Slab {
         (self.memory.read(&slot), SlabBlock { slot: SlabSlot::new(slot, true), sectors })
     }
 
-    /// A slot in memory with the block.
+    /// Fills a slot in memory with the block.
     async fn fill_memory(
         &self,
         key: &ContentKey,

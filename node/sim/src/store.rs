@@ -1,7 +1,7 @@
-//! A simulated object store: objects that never change, creates that win once, an older view for LIST.
+//! A simulated object store: immutable objects, create-once requests, and an older view for LIST.
 //!
-//! Owns: one volume's view of the bucket, and its requests that are in flight. The bucket knows what the keys
-//! mean, and checks each request against the logs as they truly are.
+//! Owns: one volume's view of the bucket, and its requests in flight. The bucket interprets the keys, and
+//! checks each request against the actual logs.
 
 mod bucket;
 mod forks;
@@ -31,37 +31,37 @@ use crate::invariant::Invariant;
 pub(crate) use bucket::Bucket;
 use ledger::Ledger;
 
-/// A writer's record that came into the log.
+/// A writer's record that reached the log.
 #[derive(Clone)]
 pub(crate) enum Landed {
-    /// An attach: its nonce, the name of its node, and the writer that was attached before.
+    /// An attach: its nonce, the name of its node, and the previously attached writer.
     Attach(Nonce, String, Option<Writer>),
-    /// A commit, and what it captured.
+    /// A commit, and the content that it captured.
     Commit(Nonce, Rc<Cut>),
 }
 
-/// The bucket, as one of its volumes reaches it.
+/// The bucket, as accessed by one of its volumes.
 #[derive(Clone)]
 pub(crate) struct Store {
     volume: VolumeId,
     bucket: Bucket,
     /// Number of log records that were truncated.
     pub(crate) truncated: u64,
-    /// Records that came where another had been truncated.
+    /// Records that arrived at the position of a truncated one.
     pub(crate) strays: u64,
-    /// Requests in flight whose sender no longer waits for the answer.
+    /// Requests in flight whose sender no longer waits for the response.
     pub(crate) late: Vec<(StoreAsk, Option<Rc<Cut>>)>,
     pub(crate) requests: u64,
 }
 
 impl Store {
-    /// An empty bucket.
+    /// Creates an empty bucket.
     pub(crate) fn empty(volume: VolumeId) -> Self {
         let (bucket, late) = (Bucket::default(), Vec::new());
         Self { volume, bucket, truncated: 0, strays: 0, late, requests: 0 }
     }
 
-    /// A bucket with a volume that was just created.
+    /// Creates a bucket with a new volume.
     pub(crate) fn new(volume: VolumeId, sectors: u64, identity: Nonce) -> Self {
         let mut store = Self::empty(volume.clone());
         store.append(&Record {
@@ -75,7 +75,7 @@ impl Store {
         store
     }
 
-    /// Takes `bucket` for its own, and leaves the one that it had there.
+    /// Swaps its bucket with `bucket`.
     pub(crate) fn exchange(&mut self, bucket: &mut Bucket) {
         std::mem::swap(&mut self.bucket, bucket);
     }
@@ -90,14 +90,14 @@ impl Store {
         !self.ledger().truth.lineage().ancestors().is_empty()
     }
 
-    /// The bucket becomes another one, or what it was at some time. Requests in flight are lost.
+    /// Replaces the bucket by another one, or by an earlier state. Requests in flight are lost.
     pub(crate) fn become_like(&mut self, other: Self) {
         let Self { truncated, strays, requests, .. } = *self;
         *self = Self { truncated, strays, requests, late: Vec::new(), ..other };
         self.take_landed();
     }
 
-    /// Takes a record that no process sent.
+    /// Appends a record that no process sent.
     pub(crate) fn append(&mut self, record: &Record) {
         let key = ObjectKey::Log(self.volume.clone(), record.seq).to_string();
         assert!(self.create(&key, record.encode().into()), "no other writer");
@@ -115,8 +115,8 @@ impl Store {
         self.bucket.ledgers.get_mut(&self.volume).expect("the volume was created")
     }
 
-    /// Does what is asked for. `cut` is what the sender's seal captured; LIST shows what was there `behind`
-    /// changes ago.
+    /// Executes a request. `cut` is the content captured by the sender's seal; LIST shows the state
+    /// `behind` changes ago.
     pub(crate) fn apply(&mut self, ask: &StoreAsk, cut: Option<&Rc<Cut>>, behind: u64) -> Answer {
         self.requests += 1;
         match ask {
@@ -153,7 +153,7 @@ impl Store {
         self.bucket.stored.objects.get(key)
     }
 
-    /// Creates an object unless it is there; says whether this PUT made it.
+    /// Creates an object unless it exists; returns true if this PUT created it.
     fn create(&mut self, key: &str, body: Bytes) -> bool {
         let created = self.bucket.create(key, body);
         self.strays += u64::from(created.is_stray);
@@ -172,56 +172,56 @@ impl Store {
         }
     }
 
-    /// The process of the writer died.
+    /// Handles a crash of the writer's process.
     pub(crate) fn writer_died(&mut self) {
         self.ledger_mut().writer_died();
     }
 
-    /// Records that the model has not seen yet.
+    /// Takes the records that the model has not seen yet.
     pub(crate) fn take_landed(&mut self) -> Vec<Landed> {
-        // A fork that is about to be made has no log.
+        // A fork without a create record has no log.
         let ledger = self.bucket.ledgers.get_mut(&self.volume);
         ledger.map_or_else(Vec::new, |ledger| std::mem::take(&mut ledger.landed))
     }
 
-    /// Puts `body` in the place of what is there under `key`, or nothing. Returns what was.
+    /// Replaces the object `key` by `body`, or deletes it. Returns the previous body.
     pub(crate) fn replace(&mut self, key: &str, body: Option<Bytes>) -> Option<Bytes> {
         self.bucket.stored.objects.replace(key, body)
     }
 
-    /// The keys of all that is there.
+    /// Returns the keys of all objects.
     pub(crate) fn keys(&self) -> Vec<&str> {
         self.bucket.stored.objects.under("").map(|(key, _)| key).collect()
     }
 
-    /// Objects under `prefix`.
+    /// Returns the objects under `prefix`.
     fn under(&self, prefix: String) -> impl Iterator<Item = &[u8]> {
         self.bucket.stored.objects.under(&prefix).map(|(_, body)| &body[..])
     }
 
-    /// The records of the log, oldest first.
+    /// Returns the records of the log, oldest first.
     pub(crate) fn log(&self) -> impl Iterator<Item = &[u8]> {
         self.under(log_prefix(&self.volume))
     }
 
-    /// The checkpoints, oldest first.
+    /// Returns the checkpoints, oldest first.
     pub(crate) fn checkpoints(&self) -> impl Iterator<Item = &[u8]> {
         self.under(checkpoint_prefix(&self.volume))
     }
 
-    /// The segments, each a whole object.
+    /// Returns the segments, each a whole object.
     pub(crate) fn segments(&self) -> impl Iterator<Item = &[u8]> {
         self.under(format!("volumes/{}/segments/", self.volume))
     }
 
-    /// True if the attach of `writer` stands at `seq` of the log.
+    /// Returns true if the attach of `writer` is at `seq` of the log.
     pub(crate) fn holds_attach(&self, seq: Seq, writer: Option<Nonce>) -> bool {
         let record = self.ledger().history.get(&seq).and_then(|body| Record::decode(body).ok());
         record
             .is_some_and(|record| Some(record.nonce) == writer && matches!(record.body, Body::Attach { .. }))
     }
 
-    /// The newest checkpoint and the records after it.
+    /// Returns the state of the newest checkpoint and the records after it.
     pub(crate) fn manifest(&self) -> Manifest {
         let mut manifest = match self.checkpoints().last() {
             Some(bytes) => Manifest::decode_checkpoint(bytes).expect("checkpoints are not damaged"),
@@ -231,12 +231,12 @@ impl Store {
         manifest
     }
 
-    /// Contents of the volume after an attach without local data.
+    /// Returns the content of the volume after an attach without local data.
     pub(crate) fn last_cut(&self) -> Rc<Cut> {
         Rc::clone(&self.ledger().last_cut)
     }
 
-    /// One block as the log's end says.
+    /// Returns one block as of the log's end.
     pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
         self.bucket.stored.read_block(manifest, block).to_vec()
     }
@@ -253,7 +253,7 @@ impl Store {
     }
 }
 
-/// Fills a sector whose stamp is `stamp`: its bytes say which sector and which write.
+/// Fills a sector: its bytes encode the sector and the write `stamp`.
 pub(crate) fn fill(sector: u64, stamp: Stamp, bytes: &mut [u8]) {
     if stamp == 0 {
         return bytes.fill(0);
@@ -264,7 +264,7 @@ pub(crate) fn fill(sector: u64, stamp: Stamp, bytes: &mut [u8]) {
     }
 }
 
-/// The stamps of a block's bytes.
+/// Returns the stamps of a block's bytes.
 pub(crate) fn stamps(block: Block, bytes: &[u8]) -> impl Iterator<Item = Stamp> {
     let first = block.first_sector().0;
     (first..).zip(bytes.chunks(SECTOR_BYTES as usize)).map(|(sector, bytes)| stamp(sector, bytes))

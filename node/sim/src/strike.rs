@@ -1,10 +1,10 @@
-//! Local writes that are made to fail: which one, with what, for how long.
+//! Deliberate failures of local writes: their position, error and duration.
 //!
-//! Owns: the count of each kind of write in a world, and the one that fails. Does not own: faults by chance
-//! (`failures.rs`), the disk that is full by chance (`HostFault`).
+//! Owns: the count of each kind of write in a world, and the one that fails. Does not own: random faults
+//! (`failures.rs`), the randomly full disk (`HostFault`).
 //!
-//! A [`Condition`] that lasts ends with `World::end_strike`. Until then the disk that is full fails what
-//! needs room, the others fail every write to the disk, and the run directory fails only its own.
+//! A lasting [`Condition`] ends with `World::end_strike`. Until then a full disk fails operations that
+//! need space, the others fail every write to the disk, and the run directory fails only its own.
 
 use std::collections::BTreeMap;
 
@@ -16,27 +16,27 @@ use crate::calls::LocalAsk;
 /// A kind of write to the state file system, or to the run directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WriteStep {
-    /// The data of a client's write, into a side.
+    /// The data of a client's write to a side.
     WriteSide,
     /// A hole in a side, for a client's discard or zeroes.
     PunchSide,
-    /// A hole in a side, where clean data was.
+    /// A hole in a side, in place of clean data.
     EvictSide,
     /// Sync a side.
     SyncSide,
-    /// The place of a chunk in the durable map.
+    /// The disk space of a chunk in the durable map.
     PlaceInMap,
-    /// Pages, or a record of the journal, into the durable map.
+    /// Pages, or a record of the journal, in the durable map.
     WriteMap,
     /// Sync the durable map.
     SyncMap,
     /// The log record that is about to be created.
     StorePending,
-    /// The files of a volume that is attached, their room, and a header.
+    /// The files of an attached volume, their space, and a header.
     WriteHeader,
     /// Sync that header.
     SyncHeader,
-    /// Move the files of a fenced writer aside.
+    /// Move the files of a fenced writer to their preserved place.
     Preserve,
     /// Remove files.
     Discard,
@@ -65,7 +65,7 @@ impl WriteStep {
         Self::GrowLiveMap,
     ];
 
-    /// The writes that the action is; they are done one after the other.
+    /// Returns the writes of the action, in their order.
     pub(crate) fn of_action(action: &Action) -> &'static [Self] {
         match action {
             Action::Write { .. } => &[Self::WriteSide],
@@ -75,7 +75,7 @@ impl WriteStep {
             Action::SyncSide { .. } => &[Self::SyncSide],
             Action::WriteMap(_) => &[Self::WriteMap],
             Action::SyncMap => &[Self::SyncMap],
-            // Gives memory back; a failure has no answer.
+            // Releases memory; a failure has no answer.
             Action::ReleaseMap { .. }
             | Action::Read { .. }
             | Action::ReadCold { .. }
@@ -93,7 +93,7 @@ impl WriteStep {
         }
     }
 
-    /// The write that the pipeline asks for, if it is one.
+    /// Returns the write of a pipeline request, if it is one.
     pub(crate) fn of_ask(ask: &LocalAsk) -> Option<Self> {
         match ask {
             LocalAsk::StorePending(_) => Some(Self::StorePending),
@@ -135,7 +135,7 @@ impl Condition {
     }
 }
 
-/// The first write that fails, and those after it.
+/// The first write that fails, and the later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Strike {
     /// Its kind.
@@ -144,12 +144,12 @@ pub struct Strike {
     pub visit: u64,
     /// Cause of the failure.
     pub condition: Condition,
-    /// The condition lasts; else the next write succeeds.
+    /// True if the condition lasts; otherwise the next write succeeds.
     pub lasts: bool,
 }
 
 impl Strike {
-    /// True if `step` fails too, while this lasts. What a disk without room fails else is up to `HostFault`.
+    /// Returns true if this also fails `step`. `HostFault` decides the other failures of a full disk.
     fn covers(self, step: WriteStep) -> bool {
         let run_dir = WriteStep::GrowLiveMap;
         match (self.step == run_dir, self.condition) {
@@ -159,14 +159,14 @@ impl Strike {
         }
     }
 
-    /// True if a request may fail of it. Else writes wait for room. What a round writes has its room: where a
-    /// file system lacks it all the same, as one that copies what it overwrites, a flush fails.
+    /// Returns true if a request may fail because of it; otherwise writes wait for space. A round has
+    /// reserved space: if the file system needs more nevertheless, like a copy-on-write one, a flush fails.
     pub(crate) fn may_fail_requests(self) -> bool {
         let fails_flush = self.step.is_sync() || self.step == WriteStep::WriteMap;
         self.step != WriteStep::GrowLiveMap && (self.condition != Condition::Full || fails_flush)
     }
 
-    /// True if the state file system has no room while this lasts.
+    /// Returns true if the state file system is full while this lasts.
     pub(crate) fn fills_disk(self) -> bool {
         self.lasts && self.condition == Condition::Full && self.step != WriteStep::GrowLiveMap
     }
@@ -182,22 +182,22 @@ pub(crate) struct Strikes {
 }
 
 impl Strikes {
-    /// This one is to come.
+    /// Arms this failure.
     pub(crate) fn arm(&mut self, strike: Strike) {
         self.armed = Some(strike);
     }
 
-    /// Writes of each kind so far.
+    /// Returns the number of writes of each kind so far.
     pub(crate) fn visits(&self) -> &BTreeMap<WriteStep, u64> {
         &self.visits
     }
 
-    /// The host whose write failed.
+    /// Returns the host whose write failed.
     pub(crate) fn struck(&self) -> Option<usize> {
         self.struck
     }
 
-    /// A write on `host`: fails it with this, if it is to. Says whether it is the first that fails.
+    /// Counts a write on `host`, and returns its failure, if any, with true for the first one.
     pub(crate) fn meet(&mut self, host: usize, step: WriteStep) -> Option<(Strike, bool)> {
         let visits = self.visits.entry(step).or_default();
         let visit = std::mem::replace(visits, *visits + 1);
@@ -213,7 +213,7 @@ impl Strikes {
         Some((strike, true))
     }
 
-    /// Ends what lasted. Returns the host.
+    /// Ends a lasting condition. Returns the host.
     pub(crate) fn end(&mut self) -> Option<usize> {
         self.lasting.take().map(|(host, _)| host)
     }

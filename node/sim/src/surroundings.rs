@@ -1,4 +1,4 @@
-//! The pipeline's view of a simulated host: a store, files, time and chance, each a source of calls.
+//! The pipeline's view of a simulated host: a store, files, time and randomness, each a source of calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ use crate::disk::{SharedDisk, sectors};
 use crate::rng::Rng;
 use crate::store::fill;
 
-/// The store, as a process reaches it.
+/// The store, as accessed by a process.
 #[derive(Debug, Clone)]
 pub(crate) struct SimObjects(pub(crate) Calls);
 
@@ -63,7 +63,7 @@ impl ObjectStore for SimObjects {
         answer
     }
 
-    /// Stores the segment at once when the last part has come.
+    /// Stores the segment at once when the last part has arrived.
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         let body = collect(parts).await?;
         let Answer::Stored(answer) = self.ask(StoreAsk::PutSegment { key: key.to_owned(), body }).await
@@ -83,7 +83,7 @@ impl ObjectStore for SimObjects {
         answer
     }
 
-    /// Each object is deleted at a time of its own, or is not: a request for many is not atomic.
+    /// Deletes each object at a separate time, or not at all: a request for many is not atomic.
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         let delete = async |key: &&str| {
             let Answer::Stored(answer) = self.ask(StoreAsk::Delete { key: (*key).to_owned() }).await else {
@@ -95,7 +95,7 @@ impl ObjectStore for SimObjects {
     }
 }
 
-/// The virtual clock, which all hosts share, and a process's own chance.
+/// The virtual clock, which all hosts share, and a process's own randomness.
 #[derive(Debug, Clone)]
 pub(crate) struct SimTime {
     pub(crate) calls: Calls,
@@ -121,7 +121,7 @@ impl Environment for SimTime {
     }
 }
 
-/// A host's files, as a process reaches them.
+/// A host's files, as accessed by a process.
 #[derive(Clone)]
 pub(crate) struct SimFiles {
     pub(crate) calls: Calls,
@@ -153,7 +153,7 @@ impl SideReader for SimFiles {
 impl Sides for SimFiles {
     async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         let DirtyBlock { block, a, b } = batch.blocks()[0];
-        // Once for each attempt, as most segments are of few blocks.
+        // Once per attempt, since most segments have few blocks.
         if batch.is_first() && self.ask(LocalAsk::ReadSides).await.is_err() {
             let (first, sectors) = a.union(b).runs().next().expect("it is dirty");
             let ranges =
@@ -178,7 +178,7 @@ impl Sides for SimFiles {
     }
 }
 
-/// Content with which the live map of an attached volume begins.
+/// Initial content of the live map of an attached volume.
 pub(crate) type Restored = Option<(Restore, Vec<FoundPart>)>;
 
 impl LocalState for SimFiles {
@@ -197,7 +197,7 @@ impl LocalState for SimFiles {
         self.ask(LocalAsk::Discard).await.map(drop)
     }
 
-    /// The room for commits is taken with the header, which follows.
+    /// Reserves the space for commits with the header, which follows.
     async fn open(&self, _sectors: u64, restore: Option<Restore>) -> Result<Restored, LocalError> {
         let Some(restore) = restore else { return Ok(None) };
         let mut parts = Vec::new();

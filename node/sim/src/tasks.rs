@@ -47,16 +47,16 @@ impl<T> Tasks<T> {
         self.ready.lock().push_back(task);
     }
 
-    /// True if there is anything to poll.
+    /// Returns true if any future can be polled.
     pub(crate) fn is_woken(&self) -> bool {
         !self.ready.lock().is_empty()
     }
 
-    /// Polls what was woken until one ends, or nothing is left to poll.
+    /// Polls the woken futures until one ends, or none is left to poll.
     pub(crate) fn next_ended(&mut self) -> Option<T> {
         loop {
             let number = self.ready.lock().pop_front()?;
-            // One that ended was woken once too often.
+            // Woken once more after its end.
             let Some(task) = self.tasks.get_mut(&number) else { continue };
             if let Poll::Ready(ended) = task.future.as_mut().poll(&mut Context::from_waker(&task.waker)) {
                 self.tasks.remove(&number);

@@ -1,25 +1,25 @@
-//! The terms on which a world's volume is served.
+//! The settings with which a world's volume is served.
 
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::settings::{DirtyLimits, Durability, Settings, Setup};
 
-/// Requests a device can have in flight.
+/// Maximum requests in flight on a device.
 pub(crate) const DEPTH: u32 = 12;
 
-/// Settings of the volume. Those that the engine gets hold from the next attach on.
+/// Settings of the volume. Those of the engine apply from the next attach on.
 pub(crate) struct Terms {
-    /// First size of the volume, in sectors.
+    /// Initial size of the volume, in sectors.
     pub(crate) sectors: u64,
     pub(crate) limits: DirtyLimits,
     /// Durability of a FLUSH.
     pub(crate) durability: Durability,
-    /// Sectors that the sides of a host may hold; `None`: any number.
+    /// Maximum sectors on the sides of a host; `None` is unlimited.
     pub(crate) share: Option<u64>,
     /// Size to grow the volume to at the next attach, in sectors.
     pub(crate) grow_to: Option<u64>,
-    /// With it, jobs take at most [`crate::lag::JOB_MS`] each, and a commit comes in time.
+    /// True if jobs take at most [`crate::lag::JOB_MS`] each, and commits are in time.
     pub(crate) timely: bool,
-    /// Fetched blocks go through a slab, also where the volume is alone on its hosts.
+    /// True if fetched blocks go through a slab, even for a volume alone on its hosts.
     pub(crate) has_slab: bool,
 }
 
@@ -36,12 +36,12 @@ impl Terms {
         }
     }
 
-    /// The settings of a writer that attaches.
+    /// Returns the settings of an attaching writer.
     pub(crate) fn settings(&self) -> Settings {
         Settings { max_age_ms: self.limits.max_age_ms, durability: self.durability }
     }
 
-    /// The setup of an engine that begins with these settings and this header.
+    /// Returns the setup of an engine that begins with these settings and this header.
     pub(crate) fn setup(
         &self,
         settings: Settings,

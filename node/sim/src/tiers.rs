@@ -1,9 +1,9 @@
-//! The list of runs over the life of a volume, in numbers: the policy that is shipped, without data and
-//! without I/O.
+//! The list of runs over the life of a volume, in numbers: the shipped policy, without data and without
+//! I/O.
 //!
-//! A run is its number of entries. Of runs whose blocks lie at random the merge has as many as their union
-//! is expected to have; of runs in sequence, the sum. A merge that is chosen at a commit is carried by the
-//! next one, as in a writer whose merges are faster than its commits.
+//! A run is represented by its number of entries. For runs of random blocks, a merge has the expected size
+//! of their union; for sequential runs, the sum. A merge chosen at one commit is carried by the next, as
+//! by a writer whose merges are faster than its commits.
 
 use holdfast_format::index::policy::{Choice, Shape, next_merge};
 use holdfast_format::limit::{MAX_FENCE_RUNS, REMEMBERED_ATTACHES};
@@ -18,7 +18,7 @@ const TIB: u64 = 1 << 40;
 const SEGMENT_ENTRY: f64 = 48.0;
 /// Bytes of an entry of a merged run.
 const RUN_ENTRY: f64 = 40.0;
-/// Bytes of a page beside its entries, and in the page table, for each entry.
+/// Bytes of a page other than its entries, and in the page table, for each entry.
 const PAGE_SHARE: f64 = (32 + 4 + 8) as f64 / 1638.0;
 /// Bytes of a segment in a run's table.
 const TABLE_ENTRY: f64 = 45.0;
@@ -29,12 +29,12 @@ const FENCE: u64 = 4 + 8 * MAX_FENCE_RUNS as u64;
 const SEGMENT_REFERENCE: u64 = 25 + 28 + FENCE;
 /// Bytes of the largest reference to a merged run.
 const RUN_REFERENCE: u64 = 25 + 29 + FENCE;
-/// Bytes of a record or a checkpoint beside references: three names of 255 bytes, and numbers.
+/// Bytes of a record or a checkpoint other than references: three names of 255 bytes, and numbers.
 const FRAME: u64 = 1024;
 /// Bytes of an attach in a checkpoint.
 const ATTACH: u64 = 32;
 
-/// Writes to a volume.
+/// A write pattern of a volume.
 #[derive(Debug, Clone, Copy)]
 pub struct Workload {
     /// Its name in the output.
@@ -47,7 +47,7 @@ pub struct Workload {
     pub entries: u64,
     /// Number of commits.
     pub commits: u64,
-    /// The blocks lie at random; else they ascend.
+    /// True if the blocks are random; otherwise they ascend.
     pub is_random: bool,
 }
 
@@ -90,7 +90,7 @@ pub const WORKLOADS: [Workload; 4] = [
 /// Figures of a workload.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figures {
-    /// Most runs of the list after a commit.
+    /// Maximum runs of the list after a commit.
     pub runs_max: usize,
     /// Their mean.
     pub runs_mean: f64,
@@ -102,9 +102,9 @@ pub struct Figures {
     pub merges: u64,
     /// Bytes of the largest run.
     pub largest_run_bytes: f64,
-    /// Bytes of the largest checkpoint, all fences with as many runs as they may have.
+    /// Bytes of the largest checkpoint, if all fences have the maximum number of runs.
     pub root_bytes: u64,
-    /// The same of a record, beside the chunks that it names once.
+    /// The same for a record, not counting the chunks that it names once.
     pub record_bytes_max: u64,
 }
 
@@ -112,12 +112,12 @@ pub struct Figures {
 struct Tier {
     level: u8,
     entries: f64,
-    /// Segments that it may name.
+    /// Maximum segments that it names.
     segments: u64,
 }
 
 impl Tier {
-    /// Bytes of its index.
+    /// Returns the size of its index in bytes.
     fn bytes(&self) -> f64 {
         match self.level {
             0 => self.entries * SEGMENT_ENTRY,
@@ -137,7 +137,7 @@ struct OfIndexes {
 
 impl OfIndexes {
     fn count(&mut self, inputs: &[Tier], merged: &Tier) {
-        // Indexes of level 0 are those that the writer made itself.
+        // Indexes of level 0 were created by this writer.
         self.read += inputs.iter().filter(|run| run.level > 0).map(Tier::bytes).sum::<f64>();
         self.uploaded += merged.bytes();
         self.largest = self.largest.max(merged.bytes());
@@ -146,7 +146,7 @@ impl OfIndexes {
 }
 
 impl Workload {
-    /// Plays it.
+    /// Runs the workload.
     pub fn play(&self) -> Figures {
         let mut list: Vec<Tier> = Vec::new();
         let mut chosen: Option<Choice> = None;
@@ -157,7 +157,7 @@ impl Workload {
             of_indexes.uploaded += added.bytes();
             list.insert(0, added);
             if let Some(Choice { inputs, level, .. }) = chosen.take() {
-                // One more run stands in front of them than when they were chosen.
+                // One more run precedes them than when they were chosen.
                 let inputs = inputs.start + 1..inputs.end + 1;
                 let merged = self.merge(&list[inputs.clone()], level);
                 of_indexes.count(&list[inputs.clone()], &merged);
@@ -176,7 +176,7 @@ impl Workload {
             merges: of_indexes.merges,
             largest_run_bytes: of_indexes.largest,
             root_bytes: self.root_bytes(most),
-            // Of each kind one merge, which names its newest and its oldest input.
+            // One merge of each kind, which names its newest and its oldest input.
             record_bytes_max: FRAME + SEGMENT_REFERENCE + 2 * (2 * 25 + RUN_REFERENCE),
         }
     }

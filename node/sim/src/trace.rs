@@ -1,7 +1,7 @@
-//! Trace of a run: a digest of all of it, and words for the last part.
+//! Trace of a run: a digest of all of it, and a readable story of the last part.
 //!
-//! The digest is the same for the same seed on every machine, so nothing that differs between machines may
-//! enter it: no addresses, no clock, no order of a hash map.
+//! The digest is the same for the same seed on every machine, so it must not include anything that differs
+//! between machines: no addresses, no clock, no order of a hash map.
 
 use std::collections::VecDeque;
 
@@ -17,17 +17,17 @@ pub(crate) struct Trace {
     hasher: blake3::Hasher,
     /// Not yet hashed.
     waiting: Vec<u8>,
-    /// Requests, jobs done, answers given, deaths: everything that changed anything.
+    /// Requests, completed jobs, answers, deaths: every change.
     pub(crate) operations: u64,
-    /// Lines, with the steps that they are of.
+    /// Lines, each with its step.
     story: VecDeque<(u64, String)>,
-    /// Lines of the story that are kept; with none, no words are made.
+    /// Number of lines to keep; with zero, no text is generated.
     keep: usize,
     step: u64,
 }
 
 impl Trace {
-    /// With `keep` lines of story.
+    /// Creates a trace that keeps `keep` lines of story.
     pub(crate) fn new(keep: usize) -> Self {
         let (hasher, story) = (blake3::Hasher::new(), VecDeque::new());
         Self { hasher, waiting: Vec::with_capacity(4096), operations: 0, story, keep, step: 0 }
@@ -50,7 +50,7 @@ impl Trace {
         self.tell(host, || format!("-> {}", action_words(action)));
     }
 
-    /// A call of the pipeline ended.
+    /// Records the end of a pipeline call.
     pub(crate) fn call(&mut self, host: usize, ask: &Ask, answer: &Answer) {
         let (tag, size) = ask_numbers(ask);
         let (words, found) = answer_words(answer);
@@ -86,17 +86,17 @@ impl Trace {
         self.story.push_back((self.step, format!("host {host}  {}", words())));
     }
 
-    /// The last lines, oldest first.
+    /// Takes the last lines, oldest first.
     pub(crate) fn take_story(&mut self) -> Vec<String> {
         self.story.drain(..).map(|(step, line)| format!("step {step:5}  {line}")).collect()
     }
 
-    /// The same, each with the number of its step.
+    /// Takes the same lines, each with the number of its step.
     pub(crate) fn take_numbered_story(&mut self) -> Vec<(u64, String)> {
         self.story.drain(..).collect()
     }
 
-    /// The digest of everything so far, in hexadecimal.
+    /// Returns the digest of everything so far, in hexadecimal.
     pub(crate) fn digest(&mut self) -> String {
         self.hasher.update(&self.waiting);
         self.waiting.clear();
@@ -104,7 +104,7 @@ impl Trace {
     }
 }
 
-/// Stands for bytes in an envelope: part of the checksum in its head.
+/// Represents bytes in an envelope: part of the checksum in its head.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.get(16..24).map_or(0, |head| u64::from_le_bytes(head.try_into().expect("8 bytes")))
 }
@@ -217,7 +217,7 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
     }
 }
 
-/// A number for the kind of a call, and how much it asks for.
+/// Returns a number for the kind of a call, and its size.
 fn ask_numbers(ask: &Ask) -> (u8, u64) {
     match ask {
         Ask::Store(StoreAsk::Get { key }) => (81, key.len() as u64),
@@ -261,7 +261,7 @@ fn ask_words(ask: &Ask) -> String {
     }
 }
 
-/// Words for the result of a call, and its size.
+/// Returns a description of the result of a call, and its size.
 fn answer_words(answer: &Answer) -> (&'static str, u64) {
     match answer {
         Answer::Bytes(Ok(bytes)) => ("found", bytes.len() as u64),

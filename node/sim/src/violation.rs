@@ -1,4 +1,4 @@
-//! Panics of a run: deaths that it causes are silent, what breaks an invariant is caught with its words.
+//! Panics of a run: its deaths are silent, and violations are caught with their descriptions.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,16 +10,16 @@ use crate::memory::Killed;
 /// Something that must not happen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// The invariant that does not hold; `None` when an assertion of the engine failed.
+    /// The violated invariant; `None` if an assertion of the engine failed.
     pub invariant: Option<Invariant>,
     /// The observation.
     pub words: String,
-    /// The check that saw it: `file:line`.
+    /// The check that detected it: `file:line`.
     pub check: String,
 }
 
 impl Violation {
-    /// True for the same fault: the same invariant, or the same assertion.
+    /// Returns true for the same fault: the same invariant, or the same assertion.
     pub fn is_like(&self, other: &Self) -> bool {
         self.invariant == other.invariant && (self.invariant.is_some() || self.check == other.check)
     }
@@ -30,7 +30,7 @@ thread_local! {
     static CAUGHT: RefCell<Option<Violation>> = const { RefCell::new(None) };
 }
 
-/// Keeps the deaths that runs cause, and what [`catch`] catches, out of the output.
+/// Suppresses the output of deaths that runs cause, and of panics that [`catch`] catches.
 pub(crate) fn silence() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,7 +1,7 @@
-//! Hosts around one bucket: what the daemon does with actions, and what can go wrong.
+//! Hosts around one bucket: the daemon's execution of actions, and the faults.
 //!
-//! Owns: the order of everything. Each step is one job done or one answer given, so that a test can choose
-//! the order and stop the world between any two of them.
+//! Owns: the order of everything. Each step is one completed job or one delivered answer, so that a test
+//! can choose the order and stop the world between any two of them.
 
 mod answer;
 mod attach;
@@ -57,11 +57,11 @@ use forks::Behind;
 use snapshots::ControlPlane;
 pub(crate) use snapshots::Settled;
 
-/// Everything there is.
+/// The whole simulated system.
 pub struct World {
     pub(crate) hosts: Vec<Host>,
     pub(crate) store: Store,
-    /// The bucket as it was at some time.
+    /// An earlier state of the bucket.
     backup: Option<Box<Store>>,
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
@@ -73,22 +73,22 @@ pub struct World {
     stamps: Stamps,
     dirty_check: DirtyCheck,
     control: ControlPlane,
-    /// Cuts that were begun.
+    /// Number of cuts begun.
     cuts: u64,
-    /// The volumes behind the one that is served.
+    /// The ancestors of the served volume.
     behind: Vec<Behind>,
-    /// The volume shares its hosts and its store with others.
+    /// Set if the volume shares its hosts and its store with others.
     pub(crate) company: Option<Company>,
 }
 
 impl World {
-    /// Hosts with nothing on their disks around a store that holds a volume of `sectors` sectors.
+    /// Creates hosts with empty disks around a store with a volume of `sectors` sectors.
     pub fn new(seed: u64, hosts: usize, sectors: u64, limits: DirtyLimits, faults: Faults) -> Self {
         let volume = "model".parse().expect("a volume id");
         Self::of_volume(volume, seed, hosts, sectors, limits, faults)
     }
 
-    /// The same of a volume with a name of its own.
+    /// Does the same for a volume with its own name.
     pub(crate) fn of_volume(
         volume: VolumeId,
         seed: u64,
@@ -100,15 +100,15 @@ impl World {
         crate::violation::silence();
         log_length::scale(None);
         round_size::scale(None);
-        // Short runs come to merges of several levels.
+        // Short runs then reach merges of several levels.
         policy::scale(Some(2));
-        // Chunk 1 lies between writes to chunks 0 and 2.
+        // Chunk 1 is between writes to chunks 0 and 2.
         fence::scale(Some(1 + (seed % 2) as usize));
         let store = Store::new(volume, sectors, Nonce::default());
         Self::around(store, seed, hosts, Terms::new(sectors, limits), faults)
     }
 
-    /// New hosts around `store`.
+    /// Creates new hosts around `store`.
     fn around(store: Store, seed: u64, hosts: usize, terms: Terms, faults: Faults) -> Self {
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
@@ -130,17 +130,17 @@ impl World {
         }
     }
 
-    /// Rounds have these sizes from now on.
+    /// Sets the sizes of rounds from now on.
     pub fn slice_rounds(&mut self, size: RoundSize) {
         round_size::scale(Some(size));
     }
 
-    /// Checkpoints are `records` apart from now on, and the log is truncated as often in proportion.
+    /// Sets the interval of checkpoints to `records`, and that of truncations in proportion.
     pub fn shorten_log(&mut self, records: u64) {
         log_length::scale(Some(records));
     }
 
-    /// Time passes, and the engine of `host` gets the new time.
+    /// Advances the time, and sends it to the engine of `host`.
     pub fn tick(&mut self, host: usize, passed: Millis) {
         self.pass(passed);
         self.tell_time(host);
@@ -170,7 +170,7 @@ impl World {
 
     // ---- the daemon ----
 
-    /// True if the job at `index` can proceed now: only time itself makes a timer end.
+    /// Returns true if the job at `index` can proceed now: only time itself ends a timer.
     pub(crate) fn is_due(&self, host: usize, index: usize) -> bool {
         let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
         job.is_some_and(|job| match &job.what {
@@ -182,7 +182,7 @@ impl World {
         })
     }
 
-    /// Does one job that was not done yet, or delivers the answer of one that was.
+    /// Does one pending job, or delivers the answer of a completed one.
     pub(crate) fn step_job(&mut self, host: usize, index: usize) {
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
         if process.jobs[index].fetches() && process.jobs.iter().filter(|job| job.fetches()).count() > 1 {
@@ -210,7 +210,7 @@ impl World {
                 };
                 job.what = what;
                 job.since = self.clock.now();
-                // In its old place: the order of the others is for the test to choose.
+                // At its old position: the test chooses the order of the others.
                 if job.heard.is_some()
                     && let Some(process) = &mut self.hosts[host].process
                 {
@@ -221,8 +221,8 @@ impl World {
         self.take_note();
     }
 
-    /// Objects that were asked for together come together, and count as one operation: they never change, so
-    /// that it does not matter which of them is read first.
+    /// Completes concurrently requested objects together, as one operation: objects never change, so their
+    /// order does not matter.
     fn fetch(&mut self, host: usize) {
         self.trace.operations += 1;
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
@@ -237,7 +237,7 @@ impl World {
         self.run_tasks(host);
     }
 
-    /// Polls the futures of `host` until each waits for something.
+    /// Polls the futures of `host` until each waits.
     pub(crate) fn run_tasks(&mut self, host: usize) {
         loop {
             let here = &mut self.hosts[host];
@@ -366,7 +366,7 @@ impl World {
         }
     }
 
-    /// Takes note of records that came into the log.
+    /// Handles records that reached the log.
     fn take_note(&mut self) {
         for landed in self.store.take_landed() {
             match landed {
@@ -392,7 +392,7 @@ impl World {
         }
     }
 
-    /// Its own data counts on in the volume if no other writer wrote since it did; else there must be none.
+    /// Keeps the attached writer's own data if no other writer wrote since; otherwise there must be none.
     fn writer_attached(&mut self, host: usize, nonce: Nonce) {
         let here = &mut self.hosts[host];
         here.nonce = Some(nonce);
@@ -409,7 +409,7 @@ impl World {
         self.writers.set_last(Some(host));
     }
 
-    /// A request arrives whose sender no longer waits.
+    /// Lets a request arrive whose sender no longer waits.
     pub(crate) fn land_late(&mut self) {
         if !self.store.late.is_empty() {
             let at = self.rng.below(self.store.late.len());
@@ -419,13 +419,13 @@ impl World {
         }
     }
 
-    /// True if the log ends in the detach of `host`.
+    /// Returns true if the log ends in the detach of `host`.
     pub(crate) fn has_released(&mut self, host: usize) -> bool {
         let manifest = self.store.manifest();
         !manifest.is_attached() && manifest.writer() == self.hosts[host].nonce
     }
 
-    /// Reads every sector the client of `host` ever touched, from the store alone.
+    /// Reads every sector that the client of `host` ever touched, from the store alone.
     pub fn check_store(&mut self, host: usize) {
         let manifest = self.store.manifest();
         let cut = self.store.last_cut();

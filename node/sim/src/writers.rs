@@ -1,5 +1,5 @@
-//! The writers of a volume, as the model knows them: who attached, with what permission, and how many commits
-//! there were.
+//! The writers of a volume, as known to the model: their attaches and permissions, and the number of
+//! commits.
 
 use holdfast_types::{Epoch, Nonce};
 
@@ -11,7 +11,7 @@ pub(crate) struct Begun {
     pub(crate) host: usize,
     /// The epoch that it may replace.
     pub(crate) replaces: Option<Epoch>,
-    /// The replacement that its host had then.
+    /// The replacement of its host's disk at that time.
     pub(crate) other_disk: Option<OtherDisk>,
     /// Number of disks that its host had had.
     pub(crate) disk: u64,
@@ -21,48 +21,48 @@ pub(crate) struct Begun {
 #[derive(Default)]
 pub(crate) struct Writers {
     begun: Vec<Begun>,
-    /// The nonces of attaches that won, and their hosts.
+    /// The nonces of successful attaches, and their hosts.
     won: Vec<(Nonce, usize)>,
     last: Option<usize>,
-    /// Commits that came into the log.
+    /// Number of commits in the log.
     commits: u64,
     log_was_set_back: bool,
 }
 
 impl Writers {
-    /// An attach is begun.
+    /// Records that an attach began.
     pub(crate) fn begin(&mut self, attach: Begun) {
         self.begun.push(attach);
     }
 
-    /// The record of an attach came into the log.
+    /// Records that an attach record reached the log.
     pub(crate) fn note_attach(&mut self, nonce: Nonce, host: usize) {
         self.won.push((nonce, host));
     }
 
-    /// Number of attaches that won.
+    /// Returns the number of successful attaches.
     pub(crate) fn count(&self) -> usize {
         self.won.len()
     }
 
-    /// The host of the attach that won with this nonce.
+    /// Returns the host of the successful attach with this nonce.
     pub(crate) fn host_of(&self, nonce: Nonce) -> Option<usize> {
         self.won.iter().rfind(|(theirs, _)| *theirs == nonce).map(|(_, host)| *host)
     }
 
-    /// The attach that was begun with this nonce.
+    /// Returns the begun attach with this nonce.
     pub(crate) fn begun_with(&self, nonce: Nonce) -> Option<&Begun> {
         self.begun.iter().rfind(|begun| begun.nonce == nonce)
     }
 
-    /// The attach of `host` whose record bears `nonce`. A header that remembers no more nonces makes an
-    /// attach use an older one's.
+    /// Returns the attach of `host` whose record has `nonce`. If its header is full, an attach uses the
+    /// nonce of an older one.
     pub(crate) fn begun_on(&self, host: usize, nonce: Nonce) -> &Begun {
         let of_host = || self.begun.iter().rfind(|begun| begun.host == host);
         self.begun_with(nonce).or_else(of_host).expect("only these hosts attach")
     }
 
-    /// True if `host` is the last that attached.
+    /// Returns true if `host` is the last that attached.
     pub(crate) fn is_last(&self, host: usize) -> bool {
         self.last == Some(host)
     }
@@ -71,17 +71,17 @@ impl Writers {
         self.last = host;
     }
 
-    /// The log has lost its newest records.
+    /// Notes that the log has lost its newest records.
     pub(crate) fn set_back(&mut self) {
         self.log_was_set_back = true;
     }
 
-    /// True if the log ever lost records.
+    /// Returns true if the log ever lost records.
     pub(crate) fn log_was_set_back(&self) -> bool {
         self.log_was_set_back
     }
 
-    /// A commit came into the log.
+    /// Counts a commit in the log.
     pub(crate) fn commit(&mut self) {
         self.commits += 1;
     }
@@ -90,7 +90,7 @@ impl Writers {
         self.commits
     }
 
-    /// True if a disk of that age surely lacks what its writer committed.
+    /// Returns true if a disk of that age certainly lacks commits of its writer.
     pub(crate) fn have_passed(&self, age: Age) -> bool {
         self.commits > age.commits + u64::from(age.sealing)
     }

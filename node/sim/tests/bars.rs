@@ -9,10 +9,10 @@ use holdfast_sim::drive;
 use holdfast_sim::world::{Faults, World};
 
 const SECTORS: u64 = 70_000;
-/// Uploads are held back.
+/// Limits that prevent uploads.
 const NO_SEAL: DirtyLimits = DirtyLimits { seal_bytes: u64::MAX, max_bytes: u64::MAX, max_age_ms: u64::MAX };
 
-/// Host 1 serves a volume whose data is in the store only.
+/// Creates a world in which host 1 serves a volume whose data is only in the store.
 fn cold_volume(limits: DirtyLimits) -> World {
     let mut world = World::new(0, 2, SECTORS, limits, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -73,7 +73,7 @@ fn a_detached_volume_finds_its_cache_on_its_host() {
     world.request(1, Op::Write, range).expect("the device is idle");
     drive::detach(&mut world, 1);
     drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
-    // A merge that the attach began has requests of its own.
+    // A merge begun by the attach has its own requests.
     while world.is_busy(1) {
         drive::step(&mut world, 1);
     }

@@ -1,5 +1,5 @@
-//! Every crash point: the process is killed, or the host lost, at each point the engine names, and after each
-//! single step of one scenario.
+//! Every crash point: the process is killed, or the host lost, at each point named by the engine, and
+//! after each single step of one scenario.
 
 use std::process::Command;
 
@@ -24,7 +24,7 @@ const SCRIPT: [&[(Op, u64, u64)]; 9] = [
     &[(Op::Flush, 0, 0)],
     &[(Op::Write, 4, 8), (Op::Discard, 4094, 20), (Op::Write, 39_990, 10)],
     &[(Op::Flush, 0, 0), (Op::Write, 32_764, 2)],
-    // Dirty enough for a seal, which is committed while the rest comes.
+    // Enough dirty data for a seal, which is committed while the rest is written.
     &[(Op::Write, 100, 40), (Op::Write, 2, 4)],
     &[(Op::Write, 102, 4), (Op::WriteZeroes, 0, 4), (Op::Flush, 0, 0)],
     &[(Op::Write, 104, 4), (Op::Flush, 0, 0)],
@@ -32,14 +32,14 @@ const SCRIPT: [&[(Op, u64, u64)]; 9] = [
     &[(Op::Read, 0, 64), (Op::Flush, 0, 0)],
 ];
 
-/// A world whose log comes to its next checkpoint with the second commit of the script.
+/// Creates a world whose log reaches its next checkpoint with the second commit of the script.
 fn world(seed: u64) -> World {
     let mut world = World::new(seed, 2, SECTORS, LIMITS, Faults::default());
     world.age_log(28);
     world
 }
 
-/// Plays the script on host 0 and stops after `steps` steps. Says whether it came to the end before.
+/// Runs the script on host 0 and stops after `steps` steps. Returns true if it ended before.
 fn play(world: &mut World, steps: usize) -> bool {
     let mut left = steps;
     assert_eq!(world.attach(0, false, None), Attach::Acquired);
@@ -75,7 +75,7 @@ fn play(world: &mut World, steps: usize) -> bool {
     true
 }
 
-/// Runs the script again and again, each time one step further, with `crash` after it.
+/// Runs the script repeatedly, each time one step further, with `crash` after it.
 fn at_every_point(mut crash: impl FnMut(&mut World)) {
     for steps in 0..2000 {
         let mut world = world(steps as u64);
@@ -89,7 +89,7 @@ fn at_every_point(mut crash: impl FnMut(&mut World)) {
     panic!("the script does not end");
 }
 
-/// Outcomes of a power cut tried at each visit, where there are more.
+/// Outcomes of a power cut tried at each visit, if there are more.
 const OUTCOMES: u64 = 8;
 
 #[test]
@@ -105,7 +105,7 @@ fn every_death_at_every_crash_point_is_survived() {
     }
 }
 
-/// The deaths at crash points show, without any randomness of a schedule, that a sync is missing.
+/// The deaths at crash points reveal a missing sync, without any randomness of a schedule.
 #[test]
 fn a_missing_sync_is_seen_at_a_crash_point() {
     for (bug, scenario, invariant) in [
@@ -118,7 +118,7 @@ fn a_missing_sync_is_seen_at_a_crash_point() {
         plant(None);
         let seen: Vec<_> = found.violations.iter().filter_map(|(_, violation)| violation.invariant).collect();
         assert!(seen.contains(&invariant), "{bug:?} breaks {seen:?}");
-        // The command that is printed repeats it.
+        // The printed command repeats it.
         let (crash, violation) = &found.violations[0];
         let command = crash.to_string();
         let (_, arguments) = command.split_once(" -- ").expect("cargo run takes arguments");
@@ -139,7 +139,7 @@ fn the_process_is_killed_after_every_step() {
     });
 }
 
-/// Nothing unsynced survives.
+/// Unsynced writes are lost.
 #[test]
 fn a_host_lost_after_any_step_keeps_synced_writes() {
     at_every_point(|world| {
@@ -184,7 +184,7 @@ fn the_process_is_killed_and_then_the_host_lost() {
     }
 }
 
-/// The host is lost again while it commits what the first loss left.
+/// The host is lost again while it commits the data left by the first loss.
 #[test]
 fn the_host_is_lost_twice() {
     for steps_between in [1, 8, 14, 18] {
@@ -199,7 +199,7 @@ fn the_host_is_lost_twice() {
     }
 }
 
-/// The loss left one state on both sides: no commit of any writer holds a part of it.
+/// The loss left one state on both sides: no commit of any writer contains only part of it.
 #[test]
 fn a_commit_for_a_lost_host_dies_before_a_takeover() {
     for (steps_before, steps_after) in [(1, 24), (6, 40), (6, 60)] {
@@ -217,12 +217,12 @@ fn a_commit_for_a_lost_host_dies_before_a_takeover() {
     }
 }
 
-/// Another host takes over for good: it reads exactly what the last commit captured.
+/// Another host takes over permanently: it reads exactly the content of the last commit.
 #[test]
 fn another_host_takes_over_after_every_step() {
     at_every_point(|world| {
         drive::read_all(world, 1);
-        // The first host comes back to what it had: a live process that is fenced, or nothing.
+        // The first host returns to its state: a live process that is fenced, or nothing.
         for _ in 0..400 {
             if world.status(0).is_none() || world.is_fenced(0) {
                 break;
@@ -260,7 +260,7 @@ fn the_first_attach_dies_with_its_header_half_written() {
     }
 }
 
-/// The page cache that a dead attach left is not yet the state that a power cut leaves.
+/// The page cache left by a dead attach is not yet the state after a power cut.
 #[test]
 fn an_attach_dies_twice_before_its_header_is_synced() {
     for seed in 0..40 {
@@ -275,7 +275,7 @@ fn an_attach_dies_twice_before_its_header_is_synced() {
     }
 }
 
-/// The device does not exist yet, and is not wanted any more.
+/// The device does not exist yet, and is no longer wanted.
 #[test]
 fn a_recovering_volume_is_detached() {
     let mut world = world(5);
@@ -289,12 +289,12 @@ fn a_recovering_volume_is_detached() {
     drive::read_all(&mut world, 1);
 }
 
-/// The live map is made of many small changes; a map whose maker died among them must not pass for whole.
+/// The live map is created by many small changes; an incomplete map must not be taken for a whole one.
 #[test]
 fn a_process_dies_between_changes_of_a_new_live_map() {
     for changes in 0..400 {
         let mut world = world(3);
-        // Flushed, and nothing of it committed yet.
+        // Flushed data, none of it committed yet.
         play(&mut world, 36);
         assert!(!world.holds_a_commit());
         world.lose_host(0, Some(Fate::Everything));

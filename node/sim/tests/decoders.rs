@@ -1,12 +1,12 @@
 //! Fuzz targets: each decoder of stored bytes against changed bytes.
 //!
-//! The corpus of a target is what engines store in a simulated life, and the files of
-//! `node/sim/fuzz/<target>`: what earlier versions stored, which must stay readable, and what once broke the
-//! decoder.
+//! The corpus of a target consists of the objects stored by engines in a simulated life, and of the files
+//! of `node/sim/fuzz/<target>`: objects of earlier versions, which must stay readable, and inputs that
+//! once broke the decoder.
 //!
-//! Two kinds of change. *Corruption* leaves the checksum as it was, and must never be mistaken for what was
-//! written. *Forgery* corrects the checksum, so that the fields behind it are reached: a decoder may take or
-//! refuse it, and must not panic, nor take long.
+//! There are two kinds of changes. *Corruption* leaves the checksum unchanged, and must never be mistaken
+//! for the original. *Forgery* corrects the checksum, so that the later fields are reached: a decoder may
+//! accept or reject it, but must not panic, nor take long.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its parts too
 
@@ -34,7 +34,7 @@ const SECTORS: u64 = 40_000;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, max_bytes: 96 * 4096, max_age_ms: 10_000 };
 const ENVELOPE: usize = 32;
 const SLOT: usize = 4096;
-/// Changes of each entry of a corpus and of each kind: the share of a run of the tests.
+/// Changes of each entry of a corpus and of each kind: the share of a test run.
 const CHANGES: u64 = 3000;
 
 /// The targets, by the names of their directories.
@@ -67,7 +67,7 @@ fn fuzz_dir() -> std::path::PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz")
 }
 
-/// The files kept for `target`.
+/// Returns the files kept for `target`.
 fn kept(target: &str) -> Vec<Vec<u8>> {
     assert!(TARGETS.contains(&target));
     let mut files: Vec<_> =
@@ -77,19 +77,19 @@ fn kept(target: &str) -> Vec<Vec<u8>> {
     files.into_iter().map(|file| std::fs::read(file).unwrap()).collect()
 }
 
-/// Keeps `bytes` as `file` of the corpus, where the environment says that a format changed (`WRITE_CORPUS`).
+/// Keeps `bytes` as `file` of the corpus, if `WRITE_CORPUS` says that a format changed.
 fn renew(file: &str, bytes: &[u8]) {
     if std::env::var_os("WRITE_CORPUS").is_some() {
         std::fs::write(fuzz_dir().join(file), bytes).unwrap();
     }
 }
 
-/// Bytes that a life stored, and those that are kept.
+/// Returns the bytes stored by a life, with the kept files.
 fn with_kept(target: &str, stored: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     [stored, kept(target)].concat()
 }
 
-/// A volume with commits, a checkpoint, flushed and unflushed data, whose process was just killed.
+/// Creates a volume with commits, a checkpoint, flushed and unflushed data, whose process was just killed.
 fn life() -> World {
     let mut world = World::new(11, 2, SECTORS, LIMITS, Faults::default());
     world.age_log(28);
@@ -116,7 +116,7 @@ fn life() -> World {
     world
 }
 
-/// Changes some bytes, cuts the end off, or repeats a part.
+/// Changes some bytes, truncates the end, or repeats a part.
 fn change(rng: &mut Rng, bytes: &mut Vec<u8>) {
     for _ in 0..=rng.below(4) {
         if bytes.is_empty() {
@@ -135,7 +135,7 @@ fn change(rng: &mut Rng, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The same with a right checksum and length, padded to `slot` bytes.
+/// Does the same with a correct checksum and length, padded to `slot` bytes.
 fn forge(rng: &mut Rng, whole: &[u8], slot: usize) -> Vec<u8> {
     let length = u32::from_le_bytes(whole[8..12].try_into().unwrap()) as usize;
     let mut payload = whole[ENVELOPE..ENVELOPE + length].to_vec();
@@ -158,7 +158,7 @@ fn forge(rng: &mut Rng, whole: &[u8], slot: usize) -> Vec<u8> {
     out
 }
 
-/// Runs `decode` over changes of `corpus`; it says what it found, or that it found nothing.
+/// Runs `decode`, which returns its finding or `None`, over changes of `corpus`.
 fn withstands<T: PartialEq + Debug>(corpus: &[Vec<u8>], slot: usize, decode: impl Fn(&[u8]) -> Option<T>) {
     assert!(!corpus.is_empty());
     let (mut forged, mut taken) = (0, 0);
@@ -181,7 +181,7 @@ fn withstands<T: PartialEq + Debug>(corpus: &[Vec<u8>], slot: usize, decode: imp
     assert!(taken > 0, "none of {forged} forgeries passed the checksum: the fields were not reached");
 }
 
-/// At most so many entries: a life makes many records that differ little.
+/// Returns a bounded number of entries: a life creates many records that differ little.
 fn some<'a>(entries: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = entries.map(<[u8]>::to_vec).collect();
     all.sort_by_key(Vec::len);
@@ -238,7 +238,7 @@ fn records() {
     });
 }
 
-/// A record. Where its root was cut off whole, it says the same without.
+/// A record, equal to the one without its root: a change may truncate that entirely.
 #[derive(Debug)]
 struct FoundRecord(Record);
 
@@ -266,7 +266,7 @@ fn segment_indexes() {
     withstands(&corpus, 0, |bytes| FrameIndex::decode(bytes).ok());
 }
 
-/// The object that a merge of all segments of a life makes, its reference and its head.
+/// Returns the object created by a merge of all segments of a life, with its reference and its head.
 fn merged() -> (RunRef, RunHead, Vec<u8>) {
     let world = life();
     let mut inputs: Vec<Input> =
@@ -283,7 +283,7 @@ fn index(object: &[u8]) -> Arc<FrameIndex> {
     Arc::new(FrameIndex::decode(index_of(object)).unwrap())
 }
 
-/// A segment, named after its size.
+/// Returns a segment, named after its size.
 fn named(object: &[u8]) -> SegmentObject {
     let trailer = &object[object.len() - 16..];
     let bytes = object.len() as u64;
@@ -350,9 +350,9 @@ fn frames() {
     assert!(changed > 0);
 }
 
-/// The newer header counts where the other slot is whole or was never written
-/// (`docs/formats/durable-map.md`): a corrupted one is named, and is mistaken neither for a third header nor
-/// for a reason to take the older.
+/// The newer header counts if the other slot is whole or was never written
+/// (`docs/formats/durable-map.md`): a corrupted one is named, and is mistaken neither for a third header
+/// nor for a reason to take the older.
 #[test]
 fn durable_map_headers() {
     renew("map-header/life", &life().durable_map(0, 0, 2 * SLOT));
@@ -385,14 +385,14 @@ fn durable_map_headers() {
     }
 }
 
-/// The front of a durable map's file: the header's slots, and the slots of one page, which are called page
-/// 0's.
+/// Reads the front of a durable map's file: the header's slots, and the slots of one page, which is named
+/// page 0.
 fn found_page(file: &[u8], page: u64) -> Result<Option<FoundPage>, DamagedMap> {
     let (_, header) = Header::newest(file).unwrap().unwrap();
     newest_pages(&header, &[(page, file[2 * SLOT..].to_vec())], &[]).map(|found| found.into_iter().next())
 }
 
-/// Invariant 13: whatever becomes of one slot, the older form of the page is never served in place of the
+/// Invariant 13: whatever happens to one slot, the older form of the page is never served instead of the
 /// newest.
 #[test]
 fn durable_map_pages() {
@@ -450,7 +450,7 @@ fn durable_map_pages() {
                 let mut corrupted = whole.clone();
                 corrupted[slot.clone()].copy_from_slice(&altered);
                 sound(&corrupted);
-                // The same change in every unit, each with a right checksum.
+                // The same change in every unit, each with a correct checksum.
                 let seed = rng.bits();
                 for unit in slot.clone().step_by(UNIT) {
                     let forged = forge(&mut Rng::new(seed), &whole[unit..unit + UNIT], UNIT);
@@ -464,7 +464,7 @@ fn durable_map_pages() {
     assert!(taken > 0, "no forgery passed the checksums: the fields were not reached");
 }
 
-/// The record that a dead process was about to send, behind its seq: it is sent as it was stored, or not at
+/// The record that a dead process was about to send, after its seq: it is sent as it was stored, or not at
 /// all.
 #[test]
 fn pending_records() {
@@ -512,7 +512,7 @@ fn pending_records() {
     assert!(sent > CHANGES / 10, "{sent} were sent");
 }
 
-/// Whatever a bucket lists is one of Holdfast's keys, in the one way to write it, or nothing.
+/// Every listed key is one of Holdfast's, in its only spelling, or none.
 #[test]
 fn object_keys() {
     texts("object-key", |text| ObjectKey::parse(text).map(|key| key.to_string()));
@@ -523,7 +523,7 @@ fn volume_ids() {
     texts("volume-id", |text| text.parse::<VolumeId>().ok().map(|id| id.to_string()));
 }
 
-/// Changes the lines kept for `target`. What is taken is written as it was read.
+/// Changes the lines kept for `target`. An accepted line is written as it was read.
 fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
     let kept = kept(target).concat();
     let mut rng = Rng::new(5);
@@ -543,13 +543,13 @@ fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
     assert!(taken > 0);
 }
 
-/// It has no checksum: it is memory that only its owner writes, and it dies with the host. Whatever it holds,
-/// taking it up ends well or with an error.
+/// It has no checksum: only its owner writes this memory, and it is lost with the host. With any content,
+/// a takeover succeeds or returns an error.
 #[test]
 fn live_maps() {
     let world = life();
     let left = world.live_map(0).expect("the process was killed");
-    // The head and the bitmaps are where it can go wrong.
+    // Only the head and the bitmaps can be invalid.
     renew("live-map/front", &left[..2 * SLOT]);
     let (header_generation, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
     let mut rng = Rng::new(1);

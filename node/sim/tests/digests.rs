@@ -4,8 +4,8 @@ use holdfast_sim::case::Case;
 use holdfast_sim::fleet::FleetCase;
 use holdfast_sim::use_direct_path;
 
-/// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of
-/// what the engine does changes them: then take the new ones from the message of the failure.
+/// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change
+/// of the engine's behaviour changes them: then copy the new ones from the message of the failure.
 const DIGESTS: [&str; 26] = [
     "40910a92d59d0d91b2b90f80590b4db6",
     "aa74ab471bae03b0124d60d081cebfb1",
@@ -59,7 +59,7 @@ fn telling_the_story_changes_nothing() {
     assert_eq!(told.digest, case.run(0).digest);
 }
 
-/// The planner's direct path asks for the same operations in the same order as events do.
+/// The planner's direct path requests the same operations in the same order as events.
 #[test]
 fn the_direct_path_changes_nothing() {
     for seed in 0..52 {

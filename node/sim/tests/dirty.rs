@@ -27,7 +27,7 @@ fn dirty_sectors(world: &World) -> u64 {
     world.status(0).expect("it serves").dirty_bytes / 4096
 }
 
-/// The process is killed, and the next one takes over.
+/// Kills the process, and lets the next one take over.
 fn take_over(world: &mut World) {
     world.kill(0);
     drive::until(world, 0, |world| world.status(0).is_some_and(|status| status.committed.is_some()));

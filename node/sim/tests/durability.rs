@@ -1,4 +1,4 @@
-//! `durability: object`, request by request: when a FLUSH is answered and what it costs.
+//! `durability: object`, request by request: the time of a FLUSH's answer, and its cost.
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::Op;
@@ -118,7 +118,7 @@ fn how_old_dirty_data_is_outlives_the_process() {
     assert_eq!(status.durable_until_unix_ms, Some(until));
 }
 
-/// An attached volume with one write that nothing commits soon.
+/// Creates an attached volume with one write and no early commit.
 fn world_with_a_write() -> World {
     let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
     assert_eq!(world.attach(0, false, None), Attach::Acquired);
@@ -127,8 +127,8 @@ fn world_with_a_write() -> World {
     world
 }
 
-/// The process died between the record of the settings and the planner, and its successor waited for the age
-/// of the data.
+/// Regression: the process died between the record of the settings and the planner, and its successor
+/// waited for the age limit of the data.
 #[test]
 fn a_successor_commits_what_was_flushed_before_durability_was_object() {
     let mut world = world_with_a_write();
@@ -152,7 +152,7 @@ fn a_shorter_age_limit_seals_old_data_at_once() {
     drive::until(&mut world, 0, |world| world.holds_a_commit());
 }
 
-/// A node that is drained commits each second, whatever the volume's own limits are, and reports those.
+/// A drained node commits each second, regardless of the volume's own limits, and reports those.
 #[test]
 fn what_is_dirty_is_committed_soon_while_that_is_asked_for() {
     let mut world = world_with_a_write();
@@ -206,7 +206,7 @@ fn a_killed_daemon_continues_with_the_newest_settings() {
     assert!(world.holds_a_commit());
 }
 
-/// The sealed side is being uploaded: its flush stops waiting, and its commit comes all the same.
+/// The sealed side is being uploaded: its flush stops waiting, and its commit follows in any case.
 #[test]
 fn a_seal_in_upload_is_committed_whatever_durability_becomes() {
     let mut world = world();
@@ -220,8 +220,8 @@ fn a_seal_in_upload_is_committed_whatever_durability_becomes() {
     assert!(world.holds_a_commit());
 }
 
-/// Found by reading: data that a FLUSH left on the node, as `local` promised, was in the store only after its
-/// age ended, although the status said `object`.
+/// Regression: data that a FLUSH left on the node under `local` was in the store only after its age limit,
+/// although the status said `object`.
 #[test]
 fn what_was_flushed_before_is_committed_once_durability_is_object() {
     let mut world = world_with_a_write();

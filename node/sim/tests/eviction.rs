@@ -1,4 +1,4 @@
-//! A volume whose sides may hold little keeps to it, without effect on requests.
+//! A volume with a small limit for its sides respects it, without effect on requests.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::settings::DirtyLimits;
@@ -9,7 +9,7 @@ use holdfast_sim::drive;
 use holdfast_sim::world::{Faults, World};
 
 const SECTORS: u64 = 70_000;
-/// Far from every limit of its own: only the share of the cache makes it seal.
+/// Far from every limit of its own: only the share of the cache causes seals.
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: u64::MAX };
 const SHARE: u64 = 300;
 
@@ -20,7 +20,7 @@ fn world() -> World {
     while world.jobs(0).next().is_some() {
         drive::step(&mut world, 0);
     }
-    // Nothing is left to do: time passes, and the space is measured for the first time.
+    // No work is left: time passes, and the space is measured for the first time.
     drive::step(&mut world, 0);
     world
 }
@@ -49,7 +49,7 @@ fn evicted_data_is_read_from_the_store() {
     do_at(&mut world, Op::Write, 40_000, 250);
     drive::until(&mut world, 0, |world| world.held(0) < SHARE && world.jobs(0).next().is_none());
     drive::read_all(&mut world, 0);
-    // Reading brings nothing back into the sides.
+    // Reads bring nothing back to the sides.
     assert!(world.held(0) < SHARE);
 }
 
@@ -78,7 +78,7 @@ fn a_volume_within_its_share_gives_nothing_up() {
     assert_eq!((world.held(0), status.evicted_bytes, status.full.cache), (180, 0, false));
 }
 
-/// Found by this seed: writes waited without end for the space of a range whose punch had failed.
+/// Regression, found by this seed: writes waited permanently for the space of a range whose punch had failed.
 #[test]
 fn a_punch_that_failed_is_tried_again() {
     let outcome = Case { seed: 130, operations: 5000, bug: None }.run(0);

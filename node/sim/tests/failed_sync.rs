@@ -1,5 +1,5 @@
-//! A sync of a side that failed is never believed: what it covered may be gone although it reads back, and no
-//! later sync that succeeds says otherwise.
+//! A failed sync of a side is final: the data that it covered may be lost although it reads back, and
+//! later successful syncs do not change that.
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Op};
@@ -35,7 +35,7 @@ fn flush(world: &mut World) -> Result<(), Errno> {
     ask(world, Op::Flush, 0, 0)
 }
 
-/// A write that was flushed, and one over it whose sync failed.
+/// Creates a flushed write, and one over it whose sync failed.
 fn sync_failed() -> World {
     let mut world = world();
     assert_eq!(ask(&mut world, Op::Write, 7, 4), Ok(()));
@@ -47,8 +47,8 @@ fn sync_failed() -> World {
     world
 }
 
-/// Every sector is as it should be after a power cut that leaves nothing unsynced, and wherever it is read
-/// later.
+/// Checks that every sector is correct after a power cut that leaves nothing unsynced, on any later
+/// reader.
 fn survives(mut world: World) {
     world.lose_host(0, Some(Fate::Nothing));
     reads_right(world);
@@ -60,7 +60,7 @@ fn reads_right(mut world: World) {
     drive::check_everywhere(&mut world, 0, 1);
 }
 
-/// It succeeds once all is committed, and what it covers survives.
+/// It succeeds once all data is committed, and the data that it covers survives.
 #[test]
 fn a_flush_after_a_failed_sync_waits_for_the_commit() {
     let mut world = sync_failed();
@@ -115,7 +115,7 @@ fn overwriting_committed_data_does_not_restore_older_bytes() {
     survives(world);
 }
 
-/// For some time every LIST shows what was there some time ago.
+/// Lets every LIST show an older state for some time.
 fn is_shown_older_logs(world: &mut World, seed: u64) {
     world.reseed(seed);
     world.set_faults(Faults { stale_list: Some(1), ..Faults::default() });
@@ -125,9 +125,9 @@ fn is_shown_older_logs(world: &mut World, seed: u64) {
     world.set_faults(Faults::default());
 }
 
-/// Found by reading: a daemon took over before the first round of its predecessor, whose epoch stood nowhere
-/// yet, and wrote a header of the epoch before. An attach that was shown a log of that epoch took what that
-/// epoch's writer had invalidated out of what was flushed since.
+/// Regression: a daemon took over before the first round of its predecessor, whose epoch was not stored
+/// yet, and wrote a header of the previous epoch. An attach that read a log of that epoch applied the
+/// invalidations of that epoch's writer to data that was flushed since.
 #[test]
 fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
     for seed in 0..16 {
@@ -147,8 +147,8 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
     }
 }
 
-/// Found by reading: an attach read the log as of before a takeover, and noted in the header the sides that
-/// this log called invalid. With that it forgot what the last round of the fenced writer had named since.
+/// Regression: an attach read the log as of before a takeover, and noted in the header the sides that this
+/// log called invalid. It thus dropped data that the last round of the fenced writer had named since.
 #[test]
 fn an_older_log_invalidates_nothing_of_a_fenced_writer() {
     for seed in 0..16 {
@@ -163,8 +163,8 @@ fn an_older_log_invalidates_nothing_of_a_fenced_writer() {
     }
 }
 
-/// Found by reading: a header whose sync failed was read back at the next attach and taken for the newest.
-/// The power went while the other slot, the only one that was synced, was written.
+/// Regression: a header whose sync failed was read back at the next attach and taken for the newest. The
+/// power failed while the other slot, the only synced one, was being written.
 #[test]
 fn a_failed_header_sync_does_not_free_the_other_slot() {
     for seed in 0..1500 {

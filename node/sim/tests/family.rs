@@ -1,4 +1,4 @@
-//! Volumes of one bucket that are forked from each other and live on, and are removed in any order.
+//! Volumes of one bucket that are forked from each other, live at once, and are removed in any order.
 
 use holdfast_sim::fleet::FamilyCase;
 
@@ -26,24 +26,24 @@ fn a_large_family() {
     run(40..48, 8, 24_000);
 }
 
-/// Found by this seed: the model took a commit of a fenced writer for a break of the log. It came where the
-/// removal of the volume had deleted another record.
+/// Regression, found by this seed: the model took a commit of a fenced writer for a break of the log. It
+/// arrived where the removal of the volume had deleted another record.
 #[test]
 fn a_record_may_come_late_into_a_removed_log() {
     run(1037..1038, 4, 12_000);
 }
 
-/// Found by these seeds: a writer that had been replaced and not noticed read an object that the next writer
-/// had merged and a sweep deleted. The model expected the data.
+/// Regression, found by these seeds: a writer that had been replaced unnoticed read an object that the
+/// next writer had merged and a sweep deleted. The model expected the data.
 #[test]
 fn reads_of_a_replaced_writer_may_fail() {
     run(10_240..10_241, 4, 20_000);
     run(10_159..10_160, 5, 20_000);
 }
 
-/// Found by this seed: a host that had read the log of a new fork stood still, and asked if its snapshot is
-/// forgotten when others had used the fork and truncated its log. The tombstone that it then created is no
-/// part of the log.
+/// Regression, found by this seed: a host read the log of a new fork, paused while others used the fork and
+/// truncated its log, and then checked if the fork's snapshot was forgotten. The tombstone that it created is
+/// not part of the log.
 #[test]
 fn a_fork_is_not_ended_after_its_log_was_truncated() {
     run(20_008..20_009, 3, 20_000);

@@ -26,8 +26,8 @@ fn many_volumes_share_hosts_and_stores() {
     run(48..52, 12, 36_000);
 }
 
-/// Found by these seeds: the model did not note, while a store failed, that the process of a volume had
-/// ended. Its commit counted as late once the store answered again.
+/// Regression, found by these seeds: the model did not note, during a store failure, that the process of a
+/// volume had ended. Its commit counted as late once the store answered again.
 #[test]
 fn a_restart_during_an_outage_delays_a_commit() {
     for seed in [20, 26] {

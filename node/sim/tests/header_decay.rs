@@ -1,5 +1,5 @@
-//! A slot of the durable map's header that decays is named: the other one, which may be older, does not count
-//! in its place. It may lack which sides are invalid, and this node's attaches.
+//! A decayed slot of the durable map's header is named: the other one, which may be older, does not
+//! replace it. It may lack invalidated sides, and attaches of this node.
 
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Op;
@@ -16,7 +16,7 @@ fn ask(world: &mut World, op: Op, start: u64, sectors: u64) {
     drive::until(world, 0, |world| drive::is_idle(world, 0));
 }
 
-/// Host 0 serves a volume with flushed writes that were not committed, and a header in each slot.
+/// Host 0 serves a volume with flushed, uncommitted writes, and a header in each slot.
 fn world() -> World {
     let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -31,12 +31,12 @@ fn newest(world: &World) -> Option<(u64, Header)> {
     Header::newest(&world.durable_map(0, 0, 8192)).ok()?
 }
 
-/// The slot of the newest header.
+/// Returns the slot of the newest header.
 fn newest_slot(world: &World) -> u8 {
     u8::from(newest(world).expect("both are whole").0 % 2 == 1)
 }
 
-/// The other host continues with what the store has.
+/// Continues on the other host with the content of the store.
 fn continues_elsewhere(world: &mut World) {
     world.lose_host(0, None);
     drive::until(world, 1, |world| drive::is_idle(world, 1));
@@ -56,7 +56,7 @@ fn a_header_that_decays_is_named_after_a_power_cut() {
     }
 }
 
-/// A daemon that takes over reads the header, too.
+/// A daemon that takes over also reads the header.
 #[test]
 fn a_header_that_decays_is_named_to_the_next_process() {
     for slot in [0, 1] {
@@ -67,7 +67,7 @@ fn a_header_that_decays_is_named_to_the_next_process() {
     }
 }
 
-/// The writer does not read its headers, and writes the slots in turn.
+/// The writer does not read its headers, and writes the slots alternately.
 #[test]
 fn a_writer_is_not_disturbed_and_replaces_what_decayed() {
     for is_newest in [false, true] {

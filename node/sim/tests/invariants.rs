@@ -1,4 +1,4 @@
-//! The list of invariants that people read is the list that is checked.
+//! The documented list of invariants is the checked list.
 
 use std::path::Path;
 

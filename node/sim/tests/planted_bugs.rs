@@ -1,4 +1,4 @@
-//! A simulation that does not notice a missing safeguard has a hole.
+//! A simulation that does not detect a missing safeguard has a hole.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -6,11 +6,11 @@ use std::thread;
 use holdfast_sim::bug::Bug;
 use holdfast_sim::find::found_by;
 
-/// Seeds tried for each bug: the budget of a run of the tests.
+/// Seeds tried for each bug: the budget of a test run.
 const SEEDS: u64 = 400;
 const OPERATIONS: u64 = 3000;
 
-/// As many at once as there are processors: a bug is planted in the simulations of one thread.
+/// One thread for each processor: a bug is planted in the simulations of one thread.
 #[test]
 fn every_planted_bug_is_found() {
     let (left, missed) = (Mutex::new(Bug::all()), Mutex::new(Vec::new()));

@@ -80,7 +80,7 @@ fn asleep_while_the_log_is_truncated() {
     runs(Profile::Sleepers, 12, 3000);
 }
 
-/// In most runs of sleepers the log is truncated, and in some a record comes into a truncated place.
+/// In most runs of sleepers the log is truncated, and in some a record arrives at a truncated position.
 #[test]
 fn logs_are_truncated() {
     let first = Profile::ALL.len() as u64 - 1;
@@ -91,16 +91,16 @@ fn logs_are_truncated() {
     assert!(truncated.count() >= 18);
 }
 
-/// Found by this seed: of a sector that was zeros when its map page was written last, and data when the power
-/// went, the data did not count as dirty.
+/// Regression, found by this seed: the data of a sector that was zeros at the last write of its map page,
+/// and data at the power failure, did not count as dirty.
 #[test]
 fn what_a_power_cut_left_counts_as_data() {
     let outcome = Case { seed: 533, operations: 10_000, bug: None }.run(0);
     assert_eq!(outcome.violation, None);
 }
 
-/// Found by these seeds: a write failed on the active side, an older one then succeeded on the sealed side,
-/// and what had been there before both was read.
+/// Regression, found by these seeds: a write failed on the active side, an older one then succeeded on the
+/// sealed side, and a read returned the data from before both.
 #[test]
 fn a_failed_write_does_not_hide_a_late_one() {
     for seed in [1546, 1570] {
@@ -109,8 +109,8 @@ fn a_failed_write_does_not_hide_a_late_one() {
     }
 }
 
-/// Found by this seed: a read failed on the side while another one that had failed there gave the same
-/// sectors up, and was not sent to the store.
+/// Regression, found by this seed: a read failed on the side while another failed read there dropped the
+/// same sectors, and was not sent to the store.
 #[test]
 fn two_reads_that_fail_together_both_come_from_the_store() {
     let outcome = Case { seed: 314, operations: 10_000, bug: None }.run(0);

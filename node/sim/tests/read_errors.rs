@@ -1,4 +1,4 @@
-//! Data that the local disk cannot read any more.
+//! Data that the local disk can no longer read.
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Errno, Op};
@@ -12,7 +12,7 @@ const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 3
 const DEAD_DISK: Faults =
     Faults { local: Some(1), sync: Some(1), create: None, store: None, read: None, stale_list: None };
 
-/// A host whose client wrote `range`, on a disk that reads nothing any more.
+/// Creates a host whose client wrote `range`, on a disk that can no longer read.
 fn unreadable(range: SectorRange, committed: bool) -> World {
     let mut world = World::new(0, 2, 70_000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -28,7 +28,7 @@ fn unreadable(range: SectorRange, committed: bool) -> World {
     world
 }
 
-/// The client reads `range`: what it was answered, and what was reported.
+/// Reads `range` as the client: returns the answer, and the reports.
 fn read(world: &mut World, range: SectorRange) -> (Result<(), Errno>, Vec<Report>) {
     world.request(0, Op::Read, range).expect("the device is idle");
     let mut answer = None;
@@ -49,7 +49,7 @@ fn what_the_store_has_is_read_from_there() {
     let range = SectorRange::new(32_760, 40);
     let mut world = unreadable(range, true);
     assert_eq!(read(&mut world, range), (Ok(()), vec![Report::CleanUnreadable(range)]));
-    // The disk is not asked for it again.
+    // The disk is not read for it again.
     assert_eq!(read(&mut world, range), (Ok(()), vec![]));
     world.set_faults(Faults::default());
     drive::check_everywhere(&mut world, 0, 1);

@@ -5,7 +5,7 @@ use holdfast_sim::bug::{Bug, Mutation, plant};
 use holdfast_sim::crash::{Scenario, refuse_each};
 use holdfast_sim::strike::WriteStep;
 
-/// No acknowledged byte is lost, a full disk delays no commit, and nothing is stuck once there is room again.
+/// No acknowledged byte is lost, a full disk delays no commit, and nothing stays blocked afterwards.
 #[test]
 fn every_write_is_refused_once_and_lastingly() {
     let found = refuse_each(&Scenario::ALL, 0);
@@ -20,7 +20,7 @@ fn every_write_is_refused_once_and_lastingly() {
     assert!(said.is_empty(), "{} of {}:\n{}", said.len(), found.total, said.join("\n"));
 }
 
-/// A commit wrote its log record into a file of its own, and with 0 bytes free nothing was ever committed.
+/// Regression: a commit wrote its record to a separate file, and with 0 bytes free nothing was committed.
 #[test]
 fn a_record_that_needs_room_is_seen() {
     plant(Some(Bug::Mutation(Mutation::RecordNeedsRoom)));

@@ -1,4 +1,4 @@
-//! Costs of index runs for volumes that no test can fill, by the policy that is shipped.
+//! Costs of index runs for volumes too large for tests, by the shipped policy.
 
 use holdfast_sim::tiers::{Figures, WORKLOADS, Workload};
 
@@ -7,7 +7,7 @@ fn play(name: &str) -> Figures {
     workload.play()
 }
 
-/// The bars of the design: what an attach reads, what a commit stores, how deep a cold read goes.
+/// The limits of the design: the reads of an attach, the bytes stored by a commit, the depth of a cold read.
 #[test]
 fn a_volume_of_10_tib_filled_at_random_stays_within_its_bars() {
     let figures = play("10tib_random");

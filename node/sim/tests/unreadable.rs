@@ -1,5 +1,5 @@
-//! A dirty sector that the local disk cannot read: nothing is committed without it, everything else is
-//! served, and an operator who writes or discards it gets all the rest committed.
+//! A dirty sector that the local disk cannot read: nothing is committed without it, all other requests are
+//! served, and after an operator writes or discards it the rest is committed.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::settings::{DirtyLimits, Durability};
@@ -21,7 +21,7 @@ fn lost(world: &World) -> Option<(u64, u64)> {
     Some((lost.first.start.0, lost.bytes / 4096))
 }
 
-/// A volume with twelve dirty sectors, the fourth of which cannot be read, and what was tried of it.
+/// Creates a volume with twelve dirty sectors, the fourth of which is unreadable, and the attempts on it.
 fn world() -> World {
     let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -141,7 +141,7 @@ fn a_flush_to_the_object_store_waits_for_it() {
     drive::check_everywhere(&mut world, 0, 1);
 }
 
-/// The sealed side alone is older than what was committed with the other one.
+/// The sealed side alone is older than the data committed with the other one.
 #[test]
 fn a_death_after_both_sides_committed_keeps_the_commit() {
     let mut world = world();
@@ -155,7 +155,7 @@ fn a_death_after_both_sides_committed_keeps_the_commit() {
     drive::read_all(&mut world, 1);
 }
 
-/// Found by reading: it looked at the log only before its detach, and waited for its disk without end.
+/// Regression: it checked the log only before its detach, and waited for its disk permanently.
 #[test]
 fn a_waiting_detach_ends_at_a_takeover() {
     let mut world = world();

@@ -1,34 +1,34 @@
-//! Waits between attempts.
+//! Delays between attempts.
 
 use std::time::Duration;
 
-/// Waits that double from `first` up to `last`. A pure function of the attempt and of a random number.
+/// Delays that double from `first` up to `last`: a pure function of the attempt and of a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
-    /// Wait after the first attempt, without jitter.
+    /// Delay after the first attempt, without jitter.
     pub first: Duration,
-    /// Longest wait, without jitter.
+    /// Longest delay, without jitter.
     pub last: Duration,
-    /// Spread of the waits.
+    /// Spread of the delays.
     pub jitter: Jitter,
 }
 
-/// A random factor of each wait: attempts that failed together do not come back together.
+/// A random factor of each delay: attempts that failed together are not retried together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Jitter {
-    /// From 0.5 to 1: no wait is longer than its backoff.
+    /// From 0.5 to 1: no delay is longer than its backoff.
     Half,
-    /// From 0.8 to 1.2: the mean of a wait is its backoff.
+    /// From 0.8 to 1.2: the mean of a delay is its backoff.
     Fifth,
 }
 
 impl Backoff {
-    /// Waits of about `mean` after every attempt.
+    /// Returns delays of about `mean` after every attempt.
     pub const fn steady(mean: Duration) -> Self {
         Self { first: mean, last: mean, jitter: Jitter::Fifth }
     }
 
-    /// The wait after attempt number `attempt` (from 1). `random` is a number from 0 up to 1.
+    /// Returns the delay after attempt number `attempt` (from 1). `random` is a number from 0 up to 1.
     ///
     /// # Panics
     /// If `random` is not a number.

@@ -6,7 +6,7 @@ pub const SECTOR_BYTES: u64 = 4096;
 pub const BLOCK_SECTORS: u64 = 32;
 /// Bytes of a block: the unit of compression and of object reads.
 pub const BLOCK_BYTES: u64 = BLOCK_SECTORS * SECTOR_BYTES;
-/// Blocks of a chunk: the unit of index loading and compaction.
+/// Blocks of a chunk: the unit of presence of data.
 pub const CHUNK_BLOCKS: u64 = 1024;
 /// Sectors of a chunk.
 pub const CHUNK_SECTORS: u64 = CHUNK_BLOCKS * BLOCK_SECTORS;
@@ -16,25 +16,25 @@ pub const CHUNK_SECTORS: u64 = CHUNK_BLOCKS * BLOCK_SECTORS;
 pub struct Sector(pub u64);
 
 impl Sector {
-    /// The byte offset of the sector's first byte.
+    /// Returns the byte offset of the sector's first byte.
     #[inline]
     pub const fn byte_offset(self) -> u64 {
         self.0 * SECTOR_BYTES
     }
 
-    /// The block that holds the sector.
+    /// Returns the block of the sector.
     #[inline]
     pub const fn block(self) -> Block {
         Block(self.0 / BLOCK_SECTORS)
     }
 
-    /// The chunk that holds the sector.
+    /// Returns the chunk of the sector.
     #[inline]
     pub const fn chunk(self) -> Chunk {
         Chunk(self.0 / CHUNK_SECTORS)
     }
 
-    /// The sector's place in its block, `0..32`.
+    /// Returns the sector's position in its block, `0..32`.
     #[inline]
     pub const fn in_block(self) -> u32 {
         (self.0 % BLOCK_SECTORS) as u32
@@ -46,13 +46,13 @@ impl Sector {
 pub struct Block(pub u64);
 
 impl Block {
-    /// The block's first sector.
+    /// Returns the block's first sector.
     #[inline]
     pub const fn first_sector(self) -> Sector {
         Sector(self.0 * BLOCK_SECTORS)
     }
 
-    /// The chunk that holds the block.
+    /// Returns the chunk of the block.
     #[inline]
     pub const fn chunk(self) -> Chunk {
         Chunk(self.0 / CHUNK_BLOCKS)
@@ -64,7 +64,7 @@ impl Block {
 pub struct Chunk(pub u64);
 
 impl Chunk {
-    /// The chunk's first sector.
+    /// Returns the chunk's first sector.
     #[inline]
     pub const fn first_sector(self) -> Sector {
         Sector(self.0 * CHUNK_SECTORS)
@@ -81,25 +81,25 @@ pub struct SectorRange {
 }
 
 impl SectorRange {
-    /// The run of `sectors` sectors from `start`.
+    /// Creates the run of `sectors` sectors from `start`.
     #[inline]
     pub const fn new(start: u64, sectors: u64) -> Self {
         Self { start: Sector(start), sectors }
     }
 
-    /// One past the last sector.
+    /// Returns the sector number after the last sector.
     #[inline]
     pub const fn end(self) -> u64 {
         self.start.0 + self.sectors
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub const fn bytes(self) -> u64 {
         self.sectors * SECTOR_BYTES
     }
 
-    /// The part of this run that also lies in `other`, if any.
+    /// Returns the part of this run that is also in `other`, if any.
     #[inline]
     pub fn intersect(self, other: Self) -> Option<Self> {
         let start = self.start.0.max(other.start.0);
@@ -107,7 +107,7 @@ impl SectorRange {
         (start < end).then(|| Self::new(start, end - start))
     }
 
-    /// Cuts the run at multiples of `unit` sectors.
+    /// Splits the run at multiples of `unit` sectors.
     #[inline]
     pub fn split_at_multiples(self, unit: u64) -> impl Iterator<Item = Self> {
         let (mut at, end) = (self.start.0, self.end());

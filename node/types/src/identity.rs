@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A volume's name in the object store; it never changes and is never used again.
+/// A volume's name in the object store; it never changes and is never reused.
 ///
 /// 1 to 63 of `a-z 0-9 -`, first and last a letter or digit: safe as a key part, a file name and a label.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,7 +16,7 @@ pub struct VolumeId(String);
 pub struct InvalidVolumeId(pub String);
 
 impl VolumeId {
-    /// The id as it stands in keys and paths.
+    /// Returns the id as used in keys and paths.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -51,12 +51,12 @@ impl fmt::Display for VolumeId {
     }
 }
 
-/// The writer's fencing number; it rises at every attach.
+/// The writer's fencing number; each attach increases it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The epoch of the next attach.
+    /// Returns the epoch of the next attach.
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
     }
@@ -76,12 +76,12 @@ impl Seq {
     /// The seq of the record that creates a volume.
     pub const FIRST: Self = Self(1);
 
-    /// The position after this one.
+    /// Returns the next position.
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
     }
 
-    /// The position whose form in keys, 20 digits, is `text`. A sign would make a second key of it.
+    /// Parses a position from its form in keys, 20 digits. A sign is rejected: it would allow a second key.
     pub(crate) fn parse_padded(text: &str) -> Option<Self> {
         let is_padded = text.len() == 20 && text.bytes().all(|byte| byte.is_ascii_digit());
         is_padded.then(|| text.parse().ok().map(Self)).flatten()
@@ -104,8 +104,8 @@ impl fmt::Debug for Nonce {
     }
 }
 
-/// 128 bits by which the one who asks for a snapshot tells it from all others, in the text form of a UUID. A
-/// volume makes one snapshot for each, however often it is asked for.
+/// 128 bits, in the text form of a UUID, that identify a requested snapshot. A volume creates one snapshot
+/// for each, regardless of repeated requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotUid(pub [u8; 16]);
 

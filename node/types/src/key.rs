@@ -30,11 +30,11 @@ pub enum ObjectKey {
     Segment(VolumeId, SegmentId),
     /// An index over the frames of many segments.
     Run(VolumeId, RunId),
-    /// Once it is there, log records up to this seq may be gone.
+    /// Its existence means that log records up to this seq may be deleted.
     TruncationMarker(VolumeId, Seq),
-    /// The root of a snapshot: what the volume held as of a seq.
+    /// The root of a snapshot: the volume's content as of a seq.
     Snapshot(VolumeId, Seq),
-    /// Once it is there, the snapshot of this seq does not count any more.
+    /// Its existence means that the snapshot of this seq no longer counts.
     Forgotten(VolumeId, Seq),
     /// The object that the snapshot of this uid was taken for.
     Origin(VolumeId, SnapshotUid),
@@ -43,36 +43,36 @@ pub enum ObjectKey {
 /// The prefix of everything that belongs to volumes, ending in `/`.
 pub const VOLUMES_PREFIX: &str = "volumes/";
 
-/// The prefix of everything that says which volumes are in the trash, ending in `/`.
+/// The prefix of all keys about volumes in the trash, ending in `/`.
 pub const TRASH_PREFIX: &str = "trash/";
 
-/// The prefix of everything that belongs to `volume`, ending in `/`.
+/// Returns the prefix of everything that belongs to `volume`, ending in `/`.
 pub fn volume_prefix(volume: &VolumeId) -> String {
     format!("{VOLUMES_PREFIX}{volume}/")
 }
 
-/// The prefix of `volume`'s log, ending in `/`.
+/// Returns the prefix of `volume`'s log, ending in `/`.
 pub fn log_prefix(volume: &VolumeId) -> String {
     format!("volumes/{volume}/log/")
 }
 
-/// The prefix of `volume`'s checkpoints, ending in `/`.
+/// Returns the prefix of `volume`'s checkpoints, ending in `/`.
 pub fn checkpoint_prefix(volume: &VolumeId) -> String {
     format!("volumes/{volume}/checkpoints/")
 }
 
-/// The prefix of `volume`'s snapshots, ending in `/`.
+/// Returns the prefix of `volume`'s snapshots, ending in `/`.
 pub fn snapshot_prefix(volume: &VolumeId) -> String {
     format!("volumes/{volume}/snapshots/")
 }
 
-/// The prefix of the marks of `volume`'s forgotten snapshots, ending in `/`.
+/// Returns the prefix of the marks of `volume`'s forgotten snapshots, ending in `/`.
 pub fn forgotten_prefix(volume: &VolumeId) -> String {
     format!("volumes/{volume}/forgotten/")
 }
 
 impl ObjectKey {
-    /// The volume whose object it is.
+    /// Returns the volume that the object belongs to.
     pub fn volume(&self) -> &VolumeId {
         match self {
             Self::Log(volume, _)
@@ -86,7 +86,7 @@ impl ObjectKey {
         }
     }
 
-    /// Reads a key; `None` if it is not one of Holdfast's.
+    /// Parses a key; `None` if it is not one of Holdfast's.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix("volumes/")?;
         let (volume, rest) = rest.split_once('/')?;
@@ -99,7 +99,7 @@ impl ObjectKey {
             "snapshots" => Some(Self::Snapshot(volume, Seq::parse_padded(name)?)),
             "forgotten" => Some(Self::Forgotten(volume, Seq::parse_padded(name)?)),
             "origins" => {
-                // One uid has one key.
+                // A uid has only one key.
                 let uid: SnapshotUid = name.parse().ok()?;
                 (uid.to_string() == name).then_some(Self::Origin(volume, uid))
             }
@@ -130,14 +130,14 @@ impl fmt::Display for ObjectKey {
 pub struct TrashStay {
     /// The volume.
     pub volume: VolumeId,
-    /// Epoch that it had then, or [`TrashStay::UNREADABLE`].
+    /// Its epoch at that time, or [`TrashStay::UNREADABLE`].
     pub epoch: Epoch,
-    /// Tells this stay from all others: no key of the trash is created twice.
+    /// Identifies this stay: no key of the trash is created twice.
     pub nonce: Nonce,
 }
 
 impl TrashStay {
-    /// In place of the epoch of a volume whose log could not be read.
+    /// Replaces the epoch of a volume whose log could not be read.
     pub const UNREADABLE: Epoch = Epoch(u64::MAX);
 }
 
@@ -146,17 +146,17 @@ impl TrashStay {
 pub enum TrashKey {
     /// The volume is in the trash.
     Entry(TrashStay),
-    /// The end of the stay, and its way.
+    /// The end of the stay, and its reason.
     End(TrashStay),
 }
 
-/// The prefix of `volume`'s stays in the trash, ending in `/`.
+/// Returns the prefix of `volume`'s stays in the trash, ending in `/`.
 pub fn trash_prefix(volume: &VolumeId) -> String {
     format!("{TRASH_PREFIX}{volume}/")
 }
 
 impl TrashKey {
-    /// Reads a key; `None` if it is not one of Holdfast's.
+    /// Parses a key; `None` if it is not one of Holdfast's.
     pub fn parse(text: &str) -> Option<Self> {
         let (volume, rest) = text.strip_prefix(TRASH_PREFIX)?.split_once('/')?;
         let (stay, kind) = rest.split_once('/')?;

@@ -1,7 +1,7 @@
-//! Leaf words of the data plane: sectors, byte lengths, blocks, masks, identifiers, object keys and waits
-//! between attempts.
+//! Basic types of the data plane: sectors, byte lengths, blocks, masks, identifiers, object keys and
+//! delays between attempts.
 //!
-//! Owns: the units every other crate speaks in and their checked arithmetic.
+//! Owns: the units that all other crates use, and their checked arithmetic.
 //! Does not own: any I/O, any policy.
 
 mod backoff;
@@ -21,6 +21,6 @@ pub use lineage::{InvalidSnapshotName, Lineage, SnapshotName};
 pub use mask::Mask;
 pub use placed::{Place, PlacedId, RunId, SegmentId, Ulid};
 
-/// Milliseconds on a clock that never goes back and that all processes of a host share, from one start of the
-/// host to the next; only differences mean anything.
+/// Milliseconds on a clock that never goes back and that all processes of a host share until the host
+/// restarts; only differences are meaningful.
 pub type Millis = u64;

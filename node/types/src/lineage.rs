@@ -1,4 +1,4 @@
-//! Origin of a volume's content: the snapshot that it was forked from, and the volumes behind it.
+//! Origin of a volume's content: the snapshot from which it was forked, and its ancestors.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use crate::key::ObjectKey;
 use crate::{RunId, SegmentId, Seq, VolumeId};
 
-/// Names a snapshot: `<volume>@<seq>`.
+/// Name of a snapshot: `<volume>@<seq>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SnapshotName {
-    /// The volume that it is of.
+    /// The volume of the snapshot.
     pub volume: VolumeId,
-    /// Its place in the volume's log.
+    /// Its position in the volume's log.
     pub seq: Seq,
 }
 
@@ -22,7 +22,7 @@ impl fmt::Display for SnapshotName {
     }
 }
 
-/// A text that names no snapshot.
+/// A text that is no snapshot name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` names no snapshot: write <volume>@<number>, as `snapshot list` shows it")]
 pub struct InvalidSnapshotName(pub String);
@@ -38,7 +38,7 @@ impl FromStr for SnapshotName {
     }
 }
 
-/// A volume, and the volumes whose objects it reads because it was forked from a snapshot of theirs.
+/// A volume, and its ancestors: volumes whose objects it reads as a fork of one of their snapshots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lineage {
     volume: VolumeId,
@@ -47,42 +47,42 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Most volumes that one can have behind it.
+    /// Maximum number of ancestors.
     pub const MAX_ANCESTORS: usize = 100;
 
-    /// A volume that is no fork.
+    /// Returns the lineage of a volume that is not a fork.
     pub fn of(volume: VolumeId) -> Self {
         Self { volume, ancestors: Arc::default() }
     }
 
-    /// A volume with these behind it, the nearest first; `None` if they are more than there can be.
+    /// Returns the lineage of a volume with these ancestors, nearest first; `None` if there are too many.
     pub fn with_ancestors(volume: VolumeId, ancestors: Vec<VolumeId>) -> Option<Self> {
         let fits = ancestors.len() <= Self::MAX_ANCESTORS;
         fits.then(|| Self { volume, ancestors: ancestors.into() })
     }
 
-    /// The volume.
+    /// Returns the volume.
     pub fn volume(&self) -> &VolumeId {
         &self.volume
     }
 
-    /// The volumes behind it, nearest first.
+    /// Returns its ancestors, nearest first.
     pub fn ancestors(&self) -> &[VolumeId] {
         &self.ancestors
     }
 
-    /// Key of a segment.
+    /// Returns the key of a segment.
     pub fn segment_key(&self, id: SegmentId) -> String {
         ObjectKey::Segment(self.owner(id.0.owner).clone(), id).to_string()
     }
 
-    /// Key of a merged run.
+    /// Returns the key of a merged run.
     pub fn run_key(&self, id: RunId) -> String {
         ObjectKey::Run(self.owner(id.0.owner).clone(), id).to_string()
     }
 
-    /// The volume that is so many forks behind; the volume itself where the lineage has none, so that an
-    /// object of it is looked for where it cannot be.
+    /// Returns the ancestor that is `forks` forks away. Without such an ancestor it returns the volume
+    /// itself, in which the object cannot be found.
     pub fn owner(&self, forks: u8) -> &VolumeId {
         let ancestor = usize::from(forks).checked_sub(1).and_then(|above| self.ancestors.get(above));
         ancestor.unwrap_or(&self.volume)

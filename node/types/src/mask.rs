@@ -7,49 +7,49 @@ use crate::{BLOCK_SECTORS, SectorRange};
 pub struct Mask(pub u32);
 
 impl Mask {
-    /// No sector.
+    /// The empty set.
     pub const EMPTY: Self = Self(0);
     /// All 32 sectors.
     pub const FULL: Self = Self(u32::MAX);
 
-    /// The sectors of `range`, which must lie within one block.
+    /// Returns the sectors of `range`, which must be within one block.
     pub fn of(range: SectorRange) -> Self {
         let first = range.start.in_block();
         assert!(u64::from(first) + range.sectors <= BLOCK_SECTORS, "a mask spans one block");
         if range.sectors == BLOCK_SECTORS { Self::FULL } else { Self(((1u32 << range.sectors) - 1) << first) }
     }
 
-    /// True if no sector is in the set.
+    /// Returns true if the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Number of sectors in the set.
+    /// Returns the number of sectors in the set.
     pub const fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// True if sector `bit` of the block is in the set.
+    /// Returns true if sector `bit` of the block is in the set.
     pub const fn contains(self, bit: u32) -> bool {
         self.0 & (1 << bit) != 0
     }
 
-    /// Sectors in either set.
+    /// Returns the sectors in either set.
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Sectors in both sets.
+    /// Returns the sectors in both sets.
     pub const fn intersect(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Sectors in this set and not in `other`.
+    /// Returns the sectors in this set that are not in `other`.
     pub const fn minus(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// The set's sectors as runs `(first bit, length)`, lowest first.
+    /// Returns the set's sectors as runs `(first bit, length)`, lowest first.
     pub fn runs(self) -> impl Iterator<Item = (u32, u32)> {
         let mut rest = self.0;
         std::iter::from_fn(move || {

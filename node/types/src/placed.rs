@@ -1,5 +1,5 @@
-//! Ids of objects that are added to a volume by a log record: the place, which says until when a record may
-//! add the object, and a ULID.
+//! Ids of objects that a log record adds to a volume: the place, which bounds the records that may add the
+//! object, and a ULID.
 
 use std::fmt;
 
@@ -16,14 +16,14 @@ impl Ulid {
     /// Length of the text form.
     const TEXT_LEN: usize = 26;
 
-    /// A new one from the wall clock (milliseconds since 1970) and random bytes.
+    /// Creates a ULID from the wall clock (milliseconds since 1970) and random bytes.
     pub fn new(unix_ms: u64, random: [u8; 10]) -> Self {
         let mut low = [0u8; 16];
         low[6..].copy_from_slice(&random);
         Self((u128::from(unix_ms) << 80) | u128::from_be_bytes(low))
     }
 
-    /// The one whose text form is `text`, if it is one.
+    /// Parses the text form of a ULID.
     pub fn parse(text: &str) -> Option<Self> {
         if text.len() != Self::TEXT_LEN || text.as_bytes()[0] > b'7' {
             return None;
@@ -53,48 +53,48 @@ impl fmt::Debug for Ulid {
     }
 }
 
-/// Says until when a log record may add an object. Once the log has passed the place, an object that no
+/// Bounds the log records that may add an object. Once the log has passed the place, an object that no
 /// manifest names will never be named.
 ///
-/// - What a seal uploads has the last seq whose record may add it.
-/// - What a merge makes has a number among the merges of its writer, bit 63 set: each record says which
-///   numbers no later one adds, for a merge may take hours and its output may be replaced soon after.
+/// - The upload of a seal has the last seq whose record may add it.
+/// - The output of a merge has a number among the merges of its writer, with bit 63 set: each record says
+///   which numbers later ones may not add: a merge may take hours and its output be replaced soon after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Place(u64);
 
 impl Place {
     const MERGE: u64 = 1 << 63;
-    /// Merges of one writer.
+    /// Maximum merges of one writer.
     const MERGES: u64 = 1 << 32;
 
-    /// The place of what the record at `seq` adds at the latest.
+    /// Returns the place of an object that the record at `seq` is the last one to add.
     pub const fn until(seq: Seq) -> Self {
         Self(seq.0 & !Self::MERGE)
     }
 
-    /// The place of the first merge of the writer of `epoch`.
+    /// Returns the place of the first merge of the writer of `epoch`.
     pub const fn first_merge(epoch: Epoch) -> Self {
         let epoch =
             if epoch.0 < Self::MERGE / Self::MERGES { epoch.0 } else { Self::MERGE / Self::MERGES - 1 };
         Self(Self::MERGE | (epoch * Self::MERGES))
     }
 
-    /// The place of the merge after this one.
+    /// Returns the place of the next merge.
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 
-    /// The last seq whose record may add what a seal uploads; none for a merge.
+    /// Returns the last seq whose record may add the upload of a seal; `None` for a merge.
     pub fn seq(self) -> Option<Seq> {
         (self.0 & Self::MERGE == 0).then_some(Seq(self.0))
     }
 
-    /// The place with this form in stored objects.
+    /// Creates the place from its form in stored objects.
     pub const fn from_stored(stored: u64) -> Self {
         Self(stored)
     }
 
-    /// Form in stored objects.
+    /// Returns the form in stored objects.
     pub const fn stored(self) -> u64 {
         self.0
     }
@@ -103,11 +103,11 @@ impl Place {
 /// Name of an object that a log record adds to its volume, `<place:020>-<ulid>` in a key of its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlacedId {
-    /// Number of forks between the volume that names the object and the one that owns it; zero: its own.
+    /// Number of forks between the volume that names the object and its owner; zero if they are the same.
     pub owner: u8,
-    /// Says until when a record may add it.
+    /// Bounds the records that may add it.
     pub place: Place,
-    /// Tells it from others of that place.
+    /// Distinguishes objects with the same place.
     pub ulid: Ulid,
 }
 
@@ -136,22 +136,22 @@ macro_rules! placed_ids {
         pub struct $name(pub PlacedId);
 
         impl $name {
-            /// A new id for `place`, from the wall clock (milliseconds since 1970) and random bytes.
+            /// Creates an id for `place`, from the wall clock (milliseconds since 1970) and random bytes.
             pub fn new(place: Place, unix_ms: u64, random: [u8; 10]) -> Self {
                 Self(PlacedId::new(place, unix_ms, random))
             }
 
-            /// Says until when a record may add the object.
+            /// Returns the place, which bounds the records that may add the object.
             pub const fn place(self) -> Place {
                 self.0.place
             }
 
-            /// The object's id in a volume that is so many forks behind; `None` if no volume is.
+            /// Returns the object's id in a volume `forks` forks away; `None` if that is too far.
             pub fn inherited(self, forks: u8) -> Option<Self> {
                 Some(Self(PlacedId { owner: self.0.owner.checked_add(forks)?, ..self.0 }))
             }
 
-            /// The id whose text form is `text`, if it is one.
+            /// Parses the text form of an id.
             pub fn parse(text: &str) -> Option<Self> {
                 PlacedId::parse(text).map(Self)
             }

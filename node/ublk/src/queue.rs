@@ -109,6 +109,7 @@ pub struct Queue<K> {
     char_file: Option<FileSlot>,
     descriptors: Descriptors,
     /// Buffers as which the pages of requests are registered; `None` with other transports than zero copy.
+    /// Other queues may have the same ones: of two requests with one tag the first has the buffer.
     registered: Option<BufferRange>,
     /// For requests whose pages are not registered: with user copy all. `None` with kernel copy, and while
     /// the queue is dropped.
@@ -526,6 +527,9 @@ impl<K: Copy> Queue<K> {
             (operation, is_registered, &mut self.copies)
         {
             copies.lend(tag);
+            if self.registered.is_some() {
+                ring.count_unregistered();
+            }
         }
         let (start, count) = (descriptor.start_sector, u64::from(descriptor.nr_sectors));
         debug_assert!(

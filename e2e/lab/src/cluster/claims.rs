@@ -1,8 +1,8 @@
-//! The parts that make, bind and delete claims and their snapshots, without a node.
+//! The components that create, bind and delete claims and their snapshots, without a node.
 //!
 //! Owns: controller manager, snapshot controller, the CSI driver's Controller service with its provisioner
 //! and snapshotter, all on the host's loopback; the classes of the chart.
-//! Does not own: the operator and the ObjectStore, which a scenario has before. There are no pods.
+//! Does not own: the operator and the ObjectStore, which a scenario creates before. There are no pods.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,14 +23,14 @@ use crate::world::World;
 /// The running parts.
 #[derive(Debug)]
 pub struct ClaimControllers {
-    // Dropped before the driver that they ask.
+    // Dropped before the driver that they call.
     _processes: Vec<Process>,
     _driver: CsiService,
 }
 
 impl ClaimControllers {
-    /// Installs the kinds of snapshots, and a StorageClass and a VolumeSnapshotClass named as the ObjectStore
-    /// `store`, the latter with these labels; starts all parts. Only after [`World::operator`].
+    /// Installs the CRDs of snapshots, a StorageClass and a VolumeSnapshotClass named like the ObjectStore
+    /// `store`, the latter with these labels; starts all components. Requires [`World::operator`].
     ///
     /// # Errors
     /// If one cannot be built or does not start.
@@ -51,8 +51,8 @@ impl ClaimControllers {
     }
 }
 
-/// The objects of the chart that name the driver: CSIDriver, StorageClass and VolumeSnapshotClass. Returns
-/// the file with the values of the chart.
+/// Installs the chart's objects that name the driver: CSIDriver, StorageClass and VolumeSnapshotClass.
+/// Returns the file with the chart's values.
 fn install_classes(world: &World, store: &str, labels: &Value) -> Result<PathBuf> {
     let values = world.dir().join("classes.json");
     let classes = json!({

@@ -14,10 +14,10 @@ use crate::setup::go::SNAPSHOT_PROGRAMS;
 use crate::vm::machine::free_port;
 use crate::wait::until;
 
-/// Longest wait for one to listen: 3 s on a quiet machine.
+/// Maximum wait until a component listens: it takes 3 s on a quiet machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Name of the controllers of Kubernetes itself, of namespaces and claims among them.
+/// Name of Kubernetes' own controllers, including those of namespaces and claims.
 const MANAGER: &str = "kube-controller-manager";
 
 /// Both processes.
@@ -27,7 +27,7 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Starts both, the controller manager with `flags` in addition to its own, and waits until they listen.
+    /// Starts both, the controller manager with additional `flags`, and waits until they listen.
     ///
     /// # Errors
     /// If one cannot be built, or does not listen in time.
@@ -37,7 +37,7 @@ impl Controllers {
     }
 }
 
-/// Starts the controller manager, with `flags` in addition to its own, and waits until it listens.
+/// Starts the controller manager with additional `flags`, and waits until it listens.
 pub(super) fn start_manager(
     toolbox: &Toolbox,
     control_plane: &ControlPlane,
@@ -50,11 +50,11 @@ pub(super) fn start_manager(
     start(toolbox, control_plane, MANAGER, &more)
 }
 
-/// Starts the component `name` with `more` arguments, and waits until it listens.
+/// Starts the component `name` with additional arguments, and waits until it listens.
 fn start(toolbox: &Toolbox, control_plane: &ControlPlane, name: &str, more: &[&str]) -> Result<Process> {
     let dir = control_plane.dir();
     let config = dir.join(format!("{name}.kubeconfig"));
-    // No role is bound to a group of that name; the user's is.
+    // No role is bound to a group of that name, only to the user.
     let user = format!("system:{name}");
     let text = control_plane.component_kubeconfig(&user, &user, "127.0.0.1")?;
     fs::write(&config, text).with_context(|| format!("write the kubeconfig of {name}"))?;
@@ -75,13 +75,13 @@ fn start(toolbox: &Toolbox, control_plane: &ControlPlane, name: &str, more: &[&s
     Ok(process)
 }
 
-/// Starts the controller of snapshots and of their groups, as an administrator. Their kinds exist.
+/// Starts the controller of snapshots and group snapshots, as an administrator. Their CRDs must exist.
 pub(super) fn start_snapshots(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Process> {
     let [_, name] = SNAPSHOT_PROGRAMS;
     let mut command = Command::new(toolbox.sidecar(name)?);
     command
         .arg(format!("--kubeconfig={}", control_plane.admin_kubeconfig().display()))
-        // Not on by default before 8.7.
+        // Disabled by default before 8.7.
         .arg("--feature-gates=CSIVolumeGroupSnapshot=true");
     Process::spawn(name, &command, &control_plane.dir().join(format!("{name}.log")))
 }

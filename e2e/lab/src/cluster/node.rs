@@ -1,8 +1,8 @@
 //! containerd and a kubelet in a test machine.
 //!
-//! The host reaches the kubelet by a forwarded port of its loopback, at which the kubelet listens too; so
-//! the node's address is 127.0.0.1. A kubelet does not choose that by itself: it runs as one whose addresses
-//! come from a cloud's controller, and [`admit`] does what that would do.
+//! The host reaches the kubelet through a forwarded port of its loopback, on which the kubelet listens, too;
+//! the node's address is therefore 127.0.0.1. A kubelet does not choose that by itself: it is configured for
+//! addresses from a cloud controller, and [`admit`] takes that controller's place.
 
 use std::time::Duration;
 
@@ -15,19 +15,19 @@ use crate::vm::{HOST, Vm, bash};
 use crate::wait::until;
 use crate::world::World;
 
-/// Limits: emulated, on a quiet host, they take 10 s and 20 s.
+/// Time limits: emulated on a quiet host, these steps take 10 s and 20 s.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(600);
 const REGISTRATION_LIMIT: Duration = Duration::from_secs(600);
 /// Directory of the node's configuration and keys.
 const DIR: &str = "/run/kubernetes";
-/// Start of a part of the node itself. As on other nodes the control group of such parts is one beside that
-/// of all pods: in the root group each of their threads would have as large a share of the processors as all
-/// pods together. Memory is there, and an emulated processor is not: fewer collections of garbage.
+/// Starts a component of the node itself. As on other nodes, its control group is a sibling of that of all
+/// pods: in the root group, each of its threads would get as much of the processors as all pods together.
+/// Memory is plentiful but an emulated processor is slow, so garbage collections are rarer.
 const SYSTEM: &str = "echo $$ > /sys/fs/cgroup/system/cgroup.procs; GOGC=400 exec";
-/// Taint of a node that waits for its cloud's controller.
+/// Taint of a node that waits for its cloud controller.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 
-/// containerd without what the machine's kernel or disk does not have; its images come from archives.
+/// containerd without features that the machine's kernel or disk lacks; its images come from archives.
 const CONTAINERD: &str = r#"version = 3
 disabled_plugins = [
   'io.containerd.snapshotter.v1.blockfile', 'io.containerd.snapshotter.v1.btrfs',
@@ -43,8 +43,8 @@ disabled_plugins = [
   conf_dir = '/etc/cni/net.d'
 "#;
 
-/// Starts both in `vm`, which has just booted; the kubelet listens at `port`. With `import` the images come
-/// from their archives: containerd keeps them on the state disk.
+/// Starts both in `vm`, which has just booted; the kubelet listens on `port`. With `import` the images are
+/// imported from their archives; containerd keeps them on the state disk.
 pub(super) fn start(vm: &Vm, control_plane: &ControlPlane, port: u16, import: bool) -> Result<()> {
     let (certificate, key, authority) = control_plane.server_certificate(vm.name(), &["127.0.0.1"])?;
     let user = format!("system:node:{}", vm.name());
@@ -85,7 +85,7 @@ pub(super) fn start(vm: &Vm, control_plane: &ControlPlane, port: u16, import: bo
     .map(drop)
 }
 
-/// Waits until the node has registered itself, gives it its address, and waits until it is Ready.
+/// Waits until the node has registered itself, sets its address, and waits until it is Ready.
 pub(super) fn admit(world: &World, name: &str) -> Result<()> {
     let node = format!("node/{name}");
     until(&format!("{node} to register itself"), REGISTRATION_LIMIT, || {
@@ -101,8 +101,8 @@ pub(super) fn admit(world: &World, name: &str) -> Result<()> {
     world.wait_for(&node, "condition=Ready")
 }
 
-/// Mounts and network of the machine: cgroups, mounts that pods pass on to each other, room on the state
-/// disk, and the API under its service's address (there is no kube-proxy).
+/// Returns the script for the machine's mounts and network: cgroups, shared mount propagation for pods, space
+/// on the state disk, and the API at its service's address (there is no kube-proxy).
 fn set_up(port: u16) -> String {
     format!(
         "mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -118,7 +118,7 @@ fn set_up(port: u16) -> String {
     )
 }
 
-/// Pods are behind a bridge, and reach the host as the machine does.
+/// Pods are behind a bridge, and reach the host like the machine does.
 fn network() -> Value {
     json!({
         "cniVersion": "1.0.0",
@@ -155,9 +155,9 @@ fn kubelet(port: u16) -> Value {
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "failSwapOn": false,
         "resolvConf": "/etc/resolv.conf",
-        // QEMU's too: there is no name server of the cluster.
+        // QEMU's, too: the cluster has no name server.
         "clusterDNS": ["10.0.2.3"],
-        // An emulated machine is slow, and its images are nowhere to be fetched from again.
+        // An emulated machine is slow, and its images could not be pulled again.
         "runtimeRequestTimeout": "15m",
         "nodeLeaseDurationSeconds": 120,
         "imageGCHighThresholdPercent": 100,

@@ -1,8 +1,8 @@
 //! The API server's audit log: each request of our programs, and each change by kubectl.
 //!
-//! Owns: the policy, which says what is logged, and the log.
-//! Invariants: one entry a request, once it is answered; a watch counts when it ends. Requests of
-//! Kubernetes' own components are not logged, so that the log costs little.
+//! Owns: the policy, which selects the logged requests, and the log.
+//! Invariants: one entry per request, once it is answered; a watch is logged when it ends. Requests of
+//! Kubernetes' own components are not logged, to keep the log cheap.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::operator::NAMESPACE;
 
 /// The user of the administrator's kubeconfig.
 const ADMINISTRATOR: &str = "admin";
-/// Verbs of requests that change something.
+/// Verbs of modifying requests.
 const WRITES: [&str; 4] = ["create", "update", "patch", "delete"];
 
 /// Policy and log of one API server.
@@ -24,14 +24,14 @@ pub(super) struct Audit {
     log: PathBuf,
 }
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiRequest {
     /// Name of the service account; `admin` for kubectl.
     pub account: String,
     /// The verb of Kubernetes, such as `get`, `list` or `patch`.
     pub verb: String,
-    /// Kind of the object, in the plural.
+    /// Kind of the object, plural.
     pub resource: String,
     /// Part of the object, such as `status`; empty for the object itself.
     pub subresource: String,
@@ -39,14 +39,14 @@ pub struct ApiRequest {
     pub name: String,
     /// HTTP status of the answer.
     pub status: u16,
-    /// Time at which the request came, in microseconds since 1970.
+    /// Time of the request's arrival, in microseconds since 1970.
     pub received_us: u64,
-    /// Time at which it was answered, in microseconds since 1970.
+    /// Time of the response, in microseconds since 1970.
     pub answered_us: u64,
 }
 
 impl ApiRequest {
-    /// True if it changes something.
+    /// Returns true if it modifies something.
     pub fn is_write(&self) -> bool {
         WRITES.contains(&self.verb.as_str())
     }
@@ -67,7 +67,7 @@ impl Audit {
         Ok(Self { policy, log: dir.join("audit.log") })
     }
 
-    /// Arguments of the API server.
+    /// Returns the arguments for the API server.
     pub(super) fn arguments(&self) -> [String; 2] {
         [
             format!("--audit-policy-file={}", self.policy.display()),
@@ -75,16 +75,16 @@ impl Audit {
         ]
     }
 
-    /// Every entry so far.
+    /// Returns all entries so far.
     pub(super) fn requests(&self) -> Result<Vec<ApiRequest>> {
         let log = fs::read_to_string(&self.log).context("read the audit log")?;
-        // The last line may not be whole yet.
+        // The last line may be incomplete.
         let whole = log.rfind('\n').map_or("", |end| &log[..end]);
         whole.lines().map(|line| parse(line).with_context(|| format!("audit log: {line}"))).collect()
     }
 }
 
-/// An entry of the log, as far as it is read. Source: `audit.k8s.io/v1`, `Event`.
+/// The fields of a log entry that are read. Source: `audit.k8s.io/v1`, `Event`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct AuditEntry {
@@ -136,10 +136,10 @@ fn parse(line: &str) -> Result<ApiRequest> {
     })
 }
 
-/// Microseconds since 1970 of a time such as `2026-11-24T10:35:12.123456Z`.
+/// Converts a time such as `2026-11-24T10:35:12.123456Z` to microseconds since 1970.
 ///
 /// # Errors
-/// If it is no such time.
+/// If the format is different.
 pub fn unix_us(text: &str) -> Result<u64> {
     let read = || {
         let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
@@ -149,7 +149,7 @@ pub fn unix_us(text: &str) -> Result<u64> {
         let (hours, minutes) = (time.next()?.parse::<u64>().ok()?, time.next()?.parse::<u64>().ok()?);
         let (seconds, fraction) = time.next()?.split_once('.')?;
         let micros: u64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
-        // Days of the civil calendar, with years that begin in March.
+        // Days of the civil calendar, with years that start in March.
         year = year.checked_sub(u64::from(month <= 2))?;
         let from_march = (month + 9) % 12;
         let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * from_march + 2) / 5 + day - 1;

@@ -17,8 +17,8 @@ pub(super) struct Authority {
 }
 
 impl Authority {
-    /// Makes the authority, the API server's certificate for `addresses` and the key that signs service
-    /// account tokens, and writes what the API server reads into `dir`.
+    /// Creates the authority, the API server's certificate for `addresses` and the key that signs service
+    /// account tokens, and writes the API server's files to `dir`.
     pub(super) fn create(dir: &Path, addresses: &[&str]) -> Result<Self> {
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name.push(DnType::CommonName, "holdfast e2e");
@@ -40,12 +40,12 @@ impl Authority {
         Ok(authority)
     }
 
-    /// The authority's own certificate (PEM).
+    /// Returns the authority's own certificate (PEM).
     pub(super) fn certificate(&self) -> String {
         self.certificate.clone()
     }
 
-    /// Certificate and key (PEM) of a server at these addresses.
+    /// Returns certificate and key (PEM) of a server at these addresses.
     pub(super) fn server(&self, name: &str, addresses: &[&str]) -> Result<(String, String)> {
         let names: Vec<String> = addresses.iter().map(|&name| name.to_owned()).collect();
         let mut server = CertificateParams::new(names).with_context(|| format!("name {name}"))?;
@@ -54,7 +54,7 @@ impl Authority {
         self.sign(server)
     }
 
-    /// Certificate and key (PEM) of a user in a group.
+    /// Returns certificate and key (PEM) of a user in a group.
     pub(super) fn client(&self, user: &str, group: &str) -> Result<(String, String)> {
         let mut client = CertificateParams::default();
         client.distinguished_name.push(DnType::CommonName, user);

@@ -1,10 +1,10 @@
-//! The connections of the API server to kubelets and pods, which go through a proxy of this process: the host
-//! has no route to pods.
+//! Proxy in this process for the API server's connections to kubelets and pods: the host has no route to
+//! pods.
 //!
-//! Owns: a Unix socket, the routes of pods' addresses.
-//! Runs on: one thread that accepts until the process ends, two for each connection.
+//! Owns: a Unix socket, the routes to pods' addresses.
+//! Runs on: one thread that accepts until the process exits, and two per connection.
 //! Invariants: no connection leaves the loopback.
-//! On failure: an address without a route, and a port at which nothing listens, are answered with status 502.
+//! On failure: an address without a route, and a port without a listener, get a response with status 502.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ use std::{fs, io, thread};
 
 use anyhow::{Context, Result};
 
-/// Longest head of a request, in lines.
+/// Maximum length of a request's header, in lines.
 const MAX_LINES: usize = 16;
 
 /// The proxy of one API server.
@@ -26,7 +26,7 @@ pub(super) struct Egress {
     routes: Arc<Mutex<Routes>>,
 }
 
-/// Ports of the loopback at which other addresses are reached.
+/// Ports of the loopback that replace other addresses.
 type Routes = BTreeMap<SocketAddr, u16>;
 
 impl Egress {
@@ -47,25 +47,25 @@ impl Egress {
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let known = Arc::clone(&known);
-                // A connection that broke is the API server's to notice.
+                // The API server detects a broken connection itself.
                 thread::spawn(move || drop(serve(client, &known)));
             }
         });
         Ok(Self { config, routes })
     }
 
-    /// Argument of the API server.
+    /// Returns the argument for the API server.
     pub(super) fn argument(&self) -> String {
         format!("--egress-selector-config-file={}", self.config.display())
     }
 
-    /// Has connections to `address` lead to this port of the loopback.
+    /// Routes connections to `address` to this port of the loopback.
     pub(super) fn route(&self, address: SocketAddr, port: u16) {
         lock(&self.routes).insert(address, port);
     }
 }
 
-/// Connects `client` to what it asks for, and copies both ways until both have ended.
+/// Connects `client` to the requested address, and copies in both directions until both have ended.
 fn serve(mut client: UnixStream, routes: &Mutex<Routes>) -> io::Result<()> {
     let head = BufReader::new(client.try_clone()?).lines();
     let head: Vec<String> = head
@@ -89,7 +89,7 @@ fn serve(mut client: UnixStream, routes: &Mutex<Routes>) -> io::Result<()> {
     copied.map(drop)
 }
 
-/// The address of the loopback at which `target` is reached.
+/// Returns the address on the loopback for `target`.
 fn way(routes: &Mutex<Routes>, target: SocketAddr) -> Option<SocketAddr> {
     if target.ip().is_loopback() {
         return Some(target);

@@ -1,10 +1,10 @@
-//! Kubeconfig files. JSON is YAML, so no YAML library is needed.
+//! Kubeconfig files. JSON is a subset of YAML, so no YAML library is needed.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-/// For a user who proves who they are by a certificate.
+/// Returns the kubeconfig of a user authenticated by a certificate.
 pub(super) fn with_certificate(authority: &str, server: &str, certificate: &str, key: &str) -> String {
     config(
         authority,
@@ -17,7 +17,7 @@ pub(super) fn with_certificate(authority: &str, server: &str, certificate: &str,
     )
 }
 
-/// For a service account of `namespace`, which proves who it is by a token.
+/// Returns the kubeconfig of a service account of `namespace`, authenticated by a token.
 pub(super) fn with_token(authority: &str, server: &str, namespace: &str, token: &str) -> String {
     config(authority, server, namespace, &json!({ "token": token }))
 }

@@ -1,23 +1,23 @@
-//! The state of a run's steps, and the lines that show it. No clock: each call is given the time since the
-//! run began.
+//! The state of a run's steps, and the lines that show it. Has no clock: each call gets the time since the
+//! run's start.
 
 use std::path::Path;
 use std::time::Duration;
 
-/// Without a terminal no line comes sooner than this after the previous one.
+/// Minimum interval of lines without a terminal.
 const LEAST_PERIOD: Duration = Duration::from_secs(10);
-/// Nor sooner than this part of the whole run, so that a run of an hour has as few lines as one of minutes.
+/// Minimum interval as a part of the whole run, so that a run of an hour has as few lines as one of minutes.
 const PART_OF_RUN: u32 = 32;
-/// Steps to come that are named.
+/// Number of upcoming steps that are named.
 const NAMED: usize = 3;
 
 /// All steps of a run.
 #[derive(Debug, Default)]
 pub struct Board {
     steps: Vec<Step>,
-    /// Of each stage: steps that run at once.
+    /// Number of concurrent steps in each stage.
     places: Vec<u64>,
-    /// Ended steps that no line has named.
+    /// Completed steps that no line has named yet.
     unsaid: Vec<String>,
     /// Time of the previous line.
     said: Duration,
@@ -34,14 +34,14 @@ struct Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepState {
     ToCome,
-    /// Since when.
+    /// Start time.
     Running(Duration),
     Passed,
     Failed,
 }
 
 impl Board {
-    /// Adds a stage of steps, `places` of which run at once.
+    /// Adds a stage of steps, `places` of which run concurrently.
     pub fn plan(&mut self, places: u64, steps: impl IntoIterator<Item = (String, Duration)>) {
         let stage = self.places.len();
         self.places.push(places.max(1));
@@ -53,7 +53,7 @@ impl Board {
         }));
     }
 
-    /// The first line of a run.
+    /// Returns the first line of a run.
     pub fn opening(&self, what: &str, logs: &Path) -> String {
         let (steps, left) = (self.steps.len(), minutes(self.left(Duration::ZERO)));
         let plural = if steps == 1 { "" } else { "s" };
@@ -63,7 +63,7 @@ impl Board {
         )
     }
 
-    /// A step begins. One that was not planned is added.
+    /// Records the start of a step. An unplanned one is added.
     pub fn begin(&mut self, name: &str, now: Duration) {
         if !self.steps.iter().any(|step| step.name == name) {
             self.plan(1, [(name.to_owned(), Duration::ZERO)]);
@@ -71,7 +71,7 @@ impl Board {
         self.step(name).into_iter().for_each(|step| step.state = StepState::Running(now));
     }
 
-    /// A step has ended; `note` is shown next to its time, which is returned.
+    /// Records the end of a step, and returns its time; `note` is shown next to it.
     pub fn end(&mut self, name: &str, now: Duration, passed: bool, note: &str) -> Duration {
         let Some(step) = self.step(name) else { return Duration::ZERO };
         let StepState::Running(since) = step.state else { return Duration::ZERO };
@@ -88,14 +88,14 @@ impl Board {
         self.steps.retain(|step| step.name != name);
     }
 
-    /// The next line without a terminal, if it is time for one.
+    /// Returns the next line without a terminal, if it is due.
     pub fn line(&mut self, now: Duration) -> Option<String> {
         let whole = now + self.left(now);
         let due = self.said + LEAST_PERIOD.max(whole / PART_OF_RUN);
         (now >= due && (self.runs() || !self.unsaid.is_empty())).then(|| self.say(now))
     }
 
-    /// The last line without a terminal, if something was not said.
+    /// Returns the last line without a terminal, if something was not shown yet.
     pub fn rest(&mut self, now: Duration) -> Option<String> {
         (!self.unsaid.is_empty()).then(|| self.say(now))
     }
@@ -115,7 +115,7 @@ impl Board {
         line
     }
 
-    /// The lines at the foot of a terminal.
+    /// Returns the lines at the bottom of a terminal.
     pub fn foot(&self, now: Duration) -> Vec<String> {
         let mut lines: Vec<String> = self.running(now).map(|step| format!("  {step}")).collect();
         let coming = self.coming(now).into_iter().map(|part| format!("; {part}")).collect::<String>();
@@ -140,7 +140,7 @@ impl Board {
         })
     }
 
-    /// The next steps and the expected end.
+    /// Returns the next steps and the expected end.
     fn coming(&self, now: Duration) -> Vec<String> {
         let to_come: Vec<&str> = self
             .steps
@@ -163,8 +163,8 @@ impl Board {
         self.steps.iter().any(|step| matches!(step.state, StepState::Running(_)))
     }
 
-    /// Expected time until the end: stages follow each other, and each takes as long as its longest step, or
-    /// as all of them share its places.
+    /// Returns the expected remaining time: stages are sequential, and each takes as long as its longest
+    /// step, or as the sum of all divided by its places.
     fn left(&self, now: Duration) -> Duration {
         let stages = self.places.iter().enumerate().map(|(stage, &places)| {
             let steps = self.steps.iter().filter(|step| step.stage == stage);
@@ -186,7 +186,7 @@ impl Board {
     }
 }
 
-/// A step that has ended, in a line.
+/// Formats a completed step as a line.
 pub fn ended(name: &str, took: Duration, note: &str) -> String {
     let seconds = took.as_secs_f64();
     if note.is_empty() {
@@ -196,7 +196,7 @@ pub fn ended(name: &str, took: Duration, note: &str) -> String {
     }
 }
 
-/// A time as minutes and seconds.
+/// Formats a time as minutes and seconds.
 fn clock(time: Duration) -> String {
     format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
 }
@@ -216,7 +216,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// A run of five steps: what begins and ends when, and the lines that come meanwhile.
+    /// A run of five steps: their starts and ends, and the lines in between.
     #[test]
     fn a_run_without_a_terminal_is_told_in_these_lines() {
         let mut board = Board::default();
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(lines, expected);
     }
 
-    /// As many steps as a whole run has, as slow as twice what is expected.
+    /// As many steps as a complete run, each taking twice the expected time.
     #[test]
     fn a_long_run_has_at_most_sixty_lines() {
         for slower in [1, 2] {
@@ -289,7 +289,7 @@ mod tests {
                 board.end(name, seconds(begins + 40 * slower), true, "");
             }
             lines += usize::from(board.rest(seconds(70 * 40 * slower)).is_some());
-            // Besides these a run names the lanes of other days, and counts.
+            // In addition, a run prints the lanes of other days, and counts.
             assert!((20..=57).contains(&lines), "{lines} lines when it takes {slower} times as long");
         }
     }

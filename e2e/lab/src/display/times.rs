@@ -1,4 +1,4 @@
-//! The times that steps took when they last passed: a file in the cache, a line a step.
+//! The times of steps at their last success: a file in the cache, one line per step.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// No step takes longer: a line that says so is damaged.
+/// Maximum time of a step: a line with a longer one is damaged.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// Times of earlier runs, and of this one.
@@ -20,23 +20,23 @@ pub struct Times {
 }
 
 impl Times {
-    /// Reads them. A file that does not exist, or a line that says no time, is as if a step had never run.
+    /// Reads the times. A missing file, or a line without a time, counts as a step that never ran.
     pub fn read(file: PathBuf) -> Self {
         let before = fs::read_to_string(&file).map(|text| parse(&text)).unwrap_or_default();
         Self { file: Some(file), before, now: Mutex::default() }
     }
 
-    /// Time of a step in an earlier run.
+    /// Returns the time of a step in an earlier run.
     pub fn of(&self, name: &str) -> Option<Duration> {
         self.before.get(name).copied()
     }
 
-    /// Notes the time of a step that passed.
+    /// Records the time of a successful step.
     pub fn note(&self, name: &str, took: Duration) {
         self.now.lock().expect("nothing panics while it holds this lock").insert(name.to_owned(), took);
     }
 
-    /// Writes them for the next run. What another harness wrote meanwhile stays.
+    /// Writes them for the next run. Concurrent changes of another harness are kept.
     ///
     /// # Errors
     /// If the file cannot be written.

@@ -1,8 +1,8 @@
-//! The programs the agent runs, and how they ended.
+//! The programs run by the agent, and their exits.
 //!
-//! Owns: every child of process 1. Orphans of the test come here too and must be reaped, so one thread
-//! waits for *any* child and notes how it ended; no other thread waits.
-//! Invariants: a program is started under the same lock under which exits are noted, so an exit can
+//! Owns: every child of process 1. Orphans of the test become its children, too, and must be reaped, so one
+//! thread waits for *any* child and records its exit; no other thread waits.
+//! Invariants: programs are started under the same lock under which exits are recorded, so an exit can
 //! neither be lost nor be mistaken for that of an older process with the same id.
 
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +31,7 @@ pub(super) struct Programs {
 
 #[derive(Debug, Default)]
 struct ProgramsState {
-    /// Exits by process id. Those of orphans stay; they are few.
+    /// Exits by process id. Those of orphans stay; there are few.
     exits: HashMap<i32, Exit>,
     /// Spawned programs by name.
     named: BTreeMap<String, i32>,
@@ -42,7 +42,7 @@ impl Programs {
         Self { state: Mutex::new(ProgramsState::default()), changed: Condvar::new() }
     }
 
-    /// Notes every child that ends. Never returns.
+    /// Records every child that exits. Never returns.
     pub(super) fn reap(&self) -> ! {
         loop {
             match wait(WaitOptions::empty()) {
@@ -52,7 +52,7 @@ impl Programs {
                         self.changed.notify_all();
                     }
                 }
-                // No child at all: the next start wakes this thread.
+                // There are no children: the next start wakes this thread.
                 Ok(None) | Err(_) => {
                     let state = self.lock();
                     drop(
@@ -65,7 +65,7 @@ impl Programs {
         }
     }
 
-    /// Starts a program with its output in pipes, in a process group of its own.
+    /// Starts a program in a separate process group, with its output in pipes.
     pub(super) fn start(&self, program: &Program) -> Result<Child> {
         let mut command = command(program)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -73,7 +73,7 @@ impl Programs {
         self.launch(&mut state, &mut command, program)
     }
 
-    /// Starts a program that stays, under a name.
+    /// Starts a program that keeps running, under a name.
     pub(super) fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
         let log = log_of(name);
         let out =
@@ -102,22 +102,22 @@ impl Programs {
         kill_process(pid, signal).with_context(|| format!("signal {name}"))
     }
 
-    /// Kills what is left of a program's process group.
+    /// Kills the remaining processes of a program's process group.
     pub(super) fn kill_group(&self, pid: i32) {
         if let Some(pid) = Pid::from_raw(pid) {
-            // It has ended already otherwise.
+            // The group may be empty already.
             kill_process_group(pid, Signal::KILL).ok();
         }
     }
 
-    /// Exit of a spawned program, if it ended.
+    /// Returns the exit of a spawned program, if it has exited.
     pub(super) fn status(&self, name: &str) -> Result<Option<Exit>> {
         let state = self.lock();
         let pid = state.pid(name)?;
         Ok(state.exits.get(&pid).copied())
     }
 
-    /// Waits for a spawned program to end.
+    /// Waits for a spawned program to exit.
     pub(super) fn wait_named(&self, name: &str, limit: Duration) -> Result<Exit> {
         let pid = self.lock().pid(name)?;
         match self.wait_for(pid, Some(limit)) {
@@ -126,7 +126,7 @@ impl Programs {
         }
     }
 
-    /// Waits for a process to end; without a limit the answer is never empty.
+    /// Waits for a process to exit; without a limit, it always returns an exit.
     pub(super) fn wait_for(&self, pid: i32, limit: Option<Duration>) -> Option<Exit> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut state = self.lock();
@@ -166,7 +166,7 @@ impl ProgramsState {
     }
 }
 
-/// The child's process id as the kernel counts it.
+/// Returns the child's process id in the kernel's type.
 pub(super) fn raw(child: &Child) -> i32 {
     i32::try_from(child.id()).expect("a process id fits in i32")
 }
@@ -186,8 +186,8 @@ fn command(program: &Program) -> Result<Command> {
     Ok(command)
 }
 
-/// Finds a program. Done here and not by the standard library, which would fork to look it up, and whose
-/// own wait for a child that found nothing would race with the reaper.
+/// Finds a program. Not left to the standard library, which would fork to look it up, and whose own wait for
+/// a child that found nothing would race with the reaper.
 fn resolve(program: &str) -> Result<PathBuf> {
     if program.contains('/') {
         ensure!(Path::new(program).is_file(), "{program} is not a file");
@@ -207,7 +207,7 @@ fn exit_of(status: WaitStatus) -> Option<Exit> {
     }
 }
 
-/// Copies a stream to the end, in pieces as they come.
+/// Copies a stream to its end, in the pieces received.
 pub(super) fn pump(
     from: &mut impl io::Read,
     mut each: impl FnMut(&[u8]) -> io::Result<()>,

@@ -1,4 +1,4 @@
-//! Answers one request of the harness.
+//! Serves one request of the harness.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use super::programs::{Programs, pump, raw};
 use crate::wait::until;
 use crate::wire::{self, Exit, Kind, Program, Reply, Request};
 
-/// Time for which output may still come after a program has ended: a child it left behind may hold the pipe.
+/// Time for late output after a program's exit: a child left behind may hold the pipe.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
 pub(super) fn serve(mut connection: TcpStream, programs: &Arc<Programs>) -> Result<()> {
@@ -89,7 +89,7 @@ fn put(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
     }
     let written = File::create(path).and_then(|mut file| {
         file.write_all(bytes)?;
-        // What is on the state disk is to be there after a reset.
+        // Data on the state disk must survive a reset.
         file.sync_all()
     });
     written.with_context(|| format!("write {}", path.display()))?;
@@ -97,7 +97,7 @@ fn put(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
         .with_context(|| format!("set the mode of {}", path.display()))
 }
 
-/// Runs a program and streams its output. Returns when it has ended and its output is read.
+/// Runs a program and streams its output. Returns once it has exited and its output is read.
 fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> Result<Exit> {
     let mut child = programs.start(program)?;
     let pid = raw(&child);
@@ -107,7 +107,7 @@ fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> 
     let mut stdin = child.stdin.take().context("standard input is a pipe")?;
     let input = program.stdin.clone();
     std::thread::spawn(move || {
-        // A program need not read what it is given.
+        // A program may ignore its input.
         drop(stdin.write_all(input.as_bytes()));
     });
     let out = child.stdout.take().context("standard output is a pipe")?;
@@ -124,7 +124,7 @@ fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> 
                     None => Err(std::io::ErrorKind::BrokenPipe.into()),
                 }
             });
-            // A harness that disconnected is noticed by the watcher below.
+            // The watcher below detects a disconnected harness.
             drop((copied, sent));
         });
     }
@@ -132,8 +132,8 @@ fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> 
     let mut watched = connection.try_clone().context("watch the connection")?;
     let watcher = Arc::clone(programs);
     std::thread::spawn(move || {
-        // The harness sends nothing more: bytes never come, an end means that it stopped waiting. After the
-        // reply it closes the connection too; by then the group is gone.
+        // The harness sends nothing more: an end of the stream means that it stopped waiting. After the reply
+        // it closes the connection, too; by then the group is gone.
         let mut byte = [0];
         if !matches!(watched.read(&mut byte), Ok(1)) && watcher.wait_for(pid, Some(Duration::ZERO)).is_none()
         {
@@ -141,9 +141,9 @@ fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> 
         }
     });
     let exit = programs.wait_for(pid, None).context("waiting without a limit ends with an exit")?;
-    // Both senders are dropped at the end of their streams; an error is that end.
+    // Both senders are dropped at the end of their streams; an error means that end.
     all_sent.recv_timeout(STRAGGLERS).ok();
-    // From here on the connection is the reply's: no straggler may write into it.
+    // From here on only the reply is written to the connection: late output must not interfere.
     drop(shared.lock().expect("nothing panics while it holds this lock").take());
     Ok(exit)
 }

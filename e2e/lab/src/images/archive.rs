@@ -1,4 +1,4 @@
-//! An image as an archive of an OCI image layout, which container runtimes import. Source:
+//! An image as an archive in the OCI image layout, for import by container runtimes. Source:
 //! <https://github.com/opencontainers/image-spec>, `image-layout.md`, `manifest.md` and `config.md`.
 
 use std::fs;
@@ -11,21 +11,21 @@ use sha2::{Digest, Sha256};
 use super::layer::Layer;
 use super::{Image, VERSION};
 
-/// Compression of layers: of the higher levels the last one that takes seconds and not minutes.
+/// Compression level of layers: the highest one that takes seconds instead of minutes.
 const LEVEL: i32 = 12;
-/// The time of everything in an image.
+/// Timestamp of all content.
 const EPOCH: &str = "1970-01-01T00:00:00Z";
 /// Search path of programs.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Facts of an archive that was written.
+/// Properties of a written archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// Digest of the manifest, by which registries know the image.
+    /// Digest of the manifest, which identifies the image in registries.
     pub digest: String,
     /// Bytes of all files in it.
     pub unpacked_bytes: u64,
-    /// Bytes that a node fetches: the compressed layers.
+    /// Bytes that a node downloads: the compressed layers.
     pub fetched_bytes: u64,
 }
 
@@ -34,7 +34,7 @@ pub struct Written {
 struct Blobs(Vec<(String, Vec<u8>)>);
 
 impl Blobs {
-    /// Adds one and returns the descriptor that refers to it.
+    /// Adds a blob and returns its descriptor.
     fn add(&mut self, kind: &str, bytes: Vec<u8>) -> Value {
         let hash = hash(&bytes);
         let descriptor = json!({
@@ -71,7 +71,7 @@ pub(super) fn write(image: &Image, path: &Path) -> Result<Written> {
     let mut manifest = blobs.add("manifest.v1+json", manifest.to_string().into_bytes());
     let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
     manifest["platform"] = json!({ "architecture": image.architecture.name(), "os": "linux" });
-    // containerd takes the image's full name from the first, other tools its tag from the second.
+    // containerd reads the image's full name from the first, other tools its tag from the second.
     let tag = image.reference.rsplit(':').next();
     manifest["annotations"] =
         json!({ "io.containerd.image.name": image.reference, "org.opencontainers.image.ref.name": tag });

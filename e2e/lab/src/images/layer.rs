@@ -1,12 +1,12 @@
-//! Files of an image, as a tar that depends on nothing but them.
+//! Files of an image, as a tar that depends only on them.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use tar::{Builder, EntryType, Header};
 
-/// Files by their path, without a leading slash. They belong to root and have no time; so the tar of equal
-/// files is equal.
+/// Files by their path, without a leading slash. They belong to root and have no timestamps, so that equal
+/// files produce equal tars.
 #[derive(Debug, Default)]
 pub struct Layer(BTreeMap<String, LayerEntry>);
 
@@ -33,12 +33,12 @@ impl Layer {
         self.add(path, LayerEntry::Directory { mode });
     }
 
-    /// True if there is something at that path.
+    /// Returns true if the path exists.
     pub fn contains(&self, path: &str) -> bool {
         self.0.contains_key(path)
     }
 
-    /// Bytes of all files.
+    /// Returns the bytes of all files.
     pub fn size_bytes(&self) -> u64 {
         let sizes = self.0.values().map(|entry| match entry {
             LayerEntry::File { bytes, .. } => bytes.len() as u64,
@@ -47,7 +47,7 @@ impl Layer {
         sizes.sum()
     }
 
-    /// The files as a tar. A directory sorts before what is in it.
+    /// Returns the files as a tar. A directory sorts before its contents.
     ///
     /// # Errors
     /// If a path does not fit a tar.

@@ -1,4 +1,4 @@
-//! Debian packages, unpacked, and what images take of them.
+//! Unpacked Debian packages, and the selection of their files for images.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,9 +16,9 @@ use crate::command::output;
 use crate::pins::{IMAGE_PACKAGES, IMAGE_SUITE};
 use crate::setup::apt::AptRoot;
 
-/// Time it takes to fetch and unpack them.
+/// Expected time to download and unpack them.
 const EXPECTED: Duration = Duration::from_secs(20);
-/// Certificates of the authorities that the package `ca-certificates` trusts.
+/// Directory of the certificates trusted by the package `ca-certificates`.
 const AUTHORITIES: &str = "usr/share/ca-certificates/mozilla";
 
 /// The packages that images are made from.
@@ -29,10 +29,10 @@ pub struct Packages {
 }
 
 impl Packages {
-    /// Fetches them and unpacks them into the cache.
+    /// Downloads them and unpacks them into the cache.
     ///
     /// # Errors
-    /// If one cannot be fetched.
+    /// If one cannot be downloaded.
     pub fn prepare(cache: &Cache, architecture: Architecture) -> Result<Self> {
         let key =
             format!("image-{IMAGE_SUITE}-{}-{}", architecture.name(), fingerprint(&IMAGE_PACKAGES.join(",")));
@@ -42,15 +42,15 @@ impl Packages {
         Ok(Self { tree, architecture })
     }
 
-    /// The processor they are for.
+    /// Returns their architecture.
     pub fn architecture(&self) -> Architecture {
         self.architecture
     }
 
-    /// The certificates of all authorities that Debian trusts, as one file.
+    /// Returns the certificates of all authorities trusted by Debian, as one file.
     ///
     /// # Errors
-    /// If the package is not there.
+    /// If the package is missing.
     pub fn authorities(&self) -> Result<Vec<u8>> {
         let directory = self.tree.join(AUTHORITIES);
         let mut files = Vec::new();
@@ -67,10 +67,10 @@ impl Packages {
         Ok(all.into_bytes())
     }
 
-    /// Adds a file, what it links to, and the libraries it asks for.
+    /// Adds a file, the targets of its links, and its libraries.
     ///
     /// # Errors
-    /// If the packages have no such file, or one of its libraries is missing.
+    /// If the file, or one of its libraries, is missing in the packages.
     pub fn add(&self, layer: &mut Layer, path: &str) -> Result<()> {
         let file = self.tree.join(path);
         let found = file.symlink_metadata().with_context(|| format!("no package has {path}"))?;
@@ -82,12 +82,12 @@ impl Packages {
             let (directory, _) = path.rsplit_once('/').context("a file below the root")?;
             return self.add(layer, &format!("{directory}/{target}"));
         }
-        // Without set-user-ID: nothing in an image gains rights.
+        // Without set-user-ID: nothing in an image gains privileges.
         layer.file(path, found.permissions().mode() & 0o755, fs::read(&file)?);
         self.add_libraries(layer, &file)
     }
 
-    /// Adds the libraries that a program asks for, and those they ask for.
+    /// Adds the libraries of a program, and their libraries.
     ///
     /// # Errors
     /// If one is missing.
@@ -99,7 +99,7 @@ impl Packages {
             if layer.contains(&path) {
                 continue;
             }
-            // Under the name by which it is asked for: the package has it under its version's.
+            // Under the name that is looked up: in the package, the file name has the version.
             let file = self.tree.join(&path);
             let bytes = fs::read(&file)
                 .with_context(|| format!("{} needs {name}, which no package has", program.display()))?;
@@ -110,12 +110,12 @@ impl Packages {
     }
 }
 
-/// Names of the libraries that a file asks for: none if it is no program.
+/// Returns the names of a file's libraries: none if it is not a program.
 fn needed(file: &Path) -> Result<BTreeSet<String>> {
     if !fs::read(file)?.starts_with(b"\x7fELF") {
         return Ok(BTreeSet::new());
     }
-    // Reads programs for other processors too, which ldd(1) would run.
+    // Supports programs for other processors, too, which ldd(1) would execute.
     let dynamic = output(Command::new("readelf").env("LC_ALL", "C").args(["--dynamic", "--wide"]).arg(file))?;
     let lines = dynamic.lines().filter(|line| line.contains("(NEEDED)"));
     let names = lines.filter_map(|line| line.split_once('[')?.1.strip_suffix(']'));

@@ -4,7 +4,7 @@ fn image(program: &Path) -> Image {
     Image::of_static("example.org/some/program:1", "program", program).unwrap()
 }
 
-/// The files' times, owners and places have no part in it.
+/// The files' times, owners and locations have no effect.
 #[test]
 fn equal_programs_give_equal_archives() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! A proxy before the S3 server that answers as other servers and providers do, by bucket.
+//! A proxy in front of the S3 server that responds like other servers and providers, per bucket.
 //!
-//! Owns: a port of the loopback, the dialect of each bucket. A request that a dialect changes is signed
-//! again with the account of the tests, so that the server takes it.
-//! Runs on: one thread for each connection.
-//! Invariants: a request to a bucket without a dialect passes untouched.
-//! On failure: an unreachable server looks through the proxy as it is: the connection breaks.
+//! Owns: a port of the loopback, the dialect of each bucket. A request changed by a dialect is signed again
+//! with the account of the tests, so that the server accepts it.
+//! Runs on: one thread per connection.
+//! Invariants: a request to a bucket without a dialect is forwarded unchanged.
+//! On failure: an unreachable server is visible through the proxy: the connection breaks.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Write};
@@ -18,45 +18,45 @@ use anyhow::{Context, Result};
 use super::http::{Answer, Head, read_body};
 use super::sign::sign_again;
 
-/// A way in which a server or a provider differs.
+/// A deviation of a server or a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// Requests of a method (of any, if none is named) get this answer, and nothing happens.
+    /// Requests of a method (any, if `None`) get this response without an effect.
     Answers {
         /// The method.
         method: Option<&'static str>,
-        /// Status and reason, as in `403 Forbidden`.
+        /// Status and reason, such as `403 Forbidden`.
         status: &'static str,
         /// The S3 error code.
         code: &'static str,
         /// Its text.
         message: &'static str,
     },
-    /// Another server answers with this status and a page.
+    /// Another server responds with this status and a page.
     Page(&'static str),
-    /// Too many requests: 503 SlowDown, and a wait of so many seconds.
+    /// Too many requests: 503 SlowDown, and a wait of this many seconds.
     SlowDown(u64),
-    /// A create looks if the key is free, and stores the object so much later whatever is there then.
+    /// A create checks if the key is free, and stores the object unconditionally after this delay.
     CreateLooksFirst(Duration),
-    /// A create replaces what is there.
+    /// A create overwrites an existing object.
     CreateReplaces,
-    /// A delete leaves a marker and the versions before it.
+    /// A delete leaves a marker and the earlier versions.
     DeleteMarkers,
-    /// Objects are in an archive class: none can be read.
+    /// Objects are in an archive class: none is readable.
     Archived,
     /// Object Lock retains each object by default: a PUT needs a checksum.
     Retention,
-    /// The first byte of the answer to a list comes this late.
+    /// The first byte of the response to a list is delayed by this time.
     ListBeginsAfter(Duration),
-    /// A list does not show what was stored within this time.
+    /// A list omits objects stored within this time.
     ListLags(Duration),
-    /// The answers to reads end in the middle.
+    /// The responses to reads are truncated.
     BodiesCut,
-    /// The answers to reads are shorter than the objects, and their headers agree.
+    /// The responses to reads are shorter than the objects, with matching headers.
     LengthsWrong,
-    /// No answer has an ETag.
+    /// Responses have no ETag.
     NoETags,
-    /// An error comes with status 200.
+    /// An error is sent with status 200.
     ErrorsIn200,
 }
 
@@ -71,13 +71,13 @@ pub struct DialectProxy {
 struct DialectRules {
     server: SocketAddr,
     dialects: Mutex<HashMap<String, Dialect>>,
-    /// Times at which objects were stored, by the request's path.
+    /// Store times of objects, by the request's path.
     stored: Mutex<HashMap<String, Instant>>,
     over: AtomicBool,
 }
 
 impl DialectProxy {
-    /// A proxy to the server on this port of the loopback.
+    /// Starts a proxy to the server on this port of the loopback.
     ///
     /// # Errors
     /// If no port is free.
@@ -95,17 +95,17 @@ impl DialectProxy {
         Ok(Self { port, shared })
     }
 
-    /// The endpoint for programs on the host.
+    /// Returns the endpoint for programs on the host.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// From now on requests to `bucket` are answered so.
+    /// Applies this dialect to requests to `bucket` from now on.
     pub fn speak(&self, bucket: &str, dialect: Dialect) {
         self.shared.dialects().insert(bucket.to_owned(), dialect);
     }
 
-    /// From now on all requests pass untouched.
+    /// Forwards all requests unchanged from now on.
     pub fn end(&self) {
         self.shared.dialects().clear();
     }
@@ -114,7 +114,7 @@ impl DialectProxy {
 impl Drop for DialectProxy {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts; refused only if that thread is gone already.
+        // Wakes the accepting thread; fails only if that thread is gone.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
     }
 }
@@ -148,7 +148,7 @@ impl Asked {
     }
 }
 
-/// Bytes to send; the connection ends behind them if it is cut.
+/// Bytes to send; if cut, the connection ends after them.
 struct Sent {
     bytes: Vec<u8>,
     is_cut: bool,
@@ -168,7 +168,7 @@ impl DialectRules {
             }
             let Ok(connection) = connection else { continue };
             let shared = Arc::clone(self);
-            // Whatever ends it, the client sees its connection break.
+            // In any case, the client sees a broken connection.
             std::thread::spawn(move || shared.serve(&connection).is_ok());
         }
     }
@@ -298,7 +298,7 @@ impl DialectRules {
         Ok(Sent { bytes: answer.bytes(), is_cut })
     }
 
-    /// Removes from a list the objects that were stored within `lag`.
+    /// Removes objects stored within `lag` from a list.
     fn hide(&self, answer: &mut Answer, bucket: &str, lag: Duration) {
         let stored = self.stored();
         let young = |entry: &str| {
@@ -320,7 +320,7 @@ impl DialectRules {
         answer.body = left.into_bytes();
     }
 
-    /// Passes a request on, on a connection of its own.
+    /// Forwards a request on a separate connection.
     fn ask_server(&self, head: &Head, body: &[u8]) -> Result<Answer> {
         let mut head = head.clone();
         head.set("Connection", "close");
@@ -339,7 +339,7 @@ impl DialectRules {
     }
 }
 
-/// True if a request has a checksum that Object Lock asks for.
+/// Returns true if a request has a checksum that satisfies Object Lock.
 fn has_checksum(head: &Head) -> bool {
     let checksums = ["content-md5", "x-amz-checksum-crc32", "x-amz-checksum-crc32c", "x-amz-checksum-sha256"];
     checksums.iter().any(|name| head.get(name).is_some())

@@ -1,10 +1,10 @@
-//! HTTP/1.1 messages as the fault proxy needs them: whole, and otherwise untouched.
+//! HTTP/1.1 messages for the fault proxy: complete, and otherwise unchanged.
 
 use std::io::{BufRead, Read};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Longest head that is read, in bytes.
+/// Maximum length of a head, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// The first line and the headers of a message.
@@ -15,7 +15,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads a head; nothing when the connection ended before one began.
+    /// Reads a head; `None` if the connection ended before one began.
     pub(super) fn read(from: &mut impl BufRead) -> Result<Option<Self>> {
         let mut lines = Vec::new();
         let mut bytes = 0;
@@ -43,7 +43,7 @@ impl Head {
         Ok(Some(Self { first, headers }))
     }
 
-    /// A word of the first line: of a request method, target and version, of an answer version and status.
+    /// Returns a word of the first line: request method, target and version, or response version and status.
     pub(super) fn word(&self, index: usize) -> &str {
         self.first.split(' ').nth(index).unwrap_or_default()
     }
@@ -54,13 +54,13 @@ impl Head {
         self.first = format!("{method} {rest}");
     }
 
-    /// A header's value.
+    /// Returns a header's value.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
     }
 
-    /// Sets a header in place of all of that name.
+    /// Sets a header, and removes all others of that name.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.remove(name);
         self.headers.push((name.to_owned(), value.to_owned()));
@@ -71,14 +71,14 @@ impl Head {
         self.headers.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
     }
 
-    /// Length of the body of a request, in bytes.
+    /// Returns the length of a request's body, in bytes.
     pub(super) fn body_bytes(&self) -> Result<usize> {
         ensure!(self.get("transfer-encoding").is_none(), "a chunked request: {}", self.first);
         let length = self.get("content-length").unwrap_or("0");
         length.parse().with_context(|| format!("content-length {length:?}"))
     }
 
-    /// As it travels.
+    /// Encodes it.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut text = format!("{}\r\n", self.first);
         for (name, value) in &self.headers {
@@ -92,21 +92,21 @@ impl Head {
     }
 }
 
-/// A server's answer on a connection that ends with it.
+/// A server's response on a connection that ends with it.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// Its head, without word of the connection's end.
+    /// Its head, without the field about the connection's end.
     pub(super) head: Head,
-    /// Its body, as it travels.
+    /// Its encoded body.
     pub(super) body: Vec<u8>,
 }
 
 impl Answer {
-    /// Reads the answer to the connection's end.
+    /// Reads the response up to the connection's end.
     pub(super) fn read(from: &mut impl BufRead) -> Result<Self> {
         loop {
             let Some(mut head) = Head::read(from)? else { bail!("the server did not answer") };
-            // "100 Continue" is only the first half of an answer.
+            // "100 Continue" precedes the actual response.
             if head.word(1) == "100" {
                 continue;
             }
@@ -117,12 +117,12 @@ impl Answer {
         }
     }
 
-    /// An error as S3 words it.
+    /// Returns an error in S3's format.
     pub(super) fn error(status: &str, code: &str) -> Self {
         Self::refusal(status, code, "")
     }
 
-    /// The same with a text.
+    /// Does the same with a message.
     pub(super) fn refusal(status: &str, code: &str, message: &str) -> Self {
         let error = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
         Self::with_body(
@@ -132,7 +132,7 @@ impl Answer {
         )
     }
 
-    /// A page of a server that is not S3.
+    /// Returns a page of a server that is not S3.
     pub(super) fn page(status: &str) -> Self {
         let page = "<!DOCTYPE html><html><body><form action=\"/login\"></form></body></html>";
         Self::with_body(status, "text/html", page.to_owned())
@@ -146,7 +146,7 @@ impl Answer {
         Self { head: Head { first: format!("HTTP/1.1 {status}"), headers }, body: body.into_bytes() }
     }
 
-    /// As it travels.
+    /// Encodes it.
     pub(super) fn bytes(&self) -> Vec<u8> {
         [self.head.bytes(), self.body.clone()].concat()
     }

@@ -1,10 +1,10 @@
-//! A proxy before the S3 server that does to requests what networks and servers do.
+//! A proxy in front of the S3 server that injects the faults of networks and servers.
 //!
-//! Owns: a port of the loopback, the rules that say which requests are hit, the record of what passed.
-//! Runs on: one thread for each connection.
-//! Invariants: a request that no rule hits passes untouched; an answer is never passed while answers are
-//! held.
-//! On failure: an unreachable server looks through the proxy as it is: the connection is refused or breaks.
+//! Owns: a port of the loopback, the rules that select the affected requests, the record of all requests.
+//! Runs on: one thread per connection.
+//! Invariants: a request without a matching rule is forwarded unchanged; a response is never forwarded while
+//! responses are held.
+//! On failure: an unreachable server is visible through the proxy: the connection is refused or breaks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufReader, Write};
@@ -19,54 +19,54 @@ use super::http::{Answer, Head, read_body};
 use crate::vm;
 use crate::wait::until;
 
-/// Time between two checks of a held or black-holed request for its end.
+/// Interval of checks if a held or black-holed request has ended.
 const LOOK: Duration = Duration::from_millis(200);
-/// Longest wait for the answers to requests at the server once no more are passed on.
+/// Maximum wait for the server's pending responses once no more requests are forwarded.
 const QUIET_LIMIT: Duration = Duration::from_secs(30);
 
 /// A fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
-    /// It is passed on late.
+    /// It is forwarded late.
     Delay(Duration),
-    /// The connection is reset before any of it is passed on.
+    /// The connection is reset before any of it is forwarded.
     ResetBefore,
-    /// The connection is reset in the middle: of the request's body, or of the answer to a request without
+    /// The connection is reset in the middle: of the request's body, or of the response to a request without
     /// one.
     ResetInside,
-    /// It is answered with 503 SlowDown and not passed on.
+    /// It gets a 503 SlowDown and is not forwarded.
     SlowDown,
-    /// It is passed on, the server acts on it, and the connection ends without an answer.
+    /// It is forwarded and executed, and the connection ends without a response.
     LostReply,
-    /// Nothing happens any more.
+    /// It never gets a response.
     BlackHole,
 }
 
-/// Requests that a fault hits.
+/// Selects requests for a fault.
 #[derive(Debug, Clone)]
 pub struct Rule {
-    /// The HTTP method; any if absent.
+    /// The HTTP method; `None`: any.
     pub method: Option<&'static str>,
-    /// A part of the request's target; list requests name their prefix there, with `%2F` for `/`.
+    /// A part of the request's target; for list requests it includes the prefix, with `%2F` for `/`.
     pub target: String,
-    /// Only the first request for each thing in each way: the repetition passes.
+    /// Only the first request for each method and target: a repetition is forwarded.
     pub first_only: bool,
     /// The fault.
     pub fault: Fault,
 }
 
-/// A request that came to the proxy.
+/// A request received by the proxy.
 #[derive(Debug, Clone)]
 pub struct Passed {
-    /// Time at which its head was there.
+    /// Time at which its header was received.
     pub at: Instant,
     /// Its HTTP method.
     pub method: String,
     /// Its target.
     pub target: String,
-    /// The fault that hit it.
+    /// The fault applied to it.
     pub fault: Option<Fault>,
-    /// Requests in flight when it came, itself included.
+    /// Requests in flight at that time, including itself.
     pub in_flight: usize,
 }
 
@@ -87,7 +87,7 @@ struct SharedProxy {
 #[derive(Debug, Default)]
 struct ProxyState {
     rules: Vec<Rule>,
-    /// Method and target of the requests since the rules were set.
+    /// Method and target of requests since the rules were set.
     asked: HashSet<(String, String)>,
     passed: Vec<Passed>,
     connections: HashMap<u64, TcpStream>,
@@ -102,7 +102,7 @@ struct ProxyState {
 }
 
 impl FaultProxy {
-    /// A proxy to the server on this port of the loopback.
+    /// Starts a proxy to the server on this port of the loopback.
     ///
     /// # Errors
     /// If no port is free.
@@ -119,50 +119,50 @@ impl FaultProxy {
         Ok(Self { port, shared })
     }
 
-    /// The endpoint for programs on the host.
+    /// Returns the endpoint for programs on the host.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// The endpoint for programs in a test machine.
+    /// Returns the endpoint for programs in a test machine.
     pub fn endpoint_in_vm(&self) -> String {
         format!("http://{}:{}", vm::HOST, self.port)
     }
 
-    /// The endpoint under the name that leads to the host everywhere.
+    /// Returns the endpoint under the name that resolves to the host everywhere.
     pub fn endpoint_everywhere(&self) -> String {
         format!("http://localhost:{}", self.port)
     }
 
-    /// Sets the rules in place of those before; the first one that fits counts.
+    /// Replaces the rules; the first matching one applies.
     pub fn set_rules(&self, rules: Vec<Rule>) {
         let mut state = self.shared.lock();
         state.rules = rules;
         state.asked.clear();
     }
 
-    /// Makes the store unreachable, as a network does: connections break, new ones are reset.
+    /// Makes the store unreachable at the network level: connections break, new ones are reset.
     pub fn go_away(&self) {
         let mut state = self.shared.lock();
         state.away = true;
         state.break_connections();
     }
 
-    /// Brings the store back.
+    /// Makes the store reachable again.
     pub fn come_back(&self) {
         self.shared.lock().away = false;
     }
 
-    /// From now on the server's answers are held back; requests still pass.
+    /// Holds the server's responses from now on; requests are still forwarded.
     pub fn hold_answers(&self) {
         self.shared.lock().answers_held = true;
     }
 
-    /// From now on requests are held back as well. Returns when the server has answered all it had got, so
-    /// that its buckets do not change any more.
+    /// Holds requests, too, from now on. Returns once the server has answered all forwarded ones, so that its
+    /// buckets no longer change.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// If the server does not respond.
     pub fn hold_requests(&self) -> Result<()> {
         {
             let mut state = self.shared.lock();
@@ -172,7 +172,7 @@ impl FaultProxy {
         until("the server to be quiet", QUIET_LIMIT, || Ok((self.shared.lock().at_server == 0).then_some(())))
     }
 
-    /// Releases everything that was held.
+    /// Releases all held requests and responses.
     pub fn release(&self) {
         let mut state = self.shared.lock();
         state.answers_held = false;
@@ -180,17 +180,17 @@ impl FaultProxy {
         self.shared.changed.notify_all();
     }
 
-    /// Everything that came so far.
+    /// Returns all requests received so far.
     pub fn passed(&self) -> Vec<Passed> {
         self.shared.lock().passed.clone()
     }
 
-    /// Connections that were reset so far because the store was unreachable.
+    /// Returns the number of connections reset so far because the store was unreachable.
     pub fn turned_away(&self) -> usize {
         self.shared.lock().turned_away
     }
 
-    /// Number of times that each fault was done so far.
+    /// Returns the number of times that each fault was applied so far.
     pub fn faults(&self) -> BTreeMap<Fault, usize> {
         let mut counts = BTreeMap::new();
         for fault in self.shared.lock().passed.iter().filter_map(|passed| passed.fault) {
@@ -207,7 +207,7 @@ impl Drop for FaultProxy {
         state.break_connections();
         self.shared.changed.notify_all();
         drop(state);
-        // Wakes the thread that accepts; refused only if that thread is gone already.
+        // Wakes the accepting thread; fails only if that thread is gone.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
     }
 }
@@ -219,7 +219,7 @@ impl ProxyState {
         }
     }
 
-    /// Notes a request and says what is to happen to it.
+    /// Records a request and returns its fault.
     fn note(&mut self, head: &Head) -> Option<Fault> {
         let (method, target) = (head.word(0).to_owned(), head.word(1).to_owned());
         let again = !self.asked.insert((method.clone(), target.clone()));
@@ -255,7 +255,7 @@ impl SharedProxy {
             drop(state);
             let shared = Arc::clone(self);
             std::thread::spawn(move || {
-                // Whatever ended it, the client sees its connection break.
+                // In any case, the client sees a broken connection.
                 if shared.serve(&connection).is_err() {
                     reset(&connection);
                 }
@@ -264,7 +264,7 @@ impl SharedProxy {
         }
     }
 
-    /// Serves one connection to its end.
+    /// Serves one connection until it ends.
     fn serve(&self, connection: &TcpStream) -> Result<()> {
         connection.set_nodelay(true)?;
         let mut client = BufReader::new(connection);
@@ -282,7 +282,7 @@ impl SharedProxy {
         Ok(())
     }
 
-    /// The bytes to send; without any the connection is reset.
+    /// Returns the bytes to send; `None`: the connection is reset.
     fn answer(
         &self,
         head: Head,
@@ -330,7 +330,7 @@ impl SharedProxy {
         }
     }
 
-    /// Passes a request on, on a connection of its own.
+    /// Forwards a request on a separate connection.
     fn ask_server(&self, mut head: Head, body: &[u8]) -> Result<Answer> {
         let mut state = self.lock();
         while state.requests_held && !state.over {
@@ -348,7 +348,7 @@ impl SharedProxy {
         asked
     }
 
-    /// Waits while this holds of the state and the proxy runs.
+    /// Waits while the condition holds and the proxy runs.
     fn wait_while(&self, holds: impl Fn(&ProxyState) -> bool) {
         let mut state = self.lock();
         while holds(&state) && !state.over && !state.away {
@@ -362,9 +362,9 @@ impl SharedProxy {
     }
 }
 
-/// Ends a connection by RST, not cleanly, as soon as its thread drops it; wakes that thread.
+/// Makes a connection end by RST, not cleanly, once its thread drops it; wakes that thread.
 fn reset(connection: &TcpStream) {
-    // Errors mean that it is broken already.
+    // Errors mean that it is already broken.
     set_socket_linger(connection, Some(Duration::ZERO)).ok();
     connection.shutdown(Shutdown::Read).ok();
 }

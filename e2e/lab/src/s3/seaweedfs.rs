@@ -17,7 +17,7 @@ use crate::wait::until;
 
 use super::{ACCESS_KEY, SECRET_KEY};
 
-/// Its parts elect a leader and register before the S3 server answers.
+/// Its components elect a leader and register before the S3 server responds.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// A running SeaweedFS with one bucket.
@@ -28,7 +28,7 @@ pub struct SeaweedFs {
 }
 
 impl SeaweedFs {
-    /// Starts a server whose data is in the new directory `dir`, and makes `bucket`.
+    /// Starts a server with its data in the new directory `dir`, and creates `bucket`.
     ///
     /// # Errors
     /// If it cannot be built, or is not ready within two minutes.
@@ -60,12 +60,12 @@ impl SeaweedFs {
         Ok(Self { port, _process: process })
     }
 
-    /// The endpoint for programs on the host.
+    /// Returns the endpoint for programs on the host.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// The endpoint for programs in a test machine.
+    /// Returns the endpoint for programs in a test machine.
     pub fn endpoint_in_vm(&self) -> String {
         format!("http://{}:{}", vm::HOST, self.port)
     }

@@ -1,4 +1,4 @@
-//! Signature of a request that a proxy changed (AWS Signature Version 4, in the `Authorization` header).
+//! Signature of a request changed by a proxy (AWS Signature Version 4, in the `Authorization` header).
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
@@ -9,8 +9,8 @@ use super::http::Head;
 /// Bytes of a block of SHA-256.
 const BLOCK_BYTES: usize = 64;
 
-/// Signs a request again with the account, the scope and the date that it has. Headers that are gone are no
-/// longer part of the signature.
+/// Signs a request again with its account, scope and date. Removed headers are also removed from the
+/// signature.
 pub(super) fn sign_again(head: &mut Head) -> Result<()> {
     let authorization = head.get("authorization").context("a request without a signature")?;
     let part = |name: &str| {
@@ -46,7 +46,7 @@ pub(super) fn sign_again(head: &mut Head) -> Result<()> {
     Ok(())
 }
 
-/// HMAC (RFC 2104) with SHA-256.
+/// Computes the HMAC (RFC 2104) with SHA-256.
 fn hmac(key: &[u8], text: &[u8]) -> Vec<u8> {
     let mut block = [0; BLOCK_BYTES];
     if key.len() > BLOCK_BYTES {

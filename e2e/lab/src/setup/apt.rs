@@ -1,7 +1,7 @@
-//! Debian packages: installed where the host needs them, unpacked into the cache otherwise.
+//! Debian packages: installed if required on the host, otherwise unpacked into the cache.
 //!
-//! Packages of a newer suite are fetched through an apt root of their own, so the host's configuration
-//! and package state stay as they are. The mirror is the one the machine uses already.
+//! Packages of a newer suite are downloaded with a separate apt root, so that the host's configuration and
+//! package state are unchanged. The mirror is the one that the machine already uses.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,16 +17,16 @@ use crate::report;
 
 /// Keys of the signatures of Debian's archives.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Packages whose programs run on the host without being installed.
+/// Packages whose programs run on the host without installation.
 const TOOLS: &[&str] = &["busybox-static", "etcd-server", "kubectl"];
 
-/// Time it takes to fetch and install the packages of the host.
+/// Expected time to download and install the packages of the host.
 pub(super) const HOST_PACKAGES_EXPECTED: Duration = Duration::from_secs(90);
-/// Time it takes to fetch and unpack these.
+/// Expected time to download and unpack these.
 pub(super) const TOOLS_EXPECTED: Duration = Duration::from_secs(20);
 
-/// Installs what the host lacks of [`HOST_PACKAGES`]. One harness at a time: `apt-get update` does not wait
-/// for another one. The lock is a file at `lock`.
+/// Installs missing packages of [`HOST_PACKAGES`]. One harness at a time, because `apt-get update` does not
+/// wait for another one. The lock is a file at `lock`.
 ///
 /// # Errors
 /// If this is not Debian, sudo asks for a password, or apt-get fails.
@@ -48,7 +48,7 @@ pub fn install_host_packages(lock: &Path) -> Result<()> {
     report::step(format_args!("apt-get install {}", missing.join(" ")));
     let apt = || {
         let mut command = as_root("env");
-        // Programs of the host may be installing, too.
+        // Other programs of the host may be installing, too.
         command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=600"]);
         command
     };
@@ -56,22 +56,22 @@ pub fn install_host_packages(lock: &Path) -> Result<()> {
     show(apt().args(["install", "-y", "--no-install-recommends"]).args(missing))
 }
 
-/// The packages of [`HOST_PACKAGES`] that the host lacks.
+/// Returns the missing packages of [`HOST_PACKAGES`].
 fn missing() -> Vec<&'static str> {
     HOST_PACKAGES.iter().copied().filter(|package| !installed(package)).collect()
 }
 
-/// The unpacked packages of `TOOLS`; programs are below `usr/bin`.
+/// Returns the directory of the unpacked packages of `TOOLS`; programs are below `usr/bin`.
 ///
 /// # Errors
-/// If they cannot be fetched.
+/// If they cannot be downloaded.
 pub fn unpacked_tools(cache: &Cache) -> Result<PathBuf> {
     cache.entry(&format!("tools-{GUEST_SUITE}"), TOOLS_EXPECTED, |dir| {
         AptRoot::new(GUEST_SUITE)?.unpack(TOOLS, dir)
     })
 }
 
-/// The URI of the Debian archive this machine's apt uses.
+/// Returns the URI of the Debian archive used by this machine's apt.
 ///
 /// # Errors
 /// If apt's configuration names none.
@@ -98,8 +98,8 @@ pub fn mirror() -> Result<String> {
         .context("no Debian archive in /etc/apt/sources.list or /etc/apt/sources.list.d")
 }
 
-/// The first URI of a main Debian archive (not security, not third parties) in a sources file, in the
-/// one-line or the deb822 format.
+/// Returns the first URI of a main Debian archive (not security, not third parties) in a sources file, in
+/// one-line or deb822 format.
 fn archive_uri(sources: &str) -> Option<String> {
     sources
         .lines()
@@ -114,7 +114,7 @@ fn archive_uri(sources: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// An apt configuration of its own for one suite, in a temporary directory.
+/// A separate apt configuration for one suite, in a temporary directory.
 #[derive(Debug)]
 pub struct AptRoot {
     dir: tempfile::TempDir,
@@ -122,18 +122,18 @@ pub struct AptRoot {
 }
 
 impl AptRoot {
-    /// Makes the configuration and fetches the suite's package lists.
+    /// Creates the configuration and downloads the suite's package lists.
     ///
     /// # Errors
-    /// If the lists cannot be fetched.
+    /// If the lists cannot be downloaded.
     pub fn new(suite: &str) -> Result<Self> {
         Self::of(suite, "amd64")
     }
 
-    /// The same for packages of another architecture, by Debian's name of it.
+    /// Does the same for packages of another architecture, by its Debian name.
     ///
     /// # Errors
-    /// If the lists cannot be fetched.
+    /// If the lists cannot be downloaded.
     pub fn of(suite: &str, architecture: &str) -> Result<Self> {
         let dir = tempfile::tempdir().context("make a directory for apt")?;
         let path = dir.path().display().to_string();
@@ -168,16 +168,16 @@ impl AptRoot {
         Ok(root)
     }
 
-    /// The suite.
+    /// Returns the suite.
     pub fn suite(&self) -> &str {
         &self.suite
     }
 
-    /// Fetches packages (without their dependencies) and unpacks them into `into`; no maintainer script
+    /// Downloads packages (without their dependencies) and unpacks them into `into`; no maintainer script
     /// runs.
     ///
     /// # Errors
-    /// If one cannot be fetched.
+    /// If one cannot be downloaded.
     pub fn unpack(&self, packages: &[&str], into: &Path) -> Result<()> {
         let debs = tempfile::tempdir().context("make a directory for packages")?;
         output(self.apt("apt-get").current_dir(debs.path()).args(["-qq", "download"]).args(packages))
@@ -188,7 +188,7 @@ impl AptRoot {
         Ok(())
     }
 
-    /// The names of packages that begin with `prefix`.
+    /// Returns the names of packages that begin with `prefix`.
     ///
     /// # Errors
     /// If apt-cache fails.

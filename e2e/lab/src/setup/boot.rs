@@ -1,4 +1,4 @@
-//! The files that test machines boot from, and the accelerator that runs them.
+//! Boot files of test machines, and their accelerator.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::wait::until;
 
 /// The emulator.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// Longest wait for a kernel to report its boot under KVM; it needs one second.
+/// Maximum wait for a kernel to report its boot under KVM; it takes one second.
 const PROBE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Executor of the machine's instructions.
@@ -23,11 +23,11 @@ const PROBE_LIMIT: Duration = Duration::from_secs(20);
 pub enum Accelerator {
     /// The processor.
     Kvm,
-    /// QEMU's translator: everywhere, several times slower.
+    /// QEMU's translator: available everywhere, several times slower.
     Tcg,
 }
 
-/// Files that every machine boots from.
+/// Boot files of every machine.
 #[derive(Debug, Clone)]
 pub struct BootFiles {
     /// The uncompressed kernel.
@@ -38,16 +38,16 @@ pub struct BootFiles {
     pub root_fs: PathBuf,
     /// Executor of the machine's instructions.
     pub accelerator: Accelerator,
-    /// The most processors with which the kernel boots under the emulator.
+    /// Maximum processors with which the kernel boots under the emulator.
     pub emulated_processors: u32,
 }
 
 impl Accelerator {
-    /// Finds out, once for each kernel and host, whether KVM really boots the kernel: a `/dev/kvm` that
-    /// can be opened does not promise it.
+    /// Tests, once for each kernel and host, if KVM actually boots the kernel: a `/dev/kvm` that can be
+    /// opened does not guarantee it.
     ///
     /// # Errors
-    /// If the answer cannot be kept in the cache.
+    /// If the result cannot be cached.
     pub fn probe(cache: &Cache, kernel: &Kernel) -> Result<Self> {
         let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let key = format!("accelerator-{}-on-{}", kernel.release, host.trim());

@@ -15,24 +15,24 @@ use crate::pins::{
 };
 use crate::setup::apt::AptRoot;
 
-/// Times of the builds on two quiet cores, from nothing.
+/// Times of builds from scratch on two quiet cores.
 pub(super) const VERSITYGW_EXPECTED: Duration = Duration::from_secs(120);
 pub(super) const SEAWEEDFS_EXPECTED: Duration = Duration::from_secs(600);
 pub(super) const HELM_EXPECTED: Duration = Duration::from_secs(240);
 pub(super) const CSI_SANITY_EXPECTED: Duration = Duration::from_secs(60);
 pub(super) const KUBE_APISERVER_EXPECTED: Duration = Duration::from_secs(400);
-/// Each of the others, which share most packages with the first.
+/// Time of each of the others, which share most packages with the first one.
 pub(super) const KUBERNETES_EXPECTED: Duration = Duration::from_secs(100);
 pub(super) const SIDECAR_EXPECTED: Duration = Duration::from_secs(150);
 pub(super) const E2E_TEST_EXPECTED: Duration = Duration::from_secs(300);
 pub(super) const VELERO_EXPECTED: Duration = Duration::from_secs(600);
-/// Programs of the snapshotter's project: the sidecar, and the controller that a cluster has once.
+/// Programs of the snapshotter's project: the sidecar, and the cluster-wide controller.
 pub const SNAPSHOT_PROGRAMS: [&str; 2] = ["csi-snapshotter", "snapshot-controller"];
 
 /// versitygw: an S3 server over a directory.
 ///
 /// # Errors
-/// If Go is not to be had or the build fails.
+/// If Go is unavailable or the build fails.
 pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
     install(cache, "versitygw", VERSITYGW, "github.com/versity/versitygw/cmd/versitygw", VERSITYGW_EXPECTED)
 }
@@ -40,7 +40,7 @@ pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
 /// SeaweedFS: another S3 server, from the module in `e2e/lab/go/seaweedfs`.
 ///
 /// # Errors
-/// If Go is not to be had or the build fails.
+/// If Go is unavailable or the build fails.
 pub fn seaweedfs(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     let module = workspace.join("e2e/lab/go/seaweedfs");
     let dir = cache.entry(&format!("seaweedfs-{SEAWEEDFS}"), SEAWEEDFS_EXPECTED, |dir| {
@@ -50,13 +50,13 @@ pub fn seaweedfs(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     Ok(dir.join("weed"))
 }
 
-/// The directory of `velero`, a backup program, from the module in `e2e/lab/go/velero`.
+/// Returns the directory of `velero`, a backup program, from the module in `e2e/lab/go/velero`.
 ///
 /// # Errors
-/// If Go is not to be had or the build fails.
+/// If Go is unavailable or the build fails.
 pub fn velero(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     cache.entry(&format!("velero-{VELERO}"), VELERO_EXPECTED, |dir| {
-        // Its library would serve figures at port 8080 of all addresses; no setting of Velero has that.
+        // Its library would serve metrics on port 8080 of all addresses; Velero has no setting for this.
         let flags = format!(
             "-s -w -X github.com/vmware-tanzu/velero/pkg/buildinfo.Version=v{VELERO} \
              -X sigs.k8s.io/controller-runtime/pkg/metrics/server.DefaultBindAddress=0"
@@ -66,10 +66,10 @@ pub fn velero(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     })
 }
 
-/// The directory of Velero's plugins: that for S3.
+/// Returns the directory of Velero's plugins: the one for S3.
 ///
 /// # Errors
-/// If Go is not to be had or the build fails.
+/// If Go is unavailable or the build fails.
 pub fn velero_plugins(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     let name = "velero-plugin-for-aws";
     cache.entry(&format!("{name}-{VELERO_PLUGIN}"), VELERO_EXPECTED, |dir| {
@@ -78,10 +78,10 @@ pub fn velero_plugins(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     })
 }
 
-/// The directory of Velero's kinds, as its module has them.
+/// Returns the directory of Velero's CRDs, from its module.
 ///
 /// # Errors
-/// If Go is not to be had or the module cannot be fetched.
+/// If Go is unavailable or the module cannot be downloaded.
 pub fn velero_kinds(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     let module = "github.com/vmware-tanzu/velero";
     Ok(fetched(cache, &velero_module(workspace), module)?.join("config/crd"))
@@ -94,7 +94,7 @@ fn velero_module(workspace: &Path) -> PathBuf {
 /// helm: renders and checks charts.
 ///
 /// # Errors
-/// If Go is not to be had or the build fails.
+/// If Go is unavailable or the build fails.
 pub fn helm(cache: &Cache) -> Result<PathBuf> {
     install(cache, "helm", HELM, "helm.sh/helm/v4/cmd/helm", HELM_EXPECTED)
 }
@@ -102,13 +102,13 @@ pub fn helm(cache: &Cache) -> Result<PathBuf> {
 /// csi-sanity: the CSI project's own tests.
 ///
 /// # Errors
-/// If Go is not to be had or the build fails.
+/// If Go is unavailable or the build fails.
 pub fn csi_sanity(cache: &Cache) -> Result<PathBuf> {
     let package = "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity";
     install(cache, "csi-sanity", CSI_SANITY, package, CSI_SANITY_EXPECTED)
 }
 
-/// Builds a program that its module offers to be installed.
+/// Builds an installable program of its module.
 fn install(cache: &Cache, name: &str, version: &str, package: &str, expected: Duration) -> Result<PathBuf> {
     let key = format!("{name}-{version}");
     let dir = cache.entry(&key, expected, |dir| {
@@ -122,12 +122,12 @@ fn install(cache: &Cache, name: &str, version: &str, package: &str, expected: Du
     Ok(dir.join(name))
 }
 
-/// A program of Kubernetes, from the module in `e2e/lab/go/kubernetes`: upstream publishes no binary on the
-/// proxy, and its own module cannot be installed from outside because it replaces the staging modules.
-/// `e2e.test`, `agnhost` and the `ginkgo` that runs the first are among them.
+/// Builds a program of Kubernetes from the module in `e2e/lab/go/kubernetes`: upstream publishes no binary on
+/// the proxy, and its own module cannot be installed from outside because it replaces the staging modules.
+/// This includes `e2e.test`, `agnhost` and `ginkgo`, which runs the first one.
 ///
 /// # Errors
-/// If Go is not to be had or the build fails.
+/// If Go is unavailable or the build fails.
 pub fn kubernetes(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
     let (package, expected) = match name {
         "kube-apiserver" => (format!("k8s.io/kubernetes/cmd/{name}"), KUBE_APISERVER_EXPECTED),
@@ -152,11 +152,11 @@ pub fn kubernetes(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf
     Ok(dir.join(name))
 }
 
-/// A sidecar of the CSI project, from the module in `e2e/lab/go/sidecars`: their own modules replace others
-/// too. One module for all, on the version of Kubernetes that is used here, so that they share its packages.
+/// Builds a sidecar of the CSI project from the module in `e2e/lab/go/sidecars`: their own modules use
+/// replacements. One module, on the version of Kubernetes used here, lets them share packages.
 ///
 /// # Errors
-/// If there is no such sidecar, Go is not to be had or the build fails.
+/// If the sidecar does not exist, Go is unavailable or the build fails.
 pub fn sidecar(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
     let (project, version) = if SNAPSHOT_PROGRAMS.contains(&name) {
         ("external-snapshotter".to_owned(), SNAPSHOTTER)
@@ -174,28 +174,28 @@ pub fn sidecar(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
     Ok(dir.join(name))
 }
 
-/// The directory of the kinds of snapshots and of their groups, as the snapshotter's module has them.
+/// Returns the directory of the CRDs of snapshots and group snapshots, from the snapshotter's module.
 ///
 /// # Errors
-/// If Go is not to be had or the module cannot be fetched.
+/// If Go is unavailable or the module cannot be downloaded.
 pub fn snapshot_kinds(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     let module = "github.com/kubernetes-csi/external-snapshotter/client/v8";
     Ok(fetched(cache, &sidecars(workspace), module)?.join("config/crd"))
 }
 
-/// The directory of a module that the module in `from` requires.
+/// Returns the directory of a module required by the module in `from`.
 fn fetched(cache: &Cache, from: &Path, module: &str) -> Result<PathBuf> {
     let fetched = output(go(cache)?.current_dir(from).args(["mod", "download", "-json", module]))?;
     let fetched: Value = serde_json::from_str(&fetched).context("read what go has fetched")?;
     fetched["Dir"].as_str().map(PathBuf::from).with_context(|| format!("go has fetched no {module}"))
 }
 
-/// The module of the sidecars.
+/// Returns the module of the sidecars.
 fn sidecars(workspace: &Path) -> PathBuf {
     workspace.join("e2e/lab/go/sidecars")
 }
 
-/// Builds a program of a module of ours, or the program of a package's tests, at the path `into`.
+/// Builds a program of one of our modules, or a package's test program, at the path `into`.
 fn build(cache: &Cache, what: &[&str], module: &Path, package: &str, flags: &str, into: &Path) -> Result<()> {
     show(
         go(cache)?
@@ -207,7 +207,7 @@ fn build(cache: &Cache, what: &[&str], module: &Path, package: &str, flags: &str
     )
 }
 
-/// A `go` command new enough for what is built here: the one on the PATH, or Debian's, unpacked.
+/// Returns a `go` command of sufficient version: the one on the PATH, or Debian's, unpacked.
 fn go(cache: &Cache) -> Result<Command> {
     let mut command = if on_path_and_new_enough() {
         Command::new("go")
@@ -217,7 +217,7 @@ fn go(cache: &Cache) -> Result<Command> {
         command.env("GOROOT", root);
         command
     };
-    // No C compiler is involved, no other toolchain is fetched, and committed sums are obeyed.
+    // No C compiler is used, no other toolchain is downloaded, and committed checksums are enforced.
     command.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local").env("GOFLAGS", "-mod=readonly");
     Ok(command)
 }
@@ -234,7 +234,7 @@ fn on_path_and_new_enough() -> bool {
     version.is_ok_and(|version| parse(&version).is_some_and(|found| found >= GO))
 }
 
-/// Reads "go1.26.8" as (1, 26).
+/// Parses "go1.26.8" as (1, 26).
 fn parse(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.trim().strip_prefix("go")?.split(['.', ' ', '-', 'r']);
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))

@@ -1,11 +1,11 @@
-//! The kernel of this machine, on which the workspace's tests run.
+//! The kernel of this machine, which runs the workspace's tests.
 
 use anyhow::{Result, ensure};
 
-/// The first release whose io_uring hands out provided buffers piece by piece (`IOU_PBUF_RING_INC`).
+/// The first release with incremental use of provided buffers in io_uring (`IOU_PBUF_RING_INC`).
 const LEAST: (u32, u32) = (6, 12);
 
-/// Checks that the tests can run here; test machines have kernels of their own.
+/// Checks that the tests can run here; test machines have their own kernels.
 ///
 /// # Errors
 /// The kernel is too old.
@@ -22,7 +22,7 @@ pub(super) fn check() -> Result<()> {
     Ok(())
 }
 
-/// A release that cannot be read is taken as new: the tests then say what they lack.
+/// Returns true if the release is new enough, or unreadable: the tests then report missing features.
 fn is_new_enough(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {

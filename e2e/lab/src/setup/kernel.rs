@@ -13,23 +13,23 @@ use crate::pins::KernelPin;
 use crate::report;
 use crate::setup::apt::{self, AptRoot};
 
-/// Modules the initramfs loads, in order, before there is a root file system.
+/// Modules that the initramfs loads, in order, before the root file system is mounted.
 const EARLY_MODULES: &[&str] = &["virtio_blk"];
-/// Modules that it loads before those where the kernel's packages have them; newer kernels contain them.
+/// Modules that it loads before those, if packaged separately; newer kernels have them built in.
 const EARLIER_MODULES: &[&str] =
     &["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci"];
-/// Package names in front of a kernel release: since 7.0 modules have packages of their own, before one
-/// package has all.
+/// Package name prefix before a kernel release: since 7.0 modules have separate packages; earlier, one
+/// package had everything.
 const SPLIT: &str = "linux-binary-";
 const WHOLE: &str = "linux-image-";
-/// End of the release of a cloud kernel.
+/// Suffix of a cloud kernel's release.
 const SUFFIX: &str = "-cloud-amd64";
-/// Set on the kernel command line: say that the kernel boots, and turn the machine off.
+/// Kernel command line option: reports that the kernel boots, and powers the machine off.
 pub const PROBE: &str = "holdfast.probe";
-/// Line that the initramfs prints when [`PROBE`] is set.
+/// Line printed by the initramfs if [`PROBE`] is set.
 pub const PROBE_ANSWER: &str = "HOLDFAST-KERNEL-BOOTS";
 
-/// Time it takes to fetch and unpack one.
+/// Expected time to download and unpack a kernel.
 pub(super) const EXPECTED: Duration = Duration::from_secs(30);
 
 /// Mount point of the share disk with the agent in a test machine.
@@ -38,22 +38,22 @@ pub const SHARE: &str = "/holdfast";
 /// A kernel ready to boot.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// The release, as `uname -r` says it.
+    /// The release, as printed by `uname -r`.
     pub release: String,
-    /// The suite it came from, which has its source too.
+    /// The suite that it came from, which also has its source.
     pub suite: String,
-    /// The uncompressed kernel: QEMU starts it directly (PVH) and saves its decompression.
+    /// The uncompressed kernel: QEMU starts it directly (PVH), without decompression.
     pub vmlinux: PathBuf,
     /// Loads the disk driver, mounts root and share, and starts the agent as process 1.
     pub initramfs: PathBuf,
-    /// The release's module tree, to be put into the root file system.
+    /// The release's module tree, to be copied into the root file system.
     pub modules: PathBuf,
 }
 
-/// Fetches kernel and modules and makes the initramfs.
+/// Downloads kernel and modules and creates the initramfs.
 ///
 /// # Errors
-/// If no suite holds such a kernel any more, or a step fails.
+/// If no suite has a matching kernel any more, or a step fails.
 pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
     let key = format!("kernel-{}-{}", pin.suites.join("-"), pin.release);
     let dir = cache.entry(&key, EXPECTED, |dir| {
@@ -90,7 +90,7 @@ struct Found {
     packages: Vec<String>,
 }
 
-/// The pinned release, or the nearest to it of the same major version, in the suites of the pin.
+/// Returns the pinned release, or the nearest one of the same major version, from the suites of the pin.
 fn find(pin: KernelPin) -> Result<Found> {
     let major = pin.release.split('.').next().unwrap_or_default();
     let mut nearest: Option<Found> = None;
@@ -129,7 +129,7 @@ fn find(pin: KernelPin) -> Result<Found> {
     nearest.with_context(|| format!("no suite has a kernel {major}.*{SUFFIX}"))
 }
 
-/// The pinned release if it is there, else the newest of its series, else the newest.
+/// Returns the pinned release if available, otherwise the newest of its series, otherwise the newest.
 fn choose<'a>(pinned: &str, releases: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let series = |release: &str| numbers(release).into_iter().take(2).collect::<Vec<_>>();
     releases
@@ -137,13 +137,13 @@ fn choose<'a>(pinned: &str, releases: impl Iterator<Item = &'a str>) -> Option<&
         .max_by_key(|release| (*release == pinned, series(release) == series(pinned), numbers(release)))
 }
 
-/// The numbers of a release, for ordering.
+/// Returns the numbers of a release, for ordering.
 fn numbers(release: &str) -> Vec<u32> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Takes the ELF image out of a bzImage. One that LZ4 has compressed stays as it is: the host has no program
-/// for that, and QEMU starts it too. Offsets: Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header"
+/// Extracts the ELF image from a bzImage. An LZ4-compressed one is kept as it is: the host has no program for
+/// that, and QEMU starts it, too. Offsets: Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header"
 /// (setup_sects at 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload is a compressed
 /// stream followed by its uncompressed length in 4 bytes.
 fn extract_vmlinux(vmlinuz: &Path, vmlinux: &Path) -> Result<()> {
@@ -218,7 +218,7 @@ fn make_initramfs(cache: &Cache, modules: &Path, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Disks appear in the order they are attached: root file system, share, state.
+/// Returns the init script. Disks appear in the order they are attached: root file system, share, state.
 fn init_script(modules: &[&str]) -> String {
     let insmod: String = modules.iter().map(|module| format!("$B insmod /lib/{module}.ko\n")).collect();
     format!(

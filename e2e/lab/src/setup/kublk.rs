@@ -1,4 +1,4 @@
-//! kublk: the kernel's own ublk server from its selftests, which figures are compared with.
+//! kublk: the kernel's own ublk server from its selftests, used as a reference for figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use crate::pins::GUEST_SUITE;
 use crate::setup::apt::AptRoot;
 use crate::setup::kernel::Kernel;
 
-/// Builds kublk, static, from the source of the kernel's own version.
+/// Builds a static kublk from the source of the kernel's own version.
 ///
 /// # Errors
-/// If the source package is gone or the compiler fails.
+/// If the source package is unavailable or the compiler fails.
 pub fn prepare(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     let version = kernel.release.split('.').take(2).collect::<Vec<_>>().join(".");
     let dir = cache.entry(&format!("kublk-{version}"), Duration::from_secs(60), |dir| {
@@ -43,7 +43,7 @@ fn compile(source: &Path, usr: &Path, to: &Path) -> Result<()> {
     let mut files = Vec::new();
     for entry in fs::read_dir(source).with_context(|| format!("list {}", source.display()))? {
         let path = entry?.path();
-        // A program of its own in the same directory.
+        // A separate program in the same directory.
         let other = path.file_stem().is_some_and(|stem| stem == "metadata_size");
         if path.extension().is_some_and(|kind| kind == "c") && !other {
             files.push(path);

@@ -1,4 +1,4 @@
-//! Work in lanes: the parts of a lane follow each other, the lanes run at the same time.
+//! Work in lanes: the parts of a lane run sequentially, the lanes concurrently.
 
 use std::sync::Mutex;
 use std::thread;
@@ -16,7 +16,7 @@ pub(super) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// A part that takes about `expected` where nothing of it is there yet.
+    /// Creates a part that takes about `expected` from scratch.
     pub(super) fn new<T>(
         name: impl Into<String>,
         expected: Duration,
@@ -26,15 +26,15 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Parts that are planned: lanes that run at the same time, stage after stage.
+/// Planned parts: concurrent lanes in sequential stages.
 pub struct SetupPlan<'a> {
     display: &'a Display,
     stages: Vec<Vec<Vec<Part<'a>>>>,
 }
 
 impl<'a> SetupPlan<'a> {
-    /// Adds all parts to the plan of `display`. On two cores those of a stage take as long as if two ran at
-    /// once, however many lanes there are.
+    /// Adds all parts to the plan of `display`. On two cores, those of a stage take as long as with two
+    /// concurrent lanes, regardless of the number of lanes.
     pub(super) fn plan(display: &'a Display, stages: impl IntoIterator<Item = Vec<Vec<Part<'a>>>>) -> Self {
         let stages: Vec<_> = stages.into_iter().collect();
         for lanes in &stages {
@@ -44,8 +44,7 @@ impl<'a> SetupPlan<'a> {
         Self { display, stages }
     }
 
-    /// Makes all parts, stage after stage. If one fails, the others of its stage are made, and no later
-    /// stage.
+    /// Runs all parts, stage by stage. If one fails, the rest of its stage still runs, but no later stage.
     ///
     /// # Errors
     /// The first failure.
@@ -54,7 +53,7 @@ impl<'a> SetupPlan<'a> {
     }
 }
 
-/// Makes all parts, each a step of `display`. The others are made even if one fails.
+/// Runs all parts, each as a step of `display`. A failure does not stop the others.
 ///
 /// # Errors
 /// The first failure.

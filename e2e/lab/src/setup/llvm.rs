@@ -1,4 +1,4 @@
-//! llvm-cov and llvm-profdata of the version that the compiler's profiles are for.
+//! llvm-cov and llvm-profdata of the version that matches the compiler's profiles.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use crate::command::{as_root, output};
 use crate::pins::GUEST_SUITE;
 use crate::setup::apt::{self, KEYRING};
 
-/// LLVM's programs, with their own libraries and loader: the suite they come from is newer than the host's.
+/// LLVM's programs, with their own libraries and loader: their suite is newer than the host's.
 #[derive(Debug)]
 pub struct Llvm {
     dir: PathBuf,
 }
 
 impl Llvm {
-    /// Fetches them for the LLVM that `rustc` is built with.
+    /// Downloads them for the LLVM version of `rustc`.
     ///
     /// # Errors
-    /// If rustc names no LLVM, or the suite has none of that version.
+    /// If rustc reports no LLVM version, or the suite does not have it.
     pub fn prepare(cache: &Cache) -> Result<Self> {
         let rustc = output(Command::new("rustc").arg("-vV"))?;
         let version = rustc.lines().find_map(|line| line.strip_prefix("LLVM version: "));
@@ -31,14 +31,14 @@ impl Llvm {
         let dir = cache.entry(&key, Duration::from_secs(40), |dir| {
             let tree = dir.join("tree");
             let made = extract(major, &tree).and_then(|()| keep(major, &tree, dir));
-            // The tree belongs to root, so it is removed as root, whether it is whole or not.
+            // The tree belongs to root, so it is removed as root, complete or not.
             output(as_root("rm").args(["-rf", "--one-file-system"]).arg(&tree))?;
             made
         })?;
         Ok(Self { dir })
     }
 
-    /// One of the programs.
+    /// Returns one of the programs.
     pub fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.dir.join("ld-linux-x86-64.so.2"));
         command.arg("--library-path").arg(&self.dir).arg(self.dir.join(name));
@@ -46,7 +46,7 @@ impl Llvm {
     }
 }
 
-/// Unpacks the package and all it depends on; nothing of them is run.
+/// Unpacks the package and all its dependencies; none of their programs is run.
 fn extract(major: &str, tree: &Path) -> Result<()> {
     output(
         as_root("mmdebstrap")
@@ -65,7 +65,7 @@ fn extract(major: &str, tree: &Path) -> Result<()> {
     .map(drop)
 }
 
-/// Copies the two programs and every library beside them.
+/// Copies the two programs and all of their libraries.
 fn keep(major: &str, tree: &Path, dir: &Path) -> Result<()> {
     for program in ["llvm-cov", "llvm-profdata"] {
         fs::copy(tree.join(format!("usr/lib/llvm-{major}/bin/{program}")), dir.join(program))

@@ -13,12 +13,12 @@ use crate::pins::{GUEST_PACKAGES, GUEST_SUITE, NODE_PACKAGES, SYSTEMD_PACKAGES, 
 use crate::setup::apt::{self, KEYRING};
 use crate::setup::kernel::{Kernel, SHARE};
 
-/// Room in the image; it is sparse, and machines write to a snapshot of it.
+/// Size of the image; it is sparse, and machines write to a snapshot of it.
 const SIZE: &str = "2G";
-/// Time it takes to make one.
+/// Expected time to create one.
 pub(super) const EXPECTED: Duration = Duration::from_secs(90);
 
-/// The same of [`UserSpace::Systemd`].
+/// The same for [`UserSpace::Systemd`].
 pub(super) const SYSTEMD_EXPECTED: Duration = Duration::from_secs(60);
 
 /// Contents of a root file system.
@@ -28,11 +28,11 @@ pub enum UserSpace {
     Plain,
     /// The same, and a container runtime.
     Containers,
-    /// Debian stable as people have it: systemd, udev, LVM, md, multipath, btrfs.
+    /// A common Debian stable setup: systemd, udev, LVM, md, multipath, btrfs.
     Systemd,
 }
 
-/// Units of Debian that do nothing for a test, and cost an emulated machine time.
+/// Debian units that are useless for tests, and cost time on an emulated machine.
 const MASKED: &[&str] = &[
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
@@ -70,7 +70,7 @@ impl UserSpace {
         packages.join(",")
     }
 
-    /// A script that completes the tree in `$1`; nothing where the packages are all.
+    /// Returns a script that completes the tree in `$1`; empty if the packages are sufficient.
     fn completion(self) -> String {
         match self {
             Self::Plain | Self::Containers => String::new(),
@@ -87,10 +87,10 @@ impl UserSpace {
     }
 }
 
-/// The agent's unit. Once it answers, what starts with the host is there: it is started last.
+/// The agent's unit. It is started last: once it responds, everything that starts with the host is running.
 const AGENT: &str = "holdfast-agent.service";
 
-/// The test ends what it started by itself: no limit and no signal of systemd comes in between.
+/// The test itself ends the programs that it started: no limit and no signal of systemd must interfere.
 fn agent_unit() -> String {
     format!(
         "[Service]\nExecStart={SHARE}/bin/holdfast-e2e guest-agent\nKillMode=process\nTasksMax=infinity\n\
@@ -98,10 +98,10 @@ fn agent_unit() -> String {
     )
 }
 
-/// Makes an ext4 image with the guest's packages and the kernel's modules.
+/// Creates an ext4 image with the guest's packages and the kernel's modules.
 ///
 /// # Errors
-/// If a package cannot be fetched or the image cannot be made.
+/// If a package cannot be downloaded or the image cannot be created.
 pub fn prepare(cache: &Cache, kernel: &Kernel, user_space: UserSpace) -> Result<PathBuf> {
     let (suite, packages, completion) = (user_space.suite(), user_space.packages(), user_space.completion());
     let key = format!("root-{suite}-{}-{}", fingerprint(&[&packages, &*completion].concat()), kernel.release);
@@ -138,7 +138,7 @@ pub fn prepare(cache: &Cache, kernel: &Kernel, user_space: UserSpace) -> Result<
                     .arg(&image),
             )
         });
-        // The tree belongs to root, so it is removed as root, whether the image was made or not.
+        // The tree belongs to root, so it is removed as root, even if the image was not created.
         output(as_root("rm").args(["-rf", "--one-file-system"]).arg(&tree))?;
         made?;
         Ok(fs::write(dir.join("packages"), &packages)?)

@@ -1,4 +1,4 @@
-//! trueno-ublk: another compressed ramdisk on ublk, which figures of memory volumes are compared with.
+//! trueno-ublk: another compressed ramdisk on ublk, used as a reference for memory volumes.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::pins::TRUENO_UBLK;
 /// Time of the build on two quiet cores.
 const EXPECTED: Duration = Duration::from_secs(400);
 
-/// Builds it as its authors released it: from the registry, with the versions of its own lock file.
+/// Builds it as released by its authors: from the registry, with the versions of its own lock file.
 ///
 /// # Errors
 /// If the registry does not have it or the compiler fails.

@@ -1,4 +1,4 @@
-//! The harness's side: notes what was reported when, and says whether what is read later may be so.
+//! The harness's side: records reports with their times, and checks if later contents are possible.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -11,10 +11,10 @@ use super::write::NOTED;
 use super::{LANE_SECTORS, round};
 use crate::vm;
 
-/// Number of wrong sectors that are named.
+/// Maximum number of wrong sectors that are named.
 const MAX_NAMED: usize = 8;
 
-/// Notes reports with the position of a record at that time.
+/// Records reports, with the current position of a record.
 pub struct Reports {
     port: u16,
     seed: u64,
@@ -41,7 +41,7 @@ struct Report {
 }
 
 impl Reports {
-    /// Listens for the writers of `lanes` lanes; `position` is asked at each report.
+    /// Listens for the writers of `lanes` lanes; `position` is called at each report.
     ///
     /// # Errors
     /// If no port is free.
@@ -70,28 +70,27 @@ impl Reports {
         Ok(Self { port, seed, lanes, shared })
     }
 
-    /// Address to which writers in a test machine report.
+    /// Returns the address to which writers in a test machine report.
     pub fn address_in_vm(&self) -> String {
         format!("{}:{}", vm::HOST, self.port)
     }
 
-    /// Rounds reported so far, over all lanes.
+    /// Returns the number of rounds reported so far, over all lanes.
     pub fn rounds(&self) -> usize {
         self.shared.lock().noted.len()
     }
 
-    /// The positions within `range` at which rounds were reported.
+    /// Returns the positions within `range` at which rounds were reported.
     pub fn positions(&self, range: &Range<usize>) -> Vec<usize> {
         let state = self.shared.lock();
         state.noted.iter().map(|report| report.position).filter(|position| range.contains(position)).collect()
     }
 
-    /// Checks that lanes that read as `text` (see [`super::write::read`]) are a state that a cut at
-    /// `position` may leave: all that had been reported by then, and later only the changes of the next
-    /// round.
+    /// Checks that lanes that read as `text` (see [`super::write::read`]) are in a possible state after a
+    /// power failure at `position`: everything reported by then, and later only changes of the next round.
     ///
     /// # Errors
-    /// Names lanes and sectors that are not.
+    /// Names lanes and sectors in an impossible state.
     pub fn check(&self, position: usize, text: &str) -> Result<()> {
         let lines: Vec<&str> = text.lines().collect();
         ensure!(lines.len() == self.lanes as usize, "{} lanes were read, not {}", lines.len(), self.lanes);
@@ -112,14 +111,14 @@ impl Reports {
         Ok(())
     }
 
-    /// The last round of a lane that was reported by then.
+    /// Returns the last round of a lane reported by then.
     fn done(&self, lane: u32, position: usize) -> u32 {
         let state = self.shared.lock();
         let reported = state.noted.iter().filter(|report| report.lane == lane && report.position <= position);
         reported.map(|report| report.round).max().unwrap_or(0)
     }
 
-    /// Allowed content of each sector: its state after round `done`, or after the next round's change.
+    /// Returns the permitted contents of each sector: those after round `done`, or after the next round.
     fn allowed(&self, lane: u32, done: u32) -> Vec<Vec<u32>> {
         let mut allowed = vec![vec![0]; LANE_SECTORS as usize];
         for number in 1..=done + 1 {
@@ -143,11 +142,11 @@ impl Drop for Reports {
         let mut state = self.shared.lock();
         state.over = true;
         for writer in &state.connections {
-            // An error means that it has gone already.
+            // An error means that it is already gone.
             writer.shutdown(Shutdown::Both).ok();
         }
         drop(state);
-        // Wakes the thread that listens.
+        // Wakes the listening thread.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
     }
 }
@@ -185,7 +184,7 @@ mod tests {
         reports
     }
 
-    /// The lane after these rounds.
+    /// Returns the lane after these rounds.
     fn lane(rounds: impl IntoIterator<Item = u32>) -> Vec<String> {
         let mut lane = vec!["0".to_owned(); LANE_SECTORS as usize];
         for number in rounds {

@@ -1,4 +1,4 @@
-//! The writer, in a test machine: stamps, flushes, and reports each flush to the harness before it continues.
+//! The writer in a test machine: stamps, flushes, and reports each flush to the harness before it continues.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -11,24 +11,24 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use super::{APART, Change, LANE_SECTORS, SECTOR_BYTES, TOGETHER, read_stamp, round, stamp};
 
-/// The harness's answer to a report it has noted.
+/// The harness's response to a recorded report.
 pub const NOTED: &str = "noted";
 
-/// Direct I/O needs memory at an address of this alignment.
+/// Direct I/O needs memory with this alignment.
 #[repr(align(4096))]
 struct Aligned([u8; 32 * SECTOR_BYTES]);
 
-/// Writes lane after lane in parallel, round after round, until a write or the harness fails.
+/// Writes all lanes concurrently, round by round, until a write or the harness fails.
 ///
 /// # Errors
-/// The failure: it never ends well.
+/// The failure; it never returns without one.
 pub fn run(device: &Path, lanes: u32, seed: u64, report_to: &str) -> Result<()> {
     let ends: Vec<Result<()>> = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..lanes)
             .map(|lane| {
                 scope.spawn(move || {
                     let ended = write_lane(device, lane, seed, report_to);
-                    // One lane that failed is a failure of all: the harness sees the process end.
+                    // A failure of one lane fails all of them: the harness sees the process exit.
                     if let Err(error) = &ended {
                         eprintln!("lane {lane}: {error:#}");
                         std::process::exit(1);
@@ -72,7 +72,7 @@ fn write_lane(device: &Path, lane: u32, seed: u64, report_to: &str) -> Result<()
     Ok(())
 }
 
-/// Reads all lanes; a line a lane, which names the round of each sector, `x` where there is none.
+/// Reads all lanes; returns a line per lane, with the round of each sector, or `x` for an invalid one.
 ///
 /// # Errors
 /// If a read fails.

@@ -10,10 +10,10 @@ use crate::process::Process;
 use crate::wait::until;
 use crate::wire::{self, Kind, Program, Reply, Request};
 
-/// Time limit of one attempt to reach an agent that may not be there yet.
+/// Time limit of one attempt to reach an agent that may not be running yet.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Talks to the agent of one booted machine.
+/// Client of the agent of one booted machine.
 #[derive(Debug, Clone)]
 pub struct Agent {
     machine: String,
@@ -21,17 +21,17 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent that is reached through `port` of the loopback.
+    /// Creates a client of an agent reached through `port` of the loopback.
     pub fn new(machine: &str, port: u16) -> Self {
         Self { machine: machine.to_owned(), port }
     }
 
-    /// The host port that leads to it.
+    /// Returns the host port that is forwarded to it.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Waits until the agent answers. QEMU accepts connections before the machine does, so only an answer
+    /// Waits until the agent responds. QEMU accepts connections before the machine does, so only a response
     /// counts.
     pub(super) fn wait_ready(&self, qemu: &mut Process, limit: Duration) -> Result<()> {
         until("the machine's agent", limit, || {
@@ -40,7 +40,7 @@ impl Agent {
         })
     }
 
-    /// Sends a request that has nothing to return.
+    /// Sends a request without a result.
     ///
     /// # Errors
     /// If it failed.
@@ -62,10 +62,10 @@ impl Agent {
             .with_context(|| format!("no reply of {} to {request:?}", self.machine))
     }
 
-    /// Runs a program to its end.
+    /// Runs a program to completion.
     ///
     /// # Errors
-    /// If it cannot be started or runs longer than `limit`; then it is killed.
+    /// If it cannot be started or runs longer than `limit`; it is killed in that case.
     pub fn exec(&self, program: &Program, limit: Duration) -> Result<Finished> {
         let started = Instant::now();
         let mut connection = self.connect(limit)?;

@@ -1,4 +1,4 @@
-//! Disk images of test machines: sparse files with ext4, made without mounting anything.
+//! Disk images of test machines: sparse files with ext4, created without mounting anything.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 
 use crate::command::output;
 
-/// Room beside the files in a share image, for the file system's own structures.
+/// Additional space in a share image, for the file system's own structures.
 const SHARE_SLACK_BYTES: u64 = 32 << 20;
 
-/// Makes an image that holds a copy of directory `tree`.
+/// Creates an image with a copy of the directory `tree`.
 ///
 /// # Errors
 /// If the tree cannot be read or the image cannot be written.
@@ -25,7 +25,7 @@ pub fn share(image: &Path, tree: &Path) -> Result<()> {
     make(image, used + used / 8 + SHARE_SLACK_BYTES, Some(tree))
 }
 
-/// Makes an empty image of `size_bytes`.
+/// Creates an empty image of `size_bytes`.
 ///
 /// # Errors
 /// If it cannot be written.

@@ -15,11 +15,10 @@ use crate::wire;
 
 /// The state disk's image, in the machine's directory.
 pub(super) const STATE_IMAGE: &str = "state.ext4";
-/// Physical block that a state disk usually announces, in bytes: a sector of a volume, as nodes should have
-/// it.
+/// Default physical block size of a state disk, in bytes: a sector of a volume, as recommended for nodes.
 const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 
-/// Port of a cluster's machine that leads to a pod, once [`crate::cluster::Cluster::reach`] was called.
+/// Port of a cluster's machine, forwarded to a pod after a call of [`crate::cluster::Cluster::reach`].
 pub const POD_PORT: u16 = 19181;
 
 /// Properties of one machine.
@@ -33,24 +32,24 @@ pub struct Options {
     pub processors: u32,
     /// The state disk, mounted at `/state`.
     pub state: MachineDisk,
-    /// The physical block size that the state disk announces, in bytes.
+    /// The physical block size announced by the state disk, in bytes.
     pub state_block_bytes: u32,
-    /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
+    /// One guest second is 1e9 guest instructions, regardless of the host: for benchmarks. One processor,
     /// always emulated.
     pub count_instructions: bool,
-    /// For programs in Go: an emulated processor without the vector instructions that they copy with, each of
-    /// which costs the emulator a call.
+    /// For programs in Go: an emulated processor without the vector instructions that they use for copying,
+    /// each of which costs the emulator a call.
     pub plain_processor: bool,
-    /// TCP ports of the host's loopback, each with the port of the machine that it leads to.
+    /// TCP ports of the host's loopback, each with the machine's port that it is forwarded to.
     pub ports: Vec<(u16, u16)>,
-    /// Modules the agent loads before it answers.
+    /// Modules that the agent loads before it responds.
     pub modules: Vec<String>,
 }
 
 /// State disk of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MachineDisk {
-    /// An empty file system of so many bytes (sparse).
+    /// An empty file system of this many bytes (sparse).
     Empty(u64),
     /// The same, on a [`RecordedDisk`].
     Recorded(u64),
@@ -59,7 +58,7 @@ pub enum MachineDisk {
 }
 
 impl Options {
-    /// A storage node: ublk, two processors, a state disk of 16 GiB (sparse).
+    /// Returns a storage node: ublk, two processors, a state disk of 16 GiB (sparse).
     pub fn node() -> Self {
         Self {
             user_space: UserSpace::Plain,
@@ -74,15 +73,15 @@ impl Options {
         }
     }
 
-    /// A storage node whose kernel has no ublk driver loaded, but what devices without it need.
+    /// Returns a storage node without a loaded ublk driver, but with the requirements of other devices.
     pub fn without_ublk() -> Self {
         Self { modules: ["fuse", "loop"].map(str::to_owned).into(), ..Self::node() }
     }
 
-    /// A node of a cluster: the same with room for pods, and with what runs them. Its kubelet listens at
-    /// `kubelet`, and `pod` leads to the port [`POD_PORT`] of the machine.
+    /// Returns a node of a cluster: the same with space for pods, and with their runtime. Its kubelet listens
+    /// on `kubelet`, and `pod` is forwarded to the port [`POD_PORT`] of the machine.
     pub fn cluster_node(kubelet: u16, pod: u16) -> Self {
-        // The kubelet holds a raw device by a loop device; without udev nothing loads that module by itself.
+        // The kubelet holds a raw device with a loop device; without udev, nothing loads its module.
         let modules = ["ublk_drv", "overlay", "bridge", "br_netfilter", "veth", "loop"];
         Self {
             user_space: UserSpace::Containers,
@@ -94,18 +93,18 @@ impl Options {
         }
     }
 
-    /// A node as people have it: systemd is process 1, udev and the daemons of LVM, md and multipath run.
+    /// Returns a node with a common setup: systemd is process 1; udev, LVM, md and multipath daemons run.
     pub fn systemd() -> Self {
         Self { user_space: UserSpace::Systemd, ..Self::node() }
     }
 
-    /// A machine whose clock counts instructions, with room for a ramdisk.
+    /// Returns a machine whose clock counts instructions, with memory for a ramdisk.
     pub fn benchmark() -> Self {
         Self { memory_mib: 4096, processors: 1, count_instructions: true, ..Self::node() }
     }
 }
 
-/// Starts QEMU; returns it and the host port that leads to the agent.
+/// Starts QEMU; returns it and the host port that is forwarded to the agent.
 pub(super) fn launch(
     name: &str,
     dir: &Path,
@@ -126,7 +125,7 @@ pub(super) fn launch(
         .args(["-serial", "stdio"])
         .args(["-netdev", &network(port, &options.ports)])
         .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
-    // ERMS and FSRM make the kernel copy byte by byte under TCG: four times slower.
+    // ERMS and FSRM make the kernel copy byte by byte, four times slower under TCG.
     let emulated = if options.plain_processor { "Nehalem" } else { "max,-erms,-fsrm" };
     let emulated_processors = options.processors.min(boot.emulated_processors);
     match (options.count_instructions, boot.accelerator) {
@@ -142,7 +141,7 @@ pub(super) fn launch(
     };
     disk(&mut qemu, "root", &boot.root_fs, "snapshot=on", "");
     disk(&mut qemu, "share", &dir.join("share.ext4"), "readonly=on", "");
-    // The host does not crash in a test, so its page cache is as good as a disk.
+    // The host does not crash in a test, so its page cache is sufficient.
     let settings = "cache=unsafe,discard=unmap";
     let (file, settings) = match (recorded, &options.state) {
         (Some(recorded), _) => (recorded.url().into(), "cache=writeback"),
@@ -155,7 +154,7 @@ pub(super) fn launch(
     Ok((process, port))
 }
 
-/// QEMU's own network, in which ports of the host lead to the agent and to `ports` of the machine.
+/// Configures QEMU's network, with host ports forwarded to the agent and to `ports` of the machine.
 fn network(agent: u16, ports: &[(u16, u16)]) -> String {
     let mut network = format!("user,id=net,hostfwd=tcp:127.0.0.1:{agent}-:{}", wire::PORT);
     for (host, machine) in ports {
@@ -179,14 +178,14 @@ fn kernel_options(name: &str, options: &Options) -> String {
     words.join(" ")
 }
 
-/// `settings` are QEMU's own, `announced` are further properties of the device that the machine sees.
+/// Adds a disk; `settings` are QEMU's own, `announced` are additional properties of the machine's device.
 fn disk(qemu: &mut Command, id: &str, file: &Path, settings: &str, announced: &str) {
     let file = file.display();
     qemu.args(["-drive", &format!("file={file},if=none,id={id},format=raw,{settings}")])
         .args(["-device", &format!("virtio-blk-pci,drive={id}{announced}")]);
 }
 
-/// A TCP port of the loopback that was free a moment ago.
+/// Returns a TCP port of the loopback that was free a moment ago.
 ///
 /// # Errors
 /// If the host has none left.

@@ -1,4 +1,4 @@
-//! The server's side of the NBD protocol, as QEMU speaks it to a disk: fixed newstyle, simple replies.
+//! The server's side of the NBD protocol as used by QEMU for a disk: fixed newstyle, simple replies.
 //!
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
@@ -20,27 +20,27 @@ const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const REPLY_UNSUPPORTED: u32 = (1 << 31) | 1;
 const INFO_EXPORT: u16 = 0;
-/// There are flags; FLUSH is understood.
+/// The flags are valid; FLUSH is supported.
 const EXPORT_FLAGS: u16 = 1 | 4;
-/// Longest option and longest request, in bytes.
+/// Maximum length of an option and of a request, in bytes.
 const MAX_OPTION_BYTES: u32 = 64 << 10;
 const MAX_REQUEST_BYTES: u32 = 64 << 20;
 
-/// The disk failed to do it.
+/// The disk failed the request.
 pub(super) const EIO: u32 = 5;
 
 /// Requests to the disk.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Read so many bytes.
+    /// Read this many bytes.
     Read { cookie: u64, offset: u64, bytes: u32 },
     /// Write these bytes.
     Write { cookie: u64, offset: u64, data: Vec<u8> },
-    /// Make durable what was written.
+    /// Make earlier writes durable.
     Flush { cookie: u64 },
 }
 
-/// Agrees with the client on a disk of `size_bytes`; false if the client disconnected.
+/// Negotiates a disk of `size_bytes` with the client; returns false if the client disconnected.
 pub(super) fn greet(client: &mut TcpStream, size_bytes: u64) -> Result<bool> {
     let mut hello = Vec::new();
     hello.extend(MAGIC.to_be_bytes());
@@ -82,7 +82,7 @@ fn reply_to_option(client: &mut TcpStream, option: u32, kind: u32, data: &[u8]) 
     client.write_all(&reply).context("answer an option")
 }
 
-/// Reads the next request; nothing when the client has done with the disk.
+/// Reads the next request; `None` after the client has closed the disk.
 pub(super) fn next(client: &mut impl Read) -> Result<Option<Request>> {
     let mut head = [0; 28];
     client.read_exact(&mut head).context("read a request")?;
@@ -103,7 +103,7 @@ pub(super) fn next(client: &mut impl Read) -> Result<Option<Request>> {
     }))
 }
 
-/// Answers a request: 0 or the number of an error, and what was read.
+/// Replies to a request: 0 or the number of an error, and the data read.
 pub(super) fn reply(client: &mut impl Write, cookie: u64, error: u32, data: &[u8]) -> Result<()> {
     let mut reply = Vec::with_capacity(16 + data.len());
     reply.extend(REPLY_MAGIC.to_be_bytes());

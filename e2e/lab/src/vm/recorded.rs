@@ -1,17 +1,17 @@
-//! A state disk whose writes and flushes are recorded, so that it can be had as a power cut would have left
-//! it; and which fails on request.
+//! A state disk that records writes and flushes, so that its state after a power failure can be rebuilt; it
+//! also fails on request.
 //!
-//! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's.
-//! Writes tear between the physical blocks that the disk announces, and only there: "the smallest unit a
-//! physical storage device can write atomically" (Linux, `Documentation/ABI/stable/sysfs-block`). What tears
-//! smaller is for the simulation, which knows what it looks at. A flush that fails loses what it was to make
-//! durable: flushes after it cover what was written after it, and the machine, which reads the disk's cache,
-//! cannot tell.
+//! QEMU accesses it over NBD. Requests are served sequentially, so the record has the disk's order. Writes
+//! are torn only at boundaries of the physical blocks that the disk announces: "the smallest unit a physical
+//! storage device can write atomically" (Linux, `Documentation/ABI/stable/sysfs-block`). Smaller tears are
+//! left to the simulation, which knows the affected structures. A failed flush loses the writes that it was
+//! to make durable: later flushes cover only later writes, and the machine, which reads the disk's cache,
+//! cannot detect this.
 //!
 //! Owns: the image, a copy of it from before the first write, the record.
 //! Runs on: one thread; [`RecordedDisk`] may be used by any.
-//! Invariants: a position in the record, read after something was made durable on the disk, has that flush
-//! before it.
+//! Invariants: a position in the record, read after data was made durable on the disk, is after the data's
+//! flush.
 
 use std::fs::File;
 use std::io::{BufReader, Write};
@@ -28,33 +28,33 @@ use super::nbd::{self, EIO, Request};
 use crate::chance::Chance;
 use crate::command::output;
 
-/// A disk that remembers.
+/// A disk that records its writes.
 #[derive(Debug)]
 pub struct RecordedDisk {
     port: u16,
     before: PathBuf,
-    /// Unit that a power cut leaves as it was or as it was written, in bytes.
+    /// Unit in bytes that a power failure leaves in its old or its new state.
     block_bytes: usize,
     shared: Arc<Recording>,
 }
 
-/// Writes that a power cut leaves of those that no flush covers.
+/// Unflushed writes that survive a power failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Survivors {
     /// None.
     Nothing,
-    /// Each with even chances; some of them in part.
+    /// Each with even chances; some of them partially.
     Some,
 }
 
 /// Composition of one rebuilt disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Writes that a flush had made durable.
+    /// Writes made durable by a flush.
     pub flushed: usize,
-    /// Unflushed writes that were left.
+    /// Unflushed writes that survived.
     pub left: usize,
-    /// Unflushed writes of which some blocks were left.
+    /// Unflushed writes that survived partially.
     pub torn: usize,
     /// Unflushed writes that were lost.
     pub lost: usize,
@@ -81,23 +81,23 @@ struct RecordingState {
 
 #[derive(Debug, Clone, Copy)]
 enum RecordedStep {
-    /// Bytes of the record's data that went to an offset of the disk.
+    /// Bytes of the record's data, written to an offset of the disk.
     Write {
         offset: u64,
         at: u64,
         bytes: usize,
     },
     Flush,
-    /// Nothing written since the flush before is made durable by any later one.
+    /// Writes since the previous flush are not made durable by any later one.
     FailedFlush,
 }
 
 impl RecordedDisk {
-    /// Serves the image; its record and a copy of it go beside it. Writes tear between blocks of
+    /// Serves the image; its record and a copy of it are stored next to it. Writes are torn between blocks of
     /// `block_bytes`.
     ///
     /// # Errors
-    /// If a file cannot be made or no port is free.
+    /// If a file cannot be created or no port is free.
     pub fn start(image: &Path, block_bytes: u32) -> Result<Self> {
         let before = image.with_extension("before");
         copy_sparse(image, &before)?;
@@ -117,17 +117,17 @@ impl RecordedDisk {
         Ok(Self { port, before, block_bytes, shared })
     }
 
-    /// Address by which QEMU reaches it.
+    /// Returns the address for QEMU.
     pub fn url(&self) -> String {
         format!("nbd://127.0.0.1:{}", self.port)
     }
 
-    /// The length of the record so far.
+    /// Returns the current length of the record.
     pub fn position(&self) -> usize {
         self.shared.lock().record.len()
     }
 
-    /// Writes to `to` the disk as a power cut at `position` would have left it.
+    /// Writes the disk's state after a power failure at `position` to `to`.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -157,18 +157,17 @@ impl RecordedDisk {
         Ok(cut)
     }
 
-    /// From now on reads that touch one of these ranges of bytes fail; what of them is overwritten can be
-    /// read.
+    /// Fails reads of these byte ranges from now on; overwritten parts become readable.
     pub fn fail_reads(&self, ranges: Vec<Range<u64>>) {
         self.shared.lock().failing_reads = ranges;
     }
 
-    /// Number of reads that failed so far.
+    /// Returns the number of failed reads so far.
     pub fn failed_reads(&self) -> usize {
         self.shared.lock().failed_reads
     }
 
-    /// Sets if flushes fail from now on.
+    /// Sets whether flushes fail from now on.
     pub fn fail_flushes(&self, fail: bool) {
         self.shared.lock().failing_flushes = fail;
     }
@@ -179,11 +178,11 @@ impl Drop for RecordedDisk {
         let mut state = self.shared.lock();
         state.over = true;
         if let Some(client) = &state.client {
-            // An error means that it has gone already.
+            // An error means that it is already gone.
             client.shutdown(Shutdown::Both).ok();
         }
         drop(state);
-        // Wakes the thread that accepts; refused only if that thread is gone already.
+        // Wakes the accepting thread; fails only if that thread is gone.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
     }
 }
@@ -199,7 +198,7 @@ impl Recording {
                 }
                 state.client = client.try_clone().ok();
             }
-            // It ends when the machine's power does.
+            // It ends when the machine is powered off.
             drop(self.serve(client));
         }
     }
@@ -269,7 +268,7 @@ impl Recording {
     }
 }
 
-/// For each entry whether what it wrote was flushed: the flush after it succeeded.
+/// Returns for each entry whether its write was flushed: the next flush succeeded.
 fn durable(record: &[RecordedStep]) -> Vec<bool> {
     let mut next_succeeds = false;
     let mut durable: Vec<bool> = record
@@ -288,17 +287,17 @@ fn durable(record: &[RecordedStep]) -> Vec<bool> {
     durable
 }
 
-/// Fate of a write in a power cut.
+/// Result of a power failure for a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Left,
-    /// Each of its blocks is left with even chances.
+    /// Each of its blocks survives with even chances.
     Torn,
     Lost,
 }
 
 impl Fate {
-    /// That of an unflushed write.
+    /// Returns the result for an unflushed write.
     fn draw(survivors: Survivors, has_blocks: bool, chance: &mut Chance) -> Self {
         match survivors {
             Survivors::Nothing => Self::Lost,
@@ -323,13 +322,13 @@ fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The rebuilt disk's first byte of each block.
+    /// Returns the rebuilt disk's first byte of each block.
     fn rebuilt(disk: &RecordedDisk, position: usize, left: Survivors, to: &Path) -> Vec<u8> {
         disk.rebuild(position, left, &mut Chance::new(1), to).unwrap();
         std::fs::read(to).unwrap().chunks(4096).map(|sector| sector[0]).collect()
     }
 
-    /// Chance decides which of the writes that no flush covers survive.
+    /// The unflushed writes that survive are chosen randomly.
     #[test]
     fn a_cut_keeps_flushed_writes_and_some_others() {
         let dir = tempfile::tempdir().unwrap();

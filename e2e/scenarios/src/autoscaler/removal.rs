@@ -1,4 +1,4 @@
-//! The autoscaler removes a node whose volume is written: a real daemon there sees the taint.
+//! The autoscaler removes a node with a written volume: a real daemon there detects the taint.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::autoscaler::{Autoscaler, GROUP, NodeGroup, node_without_machine};
@@ -21,7 +21,7 @@ const OTHER: &str = "other";
 /// Label of both.
 const PLACE: &str = "example.com/place";
 const CLAIM: &str = "leaving-1";
-/// Flags with which it removes a node at once. By default release 1.36 cordons the node too.
+/// Flags with which it removes a node immediately. By default, release 1.36 cordons the node, too.
 const FLAGS: [&str; 3] = [
     "--scale-down-unneeded-time=1s",
     "--scale-down-delay-after-add=1s",
@@ -64,7 +64,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.terminate()
 }
 
-/// A node, which the provider takes for one of its own where it `leaves`.
+/// Returns a node, which the provider considers its own if it `leaves`.
 fn a_node(name: &str, leaves: bool) -> Value {
     let mut node = node_without_machine(name);
     node["metadata"]["labels"] = json!({ PLACE: "here" });
@@ -79,7 +79,7 @@ fn a_node(name: &str, leaves: bool) -> Value {
     node
 }
 
-/// A pod for both nodes, which is made again when it is evicted.
+/// Returns a pod for both nodes, which is recreated after an eviction.
 fn replica_set() -> Value {
     let mut pod = a_pod("leaving", LEAVING.name, &[CLAIM]);
     let mut spec = pod["spec"].take();

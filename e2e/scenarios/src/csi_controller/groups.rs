@@ -1,5 +1,5 @@
-//! Group snapshots. The scenario plays the operator: it makes the VolumeSnapshots, and says when the group is
-//! taken.
+//! Group snapshots. The scenario plays the operator: it creates the VolumeSnapshots, and reports when the
+//! group is taken.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{Csi, GroupSnapshot, LIMIT, NewVolume, SHORT, granted, refused};
@@ -14,7 +14,7 @@ use super::{GIB, in_background};
 const GROUP: &str = "groupsnapshot-1";
 const VOLUMES: [&str; 2] = ["pvc-1", "pvc-log"];
 const MEMBERS: [&str; 2] = ["groupsnapshot-1-2-0", "groupsnapshot-1-2-1"];
-/// Of an attempt that failed, and not deleted yet.
+/// From a failed attempt, not deleted yet.
 const FAILED: &str = "groupsnapshot-1-1-0";
 
 pub(super) fn run(world: &World, csi: &Csi, operator: &Operator) -> Result<()> {
@@ -111,7 +111,7 @@ fn take(world: &World, csi: &Csi) -> Result<GroupSnapshot> {
     Ok(first)
 }
 
-/// The snapshots of a group by themselves.
+/// The individual snapshots of a group.
 fn one_by_one(csi: &Csi) -> Result<()> {
     report::step("tell the snapshots of the group one by one, and refuse to delete one");
     until("the snapshots to be told", LIMIT, || {
@@ -133,7 +133,7 @@ fn one_by_one(csi: &Csi) -> Result<()> {
     )
 }
 
-/// A VolumeSnapshot of the group, as operator and node leave it once it is taken.
+/// Creates a VolumeSnapshot of the group in the state after operator and node have taken it.
 fn member(world: &World, name: &str, volume: &str) -> Result<()> {
     apply(
         world,
@@ -146,7 +146,7 @@ fn member(world: &World, name: &str, volume: &str) -> Result<()> {
     taken(world, "volumesnapshot", name, &fields)
 }
 
-/// Writes the status of an object that is taken.
+/// Writes the status of a taken snapshot or group.
 fn taken(world: &World, kind: &str, name: &str, fields: &str) -> Result<()> {
     let condition = "{\"type\": \"Ready\", \"status\": \"True\", \"reason\": \"Taken\", \"message\": \"taken\", \
                      \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}";

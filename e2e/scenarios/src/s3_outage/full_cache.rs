@@ -1,5 +1,5 @@
-//! More is written than the node's cache holds: what the store has is evicted and read from there; while the
-//! store is unreachable, so that nothing can be evicted, writes wait.
+//! More data is written than fits in the node's cache: data in the store is evicted and read from there;
+//! while the store is unreachable, so that nothing can be evicted, writes wait.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use holdfast_lab::world::World;
 use super::{COLD, LIMIT, STORE_REACHABLE, WRITABLE, all_answer, sum_of, wait_committed};
 use crate::volumes::{release, reported, serve_all};
 
-/// A cache of half of what is written.
+/// A cache of half the written size.
 pub(super) const DATA: &str =
     "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"64Mi\"\ncache_size = \"8Mi\"";
 const CACHE_BYTES: u64 = 8 << 20;
@@ -25,10 +25,10 @@ const WIDE_MIB: u32 = 12;
 const WIDE: &str = "wide";
 /// Directory of the node's volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";
-/// Longest wait for the report to the user.
+/// Maximum wait for the report to the user.
 const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Writes [`COLD`] and [`WIDE`]; returns how many requests failed.
+/// Writes [`COLD`] and [`WIDE`]; returns the number of failed requests.
 pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result<f64> {
     let vm = node.vm();
     let served = serve_all(world, node, &[(COLD, "16Mi"), (WIDE, "64Mi")])?;
@@ -85,7 +85,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
     Ok(failed)
 }
 
-/// The sides of all volumes take no more of the node's disk than they may.
+/// Checks that the sides of all volumes stay within their limit on the node's disk.
 fn check_held(node: &Node) -> Result<()> {
     let held = node.vm().exec(&format!("du -cB1 {LOCAL}/*/[ab].data | tail -1"))?;
     let bytes: u64 = held.split_whitespace().next().unwrap_or_default().parse().context("bytes held")?;

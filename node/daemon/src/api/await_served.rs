@@ -1,4 +1,4 @@
-//! The wait until a volume is served.
+//! Waits until a volume is served.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use holdfast_types::VolumeId;
 use crate::node::{NodeVolumeStatus, VolumeState};
 use crate::volumes::Volumes;
 
-/// Time between two looks at the volumes, which are in memory: figures are published no more often.
+/// Poll interval; the polled figures are in memory and are published no more often.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Waits until this node serves a volume with at least this epoch. The caller's deadline ends the wait.

@@ -1,4 +1,4 @@
-//! Messages into typed values, naming the field that is wrong, and typed values into messages.
+//! Converts messages into typed values, naming invalid fields, and typed values into messages.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,27 +19,27 @@ use crate::node::{
     NodeVolumeStatus, ServedCounts, SettingsChange, StateDisk, VolumeSettings, VolumeState,
 };
 
-/// A field of a request cannot be used.
+/// A field of a request is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InvalidField {
-    /// `volume_id` is no volume id.
+    /// `volume_id` is not a volume id.
     #[error("volume_id: {0}")]
     VolumeId(#[from] InvalidVolumeId),
     /// `store` is empty.
     #[error("store: is empty; name a store of the daemon's configuration")]
     NoStore,
-    /// `size_bytes` is no size of a volume.
+    /// `size_bytes` is not a valid volume size.
     #[error(
         "size_bytes: {0} is not a positive multiple of {SECTOR_BYTES}; round it up, or use a suffix such as Mi or Gi"
     )]
     Size(u64),
-    /// `snapshot` is no name of a snapshot.
+    /// `snapshot` is not a snapshot name.
     #[error("snapshot: {0}")]
     Snapshot(#[from] InvalidSnapshotName),
     /// `max_dirty_age` is out of range.
     #[error("max_dirty_age: is out of range; give a duration between 1s and 1h")]
     MaxDirtyAge,
-    /// `durability` is no class.
+    /// `durability` is not a known class.
     #[error("durability: {0} is not known; use DURABILITY_LOCAL or DURABILITY_OBJECT")]
     Durability(i32),
     /// `limits.iops` is out of range.
@@ -50,19 +50,19 @@ pub(crate) enum InvalidField {
         "limits.bytes_per_second: {0} is out of range; give bytes per second from 1Mi to 1Ti, such as 125Mi, or no limit"
     )]
     Throughput(u64),
-    /// A field that memory volumes do not have.
+    /// A field that does not apply to memory volumes.
     #[error("{0}: a memory volume has none; leave it out, or attach a volume of a store")]
     NotOfMemory(&'static str),
-    /// `memory.limit_bytes` is no limit.
+    /// `memory.limit_bytes` is not a valid limit.
     #[error("memory.limit_bytes: is 0; give at least one MiB, or leave it out")]
     NoLimit,
-    /// `memory.spill_bytes` is no limit.
+    /// `memory.spill_bytes` is not a valid limit.
     #[error("memory.spill_bytes: is 0; give a size, or leave it out: nothing spills then")]
     NoSpill,
-    /// `memory.compression` is no codec.
+    /// `memory.compression` is not a known codec.
     #[error("memory.compression: {0} is not known; use COMPRESSION_LZ4 or COMPRESSION_ZSTD")]
     Compression(i32),
-    /// Nothing is to be changed.
+    /// The request changes no setting.
     #[error("durability, max_dirty_age, limits: all are absent; give at least one")]
     NoSettings,
 }
@@ -97,7 +97,7 @@ impl TryFrom<wire::CreateRequest> for Create {
     }
 }
 
-/// A checked [`wire::AttachRequest`]; it lacks only what its store is.
+/// A checked [`wire::AttachRequest`], without its store's configuration.
 #[derive(Debug)]
 pub(crate) struct CheckedAttach {
     pub(crate) volume: VolumeId,
@@ -208,7 +208,7 @@ fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
 }
 
 impl CheckedAttach {
-    /// The request to the data plane.
+    /// Builds the request to the data plane.
     pub(crate) fn with_store(self, config: S3Config) -> AttachRequest {
         let Self { volume, store, bytes, replaces, max_dirty_age, durability, limits } = self;
         AttachRequest {
@@ -220,7 +220,7 @@ impl CheckedAttach {
             max_dirty_age,
             durability,
             limits,
-            // No operator looked at the bucket.
+            // No operator probed the bucket.
             probe: true,
             ublk_only: false,
         }
@@ -235,7 +235,7 @@ pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, Se
         Ok(_) | Err(_) => Some(flush_class(durability)?),
     };
     let wire::Limits { iops: max_iops, bytes_per_second: most_bytes } = limits.unwrap_or_default();
-    // Those that are not removed.
+    // The limits that are not removed.
     let rest = |limit: Option<u64>| limit.filter(|limit| *limit > 0);
     io_limits(wire::Limits { iops: rest(max_iops), bytes_per_second: rest(most_bytes) })?;
     let limit = |limit: Option<u64>| limit.map_or(LimitChange::Keep, |_given| LimitChange::to(rest(limit)));
@@ -251,7 +251,7 @@ pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, Se
     Ok((volume_id.try_into()?, change))
 }
 
-/// The settings in effect.
+/// Converts the settings in effect.
 pub(crate) fn settings(settings: VolumeSettings) -> wire::ConfigureResponse {
     let VolumeSettings { planner, limits } = settings;
     let Settings { max_age_ms, durability: class } = planner;
@@ -259,7 +259,7 @@ pub(crate) fn settings(settings: VolumeSettings) -> wire::ConfigureResponse {
     wire::ConfigureResponse { max_dirty_age, durability: durability(class), limits: wire_limits(limits) }
 }
 
-/// Checks limits that a volume is to have.
+/// Checks the limits requested for a volume.
 fn io_limits(limits: wire::Limits) -> Result<IoLimits, InvalidField> {
     let wire::Limits { iops, bytes_per_second } = limits;
     match (iops, bytes_per_second) {
@@ -384,7 +384,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
             device: attached.map(Into::into),
             committed_seq,
             dirty_bytes,
-            // An age beyond what the message can hold does not happen: it would be 292 billion years.
+            // An age beyond the range of the message cannot occur: 292 billion years.
             oldest_dirty: oldest_dirty.and_then(|age| age.try_into().ok()),
             message,
             durability: class.map_or(wire::Durability::Unspecified.into(), durability),
@@ -397,7 +397,7 @@ impl From<NodeVolumeStatus> for wire::Volume {
     }
 }
 
-/// I/O counts of a volume.
+/// Converts a volume's I/O counters.
 pub(crate) fn stats(status: &NodeVolumeStatus) -> wire::VolumeStats {
     let ServedCounts {
         reads,

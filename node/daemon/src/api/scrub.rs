@@ -15,15 +15,15 @@ use super::status;
 use crate::node::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 use crate::volumes::Volumes;
 
-/// Interval between two answers that report progress.
+/// Interval between progress messages.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-/// Answers that may wait for the caller.
+/// Queue length of responses to the caller.
 const WAITING_ANSWERS: usize = 4;
 
-/// The answers to one request.
+/// Responses to one request.
 pub(super) type Answers = ReceiverStream<Result<wire::ScrubResponse, Status>>;
 
-/// Begins a scrub as one of `tasks`. It ends when its caller disconnects.
+/// Starts a scrub as one of `tasks`. It ends when its caller disconnects.
 pub(super) fn start<V: Volumes>(tasks: &Tasks, volumes: V, request: ScrubRequest) -> Answers {
     let (answers, stream) = mpsc::channel(WAITING_ANSWERS);
     tasks.spawn(async move {
@@ -40,7 +40,7 @@ pub(super) fn start<V: Volumes>(tasks: &Tasks, volumes: V, request: ScrubRequest
                 _ = ticks.tick() => {
                     let Progress { read_bytes, total_bytes } = *seen.borrow();
                     let progress = wire::ScrubProgress { read_bytes, total_bytes };
-                    // A caller that does not keep up misses some.
+                    // A slow caller misses some.
                     drop(answers.try_send(Ok(step(wire::scrub_response::Step::Progress(progress)))));
                 }
             }

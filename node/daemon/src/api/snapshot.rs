@@ -1,4 +1,4 @@
-//! Snapshots as messages.
+//! Conversion of snapshots to and from messages.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ pub(super) fn uid(text: &str) -> Result<SnapshotUid, Status> {
     text.parse().map_err(|error| Status::invalid_argument(format!("uid: {error}")))
 }
 
-/// The message for a snapshot.
+/// Builds the message for a snapshot.
 pub(super) fn wire(volume: &VolumeId, snapshot: &Snapshot) -> wire::Snapshot {
     let Snapshot { seq, uid, unix_ms, sectors } = *snapshot;
     wire::Snapshot {

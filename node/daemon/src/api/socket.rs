@@ -13,7 +13,7 @@ use tonic::transport::Server;
 use super::Api;
 use crate::volumes::Volumes;
 
-/// The socket could not be made.
+/// The Unix socket could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("api.socket: {} cannot be made; choose a path in a directory that the daemon may write", path.display())]
 pub(crate) struct SocketError {
@@ -22,10 +22,10 @@ pub(crate) struct SocketError {
     source: io::Error,
 }
 
-/// Makes the socket. The caller holds the node's lock, so a socket that is there already is a dead process's.
+/// Creates the socket. The caller holds the node's lock, so an existing socket belongs to a dead process.
 ///
 /// # Errors
-/// [`SocketError`], for a person to correct.
+/// [`SocketError`]; it requires action by the user.
 pub(crate) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     let listen = || {
         if let Some(directory) = path.parent() {
@@ -42,8 +42,8 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     listen().map_err(|source| SocketError { path: path.to_owned(), source })
 }
 
-/// Answers requests until `stop` ends. Operations in progress are ended, not waited for, because a detach may
-/// wait for its store without limit. None is left when this returns.
+/// Serves requests until `stop` ends. Operations in progress are cancelled, not awaited, because a detach may
+/// wait for its store without limit. All have ended when this returns.
 ///
 /// # Errors
 /// The listener itself failed.

@@ -1,4 +1,4 @@
-//! The table from kinds of errors to gRPC statuses.
+//! The table from error kinds to gRPC statuses.
 
 use holdfast_service::tasks::Unfinished;
 use tonic::{Code, Status};
@@ -6,12 +6,12 @@ use tonic::{Code, Status};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// The status for a failure.
+/// Returns the status for a failure.
 pub(crate) fn of(failure: &Failure) -> Status {
     Status::new(code(failure.kind), &failure.message)
 }
 
-/// The status for an operation without a result.
+/// Returns the status for an operation that ended without a result.
 pub(super) fn unfinished(why: Unfinished) -> Status {
     match why {
         Unfinished::Panicked => {
@@ -23,7 +23,7 @@ pub(super) fn unfinished(why: Unfinished) -> Status {
     }
 }
 
-/// Kinds with different exit codes have different codes, so that the CLI can distinguish them.
+/// Kinds with different exit codes map to different codes, so that the CLI can distinguish them.
 pub(crate) fn code(kind: FailureKind) -> Code {
     match kind {
         FailureKind::Invalid | FailureKind::OtherTransport => Code::InvalidArgument,

@@ -1,4 +1,4 @@
-//! A sweep: one request and one answer.
+//! Sweeps of a store: one request, one response.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use super::{find, no_store, status};
 use crate::node::SweepRequest;
 use crate::volumes::Volumes;
 
-/// Age below which objects stay if the request does not say.
+/// Minimum age of objects to delete, unless the request sets it.
 const GRACE: Duration = Duration::from_hours(24);
-/// Command that a daemon under Kubernetes leaves to the operator.
+/// Command that the operator runs instead under Kubernetes.
 pub(super) const INSTEAD: &str = "the operator sweeps each ObjectStore, as its spec.sweep says";
 
-/// Checks a request. Without a name it is for the only store there is.
+/// Checks a request. Without a store name it applies to the only configured store.
 pub(super) fn request(
     request: wire::SweepRequest,
     stores: BTreeMap<String, S3Config>,
@@ -47,13 +47,13 @@ pub(super) fn request(
     Ok(SweepRequest { name, store, grace, dry_run, most: most.unwrap_or(u64::MAX) })
 }
 
-/// Sweeps as one of `tasks`. It ends when its caller disconnects.
+/// Runs a sweep as one of `tasks`. It ends when its caller disconnects.
 pub(super) async fn run<V: Volumes>(
     tasks: &Tasks,
     volumes: V,
     request: SweepRequest,
 ) -> Result<wire::SweepResponse, Status> {
-    // Dropped with this wait.
+    // Dropped together with this future.
     let (waits, disconnected) = oneshot::channel::<()>();
     let store = request.name.clone();
     let work = tasks.run(async move {
@@ -72,7 +72,7 @@ pub(super) async fn run<V: Volumes>(
 }
 
 fn response(store: String, report: SweepReport) -> wire::SweepResponse {
-    // The log has what became of unfinished uploads.
+    // Results for unfinished uploads are in the log.
     let SweepReport { volumes, kept, garbage, deleted, oldest, snapshots, skipped, uploads: _ } = report;
     let space =
         |(name, bytes): &(SnapshotName, u64)| wire::SnapshotSpace { name: name.to_string(), bytes: *bytes };

@@ -101,7 +101,7 @@ async fn only_an_instance_with_a_name_is_handed_over_to() {
     assert_eq!(handoff.agreed().await, "pod-2".parse().unwrap());
 }
 
-/// The daemon has the only use of their connections: an end fails requests.
+/// The daemon holds the only copy of their connections: its exit would fail requests.
 #[tokio::test]
 async fn nothing_is_handed_over_while_devices_have_no_keeper() {
     let (fake, handoff) = (Fake::default(), Handoff::unnamed());
@@ -118,7 +118,7 @@ async fn nothing_is_handed_over_while_devices_have_no_keeper() {
     ask().await.unwrap();
 }
 
-/// It was frozen in the VolumeAttachment, and allowed to format at every later attach.
+/// Regression: the permission stayed in the VolumeAttachment and allowed formatting at every later attach.
 #[tokio::test]
 async fn a_permission_to_format_is_for_one_attach() {
     let (fake, permissions) = (Fake::default(), FormatPermissions::default());
@@ -166,11 +166,11 @@ async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("Volume object"));
-    // A person attached it before the daemon was one of Kubernetes, and no object knows it.
+    // A user attached it before Kubernetes managed the daemon; no object refers to it.
     fake.put(in_memory("scratch", None, 0));
     let detach = DetachRequest { volume_id: "scratch".to_owned() };
     api.detach(Request::new(detach)).await.unwrap();
-    // The content of a claim was dropped by one word.
+    // Regression: one command dropped the content of a claim.
     fake.put(in_memory("claim", Some("uid"), 1_800_000_000));
     let detach = DetachRequest { volume_id: "claim".to_owned() };
     let status = api.detach(Request::new(detach)).await.unwrap_err();
@@ -198,7 +198,7 @@ async fn lists_are_sorted_and_one_volume_can_be_asked_for() {
     assert_eq!(api(&fake).stats(Request::new(none)).await.unwrap_err().code(), Code::NotFound);
 }
 
-/// A changed configuration file needed a restart of the daemon.
+/// Regression: a changed configuration file required a restart of the daemon.
 #[tokio::test]
 async fn a_request_uses_the_stores_that_were_read_last() {
     let fake = Fake::default();
@@ -240,7 +240,7 @@ async fn a_snapshot_is_taken_once_for_each_uid() {
     }
 }
 
-/// They ran on, over a node that was being shut down.
+/// Regression: they continued to run while the node was being shut down.
 #[tokio::test]
 async fn operations_end_with_the_interface() {
     use tokio_stream::StreamExt;

@@ -1,4 +1,4 @@
-//! The connection to the daemon over its socket, and its answers.
+//! The connection to the daemon's socket, and its responses.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ fn address(socket: &Path) -> String {
     format!("unix://{}", socket.display())
 }
 
-/// Failure that a gRPC status reports.
+/// Returns the failure reported by a gRPC status.
 pub(super) fn refused(status: Status) -> Failure {
     Failure { kind: exit::kind(status.code()), message: status.message().to_owned() }
 }
@@ -44,7 +44,7 @@ pub(super) fn finish<T: Render>(
     Ok(())
 }
 
-/// Puts an answer in the wanted format into `out`.
+/// Appends an answer in the requested format to `out`.
 pub(super) fn show<T: Render>(answer: &T, target: &Target, out: &mut String) {
     out.push_str(&if target.json { format!("{:#}\n", answer.json()) } else { answer.text() });
 }

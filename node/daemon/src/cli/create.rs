@@ -1,4 +1,4 @@
-//! `holdfast-node create`: creates a volume, empty or with the content of another.
+//! `holdfast-node create`: creates a volume, empty or with the content of another one.
 
 use std::str::FromStr;
 
@@ -19,12 +19,12 @@ use crate::node::{FailureKind, random};
 pub(super) struct Create {
     /// Name of the new volume: 1 to 63 of a-z, 0-9 and '-'
     volume: String,
-    /// Its size: bytes, or with a suffix such as Mi or G; with --from at least that of the source, and the
-    /// same if it is left out
+    /// Its size: bytes, or with a suffix such as Mi or G; with --from at least the source's size, which is
+    /// the default
     #[arg(long, required_unless_present = "from")]
     size: Option<ByteSize>,
-    /// Begin with the content of this snapshot in the same store, as `snapshot list` shows it, or of this
-    /// volume as it is now; nothing is copied
+    /// Start with the content of this snapshot in the same store, as shown by `snapshot list`, or with the
+    /// current content of this volume; nothing is copied
     #[arg(long, value_name = "VOLUME@SEQ|VOLUME")]
     from: Option<Source>,
     /// Name of a store of the daemon's configuration
@@ -34,14 +34,14 @@ pub(super) struct Create {
     target: Target,
 }
 
-/// Content of a new volume.
+/// Source of a new volume's content.
 #[derive(Debug, Clone)]
 enum Source {
     Snapshot(SnapshotName),
     Volume(VolumeId),
 }
 
-/// A text that names neither a snapshot nor a volume.
+/// Text that is neither a snapshot name nor a volume name.
 #[derive(Debug, thiserror::Error)]
 enum InvalidSource {
     #[error(transparent)]
@@ -61,7 +61,7 @@ impl FromStr for Source {
 /// Creates the volume; the answer goes to `out`.
 ///
 /// # Errors
-/// The daemon's refusal, or why it was not reached.
+/// The daemon's rejection, or the reason it was not reached.
 pub(super) async fn run(create: Create, out: &mut String) -> Result<(), Failure> {
     let Create { volume, size, from, store, target } = create;
     let mut client = connect(&target).await?;
@@ -88,7 +88,7 @@ async fn restore(
     Ok(made)
 }
 
-/// Creates a volume from a snapshot of `volume` that is taken for it and deleted at the end.
+/// Creates a volume from a temporary snapshot of `volume`.
 async fn clone(
     client: &mut NodeClient<Channel>,
     request: CreateRequest,
@@ -111,8 +111,8 @@ async fn clone(
     made
 }
 
-/// Checks that the daemon has made a volume with the content of a snapshot. One that is older than `--from`
-/// does not know it, and answers no size.
+/// Checks that the daemon created a volume with a snapshot's content. A daemon older than `--from` ignores
+/// the option and responds without a size.
 fn check_restored(volume: &str, made: &CreateResponse) -> Result<(), Failure> {
     if made.size_bytes > 0 {
         return Ok(());
@@ -130,7 +130,7 @@ fn check_restored(volume: &str, made: &CreateResponse) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    /// The field is younger than the answer: an older daemon ignored `--from`, and created an empty volume.
+    /// The field is newer than the response: an older daemon ignored `--from` and created an empty volume.
     #[test]
     fn an_answer_without_a_size_is_no_restored_volume() {
         let refused = check_restored("copy", &CreateResponse { size_bytes: 0 }).unwrap_err();

@@ -1,4 +1,4 @@
-//! Commands, each sent to the daemon over its socket.
+//! Sends commands to the daemon over its socket.
 
 use holdfast_proto::node::v1::{
     self as wire, AttachRequest, CapabilitiesRequest, ConfigureRequest, DetachRequest, Durability,
@@ -13,10 +13,10 @@ use super::{
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// Sends one command to the daemon; its answer, as text for a person or as JSON, goes to `out`.
+/// Sends one command to the daemon; the response goes to `out`, as text for a user or as JSON.
 ///
 /// # Errors
-/// The daemon's refusal, or why it was not reached.
+/// The daemon's rejection, or the reason it was not reached.
 pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
     match command {
         Command::Run { .. }
@@ -50,7 +50,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 spill_bytes: memory_spill.map(|limit| limit.0),
                 compression: compression.map_or(wire::Compression::Unspecified, codec).into(),
             });
-            // The default of the command line is one of stores.
+            // The command line's default is for volumes of a store.
             let durability = memory.map_or(wire_class(durability), |_| Durability::Unspecified);
             let request = AttachRequest {
                 volume_id: volume,
@@ -60,7 +60,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
                 durability: durability.into(),
                 memory,
-                // A new attach has no limits that could be removed.
+                // A new attach has no limits to remove.
                 limits: limits(
                     max_iops.and_then(MaxIops::limit),
                     max_throughput.and_then(MaxThroughput::limit),

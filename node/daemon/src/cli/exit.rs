@@ -5,17 +5,17 @@
 //! | 0 | done |
 //! | 1 | the local disk, the kernel or the daemon failed |
 //! | 2 | the command line or a value is wrong |
-//! | 3 | what was named does not exist |
-//! | 4 | something else must end first |
-//! | 5 | another writer owns the volume, or one of this node whose local state is not here |
+//! | 3 | the named object does not exist |
+//! | 4 | another operation or use must end first |
+//! | 5 | another writer owns the volume, or a writer of this node whose local state is missing |
 //! | 6 | stored data is damaged |
-//! | 7 | something outside is unreachable: the daemon, the store, the kernel's driver |
+//! | 7 | an external service is unreachable: the daemon, the store, the kernel's driver |
 
 use tonic::Code;
 
 use crate::node::FailureKind;
 
-/// The exit code for a kind of error.
+/// Returns the exit code for an error kind.
 pub(crate) fn code(kind: FailureKind) -> u8 {
     match kind {
         FailureKind::Local => 1,
@@ -28,7 +28,7 @@ pub(crate) fn code(kind: FailureKind) -> u8 {
     }
 }
 
-/// The kind of error of a status; the inverse of `api::status::code`.
+/// Returns the error kind of a status; the inverse of `api::status::code`.
 pub(crate) fn kind(code: Code) -> FailureKind {
     match code {
         Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => FailureKind::Invalid,
@@ -37,7 +37,7 @@ pub(crate) fn kind(code: Code) -> FailureKind {
         Code::ResourceExhausted => FailureKind::Full,
         Code::Aborted => FailureKind::Fenced,
         Code::DataLoss => FailureKind::Corrupt,
-        // All but the first: the connection broke.
+        // All codes but the first mean a broken connection.
         Code::Unavailable
         | Code::Unknown
         | Code::Cancelled

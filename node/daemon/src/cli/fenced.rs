@@ -1,5 +1,5 @@
-//! `holdfast-node fenced`: what fenced writers of this node never uploaded. Reads the state directory, asks
-//! no daemon.
+//! `holdfast-node fenced`: data that fenced writers of this node did not upload. Reads the state directory;
+//! needs no daemon.
 
 use std::path::PathBuf;
 
@@ -34,13 +34,13 @@ pub(super) struct Fenced {
 
 #[derive(Debug, Subcommand)]
 enum FencedVerb {
-    /// Show what is kept
+    /// Show the preserved data
     List,
-    /// Write it to a sparse image of the volume, and which bytes of it count to FILE.json
+    /// Write it to a sparse image of the volume, and the valid byte ranges to FILE.json
     Export {
-        /// Name of what is kept, as `list` shows it
+        /// Name of the preserved data, as shown by `list`
         name: String,
-        /// The image to make
+        /// The image to create
         #[arg(long, value_name = "FILE")]
         output: PathBuf,
         /// Replace the image and its JSON if they exist
@@ -49,7 +49,7 @@ enum FencedVerb {
     },
     /// Delete it permanently
     Delete {
-        /// Name of what is kept, as `list` shows it
+        /// Name of the preserved data, as shown by `list`
         name: String,
         /// Delete the only copy of the data
         #[arg(long)]
@@ -58,7 +58,7 @@ enum FencedVerb {
 }
 
 impl Fenced {
-    /// Does it; what there is to say goes to `out`.
+    /// Runs the command; its output goes to `out`.
     pub(super) fn run(&self, out: &mut String) -> Result<(), Failure> {
         self.try_run(out).map_err(|error| Failure::new(error.kind(), &error))
     }

@@ -1,4 +1,4 @@
-//! `holdfast-node gc`: asks the daemon to sweep a store, and shows what it found and deleted.
+//! `holdfast-node gc`: asks the daemon to sweep a store, and shows the garbage found and deleted.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,11 +13,11 @@ use super::output::{Render, table};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// Sweeps; the answer goes to `out`.
+/// Sweeps the store; the answer goes to `out`.
 ///
 /// # Errors
-/// [`FailureKind::Invalid`] for a grace that is too long; [`FailureKind::Corrupt`] when volumes were skipped
-/// because of what is stored of them; the daemon's refusal, or why it was not reached.
+/// [`FailureKind::Invalid`] if the grace period is too long; [`FailureKind::Corrupt`] if volumes were skipped
+/// because of their stored state; the daemon's rejection, or the reason it was not reached.
 pub(super) async fn run(gc: Gc, out: &mut String) -> Result<(), Failure> {
     let Gc { store, dry_run, grace, most, target } = gc;
     let grace = grace.0.try_into().map_err(|_range| Failure {
@@ -56,7 +56,7 @@ impl Render for SweepResponse {
         let mut text = format!("store {store}, volumes: {volumes}\n");
         text.push_str(&table(["", "OBJECTS", "BYTES"], rows.into_iter().map(row)));
         if let Some(stored) = oldest.and_then(|oldest| SystemTime::try_from(oldest).ok()) {
-            // A store's clock may be ahead.
+            // The store's clock may be ahead.
             let age = SystemTime::now().duration_since(stored).unwrap_or_default();
             text.push_str(&format!("the oldest that is left is {} old\n", hours(age)));
         }
@@ -96,7 +96,7 @@ impl Render for SweepResponse {
     }
 }
 
-/// The garbage that was not deleted.
+/// Returns the amount of garbage that was not deleted.
 fn left(answer: &SweepResponse) -> Amount {
     let (garbage, deleted) = (answer.garbage.unwrap_or_default(), answer.deleted.unwrap_or_default());
     Amount {
@@ -105,7 +105,7 @@ fn left(answer: &SweepResponse) -> Amount {
     }
 }
 
-/// Action to take for a volume that was skipped.
+/// Returns the action to take for a skipped volume.
 fn remedy(skipped: &SkippedVolume, store: &str) -> String {
     let SkippedVolume { volume_id, error: _, cause: _ } = skipped;
     match skipped.cause() {
@@ -137,7 +137,7 @@ fn cause_name(cause: SkipCause) -> &'static str {
     }
 }
 
-/// An age in its two largest units.
+/// Formats an age in its two largest units.
 fn hours(age: Duration) -> String {
     let minutes = age.as_secs() / 60;
     match (minutes / 60, minutes % 60) {

@@ -1,29 +1,29 @@
-//! Limits of a volume on the command line, where a word removes them.
+//! Limits of a volume on the command line, where `none` removes them.
 
 use std::str::FromStr;
 
 use holdfast_crds::{ByteSize, InvalidQuantity};
 
-/// Word for no limit.
+/// Word for "no limit".
 const NONE: &str = "none";
 
-/// Most requests in a second; zero: no limit.
+/// Maximum requests per second; zero: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MaxIops(pub(super) u64);
 
-/// Most bytes in a second; zero: no limit.
+/// Maximum bytes per second; zero: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MaxThroughput(pub(super) u64);
 
 impl MaxIops {
-    /// The limit, if it is one.
+    /// Returns the limit, if there is one.
     pub(super) fn limit(self) -> Option<u64> {
         (self.0 > 0).then_some(self.0)
     }
 }
 
 impl MaxThroughput {
-    /// The limit, if it is one.
+    /// Returns the limit, if there is one.
     pub(super) fn limit(self) -> Option<u64> {
         (self.0 > 0).then_some(self.0)
     }

@@ -1,4 +1,4 @@
-//! Answers of the daemon as tables and as JSON.
+//! The daemon's answers as tables and as JSON.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 
 /// An answer that can be printed.
 pub(super) trait Render {
-    /// For a person; ends with a newline unless there is nothing to say.
+    /// Returns the text for a user; it ends with a newline unless it is empty.
     fn text(&self) -> String;
-    /// For a program. Field names are the ones of the interface.
+    /// Returns the JSON for a program. Field names are those of the interface.
     fn json(&self) -> Value;
 }
 
-/// Writes to standard output. A reader that has closed its end is no error.
+/// Writes to standard output. A reader that closed its end is not an error.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -92,7 +92,7 @@ impl Render for GrowResponse {
     }
 }
 
-/// Text about the writer that an attach replaced, printed beside the answer.
+/// Returns the text about the writer that an attach replaced, printed next to the answer.
 pub(super) fn displaced(writer: &Displaced) -> String {
     let Displaced { epoch, node, since } = writer;
     let since = since.map(|time| format!(" since {time}")).unwrap_or_default();
@@ -178,7 +178,7 @@ impl Render for ListResponse {
     }
 }
 
-/// A duration of the interface, as the command line and the configuration write it.
+/// Formats a duration of the interface in the syntax of the command line and the configuration.
 fn time_span(span: prost_types::Duration) -> String {
     TimeSpan(span.try_into().unwrap_or_default()).to_string()
 }
@@ -308,7 +308,7 @@ fn state_disk_text(disk: &StateDisk) -> String {
     format!("{device}, physical blocks of {physical_block_bytes} bytes{tears}")
 }
 
-/// The words of the Kubernetes API for the same things.
+/// Names used by the Kubernetes API for the same values.
 fn transport_name(transport: Transport) -> &'static str {
     match transport {
         Transport::Unspecified => "unknown",
@@ -348,7 +348,7 @@ pub(super) fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Columns as wide as their widest cell, two spaces apart.
+/// Formats columns as wide as their widest cell, two spaces apart.
 pub(super) fn table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> = std::iter::once(header.map(str::to_owned)).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `holdfast-node preflight`: checks what a daemon would need of this node. Asks no daemon.
+//! `holdfast-node preflight`: checks the node for the daemon's requirements. Needs no daemon.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ pub(super) struct Preflight {
 }
 
 impl Preflight {
-    /// Makes the checks. Prints each at once, or all as JSON at the end.
+    /// Runs the checks. Prints each result at once, or all of them as JSON at the end.
     pub(super) fn run(self) -> ExitCode {
         let config = match Config::load(&self.config) {
             Ok(config) => config,

@@ -1,4 +1,4 @@
-//! `holdfast-node scrub`: asks the daemon, shows how far it is on standard error, then the report.
+//! `holdfast-node scrub`: asks the daemon, shows the progress on standard error, then the report.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -17,14 +17,14 @@ use super::{Scrub, Target};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// Ranges of one object that are shown to a person; a program gets them all.
+/// Maximum ranges per object shown to a user; JSON has all of them.
 const SHOWN_RANGES: usize = 8;
 
-/// Scrubs; the report goes to `out`.
+/// Scrubs the volume; the report goes to `out`.
 ///
 /// # Errors
-/// [`FailureKind::Corrupt`] when damage is left that has an effect; the daemon's refusal, or why it was not
-/// reached.
+/// [`FailureKind::Corrupt`] if damage with an effect remains; the daemon's rejection, or the reason it was
+/// not reached.
 pub(super) async fn run(scrub: Scrub, out: &mut String) -> Result<(), Failure> {
     let Scrub { volume, store, repair, target } = scrub;
     let request = ScrubRequest { volume_id: volume, store, repair };
@@ -120,7 +120,7 @@ impl Render for ScrubReport {
     }
 }
 
-/// Meaning of a finding and the action to take.
+/// Returns a finding's meaning and the action to take.
 fn sentence(finding: &ScrubFinding) -> &'static str {
     match (finding.effect(), finding.repair()) {
         (_, ScrubRepair::Done) => "repaired",

@@ -24,14 +24,14 @@ pub(super) struct SnapshotCommand {
 
 #[derive(Debug, Subcommand)]
 enum SnapshotVerb {
-    /// Take a snapshot of all that was completed before, of a volume that this node serves or that no node
-    /// has attached
+    /// Take a snapshot of all completed writes, of a volume that this node serves or that no node has
+    /// attached
     Create {
         /// Name of the volume
         volume: String,
         #[command(flatten)]
         place: StoreAndDaemon,
-        /// Answer the snapshot that was taken for this UUID, if there is one
+        /// Return the snapshot that was taken for this UUID, if it exists
         #[arg(long)]
         uid: Option<SnapshotUid>,
     },
@@ -42,16 +42,16 @@ enum SnapshotVerb {
         #[command(flatten)]
         place: StoreAndDaemon,
     },
-    /// Delete a snapshot; `gc` frees what only it needs
+    /// Delete a snapshot; `gc` frees the objects that only it needs
     Delete {
-        /// The snapshot, as `create` and `list` show it: VOLUME@SEQ
+        /// The snapshot, as shown by `create` and `list`: VOLUME@SEQ
         snapshot: SnapshotName,
         #[command(flatten)]
         place: StoreAndDaemon,
     },
 }
 
-/// The volume's store, and the daemon.
+/// The volume's store, and the daemon's socket.
 #[derive(Debug, Args)]
 struct StoreAndDaemon {
     /// Name of a store of the daemon's configuration; only for a volume that is not attached on this node
@@ -61,10 +61,10 @@ struct StoreAndDaemon {
     target: Target,
 }
 
-/// Asks the daemon; its answer goes to `out`.
+/// Sends the request to the daemon; its answer goes to `out`.
 ///
 /// # Errors
-/// The daemon's refusal, or why it was not reached.
+/// The daemon's rejection, or the reason it was not reached.
 pub(super) async fn run(command: SnapshotCommand, out: &mut String) -> Result<(), Failure> {
     match command.verb {
         SnapshotVerb::Create { volume, place: StoreAndDaemon { store, target }, uid } => {

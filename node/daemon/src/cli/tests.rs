@@ -1,4 +1,4 @@
-//! The command line against a real socket with a node without a kernel behind it.
+//! The command line against a real socket, served by a node without a kernel.
 
 use std::time::{Duration, SystemTime};
 
@@ -183,7 +183,7 @@ async fn a_volume_is_created_from_a_snapshot_by_its_name() {
     }
 }
 
-/// The snapshot that a clone needs is gone at its end, also when the clone is refused.
+/// A clone's temporary snapshot is deleted at the end, even if the clone is rejected.
 #[tokio::test]
 async fn a_volume_is_created_from_a_volume_as_it_is_now() {
     let world = World::start().await;

@@ -1,7 +1,7 @@
 //! Source of a setting: the file, or an environment variable that overrides it.
 //!
-//! Only the variables of [`OVERRIDES`] are read. Others that begin with `HOLDFAST_` are left alone, because
-//! Kubernetes itself sets such variables (`HOLDFAST_OPERATOR_SERVICE_HOST`) for a Service that is called so.
+//! Only the variables of [`OVERRIDES`] are read. Others that begin with `HOLDFAST_` are ignored, because
+//! Kubernetes itself sets such variables (`HOLDFAST_OPERATOR_SERVICE_HOST`) for a Service of that name.
 
 use std::fmt;
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub(super) const OVERRIDES: [(&str, &str, SettingType); 16] = [
     ("HOLDFAST_METRICS_LISTEN", "metrics.listen", SettingType::Text),
 ];
 
-/// The configuration before its values were looked at.
+/// The configuration before validation of its values.
 #[derive(Debug)]
 pub(crate) struct ConfigSource {
     path: PathBuf,
@@ -50,14 +50,14 @@ pub(crate) struct ConfigSource {
     overridden: Vec<(&'static str, &'static str)>,
 }
 
-/// Place of a setting, for messages.
+/// Location of a setting, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SettingPlace {
     /// A line of the file.
     Line {
         /// The file.
         path: PathBuf,
-        /// The line, from 1; absent when the setting is not in the file.
+        /// The line, from 1; `None` if the setting is not in the file.
         line: Option<usize>,
         /// The setting, as `section.key`; empty for the file as a whole.
         key: String,
@@ -82,10 +82,10 @@ impl fmt::Display for SettingPlace {
 }
 
 impl ConfigSource {
-    /// Reads `text`, the content of `path`, and puts the environment over it.
+    /// Parses `text`, the content of `path`, and applies the overrides from the environment.
     ///
     /// # Errors
-    /// A line that is not TOML, or a variable that is empty or of the wrong type.
+    /// A line that is not TOML, or a variable that is empty or has the wrong type.
     pub(crate) fn parse(
         path: &Path,
         text: String,
@@ -156,10 +156,10 @@ impl ConfigSource {
         Ok(())
     }
 
-    /// Reads the values into `T`.
+    /// Deserializes the values into `T`.
     ///
     /// # Errors
-    /// The first setting that is unknown, missing or of the wrong type.
+    /// The first setting that is unknown, missing or has the wrong type.
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         let value = Value::Table(self.table.clone());
         serde_path_to_error::deserialize(value).map_err(|error| {
@@ -170,7 +170,7 @@ impl ConfigSource {
         })
     }
 
-    /// An error about the setting `key` (`section.key`).
+    /// Builds an error about the setting `key` (`section.key`).
     pub(crate) fn error(&self, key: &str, problem: String) -> ConfigError {
         let variable = self.overridden.iter().find(|(overridden, _)| *overridden == key);
         let place = match variable {
@@ -180,7 +180,7 @@ impl ConfigSource {
         ConfigError::Value { place, problem }
     }
 
-    /// The line of a setting, or of the innermost section around it that is in the file.
+    /// Returns the line of a setting, or of the innermost section around it that exists in the file.
     fn line(&self, key: &str) -> Option<usize> {
         let document = DeTable::parse(&self.text).ok()?;
         let mut table = document.get_ref();

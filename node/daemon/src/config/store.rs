@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use holdfast_s3::{S3Config, S3Credentials};
 use serde::Deserialize;
 
-/// A bucket and how to reach it.
+/// A bucket and its connection settings.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StoreSection {
@@ -22,8 +22,7 @@ pub(crate) struct StoreSection {
     credentials: Option<KeyPair>,
 }
 
-/// A key pair; without one the SDK's chain is asked (environment, profile files, web identity, instance
-/// role).
+/// A key pair; `None`: the SDK's credential chain (environment, profile files, web identity, instance role).
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeyPair {
@@ -42,7 +41,7 @@ fn default_region() -> String {
     "us-east-1".to_owned()
 }
 
-/// A setting of a store that cannot be used, by its name within the store's section.
+/// An invalid setting of a store, with its name within the store's section.
 #[derive(Debug)]
 pub(crate) struct StoreProblem {
     pub(crate) key: &'static str,
@@ -50,7 +49,7 @@ pub(crate) struct StoreProblem {
 }
 
 impl StoreSection {
-    /// The configuration of the S3 client; reads the file of certificates.
+    /// Builds the configuration of the S3 client; reads the certificate file.
     pub(crate) fn into_s3(self) -> Result<S3Config, StoreProblem> {
         let Self { endpoint, region, bucket, prefix, path_style, ca_file, credentials } = self;
         let credentials = match credentials {

@@ -53,10 +53,10 @@ fn variables_override_the_file_and_others_are_left_alone() {
     assert_eq!(parse(MINIMAL, &[]).unwrap().node.memory_volumes_bytes, 0, "none unless asked for");
 }
 
-/// A daemon with ublk must not fall back, one without it must.
+/// A daemon with ublk must not fall back; one without it must.
 #[test]
 fn fuse_is_taken_only_where_ublk_cannot_serve() {
-    // What the driver needs for recovery, and for zero copy (`linux/ublk_cmd.h`).
+    // Features that the driver needs for recovery and for zero copy (`linux/ublk_cmd.h`).
     let bits = 1 << 3 | 1 << 4 | 1 << 6 | 1 | 1 << 11;
     let ublk = || Features::of(KernelRelease::new("7.3.4"), bits);
     let none = || Err(Unsupported::NoDriver);
@@ -76,7 +76,7 @@ fn fuse_is_taken_only_where_ublk_cannot_serve() {
     assert!(TransportChoice::Only(Transport::UserCopy).among(none(), yes).is_err());
 }
 
-/// A keeper of its own would end with its pod, and with the keeper the devices.
+/// A keeper started by the daemon would end with its pod, and the devices with the keeper.
 #[test]
 fn a_daemon_of_kubernetes_starts_no_keeper() {
     let of = |kubernetes: bool, value| {
@@ -91,7 +91,7 @@ fn a_daemon_of_kubernetes_starts_no_keeper() {
     assert_eq!(of(true, "fuse"), (only, KeeperStart::Outside));
 }
 
-/// The file, the environment, and parts of the error.
+/// The file, the environment, and parts of the expected error.
 type Case = (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str]);
 
 #[test]

@@ -1,4 +1,4 @@
-//! One property of one D-Bus object, read over a socket.
+//! Reads one property of one D-Bus object over a socket.
 //!
 //! ```text
 //! message   endian 'l' | type 1 | flags 1 | version 1 | length of body 4 | serial 4 | fields: length 4, field*
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Source: D-Bus specification, "Message Protocol" and "Authentication Protocol".
-//! Invariants: one call at a time, so that the next answer is the answer to it.
+//! Invariants: one call at a time, so that the next reply belongs to it.
 
 use std::io;
 use std::path::Path;
@@ -25,16 +25,16 @@ const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
 const DESTINATION: u8 = 6;
 const SIGNATURE: u8 = 8;
-/// Longest answer that is read, in bytes.
+/// Maximum length of a reply, in bytes.
 const MAX_BYTES: usize = 64 << 10;
 const BUS: &str = "org.freedesktop.DBus";
 
-/// Program at the other end of a socket.
+/// Process at the other end of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// The one that is asked.
+    /// The process that has the property.
     Direct,
-    /// A bus, which wants a greeting and passes calls on.
+    /// A bus, which requires a greeting and forwards calls.
     Bus,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Property {
     pub(super) name: &'static str,
 }
 
-/// Value of a property, of the types that are asked for.
+/// Value of a property, of the supported types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Value {
     Text(String),
@@ -57,12 +57,12 @@ pub(super) enum Value {
 /// Reads a property.
 ///
 /// # Errors
-/// No such socket, a refusal, an answer that is not understood.
+/// No such socket, a rejection, or an invalid reply.
 pub(super) async fn get(socket: &Path, peer: Peer, property: &Property) -> io::Result<Value> {
     let mut stream = UnixStream::connect(socket).await?;
     let user: String = rustix::process::getuid().as_raw().to_string();
     let hex: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
-    // In one write: systemd answers nothing to a client that sends BEGIN by itself.
+    // In one write: systemd does not respond to a client that sends BEGIN separately.
     stream.write_all(format!("\0AUTH EXTERNAL {hex}\r\nBEGIN\r\n").as_bytes()).await?;
     let answer = line(&mut stream).await?;
     if !answer.starts_with("OK ") {
@@ -80,7 +80,7 @@ pub(super) async fn get(socket: &Path, peer: Peer, property: &Property) -> io::R
     value(&body).ok_or_else(|| invalid("the property has another type"))
 }
 
-/// A line of the authentication, byte by byte: what follows it is not of it.
+/// Reads a line of the authentication, byte by byte: the bytes after it belong to the next message.
 async fn line(stream: &mut UnixStream) -> io::Result<String> {
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") && line.len() < MAX_BYTES {
@@ -89,7 +89,7 @@ async fn line(stream: &mut UnixStream) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// Calls a method with these strings. Returns the body of its answer.
+/// Calls a method with these string arguments and returns the body of the reply.
 async fn call(
     stream: &mut UnixStream,
     serial: u32,
@@ -140,7 +140,7 @@ fn message(serial: u32, method: &Property, arguments: &[&str]) -> Vec<u8> {
     message
 }
 
-/// Type and body of the next message.
+/// Receives the next message; returns its type and body.
 async fn receive(stream: &mut UnixStream) -> io::Result<(u8, Vec<u8>)> {
     let mut head = [0; 16];
     stream.read_exact(&mut head).await?;
@@ -157,7 +157,7 @@ async fn receive(stream: &mut UnixStream) -> io::Result<(u8, Vec<u8>)> {
     Ok((head[1], rest.split_off(fields.next_multiple_of(8))))
 }
 
-/// The value in a body that is one variant.
+/// Decodes a body that is one variant.
 fn value(body: &[u8]) -> Option<Value> {
     let number = u32::from_le_bytes(body.get(4..8)?.try_into().ok()?);
     match body.get(..3)? {
@@ -199,7 +199,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// An answer with this value.
+    /// Builds a reply with this value.
     pub(in crate::host) fn answer(value: &Value) -> Vec<u8> {
         let mut body = Vec::new();
         match value {
@@ -213,13 +213,13 @@ pub(super) mod tests {
         for number in [length(&body), 1, 8] {
             message.extend(number.to_le_bytes());
         }
-        // To which call.
+        // The call that it replies to.
         message.extend([5, 1, b'u', 0, 1, 0, 0, 0]);
         message.extend(body);
         message
     }
 
-    /// Answers the calls of one client with these messages, each after a signal.
+    /// Replies to the calls of one client with these messages, each after a signal.
     pub(in crate::host) fn serve(socket: &Path, answers: Vec<Vec<u8>>) {
         let listener = UnixListener::bind(socket).unwrap();
         tokio::spawn(async move {

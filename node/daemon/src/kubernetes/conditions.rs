@@ -1,11 +1,11 @@
-//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local
-//! data can be read, whether a sync of the local disk failed.
+//! Conditions of a served Volume: reachability of its store, blocked writes, readability of its local data,
+//! failed syncs of the local disk.
 //!
 //! Owns: reasons and messages. A condition becomes False after [`REPORT_AFTER`] and True at once;
 //! `LocalDiskHealthy` becomes False at once after a failed sync, and True with the next attach.
-//! `StoreReachable` is there while the volume is on the node, the others while its device takes writes; a
-//! volume that another writer holds has none. `StoreReachable` keeps its value after a restart of the daemon
-//! until the store answers.
+//! `StoreReachable` exists while the volume is on the node, the others while its device accepts writes; a
+//! volume owned by another writer has none. After a restart of the daemon, `StoreReachable` keeps its value
+//! until the store responds.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,7 +30,7 @@ pub(crate) const DETACHING: &str = "Detaching";
 /// Shorter faults are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
-/// The conditions of a volume that is here.
+/// Returns the conditions of a volume that is on this node.
 pub(crate) fn of(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Vec<Condition> {
     if facts.spec.is_memory() {
         return here.memory.iter().map(|memory| memory_writable(facts, memory, now)).collect();
@@ -81,7 +81,7 @@ fn local_data_readable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &T
     facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message)
 }
 
-/// Error with which the local disk has failed writes of the map or the log record for some time.
+/// Returns the error with which the local disk has been failing writes of the map or the log record.
 fn unkept(here: &node::NodeVolumeStatus) -> Option<Errno> {
     here.disk.unkept.filter(|(_, passed)| *passed >= REPORT_AFTER).map(|(errno, _)| errno)
 }
@@ -114,7 +114,7 @@ fn local_disk_healthy(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Ti
     facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::False, "SyncFailed", message)
 }
 
-/// True if a condition may be about to change.
+/// Returns true if a condition may be about to change.
 pub(crate) fn is_near(here: &node::NodeVolumeStatus) -> bool {
     let node::NodeVolumeStatus { store, delayed, disk, .. } = here;
     let waits = delayed.is_some() || disk.unreadable.is_some() || disk.unkept.is_some();
@@ -156,7 +156,7 @@ fn store_reachable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time)
     })
 }
 
-/// Reason of the condition for a store that does not serve the volume.
+/// Returns the condition's reason for a store that does not serve the volume.
 fn reason(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Denied => "AccessDenied",
@@ -179,7 +179,7 @@ fn deletes_refused(why: &str) -> String {
     )
 }
 
-/// Action that gives a store valid credentials.
+/// Returns the action that gives the store valid credentials.
 fn denied(facts: &NodeFacts) -> String {
     match &facts.secret {
         Some(secret) => format!(
@@ -285,14 +285,14 @@ fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Con
     )
 }
 
-/// Says of a memory volume whether a write of other content finds memory.
+/// Reports whether a memory volume has memory for new content.
 fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Condition {
     let [spilled_bytes, spill_limit_bytes] =
         [memory.spilled_pages, memory.spill_limit_pages].map(|pages| pages * SECTOR_BYTES);
     let is_at_limit = memory.slab_bytes >= memory.limit_bytes && spilled_bytes >= spill_limit_bytes;
     let pages = memory.refused_pages;
     if !is_at_limit || pages == 0 {
-        // Whether the run directory or the disk is still full, only the next write finds out.
+        // Only the next write shows whether the run directory or the disk is still full.
         let message = match (pages, spilled_bytes, spill_limit_bytes) {
             (0, 0, _) => "writes do not wait".to_owned(),
             (0, 1.., _) => format!(
@@ -322,7 +322,7 @@ fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Con
     facts.conditions(now).build(WRITABLE, ConditionStatus::False, "MemoryFull", message)
 }
 
-/// A time as the API server keeps it: whole seconds, never later than it was.
+/// Converts a time to the API server's precision: whole seconds, rounded down.
 pub(crate) fn seconds(time: SystemTime) -> Option<Time> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     Timestamp::from_second(i64::try_from(since.as_secs()).ok()?).ok().map(Time)

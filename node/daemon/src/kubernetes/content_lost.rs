@@ -1,8 +1,8 @@
-//! Condition of a memory Volume: content that it had is lost.
+//! Condition of a memory Volume: its earlier content is lost.
 //!
-//! Owns: reasons and message. The condition is written with the claim, before a new device is made, so that
-//! no program finds an empty device of which nothing was said. It stays for the life of the Volume and names
-//! the last loss. A Volume whose content was never lost does not have it.
+//! Owns: reasons and message. The condition is written with the claim, before a new device is created, so
+//! that no program finds an empty device without a report. It stays for the life of the Volume and names the
+//! last loss. A Volume that never lost content does not have it.
 
 use holdfast_crds::{
     ATTACHED, CONTENT_DROPPED, CONTENT_LOST, Condition, ConditionStatus, Time, VolumeStatus, find_condition,
@@ -12,18 +12,18 @@ use super::conditions::DETACHING;
 use super::facts::NodeFacts;
 use super::operations::OperationOutcome;
 
-/// Reason: the node that had it does not have it any more.
+/// Reason: the node no longer has the content.
 const NODE_RESTARTED: &str = "NodeRestarted";
-/// Reason: another node had it, and was cut off.
+/// Reason: another node had the content, and was cut off.
 const NODE_LOST: &str = "NodeLost";
 
-/// The condition; none of a volume with an object store, or whose content was never lost.
+/// Returns the condition; `None` for a volume with an object store, or whose content was never lost.
 pub(super) fn content_lost(facts: &NodeFacts, now: &Time) -> Option<Condition> {
     if !facts.spec.is_memory() {
         return None;
     }
-    // A node that reported an epoch had a device that could be written. Where that is another one, what is
-    // here is older.
+    // A node that reported an epoch had a writable device. If that is another node, the content here is
+    // older.
     let is_gone = |node: &&str| facts.here.is_none() || *node != facts.me;
     let had = facts.status.epoch.and(facts.status.node.as_deref()).filter(is_gone);
     let Some(node) = had else {
@@ -42,15 +42,15 @@ pub(super) fn content_lost(facts: &NodeFacts, now: &Time) -> Option<Condition> {
     Some(facts.conditions(now).build(CONTENT_LOST, ConditionStatus::True, reason, message))
 }
 
-/// True if this node was asked to detach what it had. A daemon that was restarted meanwhile finds in the
-/// status that one before it began to.
+/// Returns true if this node was asked to detach the volume. After a restart, the status shows that the
+/// daemon's predecessor had started to.
 fn was_detached(facts: &NodeFacts) -> bool {
     let attached = find_condition(&facts.status.conditions, ATTACHED);
     facts.last == Some(OperationOutcome::Detached)
         || attached.is_some_and(|attached| attached.reason == DETACHING)
 }
 
-/// The epoch to report of a memory volume: none once the loss of its content is reported.
+/// Returns the epoch to report for a memory volume: `None` once the loss of its content is reported.
 pub(super) fn epoch(facts: &NodeFacts, mine: &VolumeStatus) -> Option<u64> {
     mine.epoch.filter(|_| !facts.spec.is_memory() || facts.here.is_some())
 }

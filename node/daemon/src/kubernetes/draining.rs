@@ -1,10 +1,10 @@
-//! Notices that this node is being drained, by the Node of its name.
+//! Detects that this node is being drained, from its Node object.
 //!
-//! Owns: the signs by which a Node says that its pods will leave.
-//! Does not own: what follows for the volumes (`node/draining.rs`), nor the condition that shows it
+//! Owns: the signs of a Node whose pods will leave.
+//! Does not own: the effect on the volumes (`node/draining.rs`), or the condition that shows it
 //! (`storage_node.rs`).
 //! Runs on: the daemon's tokio runtime; one watch of one object.
-//! On failure: what was known last holds, also where the Node was deleted.
+//! On failure: the last known state applies, even if the Node was deleted.
 
 use std::pin::pin;
 
@@ -17,9 +17,9 @@ use tokio::sync::watch;
 
 use crate::volumes::Volumes;
 
-/// Taints by which a program says that the pods of a node will leave. Sources: cluster-autoscaler
-/// `utils/taints/taints.go` (not its candidates, most of which stay); Karpenter "Disruption", before 1.0 and
-/// since; kubernetes.io, "Non-graceful node shutdown".
+/// Taints that announce the departure of a node's pods. Sources: cluster-autoscaler `utils/taints/taints.go`
+/// (not its candidates, most of which stay); Karpenter "Disruption", before and since 1.0; kubernetes.io,
+/// "Non-graceful node shutdown".
 const TAINTS: [&str; 4] = [
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",
@@ -27,15 +27,15 @@ const TAINTS: [&str; 4] = [
     "node.kubernetes.io/out-of-service",
 ];
 
-/// Knowledge of whether this node is being drained.
+/// Drain state of this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) enum Draining {
     /// The Node was not seen yet.
     #[default]
     Unknown,
-    /// It is not.
+    /// Not being drained.
     No,
-    /// It is, by this sign.
+    /// Being drained, by this sign.
     Yes(Sign),
 }
 
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// The calls of the daemon, and the requests, for an API server that lists and then sends these Nodes.
+    /// Returns the daemon's calls and requests, for an API server that lists, then sends these Nodes.
     async fn told(listed: Vec<Value>, sent: &[(&str, Value)]) -> (Vec<bool>, Vec<String>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let sent: Vec<String> = sent
@@ -134,7 +134,7 @@ mod tests {
             .map(|(kind, node)| json!({ "type": kind, "object": node }).to_string() + "\n")
             .collect();
         let (requests, sent) = (Arc::clone(&asked), sent.concat());
-        // It is done with all once it waits for a second watch.
+        // All events are processed once it waits for a second watch.
         let waits = Arc::new(Notify::new());
         let is_done = Arc::clone(&waits);
         let server = tower::service_fn(move |request: hyper::Request<Body>| {

@@ -1,10 +1,10 @@
-//! Kubernetes events about a Volume that is served: one for each time a fault begins, changes or ends.
+//! Kubernetes events about a served Volume: one each time a fault begins, changes or ends.
 
 use holdfast_cluster::event::{event, turned};
 use holdfast_crds::{CONTENT_DROPPED, CONTENT_LOST, Condition, SERVING_CONDITIONS, find_condition};
 use kube::runtime::events::{Event, EventType};
 
-/// The events between two lists of conditions. A condition that is fine at first is no event.
+/// Returns the events between two lists of conditions. An initially healthy condition is no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     let is_reported = |new: &&Condition| {
         let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
@@ -16,7 +16,7 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     faults.chain(content_lost(before, after)).collect()
 }
 
-/// Each loss is an event; one that was asked for is no fault.
+/// Returns the event for a loss of content; a requested loss is not a fault.
 fn content_lost(before: &[Condition], after: &[Condition]) -> Option<Event> {
     let new = find_condition(after, CONTENT_LOST)?;
     let is_said = find_condition(before, CONTENT_LOST).is_some_and(|old| old.message == new.message);
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(events(&limit, &full), [(EventType::Warning, "CacheFull".to_owned())]);
         assert_eq!(events(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
         assert_eq!(events(&full, &[]), []);
-        // Each of the conditions has events.
+        // Each of these conditions has events.
         for type_ in SERVING_CONDITIONS {
             let one = |status, reason| {
                 vec![
@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// The second restart of a host said nothing: status and reason were what they had been.
+    /// Regression: the second restart of a host sent no event, because status and reason were unchanged.
     #[test]
     fn each_loss_of_content_is_an_event() {
         let now = Time("2026-01-01T00:00:00Z".parse().unwrap());

@@ -1,9 +1,9 @@
-//! The Lease by which the operator knows that this daemon lives.
+//! The Lease that shows the operator that this daemon is alive.
 //!
-//! Owns: the Lease `node-<name>` in the namespace of the daemon. It belongs to the Node of that name, and
-//! goes with it.
-//! Does not own: what follows from its silence (`operator/src/volume/failover.rs`).
-//! On failure: a renewal that fails is only logged, and the next one follows; volumes stay served.
+//! Owns: the Lease `node-<name>` in the daemon's namespace. The Node of that name owns it, so that both are
+//! deleted together.
+//! Does not own: the reaction to a missing heartbeat (`operator/src/volume/failover.rs`).
+//! On failure: a failed renewal is logged, and the next one follows; volumes stay served.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-/// Time between two renewals.
+/// Interval between renewals.
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(10));
 
-/// Runs until it is dropped. `owner` is the Node, once it is known: no renewal waits for that.
+/// Runs until it is dropped. `owner` is the Node, once known: renewals do not wait for it.
 pub(crate) async fn run(client: Client, node: String, owner: watch::Receiver<Option<OwnerReference>>) {
     let mut heartbeat = Heartbeat { api: Api::default_namespaced(client), node, is_owned: true };
     loop {
@@ -36,7 +36,7 @@ pub(crate) async fn run(client: Client, node: String, owner: watch::Receiver<Opt
 struct Heartbeat {
     api: Api<Lease>,
     node: String,
-    /// The Lease is written with its owner, if that is known.
+    /// The Lease is written with its owner, if known.
     is_owned: bool,
 }
 
@@ -44,8 +44,8 @@ impl Heartbeat {
     async fn renew(&mut self, owner: Option<OwnerReference>) -> Result<(), ApiError> {
         let outcome = self.write(owner.clone().filter(|_owner| self.is_owned)).await;
         match outcome {
-            // With the admission plugin OwnerReferencesPermissionEnforcement only those who may delete a
-            // Lease may change its owner: it stays with the owner, or without, that it was created with.
+            // With the admission plugin OwnerReferencesPermissionEnforcement only users who may delete a
+            // Lease may change its owner: it keeps the owner, or none, that it was created with.
             Err(error) if error.is_forbidden() && owner.is_some() => {
                 self.is_owned = !self.is_owned;
                 self.write(owner.filter(|_owner| self.is_owned)).await
@@ -93,8 +93,8 @@ mod tests {
         assert!(longest < HEARTBEAT_LIMIT && spec.lease_duration_seconds == Some(40));
     }
 
-    /// Found by reading: OpenShift refuses a change of the owner, so after its first renewal a daemon was
-    /// silent.
+    /// Regression, found in review: OpenShift rejects a change of the owner, so a daemon stopped renewing
+    /// after the first time.
     #[tokio::test]
     async fn a_lease_whose_owner_may_not_change_is_renewed_as_it_is() {
         for created_with_owner in [false, true] {

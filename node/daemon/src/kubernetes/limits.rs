@@ -1,18 +1,18 @@
-//! Limits of a volume: from its spec, and to its status.
+//! Conversion of a volume's limits: from its spec, and to its status.
 
 use holdfast_crds::{ByteSize, FieldError, VolumeLimits, VolumeSpec};
 use holdfast_serve::IoLimits;
 
-/// The limits that a spec asks for.
+/// Returns the limits requested in a spec.
 ///
 /// # Errors
-/// A [`FieldError`] naming the field. The API server refuses such values.
+/// A [`FieldError`] naming the field. The API server rejects these values.
 pub(super) fn wanted(spec: &VolumeSpec) -> Result<IoLimits, FieldError> {
     let Some(limits) = &spec.limits else { return Ok(IoLimits::NONE) };
     Ok(IoLimits { iops: limits.most_iops()?, bytes_per_second: limits.most_bytes_per_second()? })
 }
 
-/// The limits in effect, for a status; none where there are none.
+/// Returns the limits in effect, for a status; `None` if there are none.
 pub(super) fn reported(limits: IoLimits) -> Option<VolumeLimits> {
     let IoLimits { iops, bytes_per_second } = limits;
     (limits != IoLimits::NONE).then(|| VolumeLimits {

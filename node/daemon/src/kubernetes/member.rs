@@ -1,4 +1,4 @@
-//! The part of this node in a snapshot that belongs to a group: which step comes next, and what came of it.
+//! This node's part in a group snapshot: the next step and its outcome.
 //!
 //! ```text
 //! the operator writes   Prepare                    Hold            Release
@@ -7,11 +7,11 @@
 //!                                                        +-> Lapsed <--+--> a snapshot, to be deleted
 //! ```
 //!
-//! Does not own: what a cut is (`node/engine/src/volume/cut.rs`).
-//! Invariants: a snapshot is reported beside `Released` only if it is of the point at which the volume was
-//! held. Once `Hold` was written or the cut has lapsed, a snapshot is reported in any case, so that its
-//! deletion knows that nothing else comes into the log: an earlier process may have taken one.
-//! On failure: a hold that fails has lapsed; the rest is tried again.
+//! Does not own: the cut itself (`node/engine/src/volume/cut.rs`).
+//! Invariants: a snapshot is reported along with `Released` only if it is of the point at which the volume
+//! was held. Once `Hold` was written or the cut has lapsed, a snapshot is reported in any case, so that its
+//! deletion knows that no other one will enter the log: an earlier process may have taken one.
+//! On failure: a failed hold has lapsed; the other steps are retried.
 
 use std::time::Duration;
 
@@ -23,18 +23,18 @@ use super::retry::OperationFailure;
 use crate::node::CutStep;
 use crate::volumes::Volumes;
 
-/// Time after which a step that ends by itself is asked for again: a volume that is prepared stays so, and
-/// one that is held no longer says so.
+/// Time after which a self-ending step is repeated: a prepared volume stays prepared, and a volume that is no
+/// longer held stops reporting it.
 pub(super) const AGAIN: Duration = Duration::from_secs(5);
 
-/// A step of this node for a snapshot that it is asked for.
+/// Step of this node for a requested snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
-    /// Take a snapshot of all that has completed.
+    /// Take a snapshot of all completed writes.
     Take,
-    /// Say that this node knows groups, and has begun no snapshot.
+    /// Announce that this node supports groups, and has started no snapshot.
     Announce,
-    /// Make this step of a cut.
+    /// Perform this step of a cut.
     Cut(CutStep),
     /// Wait for the snapshot of the cut.
     Await,
@@ -45,12 +45,12 @@ pub(super) enum Task {
 pub(super) enum StepOutcome {
     /// The snapshot is in the log.
     Taken(Snapshot),
-    /// A snapshot of a group is so far.
+    /// A group snapshot has reached this step.
     Reached(GroupProgress),
     Failed(OperationFailure),
 }
 
-/// The next step for a snapshot of a group; `None` while the operator is about to write one.
+/// Returns the next step for a group snapshot; `None` while the operator is about to write one.
 pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<Task> {
     use GroupProgress::{Held, Lapsed, Prepared, Preparing, Released};
     match (status.group_step?, status.group_progress) {
@@ -66,7 +66,7 @@ pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<Task> {
     }
 }
 
-/// Makes a step of a cut.
+/// Performs a step of a cut.
 pub(super) async fn cut<V: Volumes>(
     volumes: &V,
     volume: &VolumeId,
@@ -98,7 +98,7 @@ pub(super) async fn taken<V: Volumes>(volumes: &V, volume: &VolumeId, uid: Snaps
     }
 }
 
-/// The condition's message while the snapshot is not taken.
+/// Returns the condition's message while the snapshot is not taken.
 pub(super) fn message(progress: GroupProgress) -> &'static str {
     match progress {
         GroupProgress::Preparing => "what is dirty is being committed before the snapshots of its group",

@@ -1,9 +1,9 @@
-//! A volume that is on this node under the id of a Volume, and is not that Volume.
+//! A volume on this node that has the id of a Volume, but is not that Volume.
 //!
-//! Owns: the comparison. A name proves nothing: a person may have attached a memory
-//! volume of this name, and a Volume may have been deleted and made again. Nor does an object: no log fences
-//! a memory volume, so a node that was cut off and returns still has it. Its epoch says which attach it is
-//! of.
+//! Owns: the comparison. A name proves nothing: a user may have attached a memory volume of this name, and a
+//! Volume may have been deleted and recreated. An object proves nothing either: no log fences a memory
+//! volume, so a node that was cut off and returns still has it. The epoch identifies the attach that it
+//! belongs to.
 
 use holdfast_crds::{FieldError, MemoryCompression, VolumeSpec};
 use holdfast_memory::PageCodec;
@@ -12,27 +12,26 @@ use holdfast_types::VolumeId;
 use super::facts::NodeFacts;
 use crate::node::{MemoryAttach, MemoryIdentity, NodeVolumeStatus};
 
-/// A difference between a volume that is here and the Volume.
+/// Difference between a volume on this node and the Volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Misfit {
-    /// A person attached it: it stays.
+    /// A user attached it: it stays.
     OfAPerson,
-    /// It is of another backend, of another object, or of an attach that a later one replaced: it is
-    /// detached.
+    /// It belongs to another backend, another object, or an attach that a later one replaced: it is detached.
     Other,
-    /// It is of this Volume, whose spec has changed to what no growth makes of it: its content is not dropped
-    /// unasked.
+    /// It belongs to this Volume, but no growth leads to the changed spec: its content is not dropped without
+    /// a request.
     Differs {
         /// Field of the Volume.
         field: &'static str,
-        /// The value that it has here.
+        /// Its current value on this node.
         attached: String,
-        /// The value of the spec.
+        /// The value in the spec.
         asked: String,
     },
 }
 
-/// The difference; none for a volume that is the one of the Volume, or of which that is not known yet.
+/// Returns the difference; `None` if the volume matches the Volume, or if that is still unknown.
 pub(super) fn misfit(facts: &NodeFacts, here: &NodeVolumeStatus) -> Option<Misfit> {
     let Some(identity) = &here.memory_identity else {
         return (facts.spec.is_memory() && here.attached.is_some()).then_some(Misfit::Other);
@@ -44,7 +43,7 @@ pub(super) fn misfit(facts: &NodeFacts, here: &NodeVolumeStatus) -> Option<Misfi
     if !facts.spec.is_memory() || identity.owner != facts.uid || facts.is_outdated(epoch) {
         return Some(Misfit::Other);
     }
-    // A spec that cannot be read is refused by the attach.
+    // The attach rejects an unreadable spec.
     let asked = memory_attach(here.volume.clone(), &facts.spec, None, epoch).ok()?;
     let (field, attached, asked) = identity.difference(&MemoryIdentity::of(&asked).ok()?)?;
     let field = match field {
@@ -56,7 +55,7 @@ pub(super) fn misfit(facts: &NodeFacts, here: &NodeVolumeStatus) -> Option<Misfi
     Some(Misfit::Differs { field, attached, asked })
 }
 
-/// True if a memory volume that is here has a smaller size or limit than its spec.
+/// Returns true if a memory volume on this node has a smaller size or limit than its spec.
 pub(super) fn has_less_memory(facts: &NodeFacts, here: &NodeVolumeStatus) -> bool {
     let asked = memory_attach(here.volume.clone(), &facts.spec, None, 0);
     let asked = asked.ok().and_then(|request| MemoryIdentity::of(&request).ok());
@@ -64,10 +63,10 @@ pub(super) fn has_less_memory(facts: &NodeFacts, here: &NodeVolumeStatus) -> boo
     identity.zip(asked).is_some_and(|(identity, asked)| identity.grows_to(&asked))
 }
 
-/// The request to attach the memory volume of a spec.
+/// Builds the request to attach the memory volume of a spec.
 ///
 /// # Errors
-/// A [`FieldError`] naming the field of the spec that cannot be read.
+/// A [`FieldError`] naming the invalid field of the spec.
 pub(super) fn memory_attach(
     volume: VolumeId,
     spec: &VolumeSpec,

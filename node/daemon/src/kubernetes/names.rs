@@ -1,7 +1,7 @@
-//! Names that the volumes of this node have in the cluster, for the metrics.
+//! Names of this node's volumes in the cluster, for the metrics.
 //!
-//! Owns: nothing; at each scrape it reads what `own_volumes` shows. On failure: without an answer of the API
-//! server since the start there are no names.
+//! Owns: nothing; each scrape reads the Volumes shown by `own_volumes`. On failure: if the API server has not
+//! responded since the start, there are no names.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use kube::runtime::reflector::Store;
 
 use super::identity::identity;
 
-/// The names. Clones are the same; a daemon without Kubernetes has none.
+/// The names. Clones share them; a daemon without Kubernetes has none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VolumeNames(Arc<OnceLock<Store<Volume>>>);
 
@@ -22,19 +22,19 @@ pub(crate) struct VolumeNames(Arc<OnceLock<Store<Volume>>>);
 pub(crate) struct VolumeName {
     /// Name of its Volume.
     pub(crate) volume: String,
-    /// Namespace of the PersistentVolumeClaim that it was made for, empty without one.
+    /// Namespace of the PersistentVolumeClaim that it was created for, or empty.
     pub(crate) claim_namespace: String,
-    /// Name of that claim, empty without one.
+    /// Name of that claim, or empty.
     pub(crate) claim: String,
 }
 
 impl VolumeNames {
-    /// Reads the names of these Volumes from now on.
+    /// Uses the names of these Volumes from now on.
     pub(crate) fn read_from(&self, volumes: Store<Volume>) {
         let _first = self.0.set(volumes);
     }
 
-    /// All names, by the identity in the object store.
+    /// Returns all names, by identity in the object store.
     pub(crate) fn all(&self) -> BTreeMap<VolumeId, VolumeName> {
         let known = self.0.get().map_or_else(Vec::new, Store::state);
         known.iter().filter_map(|volume| Some((identity(volume)?, name(volume)))).collect()

@@ -1,4 +1,4 @@
-//! The configuration of a volume's store, and a failure to read it in the words of a Volume's condition.
+//! Configuration of a volume's store, and its read errors as messages of a Volume's condition.
 
 use holdfast_cluster::store_config::{self, StoreConfig, StoreConfigError};
 use holdfast_crds::Condition;
@@ -8,7 +8,7 @@ use kube::Client;
 
 use super::retry::{OperationFailure, Retry};
 
-/// Reason that a volume has no usable store. Nothing was sent to the store.
+/// Reason why a volume has no usable store. No request was sent to the store.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ObjectStoreError {
     /// The volume names none.
@@ -19,10 +19,10 @@ pub(crate) enum ObjectStoreError {
     Unusable {
         /// The ObjectStore.
         store: String,
-        /// Fault of its configuration.
+        /// The problem of its configuration.
         source: StoreConfigError,
     },
-    /// Two nodes could write one volume in it.
+    /// It does not prevent two nodes from writing one volume.
     #[error("ObjectStore {store}: {message}")]
     Unfenced {
         /// The ObjectStore.
@@ -52,7 +52,7 @@ impl From<ObjectStoreError> for OperationFailure {
     }
 }
 
-/// Reads the ObjectStore called `name` and what it refers to.
+/// Reads the ObjectStore called `name` and the objects that it refers to.
 ///
 /// # Errors
 /// [`ObjectStoreError::Unusable`].
@@ -60,17 +60,17 @@ pub(crate) async fn read(client: &Client, name: &str) -> Result<S3Config, Object
     read_probed(client, name).await.map(|found| found.config)
 }
 
-/// The same, for an attach: its create of a record must succeed once only.
+/// Does the same for an attach, for which only one create of a record may succeed.
 ///
 /// # Errors
-/// [`ObjectStoreError::Unfenced`] if the operator's last probe found otherwise;
+/// [`ObjectStoreError::Unfenced`] if the operator's last probe found two successful creates;
 /// [`ObjectStoreError::Unusable`].
 pub(crate) async fn read_fenced(client: &Client, name: &str) -> Result<S3Config, ObjectStoreError> {
     let StoreConfig { config, ready, version: _ } = read_probed(client, name).await?;
     check_fence(name, ready.as_ref()).map(|()| config)
 }
 
-/// Refuses a store whose last probe found that two creates of one key can succeed.
+/// Rejects a store whose last probe found that two creates of one key can succeed.
 fn check_fence(store: &str, ready: Option<&Condition>) -> Result<(), ObjectStoreError> {
     match ready {
         Some(Condition { status, reason, message, .. })
@@ -93,8 +93,8 @@ mod tests {
 
     use super::*;
 
-    /// Found by reading: only new volumes asked for the probe's result. A store that lost its fence with
-    /// another endpoint still got attaches.
+    /// Regression, found in review: only new volumes required the probe's result. A store that lost its fence
+    /// after a change of endpoint still got attaches.
     #[test]
     fn a_store_without_a_fence_gets_no_attach() {
         let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
@@ -108,7 +108,7 @@ mod tests {
             assert_eq!(refused.reason, "ObjectStoreUnfit");
             assert_eq!(refused.message, "ObjectStore main: spec.endpoint: two nodes; use another server");
         }
-        // A server that is only unreachable now, or a daemon that knows of no probe.
+        // A server that is only unreachable at the moment, or a daemon without knowledge of probes.
         check(ConditionStatus::False, "Unreachable").unwrap();
         check(ConditionStatus::True, "Probed").unwrap();
         check_fence("main", None).unwrap();

@@ -1,10 +1,10 @@
-//! Operations of the data plane that Kubernetes asked for: one at a time for each volume, and how the last
-//! one ended.
+//! Data plane operations requested by Kubernetes: one at a time for each volume, and the outcome of the last
+//! one.
 //!
-//! Owns: how far each is; the time until a failed one may be tried again. The tasks belong to the daemon's
+//! Owns: the progress of each; the time until a failed one may be retried. The tasks belong to the daemon's
 //! Kubernetes side as a whole.
-//! Invariants: an operation that was begun runs to its end, or to the stop of the daemon; its end is
-//! announced, so that no caller has to poll for it.
+//! Invariants: a started operation runs to completion, or until the daemon stops; its end is announced, so
+//! that no caller needs to poll.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -25,8 +25,8 @@ use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::node::GrowTo;
 
-/// Ends that wait for the controller, at most; it only queues the volume's name. A task that
-/// finds no place waits for one: there is one task for each volume.
+/// Maximum of announcements that wait for the controller, which only queues the volume's name. A task that
+/// finds the queue full waits; there is one task for each volume.
 const MAX_ENDS: usize = 64;
 
 /// Operation in progress on a volume.
@@ -34,11 +34,11 @@ const MAX_ENDS: usize = 64;
 pub(crate) enum Doing {
     /// It is being attached.
     Attaching,
-    /// It is being made to grow to this size and these limits.
+    /// It is growing to this size and these limits.
     Growing(GrowTo),
     /// It is being detached.
     Detaching,
-    /// Its files are being cleared: another node holds it.
+    /// Its files are being cleared: another node owns it.
     Clearing,
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum Doing {
 pub(crate) enum OperationOutcome {
     /// It was attached, or grew.
     Attached,
-    /// It is attached, and did not grow to this size: that is no reason to do anything else with it later.
+    /// It is attached, but did not grow to this size: this does not affect any later operation.
     NotGrown {
         /// The size and the limits.
         to: GrowTo,
@@ -56,16 +56,16 @@ pub(crate) enum OperationOutcome {
     },
     /// It was detached, after its final commit.
     Detached,
-    /// It was released without a final commit, because another writer had taken it; what was not uploaded is
-    /// kept.
+    /// It was released without a final commit, because another writer had taken it over; data that was not
+    /// uploaded is preserved.
     Preserve,
-    /// This node's files of a volume that another node holds are cleared.
+    /// This node's files of a volume owned by another node are cleared.
     Cleared,
     /// It failed.
     Failed(OperationFailure),
 }
 
-/// Settings that a spec asks for.
+/// Settings requested by a spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WantedSettings {
     /// Point at which a FLUSH is complete.
@@ -76,7 +76,7 @@ pub(crate) struct WantedSettings {
     pub(crate) limits: IoLimits,
 }
 
-/// Settings that could not be put in effect.
+/// Settings that could not be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unconfigured {
     /// The settings.
@@ -96,14 +96,14 @@ pub(crate) struct OperationEntry {
     pub(crate) unconfigured: Option<Unconfigured>,
     /// Time at which the status was last written.
     pub(crate) reported: Option<Instant>,
-    /// Time at which a change of the spec was first seen that the operator has not observed.
+    /// Time at which a change of the spec that the operator has not observed was first seen.
     unanswered: Option<Instant>,
     failures: u32,
     not_before: Option<Instant>,
 }
 
 impl OperationEntry {
-    /// Time until the next operation may begin.
+    /// Returns the time until the next operation may start.
     pub(crate) fn wait(&self, now: Instant) -> Duration {
         self.not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
@@ -139,24 +139,24 @@ pub(crate) struct Operations {
 }
 
 impl Operations {
-    /// None yet, and the ends of those that will be, as tasks of `tasks`.
+    /// Creates an empty set, and the receiver of the ends of operations, which run as tasks of `tasks`.
     pub(crate) fn new(tasks: Tasks) -> (Self, mpsc::Receiver<ObjectRef<Volume>>) {
         let (ended, ends) = mpsc::channel(MAX_ENDS);
         (Self { entries: Arc::default(), ended, tasks }, ends)
     }
 
-    /// State of a volume's operations.
+    /// Returns the state of a volume's operations.
     pub(crate) fn of(&self, volume: &VolumeId) -> OperationEntry {
         self.entries().get(volume).cloned().unwrap_or_default()
     }
 
-    /// Notes that the status was written now.
+    /// Records that the status was written now.
     pub(crate) fn reported(&self, volume: &VolumeId) {
         self.entries().entry(volume.clone()).or_default().reported = Some(Instant::now());
     }
 
-    /// Notes whether the operator has observed the newest spec. Returns the time since it was first seen that
-    /// it has not.
+    /// Records whether the operator has observed the newest spec. Returns the time since an unobserved one
+    /// was first seen.
     pub(crate) fn observed(&self, volume: &VolumeId, is_newest: bool, now: Instant) -> Option<Duration> {
         let mut entries = self.entries();
         if is_newest {
@@ -169,7 +169,7 @@ impl Operations {
         Some(now.saturating_duration_since(since))
     }
 
-    /// Notes how the last change of the volume's settings to those that were `wanted` ended.
+    /// Records the outcome of the last change of the volume's settings to the `wanted` ones.
     pub(crate) fn configured(&self, volume: &VolumeId, wanted: WantedSettings, ended: Result<(), Failure>) {
         let failed = ended.err().map(|failure| Unconfigured { wanted, why: failure.message });
         let mut entries = self.entries();
@@ -182,12 +182,12 @@ impl Operations {
         entry.unconfigured = failed;
     }
 
-    /// Forgets a volume whose object is gone.
+    /// Forgets a volume whose object was deleted.
     pub(crate) fn forget(&self, volume: &VolumeId) {
         self.entries().remove(volume);
     }
 
-    /// Begins an operation, unless one is in progress.
+    /// Starts an operation, unless one is in progress.
     pub(crate) fn begin(
         &self,
         volume: VolumeId,
@@ -216,7 +216,7 @@ impl Operations {
                 tracing::warn!(%volume, ?doing, reason = failure.reason, "{}", failure.message);
             }
             entries.lock().entry(volume).or_default().end(ended, Instant::now(), fastrand::f64());
-            // The controller is gone while the daemon stops.
+            // The controller is already gone while the daemon stops.
             let _stopped = announce.send(object).await;
         });
     }
@@ -252,7 +252,7 @@ mod tests {
         );
     }
 
-    /// They ran on, over a node that was being shut down.
+    /// Regression: they continued to run while the node was being shut down.
     #[tokio::test]
     async fn operations_end_with_their_owner() {
         let tasks = Tasks::new();
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(operations.of(&volume).last, Some(OperationOutcome::Detached));
     }
 
-    /// The channel had no bound.
+    /// Regression: the channel was unbounded.
     #[tokio::test]
     async fn ends_beyond_the_bound_wait_for_the_controller() {
         let (operations, mut ended) = Operations::new(Tasks::new());

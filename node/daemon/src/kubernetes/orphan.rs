@@ -1,14 +1,14 @@
-//! Volumes on this node that have no object any more: a finalizer was removed by hand, or the kind itself.
+//! Volumes on this node without an object: its finalizer was removed by hand, or the CRD was deleted.
 //!
-//! Owns: finding them, and detaching them after their last commit, as the deletion of the object would have.
+//! Owns: finding and detaching them after their final commit, like the deletion of the object.
 //! Runs on: the daemon's tokio runtime.
-//! Invariants: a volume is detached only after its object was missing in two lists in a row, [`APART`] from
-//! each other, that the API server answered from its newest state; a device that is in use is never detached.
-//! Volumes are distinguished by id, which comes from the object's uid: an object created again under the same
-//! name is another volume.
-//! On failure: a list that failed proves nothing, and what was seen before it counts no more. A list without
-//! any volume proves as little: an API server that lost its state, or has not yet got its backup, answers so.
-//! It is reported, and all volumes stay served.
+//! Invariants: a volume is detached only after its object was missing in two consecutive lists, [`APART`]
+//! apart, that the API server served from its newest state; a device in use is never detached. Volumes are
+//! distinguished by id, which comes from the object's uid: an object recreated under the same name is another
+//! volume.
+//! On failure: a failed list proves nothing, and resets earlier observations. A list without any volume
+//! proves as little: an API server that lost its state, or is not yet restored from its backup, responds with
+//! it. It is reported, and all volumes stay served.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,18 +30,18 @@ use super::identity::identity;
 use crate::node::{FailureKind, VolumeState};
 use crate::volumes::Volumes;
 
-/// Time between two looks.
+/// Interval between checks.
 const LOOK_EVERY: Backoff = Backoff::steady(Duration::from_secs(30));
-/// Shortest time between two lists without the object.
+/// Minimum time between two lists without the object.
 const APART: Duration = Duration::from_secs(60);
 
-/// Since when each volume has had no object.
+/// The time since which each volume has had no object.
 #[derive(Debug, Default)]
 struct Absent(BTreeMap<VolumeId, Instant>);
 
 impl Absent {
-    /// Takes the ids of all objects (nothing if the list failed) and returns which of the volumes `here` are
-    /// orphans.
+    /// Takes the ids of all objects (`None` if the list failed) and returns the orphans among the volumes
+    /// `here`.
     fn judge(
         &mut self,
         here: &BTreeSet<VolumeId>,
@@ -71,18 +71,18 @@ pub(super) struct Detaches {
 }
 
 impl Detaches {
-    /// None yet; they will be tasks of `tasks`.
+    /// Creates an empty set; detaches will run as tasks of `tasks`.
     pub(super) fn new(tasks: Tasks) -> Self {
         Self { volumes: Arc::default(), tasks }
     }
 
-    /// Begins to detach a volume, unless that is in progress.
+    /// Starts to detach a volume, unless that is in progress.
     fn begin(&self, volume: VolumeId, detach: impl Future<Output = ()> + Send + 'static) {
         if !self.volumes.lock().insert(volume.clone()) {
             return;
         }
         let volumes = Arc::clone(&self.volumes);
-        // For as long as its last commit takes.
+        // Takes as long as its final commit.
         self.tasks.spawn(async move {
             detach.await;
             volumes.lock().remove(&volume);
@@ -90,7 +90,7 @@ impl Detaches {
     }
 }
 
-/// Looks for as long as it is not dropped. `known` is what the watch has brought.
+/// Runs until it is dropped. `known` is the state of the watch.
 pub(super) async fn run<V: Volumes>(
     client: Client,
     me: String,
@@ -115,7 +115,7 @@ pub(super) async fn run<V: Volumes>(
             (absent, is_reported) = (Absent::default(), false);
             continue;
         }
-        // The watch may be old: a list without a resource version is answered from the newest state.
+        // The watch may be stale: a list without a resource version is served from the newest state.
         let listed = match call(api.list(&ListParams::default())).await {
             Ok(list) => Some(ids(&list.items)),
             Err(error) => {
@@ -137,13 +137,13 @@ pub(super) async fn run<V: Volumes>(
     }
 }
 
-/// The ids of these objects; one that the operator has not seen yet has none.
+/// Returns the ids of these objects; one that the operator has not seen yet has none.
 fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> {
     volumes.into_iter().filter_map(identity).collect()
 }
 
-/// The volumes of this node that nothing is being done with. One that a person attached is not
-/// Kubernetes': a detach would drop its content.
+/// Returns this node's volumes without an operation in progress. Volumes attached by a user do not belong to
+/// Kubernetes: a detach would drop their content.
 fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     let is_idle = |state| match state {
         VolumeState::Attached | VolumeState::Fenced | VolumeState::Unserved => true,
@@ -193,7 +193,7 @@ async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, events: &NodeEvents)
     events.publish(event(type_, reason, message)).await;
 }
 
-/// Event for an API server that lists no volume at all.
+/// Builds the event for an API server that lists no volume at all.
 fn none_listed(here: &BTreeSet<VolumeId>) -> Event {
     let names: Vec<&str> = here.iter().map(VolumeId::as_str).collect();
     let message = format!(
@@ -215,7 +215,7 @@ fn event(type_: EventType, reason: &str, message: String) -> Event {
     }
 }
 
-/// Recorder of events about orphans: published at the node, because an orphan has no object.
+/// Recorder of events about orphans: published for the node, because an orphan has no object.
 #[derive(Clone)]
 struct NodeEvents {
     recorder: Recorder,
@@ -238,8 +238,8 @@ mod tests {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
-    /// A device whose object was gone stayed until the host restarted: a controller is never called for an
-    /// object that is gone.
+    /// Regression: a device whose object was deleted stayed until the host restarted: a controller is never
+    /// called for a deleted object.
     #[test]
     fn an_object_that_is_missing_twice_makes_an_orphan() {
         let (start, mut absent) = (Instant::now(), Absent::default());
@@ -262,8 +262,8 @@ mod tests {
         assert_eq!(judge(Some(&["c"]), 230), b, "a is missing for the first time");
     }
 
-    /// Found by reading: an API server whose state was lost, or is yet to be restored, had every idle volume
-    /// detached.
+    /// Regression, found in review: an API server that lost its state, or was not yet restored, had every
+    /// idle volume detached.
     #[test]
     fn a_list_without_any_volume_makes_no_orphans() {
         let (start, mut absent, here) = (Instant::now(), Absent::default(), named(&["a", "b"]));
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Found by reading: each ran on by itself, over a node that was being shut down.
+    /// Regression, found in review: each continued to run while the node was being shut down.
     #[tokio::test]
     async fn detaches_of_orphans_end_with_their_owner() {
         let (tasks, held) = (Tasks::new(), Arc::new(()));

@@ -1,12 +1,11 @@
 //! The Volumes that concern this node: those granted to it, and those of which it has a device or files.
 //!
-//! Owns: what the other parts see of Volumes. A watch brings those granted to this node; of all others the
-//! API server sends it nothing, whatever is written there. What is here without a grant is looked up by its
-//! id: a volume whose writer was cut off, files that an ended attach left. The cache of one that no Volume
-//! stands for is removed. Runs on: the daemon's tokio runtime. Invariants: a Volume that was looked up never
-//! replaces one of the watch. What was looked up may be old: the status is written under the resource version
-//! that was seen. On failure: the watch begins again with a list, a lookup is repeated at the next look;
-//! until then what was seen stays.
+//! Owns: the other parts' view of Volumes. A watch delivers those granted to this node; the API server sends
+//! no changes of any others. Local volumes without a grant are looked up by id: a volume whose writer was cut
+//! off, files left by a past attach. The cache of a volume without a Volume is removed. Runs on: the daemon's
+//! tokio runtime. Invariants: a looked-up Volume never replaces one of the watch. It may be stale: the status
+//! is written under the resource version that was read. On failure: the watch restarts with a list, a lookup
+//! is repeated in the next round; until then the last seen state stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,15 +26,15 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::identity::identity;
 use crate::volumes::Volumes;
 
-/// Time between two looks at what is here without a grant.
+/// Interval between checks for local volumes without a grant.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// Time between two lookups of a volume of which only files are here: while it is granted to another node,
-/// which is about to attach it.
+/// Interval between lookups of a volume with local files only, while it is granted to another node, which is
+/// about to attach it.
 const MOVED_EVERY: Duration = Duration::from_secs(30);
-/// The same while it is granted to no node.
+/// The same while it is not granted to any node.
 const KEPT_EVERY: Duration = Duration::from_secs(10 * 60);
 
-/// Shows the Volumes through `writer`, and sends each that changed to `seen`. Runs until it is dropped.
+/// Shows the Volumes through `writer`, and sends each change to `seen`. Runs until it is dropped.
 pub(super) async fn run<V: Volumes>(
     client: Client,
     me: String,
@@ -67,22 +66,22 @@ pub(super) async fn run<V: Volumes>(
     }
 }
 
-/// Knowledge of Volumes that name this node as theirs without a grant. An earlier life of this node may have
-/// left such a claim, and nothing else.
+/// State of the search for Volumes that this node claims without a grant. An earlier life of this node may
+/// have left such a claim, and nothing else.
 #[derive(Clone, Copy, PartialEq)]
 enum Claims {
-    /// Nothing: the watch has not begun.
+    /// Unknown: the watch has not started.
     Unlisted,
-    /// They are looked for, until none is left.
+    /// Being searched, until none remains.
     Wanted,
-    /// There are none: only this node makes them, under a grant.
+    /// None: only this node makes claims, under a grant.
     Cleared,
 }
 
-/// Times of the next lookups of volumes of which only files are here.
+/// Next lookups of volumes with local files only.
 struct Schedule {
     next: BTreeMap<VolumeId, Instant>,
-    /// True until the first lookups, which wait for nothing.
+    /// True until the first lookups, which are due at once.
     is_new: bool,
 }
 
@@ -93,7 +92,7 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// Those of `kept` that are to be looked up.
+    /// Returns the volumes of `kept` that are due for a lookup.
     fn due(&mut self, kept: &BTreeSet<VolumeId>, now: Instant) -> Vec<VolumeId> {
         self.next.retain(|id, _| kept.contains(id));
         let first = if self.is_new { now } else { now + KEPT_EVERY };
@@ -116,7 +115,7 @@ struct OwnVolumes<V> {
     writer: Writer<Volume>,
     store: Store<Volume>,
     seen: Sender<Volume>,
-    /// Volumes that are shown and were looked up, by name.
+    /// Looked-up Volumes that are shown, by name.
     looked_up: BTreeMap<String, Volume>,
     schedule: Schedule,
     claims: Claims,
@@ -139,12 +138,12 @@ impl<V: Volumes> OwnVolumes<V> {
                 (self.schedule, self.claims) = (Schedule::default(), Claims::Wanted);
                 self.look().await;
             }
-            // Not granted any more, or deleted.
+            // The grant was removed, or the Volume deleted.
             Event::Delete(_) => self.look().await,
         }
     }
 
-    /// Looks up what is here without a grant.
+    /// Looks up the local volumes without a grant.
     async fn look(&mut self) {
         if self.claims == Claims::Unlisted {
             return;
@@ -174,7 +173,7 @@ impl<V: Volumes> OwnVolumes<V> {
         }
     }
 
-    /// The Volumes to be shown beside those of the watch, by name.
+    /// Returns the Volumes to show in addition to those of the watch, by name.
     async fn lookup(&mut self) -> Result<BTreeMap<String, Volume>, ApiError> {
         let watched = self.store.state();
         let watched = watched.iter().filter(|volume| !self.looked_up.contains_key(&volume.name_any()));
@@ -185,7 +184,7 @@ impl<V: Volumes> OwnVolumes<V> {
         let kept: BTreeSet<_> = kept.filter(|id| !watched.contains(id) && !here.contains(id)).collect();
         let now = Instant::now();
         let due = self.schedule.due(&kept, now);
-        // Files whose lookup is not due stay as they were seen.
+        // Files whose lookup is not due keep their last seen state.
         let is_kept =
             |volume: &Volume| identity(volume).is_some_and(|id| kept.contains(&id) && !due.contains(&id));
         let mut found = self.looked_up.clone();
@@ -208,13 +207,13 @@ impl<V: Volumes> OwnVolumes<V> {
             }
             add(claimed);
         }
-        // The watch has brought what is granted to this node, or is about to.
+        // The watch has delivered the Volumes granted to this node, or is about to.
         found.retain(|_, volume| grant(volume) != Some(&self.me));
         Ok(found)
     }
 
-    /// Removes the cache of a volume that no Volume stands for, once it is a day old. Should the Volume come
-    /// back, it lacks its cache, and nothing else.
+    /// Removes the cache of a volume without a Volume, once it is a day old. If the Volume returns, it lacks
+    /// only its cache.
     async fn discard(&self, id: &VolumeId) {
         match self.volumes.discard_cache(id).await {
             Ok(true) => tracing::info!(volume = %id, "the cache of a deleted volume was removed"),
@@ -230,12 +229,12 @@ impl<V: Volumes> OwnVolumes<V> {
     }
 
     async fn send(&self, volume: Volume) {
-        // Fails only where the reconciliation has ended, and with it the process.
+        // Fails only if the reconciliation has ended, and with it the process.
         let _ended = self.seen.send(volume).await;
     }
 }
 
-/// The node that the volume is granted to.
+/// Returns the node that the volume is granted to.
 fn grant(volume: &Volume) -> Option<&str> {
     volume.status.as_ref()?.assigned_node.as_deref().filter(|node| !node.is_empty())
 }

@@ -1,17 +1,17 @@
-//! Next steps for one volume: a pure function of the observed facts.
+//! Plans the next steps for one volume: a pure function of the observed facts.
 //!
 //! ```text
-//!            wanted                       grant withdrawn or deletion asked
+//!            wanted                       grant withdrawn or deletion requested
 //! Absent ------------> Claimed, attaching ------> Served ----------------> Detaching ----> Cleared
 //!                           ^                                                                ^
 //! claimed before the host was lost, not wanted any more: attach once more, commit, detach ---+
 //! ```
-//! *Wanted*: `spec.nodeName` and `status.assignedNode` both name this node and no deletion was asked for.
+//! *Wanted*: `spec.nodeName` and `status.assignedNode` both name this node and no deletion was requested.
 //!
 //! Invariants: nothing is attached before the claim (`status.node`) was written under the resource version
 //! that showed the grant; a claim is cleared only after the final commit; the status is written only while
-//! the grant or the claim is ours. None of this keeps a stale view from its harm: the log does, which lets an
-//! attach replace only the writer of the epoch that `status.forcedDetach` names.
+//! the grant or the claim is ours. None of this makes a stale view harmless: the log does, by letting an
+//! attach replace only the writer of the epoch in `status.forcedDetach`.
 
 use std::time::Duration;
 
@@ -31,55 +31,55 @@ use super::transport::transport_name;
 use crate::node::{self, GrowTo, VolumeState};
 use holdfast_engine::settings::Durability;
 
-/// Interval at which figures that always change (dirty bytes, commits) are written.
+/// Interval at which constantly changing figures (dirty bytes, commits) are written.
 const FIGURES_EVERY: Duration = Duration::from_secs(60);
-/// Interval at which a volume that is served is examined.
+/// Interval at which a served volume is examined.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// Reason: a volume that is served could not be given the settings of its spec.
+/// Reason: the settings of the spec could not be applied to a served volume.
 const NOT_CONFIGURED: &str = "NotConfigured";
-/// Reason: an attach failed half way, and no device serves the volume.
+/// Reason: an attach failed halfway, and no device serves the volume.
 const UNSERVED: &str = "Unserved";
-/// Reason: a person attached a memory volume whose name is the id of the volume.
+/// Reason: a user attached a memory volume whose name is the id of the volume.
 const NAME_TAKEN: &str = "NameTaken";
-/// Reason: the memory volume that is here has another size, limit or codec than its spec.
+/// Reason: the memory volume on this node has another size, limit or codec than its spec.
 const SPEC_DIFFERS: &str = "SpecDiffers";
 /// Time until a volume is examined again while an operation is in progress or has failed.
 const SOON: Duration = Duration::from_secs(2);
-/// Time that the operator has to write its part of the status after a change of the spec.
+/// Time for the operator to write its part of the status after a change of the spec.
 const OPERATOR_FIRST: Duration = Duration::from_secs(2);
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum NodeStep {
-    /// Write the daemon's part of the status, even if it stands there already.
+    /// Write the daemon's part of the status, even if unchanged.
     Claim(Box<VolumeStatus>),
     /// Write the daemon's part of the status.
     Report(Box<VolumeStatus>),
-    /// Begin to attach, growing the volume to the requested size if `grow`.
+    /// Start to attach, growing the volume to the requested size if `grow`.
     Attach {
-        /// True if the device is to get the size of the spec.
+        /// True if the device should get the size of the spec.
         grow: bool,
-        /// The epoch whose writer the user force-detached.
+        /// The epoch whose writer was force-detached by the user.
         replaces: Option<u64>,
-        /// True if it is refused where new devices are not of ublk.
+        /// True if the attach must fail where new devices are not ublk devices.
         ublk_only: bool,
     },
-    /// Begin to attach a memory volume, all zeros.
+    /// Start to attach a memory volume, all zeros.
     AttachMemory {
-        /// Number of the attach.
+        /// Epoch of the attach.
         epoch: u64,
     },
-    /// Give a volume that is served the settings of the spec.
+    /// Apply the settings of the spec to a served volume.
     Configure(WantedSettings),
-    /// Begin to grow the volume and its device to the size of the spec, and its limits.
+    /// Start to grow the volume and its device to the size of the spec, and raise its limits.
     Grow(GrowTo),
-    /// Begin to detach.
+    /// Start to detach.
     Detach,
-    /// Begin to clear the files of a volume that another node holds.
+    /// Start to clear the files of a volume that another node owns.
     Clear,
 }
 
-/// The steps in order (a failed one ends the plan), and when to look again if nothing happens.
+/// The steps in order (a failed one ends the plan), and the time of the next check without an event.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NodePlan {
     /// The steps.
@@ -114,7 +114,7 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
     }
 }
 
-/// A memory volume of a person has the id of this one. It stays as it is, and this one is not attached.
+/// Plans for a Volume whose id is taken by a user's memory volume, which stays: the Volume is not attached.
 fn plan_beside(facts: &NodeFacts, now: &Time) -> NodePlan {
     if facts.requested() && facts.granted() {
         return report(facts, NAME_TAKEN, now);
@@ -129,14 +129,14 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
         (VolumeState::Attached, _) if is_wanted && misfit.is_none() => plan_attached(facts, here, now),
         (VolumeState::Recovering, _) if is_wanted => report(facts, "Recovering", now),
         (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
-        // The daemon retries by itself what the previous process began.
+        // The daemon itself retries an operation of the previous process.
         (VolumeState::Detaching, None) => report(facts, DETACHING, now),
         (_, Some(OperationOutcome::Failed(failure))) if !facts.wait.is_zero() => {
             let mut plan = report(facts, failure.reason, now);
             plan.again = Some(facts.wait);
             plan
         }
-        // An attach or a detach of another client of the daemon.
+        // An attach or a detach by another client of the daemon.
         (
             VolumeState::Attaching,
             None | Some(OperationOutcome::Attached | OperationOutcome::NotGrown { .. }),
@@ -146,10 +146,10 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
         {
             report(facts, DETACHING, now)
         }
-        // What was not uploaded is preserved; then the log says whether the volume can be attached again.
+        // Un-uploaded data is preserved; then the log shows if the volume can be attached again.
         (VolumeState::Fenced, _) if is_wanted => detach(facts, "Fenced", now),
-        // What failed half way is detached, even where the volume is wanted here: the next attach begins
-        // after that. A failed attach can leave a device that could not be removed.
+        // The remains of a failed operation are detached, even if the volume is wanted here: the next attach
+        // starts after that. A failed attach can leave a device that could not be removed.
         (VolumeState::Unserved, _) if is_wanted => detach(facts, UNSERVED, now),
         (VolumeState::Attached, _) if is_wanted => match misfit {
             Some(Misfit::Differs { .. }) => report(facts, SPEC_DIFFERS, now),
@@ -162,15 +162,15 @@ fn plan_present(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) ->
     }
 }
 
-/// Time for which a detach waits until the operator has written what it says to the change of the spec: a
-/// report of the daemon at the same time would be refused, for the Volume changed. The detach does not depend
-/// on the operator.
+/// Returns the time for which a detach waits for the operator's reaction to the change of the spec: a
+/// simultaneous report of the daemon would be rejected, because the Volume changed. The detach does not
+/// depend on the operator.
 fn operators_turn(facts: &NodeFacts) -> Option<Duration> {
     let left = OPERATOR_FIRST.checked_sub(facts.unanswered.filter(|_since| facts.granted())?)?;
     (!left.is_zero()).then_some(left)
 }
 
-/// A volume that is served where it is wanted: it gets the settings of the spec, and its device the size.
+/// Plans for a volume served where it is wanted: applies the settings and the size of the spec.
 fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> NodePlan {
     let settings = other_settings(facts, here);
     let Some(to) = growth(facts, here) else {
@@ -187,7 +187,7 @@ fn plan_attached(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -
     plan
 }
 
-/// The size and the limits of the spec, if a volume that is served has less.
+/// Returns the size and the limits of the spec, if a served volume has less.
 fn growth(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<GrowTo> {
     let bytes = facts.spec.size_bytes().ok()?;
     let is_smaller = here.attached.as_ref()?.bytes < bytes;
@@ -201,7 +201,7 @@ fn growth(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<GrowTo> {
     })
 }
 
-/// The settings of the spec, if a volume that is served where it is wanted has others.
+/// Returns the settings of the spec, if they differ from those of a volume served where it is wanted.
 fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<WantedSettings> {
     if facts.spec.is_memory() {
         return None;
@@ -220,7 +220,7 @@ fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<Wa
     (is_served && has != Some(wanted)).then_some(wanted)
 }
 
-/// Adds the step to these settings, behind what is reported before.
+/// Appends the step for these settings to the plan.
 fn configure(settings: Option<WantedSettings>, mut plan: NodePlan) -> NodePlan {
     if let Some(settings) = settings {
         plan.steps.push(NodeStep::Configure(settings));
@@ -229,18 +229,18 @@ fn configure(settings: Option<WantedSettings>, mut plan: NodePlan) -> NodePlan {
     plan
 }
 
-/// Reason if the change to these settings failed before. What kept others out of effect says nothing of them.
+/// Returns the reason if the change to these settings failed before. Failures of other settings do not count.
 fn unconfigured(facts: &NodeFacts, settings: Option<WantedSettings>) -> Option<&'static str> {
     let failed = facts.unconfigured.as_ref().map(|failed| failed.wanted);
     (settings.is_some() && settings == failed).then_some(NOT_CONFIGURED)
 }
 
-/// Reason while a volume that is served is to have other settings, or its device this size.
+/// Returns the reason for a served volume whose settings, or the size of its device, are to change.
 fn served(facts: &NodeFacts, settings: Option<WantedSettings>, to: GrowTo) -> &'static str {
     unconfigured(facts, settings).unwrap_or_else(|| growing(facts, to))
 }
 
-/// Reason that the last growth to this size failed.
+/// Returns the failure of the last growth, if it was to this size.
 fn not_grown(facts: &NodeFacts, wanted: GrowTo) -> Option<&OperationFailure> {
     match &facts.last {
         Some(OperationOutcome::NotGrown { to, failure }) if *to == wanted => Some(failure),
@@ -248,14 +248,12 @@ fn not_grown(facts: &NodeFacts, wanted: GrowTo) -> Option<&OperationFailure> {
     }
 }
 
-/// Reason while the device of a volume that is served is to grow: a retry does not hide why the last try
-/// failed.
+/// Returns the reason while a served volume's device is to grow: a retry does not hide the last failure.
 fn growing(facts: &NodeFacts, to: GrowTo) -> &'static str {
     not_grown(facts, to).map_or(ATTACHED, |failure| failure.reason)
 }
 
-/// Reason while the volume is attached: a retry hides neither why the last try failed nor what to do about
-/// it.
+/// Returns the reason while the volume is attached: a retry hides neither the last failure nor its remedy.
 fn attaching(facts: &NodeFacts) -> &'static str {
     let makes_progress = facts.here.as_ref().is_some_and(|here| here.message.is_some());
     match &facts.last {
@@ -270,7 +268,7 @@ fn detach(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     plan
 }
 
-/// Writes how far a detach is, at intervals: most end before there is more to say.
+/// Reports the progress of a detach, at intervals: most end before the next one.
 fn report_detach(facts: &NodeFacts, now: &Time) -> NodePlan {
     let said = find_condition(&facts.status.conditions, ATTACHED);
     if facts.reported_within(SOON) && said.is_some_and(|said| said.reason == DETACHING) {
@@ -281,13 +279,13 @@ fn report_detach(facts: &NodeFacts, now: &Time) -> NodePlan {
 
 fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
     let wanted = facts.requested() && facts.granted();
-    // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What
-    // was is on this node's disk only, so it is committed before another node may begin. An attach that
-    // failed after its record was created reported no epoch; its files are here, and the log calls this node
-    // attached until it detaches. Of a volume to be deleted only such a writer has to detach: of another one
-    // the operator knows the epoch, which stays in the status.
+    // This claim outlived the device: the host was lost, and only unflushed data with it. The flushed data is
+    // on this node's disk only, so it is committed before another node may start. An attach that failed after
+    // its record was created reported no epoch; its files are here, and the log shows this node as attached
+    // until it detaches. For a volume to be deleted only such a writer must detach: of any other one, the
+    // operator knows the epoch, which stays in the status.
     let may_be_attached = facts.status.epoch.is_some() || facts.kept;
-    // Of a memory volume nothing can be committed.
+    // A memory volume has nothing to commit.
     let left_behind = facts.claimed()
         && !facts.spec.is_memory()
         && facts.granted()
@@ -299,7 +297,7 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         let ublk_only = wanted && facts.spec.needs_ublk();
         if let Some(OperationOutcome::Failed(failure)) = &facts.last
             && !facts.wait.is_zero()
-            // What failed for want of ublk was another attach than one that needs none.
+            // A failure for lack of ublk does not apply to an attach that needs none.
             && (ublk_only || failure.reason != UBLK_NEEDED)
         {
             let mut plan = report(facts, failure.reason, now);
@@ -309,7 +307,7 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         let mut claimed = status(facts, attaching(facts), now);
         if facts.spec.is_memory() {
             let epoch = facts.next_epoch(now);
-            // Said first: what a node has that attached before is outdated, and the next attach has a higher
+            // Reported first: content of earlier attaches is outdated then, and the next attach gets a higher
             // one.
             claimed.last_epoch = Some(epoch);
             let steps = vec![NodeStep::Claim(Box::new(claimed)), NodeStep::AttachMemory { epoch }];
@@ -317,7 +315,7 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         }
         let claim = NodeStep::Claim(Box::new(claimed));
         let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
-        // What is on this node only is committed by any transport.
+        // Data that exists on this node only is committed over any transport.
         return NodePlan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces, ublk_only }], SOON);
     }
     if facts.claimed() {
@@ -330,7 +328,7 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
     NodePlan::nothing()
 }
 
-/// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
+/// Reports the state of the volume if the status is ours to write, and figures only at intervals.
 fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     let is_moving =
         facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(conditions::is_near);
@@ -348,11 +346,11 @@ fn report(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
     NodePlan::of(vec![NodeStep::Report(Box::new(new))], again)
 }
 
-/// The daemon's part of the status of a volume that is here or being attached.
+/// Returns the daemon's part of the status of a volume that is here or being attached.
 fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     let here = facts.here.as_ref().filter(|here| misfit(facts, here).is_none());
     let device = here.and_then(|here| here.attached.as_ref());
-    // A device that is about to be detached is none to use: reported before the detach begins.
+    // A device about to be detached must not be used: this is reported before the detach starts.
     let serves = device.is_some()
         && here.is_some_and(|here| here.state == VolumeState::Attached)
         && reason != DETACHING;
@@ -364,7 +362,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     );
     let (nothing, is_memory) = (VolumeStatus::default(), facts.spec.is_memory());
     let mine = if facts.claimed() { &facts.status } else { &nothing };
-    // Before the volume is on a ring thread its contents are unknown.
+    // Before the volume is on a ring thread, its dirty data is unknown.
     let known = here.filter(|here| here.commit.dirty_bytes.is_some());
     let mut conditions = vec![attached];
     if let Some(here) = here {
@@ -375,7 +373,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         node: Some(facts.me.clone()),
         device_path: device.map(|device| device.device_path.to_string_lossy().into_owned()),
         transport: device.map(|device| transport_name(device.transport).as_str().to_owned()),
-        // Kept while there is no device: it says that this node may hold the only copy of data, and how much.
+        // Kept without a device: this node may hold the only copy of data, and this is the amount.
         epoch: device.map(|device| device.epoch).or_else(|| content_lost::epoch(facts, mine)),
         last_epoch: facts.newest_epoch().max(device.map(|device| device.epoch).filter(|_| is_memory)),
         attached_size_bytes: device.map(|device| device.bytes),
@@ -391,7 +389,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     }
 }
 
-/// The engine's word for a durability of the spec.
+/// Converts a durability of the spec to the engine's type.
 pub(crate) fn flush_class(durability: holdfast_crds::Durability) -> Durability {
     match durability {
         holdfast_crds::Durability::Local => Durability::Local,
@@ -406,8 +404,8 @@ fn durability(class: Durability) -> holdfast_crds::Durability {
     }
 }
 
-/// Time through which data is durable. A time reported under this epoch stays true, and is not changed while
-/// nothing was dirty since.
+/// Returns the time through which data is durable. A time reported under this epoch stays valid, and is not
+/// changed while nothing was dirty since.
 fn durable_through(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<Time> {
     let epoch = here.attached.as_ref().map(|attached| attached.epoch);
     let reported = &facts.status;
@@ -457,7 +455,7 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
         }
         Some(Misfit::Other) | None => {}
     }
-    // What a volume that is served waits for comes and goes, and has conditions of its own.
+    // A served volume's waits are temporary, and have conditions of their own.
     let message = facts.here.as_ref().and_then(|here| here.message.clone());
     if let Some(message) = message.filter(|_| reason != ATTACHED) {
         return message;
@@ -475,7 +473,7 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     }
 }
 
-/// The daemon's part of the status after a detach: only that it is over.
+/// Returns the daemon's part of the status after a detach.
 fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
     let me = &facts.me;
     let message = match &facts.last {
@@ -508,12 +506,12 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
     VolumeStatus { epoch, last_epoch: facts.newest_epoch(), conditions, ..VolumeStatus::default() }
 }
 
-/// Types of the conditions that the daemon writes. The chart's policy `holdfast-node-volumes` has the same.
+/// Returns the types of the daemon's conditions. The chart's policy `holdfast-node-volumes` lists them, too.
 fn own_conditions() -> impl Iterator<Item = &'static str> {
     [ATTACHED].into_iter().chain(SERVING_CONDITIONS).chain([CONTENT_LOST])
 }
 
-/// The daemon's part of a status.
+/// Returns the daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
     let own = own_conditions().filter_map(|type_| find_condition(&status.conditions, type_));
     let conditions: Vec<Condition> = own.cloned().collect();
@@ -536,13 +534,13 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
     }
 }
 
-/// A status less what always moves.
+/// Returns a status without constantly changing figures.
 fn without_figures(status: &VolumeStatus) -> VolumeStatus {
     let mut rest = status.clone();
     (rest.committed_seq, rest.dirty_bytes, rest.oldest_dirty_seconds) = (None, None, None);
     rest.durable_through = None;
     for condition in &mut rest.conditions {
-        // The others' messages have figures in them.
+        // Messages of other conditions contain figures.
         if condition.type_ != ATTACHED {
             condition.message.clear();
         }

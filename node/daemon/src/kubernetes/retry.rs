@@ -1,4 +1,4 @@
-//! The table from kinds of errors to the reason of a condition and the time until the next try.
+//! The table from error kinds to condition reasons and retry intervals.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use holdfast_types::{Backoff, Jitter};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// Reason: the node serves as many volumes as it can. The CSI driver reads it.
+/// Reason: the node serves its maximum of volumes. The CSI driver reads it.
 const NODE_FULL: &str = "NodeFull";
-/// Reason: the volume is for ublk, and new devices of the node are not of it.
+/// Reason: the volume requires ublk, but the node creates other devices.
 pub(crate) const UBLK_NEEDED: &str = "UblkNeeded";
-/// Reason: the log calls the writer of another node attached.
+/// Reason: the log shows another node's writer as attached.
 pub(crate) const HELD_ELSEWHERE: &str = "HeldElsewhere";
 
-/// Reason that an operation on a volume failed, in the words of a condition.
+/// Failure of an operation on a volume, for a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OperationFailure {
     /// Reason of the condition, one CamelCase word.
     pub(crate) reason: &'static str,
-    /// State, consequence and action, for a person.
+    /// State, consequence and action, for a user.
     pub(crate) message: String,
     /// Its expected duration.
     pub(crate) retry: Retry,
@@ -28,14 +28,14 @@ pub(crate) struct OperationFailure {
 /// Expected duration of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// It will pass by itself.
+    /// It ends without action.
     Later,
-    /// A person must act.
+    /// A user must act.
     Rarely,
 }
 
 impl Retry {
-    /// Time until the next attempt, after `failures` in a row. `random` is a number from 0 up to 1.
+    /// Returns the time until the next attempt, after `failures` in a row. `random` is in the range [0, 1).
     pub(crate) fn delay(self, failures: u32, random: f64) -> Duration {
         let (first, last) = match self {
             Self::Later => (Duration::from_secs(1), Duration::from_secs(15)),

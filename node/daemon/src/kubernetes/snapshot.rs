@@ -1,11 +1,11 @@
-//! Takes the VolumeSnapshots that the operator asks this node for: those of volumes that are served here.
+//! Takes the VolumeSnapshots that the operator requests of this node: those of volumes that are served here.
 //!
 //! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes`, `status.groupProgress` and the
 //! condition `Ready` of a VolumeSnapshot whose `status.node` is this node.
-//! Does not own: who takes a snapshot, and its deletion (the operator).
-//! Invariants: a snapshot that was asked for is taken even if its deletion is requested meanwhile, because an
-//! earlier process may have begun it; asked again, the volume answers the same snapshot.
-//! On failure: the condition says why, and it is tried again. Snapshots wait for their own volume only.
+//! Does not own: the choice of the node that takes a snapshot, or its deletion (the operator).
+//! Invariants: a requested snapshot is taken even if its deletion is requested in the meantime, because an
+//! earlier process may have started it; a repeated request returns the same snapshot.
+//! On failure: the condition has the reason, and it is retried. Snapshots wait for their own volume only.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,10 +37,10 @@ use crate::volumes::Volumes;
 
 /// Time until a snapshot is examined again after the API server failed.
 const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
-/// Time until it is examined again when its volume is not here: the operator is about to say where it is.
+/// Retry interval while its volume is not here: the operator is about to write the new node.
 const NOT_HERE: Duration = Duration::from_secs(10);
 
-/// Time after which failures are forgotten; between two of a snapshot less passes.
+/// Time after which failures are forgotten; longer than between two failures of one snapshot.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 /// Context of every reconciliation.
@@ -49,18 +49,18 @@ struct SnapshotContext<V> {
     me: String,
     volumes: V,
     recorder: Recorder,
-    /// Failures in a row of each snapshot, and when the last one was.
+    /// Consecutive failures of each snapshot, and the time of the last one.
     failures: Mutex<HashMap<SnapshotUid, (u32, Instant)>>,
 }
 
-/// Runs until it is dropped: what waits then is asked for again by the next process.
+/// Runs until it is dropped: the next process receives pending requests again.
 pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
     let mine = watcher::Config::default().fields(&format!("status.node={me}"));
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
     let context =
         SnapshotContext { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
-    // As many at a time as the operator asks for: one whose store is unreachable waits, and the others do not
-    // wait for it. A volume refuses those that it has no place for.
+    // As many concurrently as the operator requests: those with an unreachable store do not block the others.
+    // A volume rejects those that exceed its limit.
     Controller::new(Api::<VolumeSnapshot>::all(client), mine)
         .run(reconcile, retry, Arc::new(context))
         .for_each(|outcome| async move {
@@ -101,7 +101,7 @@ async fn reconcile<V: Volumes>(
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Time until the next attempt; nothing once the step is done.
+/// Returns the time until the next attempt; `None` once the step is complete.
 fn count(
     failures: &mut HashMap<SnapshotUid, (u32, Instant)>,
     uid: SnapshotUid,
@@ -117,14 +117,14 @@ fn count(
         }
     };
     let now = Instant::now();
-    // One that was deleted before it was taken is not examined again.
+    // A snapshot that was deleted before it was taken is not examined again.
     failures.retain(|_, (_, at)| now.duration_since(*at) < FORGOTTEN_AFTER);
     let (count, at) = failures.entry(uid).or_insert((0, now));
     (*count, *at) = (count.saturating_add(1), now);
     Some(failure.retry.delay(*count, fastrand::f64()))
 }
 
-/// The volume and the name of the snapshot that node `me` is to take, and the next step towards it.
+/// Returns volume and uid of the snapshot that node `me` must take, and the next step.
 fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid, Task)> {
     let status = snapshot.status.as_ref()?;
     if status.snapshot_id.is_some() || status.node.as_deref() != Some(me) {
@@ -134,7 +134,7 @@ fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid, 
     Some((status.volume_id.clone()?.try_into().ok()?, snapshot.metadata.uid.as_ref()?.parse().ok()?, task))
 }
 
-/// The daemon's part of the status.
+/// Returns the daemon's part of the status.
 fn report(
     before: &VolumeSnapshotStatus,
     generation: Option<i64>,
@@ -143,7 +143,7 @@ fn report(
     now: &Time,
 ) -> VolumeSnapshotStatus {
     let conditions = ConditionBuilder { previous: &before.conditions, observed_generation: generation, now };
-    // What is not written again is taken off the object.
+    // Fields that are not written again are removed from the object.
     let group_progress = before.group_progress;
     match outcome {
         StepOutcome::Taken(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
@@ -177,7 +177,7 @@ fn report(
     }
 }
 
-/// True if `status` says something that `before` does not.
+/// Returns true if `status` has information that `before` lacks.
 fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bool {
     let ready = |status: &VolumeSnapshotStatus| find_condition(&status.conditions, READY).cloned();
     status.snapshot_id != before.snapshot_id
@@ -185,7 +185,7 @@ fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bo
         || ready(status) != ready(before)
 }
 
-/// The resource version makes the write fail if the operator asks another node meanwhile.
+/// Writes the status. The resource version makes this fail if the operator has asked another node.
 async fn write<V>(
     snapshot: &VolumeSnapshot,
     status: &VolumeSnapshotStatus,
@@ -211,7 +211,7 @@ async fn write<V>(
 
 fn retry<V>(snapshot: Arc<VolumeSnapshot>, error: &ApiError, _context: Arc<SnapshotContext<V>>) -> Action {
     if error.is_stale() {
-        // The watch brings what changed.
+        // The watch delivers the change.
         return Action::requeue(Duration::from_secs(1));
     }
     tracing::warn!(snapshot = snapshot.name_any(), error = chain(error), "snapshot not reported");
@@ -235,7 +235,7 @@ mod tests {
         snapshot
     }
 
-    /// One whose deletion is requested, too: an earlier process may have begun it.
+    /// This includes one whose deletion is requested: an earlier process may have started it.
     #[test]
     fn a_node_takes_what_it_is_asked_for() {
         let mine = json!({ "volumeId": "v", "objectStore": "main", "node": "a" });

@@ -1,5 +1,5 @@
-//! Keeps the StorageNode of this node: what it can do, and whether it serves. It belongs to the Node of its
-//! name, and goes with it.
+//! Maintains this node's StorageNode: its capabilities and readiness. The Node of that name owns it, so that
+//! both are deleted together.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ use crate::node::{
 };
 use crate::volumes::Volumes;
 
-/// Condition: the disk under the state directory promises whole sectors after a power cut.
+/// Condition: the disk under the state directory guarantees whole sectors after a power failure.
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
-/// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
+/// Condition: the kernel's driver tears down the devices of an exited daemon without a known bug.
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
 /// Condition: the node's pods will leave.
 const DRAINING: &str = "Draining";
@@ -37,12 +37,12 @@ const DRAINING: &str = "Draining";
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
 /// Interval at which figures (free space, number of volumes) are written.
 const FIGURES_EVERY: Duration = Duration::from_secs(60);
-/// Data of fenced writers that is listed, at most; the number of the rest is reported.
+/// Maximum number of fenced writers' data listed; the number of the others is reported.
 const LISTED_FENCED: usize = 64;
-/// Free space is published in steps of this many bytes, so that it is not written at every look.
+/// Free space is published in steps of this many bytes, so that it is not written at every check.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
-/// Runs until it is dropped. A change of `draining` is reported at once; `known` learns the Node of that
+/// Runs until it is dropped. A change of `draining` is reported at once; `known` receives the Node of that
 /// name.
 pub(crate) async fn run<V: Volumes>(
     client: Client,
@@ -61,7 +61,7 @@ pub(crate) async fn run<V: Volumes>(
                 "could not write the StorageNode; volumes stay served"
             );
         }
-        // An error means that the sender is gone, with which this ends, too.
+        // An error means that the sender was dropped, which ends this task, too.
         let _changed = timeout(EVERY.delay(1, fastrand::f64()), draining.changed()).await;
     }
 }
@@ -70,12 +70,12 @@ pub(crate) async fn run<V: Volumes>(
 #[derive(Debug, Default)]
 struct LastReport {
     at: Option<Instant>,
-    /// The cluster's StorageNode has no field for spill files.
+    /// The cluster's StorageNode CRD has no field for spill files.
     lacks_spill: bool,
 }
 
 impl LastReport {
-    /// True if the status is to be written. A field that the cluster lacked is tried again with the figures.
+    /// Returns true if the status must be written. A field that the cluster lacked is retried with figures.
     fn is_due(&self, before: &StorageNodeStatus, now: &StorageNodeStatus) -> bool {
         let since = self.at.map(|at| at.elapsed());
         if self.lacks_spill {
@@ -96,11 +96,11 @@ async fn report<V: Volumes>(
     known: &watch::Sender<Option<OwnerReference>>,
 ) -> Result<(), ApiError> {
     let api: Api<StorageNode> = Api::all(client.clone());
-    // The operator writes into it too, and it goes with its Node.
+    // The operator writes to it, too, and it is deleted with its Node.
     let written = call(api.get_opt(name)).await?;
     let owner = owner(client, name).await?;
     if owner.is_some() {
-        // What is written after the Node was deleted is still of that one, and goes with it.
+        // Writes after the deletion of the Node still refer to that Node, and are deleted with it.
         known.send_if_modified(|known| {
             *known != owner && {
                 known.clone_from(&owner);
@@ -114,7 +114,7 @@ async fn report<V: Volumes>(
     let StorageNodeStatus { fenced, fenced_unlisted, conditions, .. } = before.clone().unwrap_or_default();
     let reported = (fenced, fenced_unlisted.map_or(0, |unlisted| unlisted as usize));
     let directory = state_dir.to_owned();
-    // A keeper may answer late.
+    // A keeper may respond late.
     let asked = volumes.clone();
     let (capabilities, memory, space, fenced) = run_blocking(move || {
         let fenced = fenced_data(&directory, reported);
@@ -153,8 +153,8 @@ async fn report<V: Volumes>(
     Ok(())
 }
 
-/// Writes the status; without spill files if the cluster's StorageNode has no field for them, for the API
-/// server refuses a status with an unknown field as a whole. Returns true then, and logs it unless
+/// Writes the status; without spill files if the cluster's StorageNode CRD lacks their field, because the API
+/// server rejects a status with an unknown field as a whole. Returns true in that case, and logs it unless
 /// `is_known`.
 async fn write_status(
     api: &Api<StorageNode>,
@@ -190,8 +190,8 @@ fn without_spill(status: StorageNodeStatus) -> StorageNodeStatus {
     StorageNodeStatus { memory, ..status }
 }
 
-/// True if the status is to be written: at once where anything but figures changed, or the disk became full
-/// or is no longer full.
+/// Returns true if the status must be written: at once if anything but figures changed, or if the disk became
+/// full or is no longer full.
 fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Duration>) -> bool {
     let memory = |status: &StorageNodeStatus| status.memory.clone();
     let figures =
@@ -213,12 +213,12 @@ fn is_due(before: &StorageNodeStatus, now: &StorageNodeStatus, since: Option<Dur
         || (figures(before) != figures(now) && !is_recent(since))
 }
 
-/// True if figures were written a short time ago.
+/// Returns true if figures were written recently.
 fn is_recent(since: Option<Duration>) -> bool {
     since.is_some_and(|since| since < FIGURES_EVERY)
 }
 
-/// The Node of that name, if there is one.
+/// Returns the Node of that name, if it exists.
 async fn owner(client: &Client, name: &str) -> Result<Option<OwnerReference>, ApiError> {
     let nodes: Api<Node> = Api::all(client.clone());
     let node = call(nodes.get_metadata_opt(name)).await?;
@@ -248,8 +248,8 @@ fn space(directory: &Path) -> Option<Space> {
     Some(Space { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
 }
 
-/// Data kept of replaced writers, the first ones by name, and the number of the others. Directories that were
-/// read before are not read again: they do not change. `reported` is the last result.
+/// Returns the preserved data of replaced writers, the first ones by name, and the number of the others.
+/// Directories are read once, because they do not change. `reported` is the last result.
 fn fenced_data(state_dir: &Path, reported: (Vec<FencedData>, usize)) -> (Vec<FencedData>, usize) {
     let mut kept = match fenced::list(state_dir) {
         Ok(kept) => kept,
@@ -283,7 +283,7 @@ fn fenced_data(state_dir: &Path, reported: (Vec<FencedData>, usize)) -> (Vec<Fen
     (listed.collect(), unlisted)
 }
 
-/// The node as seen at one moment.
+/// The node's facts at one moment.
 struct StorageNodeFacts<'a> {
     capabilities: Capabilities,
     volumes: Vec<NodeVolumeStatus>,
@@ -354,7 +354,7 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
     }
 }
 
-/// Devices of ublk need no keeper: without others there is no condition.
+/// Reports whether a keeper has all connections; `None` where only ublk is used, which needs no keeper.
 fn are_kept(
     transport: Option<TransportName>,
     unkept_devices: usize,
@@ -375,7 +375,7 @@ fn are_kept(
     Some(conditions.build(DEVICES_KEPT, status, reason, message))
 }
 
-/// Until the Node was seen, the condition is what it was.
+/// Reports a drain. Until the Node was seen, the condition keeps its value.
 fn is_draining(draining: &Draining, conditions: &ConditionBuilder<'_>) -> Option<Condition> {
     let means =
         "Volumes upload what is dirty after a second or a mebibyte, so that their last commits are small";
@@ -462,7 +462,7 @@ mod tests {
     use super::*;
     use crate::volumes::tests::{Fake, attached};
 
-    /// Every report was two writes.
+    /// Regression: every report took two writes.
     #[tokio::test]
     async fn an_object_that_is_there_is_not_written_again() {
         let there = Arc::new(Mutex::new(None));
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(*writes.lock(), ["a", "status", "status"]);
     }
 
-    /// The API server refused the whole status, so the node was not `Ready` until a person applied the kinds.
+    /// Regression: the API server rejected the whole status: no `Ready` node before an update of the CRDs.
     #[tokio::test]
     async fn an_older_kind_gets_the_report_without_spill_files() {
         let is_old = Arc::new(Mutex::new(true));
@@ -538,7 +538,7 @@ mod tests {
         assert_eq!(written.iter().map(has_spill).collect::<Vec<_>>(), [false, true]);
         assert_eq!(written[0]["limitBytes"], 8, "the rest is there");
 
-        // What the cluster lacks is no difference, and is tried again.
+        // Fields that the cluster lacks do not count as a difference, and are retried.
         let before = without_spill(status.clone());
         let at = |ago| Instant::now().checked_sub(ago);
         let last = |at, lacks_spill| LastReport { at, lacks_spill }.is_due(&before, &status);
@@ -547,7 +547,7 @@ mod tests {
         assert!(last(at(FIGURES_EVERY), true));
     }
 
-    /// Result of `make` for a node that has reported nothing.
+    /// Returns the result of `make` for a node without any report.
     fn first<T>(make: impl FnOnce(&ConditionBuilder<'_>) -> T) -> T {
         let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
         make(&ConditionBuilder { previous: &[], observed_generation: None, now: &now })
@@ -601,7 +601,7 @@ mod tests {
         }));
     }
 
-    /// The controller counts what is promised. What is used, and room that others leave, change with every
+    /// The controller counts promised memory. Used memory, and the space left by others, change with every
     /// write.
     #[test]
     fn memory_that_is_promised_is_written_at_once() {
@@ -631,7 +631,7 @@ mod tests {
         assert_eq!(first(|conditions| describe(none, conditions)).memory, None, "the node makes none");
     }
 
-    /// Each attach and each detach wrote the object.
+    /// Regression: each attach and each detach wrote the object.
     #[test]
     fn figures_of_a_node_are_written_once_a_minute() {
         let with = |available: u64, attached| StorageNodeStatus {
@@ -709,7 +709,7 @@ mod tests {
         assert_eq!(data(&[passing]), shown, "damage is looked at again");
     }
 
-    /// A node that was fenced again and again, and of which no person took the data, had each in its status.
+    /// Regression: all data of a repeatedly fenced, never cleaned up node was listed in its status.
     #[test]
     fn many_fenced_writers_are_counted() {
         let state = tempfile::tempdir().unwrap();
@@ -738,7 +738,7 @@ mod tests {
         assert!(status.conditions[0].message.contains("load ublk_drv"));
     }
 
-    /// It was `NoTransport`, which sends a person to look at the kernel.
+    /// Regression: the reason was `NoTransport`, which suggests a fault of the kernel.
     #[test]
     fn a_node_without_its_keeper_says_that() {
         let transport = Err(NoTransport::Keeper("start the keeper".to_owned()));

@@ -1,14 +1,13 @@
-//! Changes of ObjectStores and their Secrets, brought to the volumes that are attached.
+//! Applies changes of ObjectStores and their Secrets to the attached volumes.
 //!
-//! Owns: when a store's configuration is read again. That is when the ObjectStore changed (its uid, its spec,
-//! or `status.credentialsVersion`, which the operator changes when one of its Secrets did), when a volume
-//! finds that the store does not answer or denies its requests, after a volume came to this node, whose
-//! attach may have read it before it changed, and after a reading that failed; the last three at most once in
-//! [`RETRY`].
-//! Does not own: how a configuration is checked and replaced (the data plane).
+//! Owns: the times at which a store's configuration is read again: when the ObjectStore changed (its uid, its
+//! spec, or `status.credentialsVersion`, which the operator changes with its Secrets), when the store does
+//! not respond to a volume or denies its requests, after a volume arrived on this node, whose attach may have
+//! read an earlier version, and after a failed read; in the last three cases at most once in [`RETRY`].
+//! Does not own: validation and replacement of a configuration (the data plane).
 //! Runs on: the daemon's tokio runtime.
-//! On failure: the configuration of before stays in use; the condition `StoreReachable` of the volumes says
-//! why.
+//! On failure: the previous configuration stays in use; the volumes' condition `StoreReachable` has the
+//! reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,7 +26,7 @@ use super::retry::OperationFailure;
 use crate::node::NodeVolumeStatus;
 use crate::volumes::Volumes;
 
-/// Interval at which the configuration of a store that does not answer is read again.
+/// Retry interval for the configuration of a store that does not respond.
 const RETRY: Duration = Duration::from_secs(15);
 
 /// Version of a store's configuration: uid, generation, version of its Secrets.
@@ -43,18 +42,18 @@ fn version(store: &ObjectStore) -> Version {
 struct Renewals {
     read: BTreeMap<String, Version>,
     failed: BTreeSet<String>,
-    /// The volumes that were there, and their stores.
+    /// The known volumes, and their stores.
     volumes: BTreeSet<(VolumeId, String)>,
 }
 
 impl Renewals {
-    /// True if `store` must be read, because its version is not the one that was read. Notes it as read.
+    /// Records the store's version. Returns true if it is new, so that `store` must be read.
     fn changed(&mut self, store: &ObjectStore) -> bool {
         let now = version(store);
         self.read.insert(store.name_any(), now.clone()).is_none_or(|before| before != now)
     }
 
-    /// Notes how the reading of a store ended.
+    /// Records the result of reading a store's configuration.
     fn ended(&mut self, name: &str, is_done: bool) {
         if is_done {
             self.failed.remove(name);
@@ -63,10 +62,10 @@ impl Renewals {
         }
     }
 
-    /// The stores to be read again now and then: those that do not answer, those of volumes that came, and
-    /// those whose reading failed.
+    /// Returns the stores to read periodically: those that do not respond, those of arrived volumes, and
+    /// those whose last read failed.
     fn due(&mut self, volumes: &[NodeVolumeStatus]) -> BTreeSet<String> {
-        // The store of a volume that is not recovered yet is not known.
+        // The store of a volume that is not recovered yet is unknown.
         let named = volumes.iter().filter(|volume| !volume.store.name.is_empty());
         let there: BTreeSet<_> =
             named.map(|volume| (volume.volume.clone(), volume.store.name.clone())).collect();
@@ -156,7 +155,7 @@ mod tests {
         store
     }
 
-    /// A Secret that was rotated never reached the daemons: they read it at an attach only.
+    /// Regression: the daemons ignored a rotated Secret: they read it at an attach only.
     #[test]
     fn a_store_is_read_when_its_spec_or_secret_changed() {
         let mut renewals = Renewals::default();
@@ -179,7 +178,7 @@ mod tests {
         assert!(renewals.changed(&made_again));
     }
 
-    /// An attach that had read the store just before it changed served with the former configuration
+    /// Regression: an attach that read the store just before a change served with the previous configuration
     /// permanently.
     #[test]
     fn a_store_is_read_again_after_an_attach() {

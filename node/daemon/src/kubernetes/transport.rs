@@ -3,7 +3,7 @@
 use holdfast_crds::TransportName;
 use holdfast_ublk::Transport;
 
-/// The name of a transport in the Kubernetes API.
+/// Returns the name of a transport in the Kubernetes API.
 pub(super) fn transport_name(transport: Transport) -> TransportName {
     match transport {
         Transport::ZeroCopy => TransportName::UblkZeroCopy,

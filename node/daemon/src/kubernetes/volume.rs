@@ -42,10 +42,10 @@ use crate::volumes::Volumes;
 
 /// Time until a volume is examined again after the API server failed.
 const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
-/// The longest that a growth keeps other operations on its volume waiting.
+/// Maximum time that a growth blocks other operations on its volume.
 const GROW_WITHIN: Duration = Duration::from_secs(30);
 
-/// Volumes that were seen and wait to be reconciled; with more of them the watch waits.
+/// Queue length of volumes to reconcile; the watch waits while it is full.
 const SEEN: usize = 64;
 
 /// Context of every reconciliation.
@@ -59,7 +59,7 @@ struct VolumeContext<V> {
     permissions: FormatPermissions,
 }
 
-/// Runs until it is dropped. Operations are tasks of `tasks`, and end with those.
+/// Runs until it is dropped. Operations run as tasks of `tasks`, and end with those.
 pub(crate) async fn run<V: Volumes>(
     client: Client,
     me: String,
@@ -111,7 +111,7 @@ async fn reconcile<V: Volumes>(
     volume: Arc<Volume>,
     context: Arc<VolumeContext<V>>,
 ) -> Result<Action, ApiError> {
-    // Until the operator gave the volume its identity there is nothing to serve.
+    // Until the operator assigned the volume's identity, there is nothing to serve.
     let Some(id) = identity(&volume) else { return Ok(Action::await_change()) };
     context.permissions.set(&id, format_permission(&volume));
     let now = Time(Timestamp::now());
@@ -125,7 +125,7 @@ async fn reconcile<V: Volumes>(
 
 fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<VolumeContext<V>>) -> Action {
     if error.is_stale() {
-        // The watch brings what changed.
+        // The watch delivers the change.
         return Action::requeue(Duration::from_secs(1));
     }
     tracing::warn!(
@@ -136,7 +136,7 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<VolumeContext<V
     Action::requeue(API_RETRY.delay(1, fastrand::f64()))
 }
 
-/// The epoch for which the user allows to format the volume.
+/// Returns the epoch for which the user permits formatting the volume.
 fn format_permission(volume: &Volume) -> Option<u64> {
     volume.annotations().get(FORMAT_UNKNOWN_CONTENT)?.parse().ok()
 }
@@ -167,7 +167,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &VolumeContext<V
     }
 }
 
-/// The Secret with the credentials of the ObjectStore called `name`.
+/// Returns the Secret with the credentials of the ObjectStore called `name`.
 fn secret<V>(name: &str, context: &VolumeContext<V>) -> Option<String> {
     match &context.object_stores.get(&ObjectRef::new(name))?.spec.credentials {
         Credentials::SecretRef(SecretRef { name, namespace }) => Some(format!("{namespace}/{name}")),
@@ -192,7 +192,7 @@ async fn attach_memory<V: Volumes>(
     Ok(OperationOutcome::Attached)
 }
 
-/// One volume being worked on, as the API server last returned it.
+/// Reconciliation of one volume, with the object as last returned by the API server.
 struct Reconciliation<'a, V> {
     context: &'a VolumeContext<V>,
     volume: Volume,
@@ -223,7 +223,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     iops: LimitChange::to(limits.iops),
                     bytes_per_second: LimitChange::to(limits.bytes_per_second),
                 };
-                // It waits for no store.
+                // This does not wait for a store.
                 let configured = self.context.volumes.configure(&self.id, change).await;
                 self.context.operations.configured(&self.id, wanted, configured.map(drop));
                 Ok(())
@@ -243,8 +243,8 @@ impl<V: Volumes> Reconciliation<'_, V> {
         }
     }
 
-    /// The resource version makes the write fail if anybody changed the object since it was read: a claim is
-    /// never written over a grant that has moved.
+    /// Writes the status. The resource version makes the write fail if the object was changed since it was
+    /// read: a claim never overwrites a grant that has moved.
     async fn write(&mut self, status: &VolumeStatus) -> Result<(), ApiError> {
         let name = self.volume.name_any();
         let patch = json!({
@@ -314,7 +314,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
         self.begin(Doing::Attaching, attach.instrument(self.attach_span()));
     }
 
-    /// Span of an attach, in the trace of the change that asked for it.
+    /// Returns the span of an attach, in the trace of the change that requested it.
     fn attach_span(&self) -> tracing::Span {
         let span = tracing::info_span!("attach_volume", volume = self.volume.name_any());
         if let Some(request) = self.volume.annotations().get(TRACEPARENT) {

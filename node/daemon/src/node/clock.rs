@@ -7,7 +7,7 @@ pub(crate) use holdfast_serve::clock::{now, unix_ms, unix_ms_at_zero};
 
 use crate::node::local::file::random;
 
-/// The node's clock and the kernel's randomness.
+/// Time from the node's clock, randomness from the kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeTime;
 

@@ -1,4 +1,4 @@
-//! The host's devices that daemons serve, and which of them are ours.
+//! The host's devices served by daemons, and the identification of our own.
 
 pub(in crate::node) mod fuse;
 pub(in crate::node) mod kept_connections;

@@ -1,12 +1,12 @@
-//! The drain of this node: meanwhile its volumes commit soon, so that the last commit of each is small.
+//! The drain of this node: meanwhile its volumes commit early, so that the final commit of each is small.
 //!
 //! ```text
-//! <run>/draining      there while the node is being drained (tmpfs)
+//! <run>/draining      exists while the node is being drained (tmpfs)
 //! ```
 //!
-//! Owns: that file, by which a restarted daemon continues before it has asked the API server.
-//! Does not own: the limits (`holdfast_engine::limit`), nor who says that the node is drained.
-//! On failure: the volumes commit soon all the same; a restarted daemon does not until it is asked to again.
+//! Owns: that file, from which a restarted daemon resumes before it has asked the API server.
+//! Does not own: the limits (`holdfast_engine::limit`), or the detection of a drain.
+//! On failure: the volumes still commit early; a restarted daemon does so only after the next request.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,7 +21,7 @@ use holdfast_serve::Message;
 /// Name of the file in the run directory.
 const FILE: &str = "draining";
 
-/// Lets the volumes that will be recovered commit soon if the previous daemon was asked to.
+/// Makes the volumes to be recovered commit early if the previous daemon was asked to.
 pub(super) async fn resume(run_dir: &Path, rings: &Rings) {
     if run_dir.join(FILE).exists() {
         tracing::info!("the node was being drained: its volumes commit soon");
@@ -29,13 +29,13 @@ pub(super) async fn resume(run_dir: &Path, rings: &Rings) {
     }
 }
 
-/// All volumes commit soon from now on, or no longer.
+/// Makes all volumes commit early from now on, or no longer.
 pub(super) async fn commit_soon(rings: &Rings, soon: bool) {
     join_all(rings.iter().map(|ring| ring.send(Message::CommitSoon(soon)))).await;
 }
 
 impl Node {
-    /// The node is being drained from now on, or no longer. Again it changes nothing.
+    /// Starts or ends the drain of this node. Repeating it is a no-op.
     pub(crate) async fn set_draining(&self, draining: bool) {
         let file = self.0.config.run_dir.join(FILE);
         let remembered = if draining {

@@ -17,29 +17,28 @@ use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::{Epoch, Seq, VolumeId};
 use holdfast_ublk::{ControlError, Holders, QueueError, Unsupported};
 
-/// Class of an error, by what a caller may do about it.
+/// Class of an error, by the caller's possible reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum FailureKind {
-    /// There is no such thing; asking again changes nothing.
+    /// The object does not exist; a retry does not help.
     NotFound,
-    /// Something else is being done with it: try again later.
+    /// Another operation is in progress: try again later.
     Busy,
-    /// The node serves as many volumes as it can.
+    /// The node serves its maximum of volumes.
     Full,
-    /// The request can never succeed as it stands.
+    /// The request can never succeed in this form.
     Invalid,
     /// This node lost the volume to another writer.
     Fenced,
-    /// The log says that another node has the volume attached, and there is no permission to replace that
-    /// writer.
+    /// The log shows another node as attached, and replacing that writer is not permitted.
     HeldElsewhere,
-    /// The log says that this node has the volume attached, and the data of that attach is not here.
+    /// The log shows this node as attached, but the data of that attach is missing here.
     LocalStateMissing,
-    /// The volume demands a transport that new devices of this node do not get.
+    /// The volume requires a transport that this node's new devices do not have.
     OtherTransport,
     /// Stored data is damaged.
     Corrupt,
-    /// A part outside (the object store, the kernel's ublk driver) is not there: try again later.
+    /// An external component (the object store, the kernel's ublk driver) is unavailable: try again later.
     Unavailable,
     /// The local disk or the kernel failed.
     Local,
@@ -49,10 +48,10 @@ pub(crate) enum FailureKind {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum NodeError {
-    /// No volume of this id is attached here.
+    /// No volume with this id is attached here.
     #[error("volume {0} is not attached on this node")]
     NotAttached(VolumeId),
-    /// The volume is attached already or an operation is in progress.
+    /// The volume is already attached, or an operation is in progress.
     #[error("volume {volume} is {doing} on this node")]
     Busy {
         /// The volume.
@@ -68,24 +67,24 @@ pub(crate) enum NodeError {
     OtherStore {
         /// The volume.
         volume: VolumeId,
-        /// The store of the one that is attached.
+        /// The store of the attached volume.
         attached: String,
-        /// The store asked for.
+        /// The requested store.
         asked: String,
     },
-    /// Memory volumes do not have what was asked for.
+    /// The request does not apply to memory volumes.
     #[error(
         "volume_id: {volume} is a memory volume of this node, which has no {what}. Nothing was changed. {fix}"
     )]
     MemoryVolume {
         /// The volume.
         volume: VolumeId,
-        /// The thing asked for.
+        /// The requested feature.
         what: &'static str,
         /// The action to take instead.
         fix: &'static str,
     },
-    /// A volume of an object store is to have a limit of memory volumes.
+    /// A limit of memory volumes was requested for a volume of an object store.
     #[error(
         "memory: {volume} is a volume of an object store, which has no limits of memory. Nothing was changed. Give its size alone"
     )]
@@ -93,7 +92,7 @@ pub(crate) enum NodeError {
         /// The volume.
         volume: VolumeId,
     },
-    /// A memory volume is attached with another size, limit or codec than asked for.
+    /// A memory volume is attached with another size, limit or codec than requested.
     #[error(
         "memory.{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
          Ask for what it has, or detach it first"
@@ -103,12 +102,12 @@ pub(crate) enum NodeError {
         volume: VolumeId,
         /// The field of the request.
         field: &'static str,
-        /// The value that it has.
+        /// Its current value.
         attached: String,
         /// The value of the request.
         asked: String,
     },
-    /// A memory volume that is attached is to have a smaller size or limit, or a spill file that it has not.
+    /// A smaller size or limit, or a first spill file, was requested for an attached memory volume.
     #[error(
         "memory.{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
          While it is attached its size and its limits only rise, and a spill file is not added. Give no less than it has, or \
@@ -119,7 +118,7 @@ pub(crate) enum NodeError {
         volume: VolumeId,
         /// The field of the request.
         field: &'static str,
-        /// The value that it has.
+        /// Its current value.
         attached: String,
         /// The value of the request.
         asked: String,
@@ -139,9 +138,9 @@ pub(crate) enum NodeError {
     MemoryLimit {
         /// The volume.
         volume: VolumeId,
-        /// The most that it may take.
+        /// Its maximum memory.
         most: String,
-        /// Memory that other memory volumes may not take.
+        /// Memory that is not promised to other memory volumes.
         left: String,
         /// The limit.
         limit: ByteSize,
@@ -155,9 +154,9 @@ pub(crate) enum NodeError {
     MemorySpill {
         /// The volume.
         volume: VolumeId,
-        /// The most that its spill file may take.
+        /// Maximum size of its spill file.
         most: String,
-        /// Bytes that spill files of other volumes may not take.
+        /// Bytes not promised to spill files of other volumes.
         left: String,
         /// The limit.
         limit: ByteSize,
@@ -172,11 +171,11 @@ pub(crate) enum NodeError {
     MemorySpillRoom {
         /// The volume.
         volume: VolumeId,
-        /// The most that its spill file may take.
+        /// Maximum size of its spill file.
         most: String,
         /// The state directory.
         state_dir: PathBuf,
-        /// Free bytes without the reserve, the rest of the slab, and what other spill files may still take.
+        /// Free bytes minus the reserve, the unfilled slab, and the promised growth of other spill files.
         left: String,
     },
     /// The run directory has no room for a memory volume.
@@ -188,14 +187,14 @@ pub(crate) enum NodeError {
     MemoryRoom {
         /// The volume.
         volume: VolumeId,
-        /// The most that it may take.
+        /// Its maximum memory.
         most: ByteSize,
         /// The run directory.
         run_dir: PathBuf,
-        /// Room without the reserve and the memory that other memory volumes may still take.
+        /// Free memory minus the reserve and the promised growth of other memory volumes.
         left: ByteSize,
     },
-    /// A memory volume was not recovered, since a volume of an object store has its name.
+    /// A memory volume was not recovered, because a volume of an object store has its name.
     #[error(
         "the memory volume {0} is left with a paused device: a volume of an object store had its name when the daemon started. \
          Detach that one and restart the daemon"
@@ -211,7 +210,7 @@ pub(crate) enum NodeError {
         /// Its users.
         holders: Holders,
     },
-    /// The local disk cannot read what is to be uploaded: a detach would not end, and the repair needs the
+    /// The local disk cannot read data pending upload: a detach would not end, and the repair needs the
     /// device.
     #[error(
         "volume {volume}: detach blocked: {} bytes at offset {} are unreadable on the local disk and not yet uploaded. \
@@ -223,16 +222,16 @@ pub(crate) enum NodeError {
     Unreadable {
         /// The volume.
         volume: VolumeId,
-        /// Its data that cannot be read.
+        /// The unreadable data.
         lost: Unreadable,
     },
-    /// The previous process served the volume, and this one has not recovered it yet.
+    /// The previous process served the volume, and its recovery is pending.
     #[error(
         "volume {0}: its device is being recovered after a restart of the daemon. Its requests wait, and no data is lost. Try \
          again once it is served"
     )]
     Recovering(VolumeId),
-    /// The previous process served the volume, and this one could not recover it yet.
+    /// The previous process served the volume, and its recovery has failed so far.
     #[error(
         "volume {volume}: recovery after a daemon restart failed: {why}. Its device is paused and no data is lost; the daemon \
          retries every few seconds. Fix the cause, or reboot the node (flushed data survives)"
@@ -240,10 +239,10 @@ pub(crate) enum NodeError {
     RecoveryFailed {
         /// The volume.
         volume: VolumeId,
-        /// Reason why the last try failed.
+        /// Reason why the last attempt failed.
         why: String,
     },
-    /// The volume was fenced, and what it had not uploaded is still where it was.
+    /// The volume was fenced, and its un-uploaded data could not be preserved yet.
     #[error(
         "volume {volume} is fenced: another writer holds it, and the data that was not uploaded could not be preserved. Nothing \
          was deleted. Free space or repair the disk, then detach it again, or restart the daemon"
@@ -255,22 +254,22 @@ pub(crate) enum NodeError {
         #[source]
         source: Box<NodeError>,
     },
-    /// The kernel lacks what serving needs.
+    /// The kernel lacks a required feature.
     #[error("this node cannot serve volumes now")]
     Unsupported(#[from] Unsupported),
-    /// The kernel has no ublk that copies the data of requests.
+    /// The kernel has no ublk driver with kernel copy.
     #[error("memory volumes need ublk, also where other volumes are served without it")]
     MemoryNeedsUblk(#[source] Unsupported),
-    /// The volume is for nodes with ublk, and this one has none.
+    /// The volume requires ublk, which this node does not use.
     #[error(
         "spec.transport: volume {0} is for ublk, and this node serves by FUSE. Nothing was attached. Use a node with ublk, load \
          ublk_drv on this one, or remove spec.transport"
     )]
     UblkNeeded(VolumeId),
-    /// The volume's state forbids it.
+    /// The volume's state does not permit the attach.
     #[error(transparent)]
     Refused(#[from] AttachRefused),
-    /// The store's configuration can never work.
+    /// The store's configuration is invalid.
     #[error("object store {name}")]
     StoreConfig {
         /// The store's name.
@@ -279,7 +278,7 @@ pub(crate) enum NodeError {
         #[source]
         source: InvalidConfig,
     },
-    /// The bucket lacks what volumes need.
+    /// The bucket does not meet the requirements of volumes.
     #[error("object store {name} cannot hold volumes")]
     StoreUnfit {
         /// The store's name.
@@ -288,7 +287,7 @@ pub(crate) enum NodeError {
         #[source]
         source: Box<ProbeFailure>,
     },
-    /// A store was given another place while volumes use it.
+    /// A store's bucket or prefix was changed while volumes use it.
     #[error(
         "object store {name}: bucket and prefix changed from {used} to {wanted}, and volume {volume} is attached from the \
          first. It stays there. Detach its volumes, or give the second a store of its own"
@@ -296,14 +295,14 @@ pub(crate) enum NodeError {
     StoreMoved {
         /// The store's name.
         name: String,
-        /// A volume in the old place.
+        /// A volume at the old location.
         volume: VolumeId,
         /// Bucket and prefix in use.
         used: String,
         /// Those of the new configuration.
         wanted: String,
     },
-    /// A store's new configuration leads to another bucket of the same name.
+    /// A store's new configuration leads to a different bucket of the same name.
     #[error(
         "object store {name}: endpoint or credentials: they lead to another bucket than the one of volume {volume}, which is \
          attached: {found}. The former configuration stays in use. Correct them, or copy the whole bucket first"
@@ -311,12 +310,12 @@ pub(crate) enum NodeError {
     StoreForeign {
         /// The store's name.
         name: String,
-        /// The volume that it should hold.
+        /// The volume expected in it.
         volume: VolumeId,
-        /// The difference of its log.
+        /// The difference in its log.
         found: ForeignLog,
     },
-    /// It is not known yet whether a store's new configuration leads to the same bucket.
+    /// It is unknown if a store's new configuration leads to the same bucket.
     #[error(
         "object store {name}: the log of volume {volume}, which is attached, could not be read with the new configuration. The \
          former one stays in use, and the new one is tried again"
@@ -324,13 +323,13 @@ pub(crate) enum NodeError {
     StoreUnchecked {
         /// The store's name.
         name: String,
-        /// The volume of the log.
+        /// The volume whose log was checked.
         volume: VolumeId,
         /// The cause.
         #[source]
         source: Box<LogFailure>,
     },
-    /// A store's configuration changed while a log in it is being read or extended.
+    /// A store's configuration changed while one of its logs was being read or extended.
     #[error(
         "object store {name}: an operation with the former configuration has not ended. The former one stays in use, and the new \
          one is tried again"
@@ -339,7 +338,7 @@ pub(crate) enum NodeError {
         /// The store's name.
         name: String,
     },
-    /// A store's configuration changed while a volume of it was being attached, perhaps with the former one.
+    /// A store's configuration changed while a volume was attaching, possibly with the previous one.
     #[error(
         "object store {name}: volume {volume} is being attached and may bring the former configuration back. The new one is applied \
          again"
@@ -356,7 +355,7 @@ pub(crate) enum NodeError {
     /// A snapshot was not taken, or not found.
     #[error(transparent)]
     Snapshot(SnapshotError),
-    /// Other writers created the next record each time.
+    /// Other writers created the next record at each attempt.
     #[error("volume {0} is being attached by other nodes at the same time")]
     Contended(VolumeId),
     /// A local file could not be used.
@@ -370,13 +369,13 @@ pub(crate) enum NodeError {
         #[source]
         source: io::Error,
     },
-    /// The live maps must vanish with the host.
+    /// The run directory is not on a tmpfs: live maps must disappear with the host.
     #[error(
         "node.run_dir: {} is not on a tmpfs; name a directory below /run, so that a restart of the host empties it",
         .0.display()
     )]
     RunDir(PathBuf),
-    /// Their files have the same names.
+    /// The state directory and the run directory are the same: their files have the same names.
     #[error("node.run_dir: {} is node.state_dir too; name two different directories", .0.display())]
     SameDir(PathBuf),
     /// The run directory holds volumes of another state directory.
@@ -389,7 +388,7 @@ pub(crate) enum NodeError {
     RunDirTaken {
         /// The run directory.
         run_dir: PathBuf,
-        /// The state directory it belongs to.
+        /// The state directory that it belongs to.
         state_dir: PathBuf,
     },
     /// Volumes of the state directory are attached through another run directory.
@@ -404,14 +403,14 @@ pub(crate) enum NodeError {
     StateInUse {
         /// The state directory.
         state_dir: PathBuf,
-        /// The run directory that is configured.
+        /// The configured run directory.
         run_dir: PathBuf,
-        /// The one used before, since the host started.
+        /// The one used earlier since the host's boot.
         last_run_dir: PathBuf,
-        /// The numbers of the devices of its volumes.
+        /// The device numbers of its volumes.
         left: Vec<u32>,
     },
-    /// The node's filesystem cannot hold a file as large as the volume.
+    /// The node's filesystem does not support files of the volume's size.
     #[error(
         "spec.size: volume {volume} has {bytes} bytes, and the filesystem of node.state_dir {} holds files of at most \
          {limit_bytes} bytes. The volume is not attached here. Use XFS there, or a smaller volume",
@@ -422,12 +421,12 @@ pub(crate) enum NodeError {
         volume: VolumeId,
         /// Its size.
         bytes: u64,
-        /// Bytes that a file may have.
+        /// Maximum file size in bytes.
         limit_bytes: u64,
         /// The state directory.
         state_dir: PathBuf,
     },
-    /// The kernel lacks `UBLK_F_UPDATE_SIZE`, or the device is without ublk.
+    /// The kernel lacks `UBLK_F_UPDATE_SIZE`, or the device does not use ublk.
     #[error(
         "the device cannot grow while it is served (a ublk device on Linux 6.16 and newer can). Nothing was changed. Detach \
          volume {0}: it grows at its next attach"
@@ -442,7 +441,7 @@ pub(crate) enum NodeError {
         #[source]
         source: LocalDamage,
     },
-    /// The ublk driver refused.
+    /// The ublk driver rejected a command.
     #[error(transparent)]
     Device(#[from] ControlError),
     /// The ring has no room for the device.
@@ -455,7 +454,7 @@ pub(crate) enum NodeError {
          The device is left alone. Mount or restore the state directory that served the volume"
     )]
     OtherInstallation(VolumeId),
-    /// An earlier version attached the volume, and keeps what belongs to it elsewhere in the run directory.
+    /// An earlier version, with another layout of the run directory, attached the volume.
     #[error(
         "{} was written by an earlier version, which attached volume {volume}. This version cannot serve its device and leaves \
          both alone. Run the earlier version and detach the volume, or restart the host",
@@ -467,7 +466,7 @@ pub(crate) enum NodeError {
         /// The record of the attach.
         record: PathBuf,
     },
-    /// The kernel refused what the device's queues offer it.
+    /// The kernel rejected the commands of the device's queues.
     #[error("the kernel refused a queue command of device {id}. Its requests wait. Restart the daemon")]
     QueueRefused {
         /// The device's number.
@@ -476,16 +475,16 @@ pub(crate) enum NodeError {
         #[source]
         source: Errno,
     },
-    /// A volume whose queues are with the kernel stays on its ring.
+    /// A volume whose queues are armed stays on its ring.
     #[error("volume {0} stays on its ring: the kernel still has its queues")]
     StillArmed(VolumeId),
-    /// No ring thread has room for a further device.
+    /// No ring thread has room for another device.
     #[error(
         "no ring thread has room for another device ({0} ring threads). Nothing was changed. Raise data.ring_threads and restart \
          the daemon, or detach a volume"
     )]
     RingsFull(usize),
-    /// The volume was released from its ring before.
+    /// The volume was already released from its ring.
     #[error("volume {0} is not on its ring any more; nothing was done; attach it again")]
     NotOnRing(VolumeId),
     /// A ring thread could not be started.
@@ -497,7 +496,7 @@ pub(crate) enum NodeError {
     /// A ring thread has ended.
     #[error("the I/O ring does not answer: the daemon must be restarted")]
     RingLost,
-    /// Size asked for at creation.
+    /// Invalid size of a new volume.
     #[error("size: {0} bytes is not valid: use a positive multiple of 4096")]
     Size(u64),
     /// The store of the volume's objects is unknown.
@@ -519,7 +518,7 @@ pub(crate) enum NodeError {
 /// Damage of a local structure.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LocalDamage {
-    /// Its bytes.
+    /// Its encoding.
     #[error(transparent)]
     Bytes(#[from] DecodeError),
     /// A page of the durable map.
@@ -533,9 +532,9 @@ pub(crate) enum LocalDamage {
         "it has version {found}, this daemon knows {known}: run the version that wrote it, or restart the host"
     )]
     Version {
-        /// The version found.
+        /// The version in the record.
         found: u32,
-        /// The one this daemon writes.
+        /// The version that this daemon writes.
         known: u32,
     },
     /// A file of a fixed size.
@@ -543,21 +542,21 @@ pub(crate) enum LocalDamage {
         "it has {found} bytes, not {expected}: restore it, or remove it while the host has no ublk device"
     )]
     Length {
-        /// Its bytes.
+        /// Its length.
         found: usize,
-        /// The bytes that it should have.
+        /// Its expected length.
         expected: usize,
     },
     /// The head of a memory volume's table.
     #[error(transparent)]
     MemoryHead(#[from] HeadError),
-    /// The words of a memory volume's table.
+    /// The entries of a memory volume's table.
     #[error(transparent)]
     MemoryTable(#[from] RecoverError),
     /// The spill file of a memory volume.
     #[error("{pages} pages that the volume has there are missing: restore the file, or restart the host")]
     SpillFile {
-        /// Pages of the volume that are missing.
+        /// Missing pages of the volume.
         pages: u64,
     },
     /// A memory volume's table.
@@ -569,7 +568,7 @@ pub(crate) enum LocalDamage {
 }
 
 impl NodeError {
-    /// Class of the error, by what the caller may do about it.
+    /// Returns the class of the error, by the caller's possible reaction.
     pub(crate) fn kind(&self) -> FailureKind {
         match self {
             Self::NotAttached(_) => FailureKind::NotFound,
@@ -662,7 +661,7 @@ impl From<AttachError<Self>> for NodeError {
     }
 }
 
-/// Of the kind that the file's error has.
+/// Keeps the kind of the file's error.
 impl From<NodeError> for io::Error {
     fn from(error: NodeError) -> Self {
         let kind =
@@ -671,32 +670,32 @@ impl From<NodeError> for io::Error {
     }
 }
 
-/// The error of a file operation, ready for `map_err`.
+/// Builds the error of a file operation, for `map_err`.
 pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(io::Error) -> NodeError {
     let path = path.to_owned();
     move |source| NodeError::File { path, action, source }
 }
-/// Reason why a log is not the writer's.
+/// Reason why a log does not belong to the writer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ForeignLog {
     /// There is no log.
     #[error("there is no log of it")]
     Absent,
-    /// The log of another volume of this name.
+    /// The log belongs to another volume of this name.
     #[error("the log there is that of another volume of the same name")]
     OtherVolume,
-    /// The attach came after a copy was made, or never.
+    /// The log lacks the attach: the bucket is a copy from before it, or another bucket.
     #[error("the log there lacks the attach of this node, epoch {0}")]
     NotAttached(Epoch),
-    /// Records came after a copy was made.
+    /// The log lacks later records: the bucket is an older copy.
     #[error("the log there has records of this node up to {found} and lacks record {due}")]
     Behind {
         /// The last one.
         found: Seq,
-        /// One that this node committed.
+        /// A record that this node committed.
         due: Seq,
     },
-    /// Another writer continued from a copy.
+    /// Another writer appended to a copy.
     #[error("record {0} of the log there is of another writer")]
     OtherWriter(Seq),
 }

@@ -1,5 +1,5 @@
 //! Ends the process after a panic in the data plane: the kernel quiesces the devices, and the next daemon
-//! recovers them. Continuing would leave a volume waiting for an answer that never comes.
+//! recovers them. Otherwise a volume would wait indefinitely for a response.
 
 /// Exit status of a data plane that cannot continue. Source: `EX_SOFTWARE` in sysexits(3head).
 const EXIT_STATUS: i32 = 70;
@@ -10,7 +10,7 @@ pub(super) fn end_process() -> ! {
     std::process::exit(EXIT_STATUS)
 }
 
-/// Held by what must not die alone; a panic that drops it ends the process. It says what died.
+/// Guard of a task that must not die alone: if a panic drops it, the process ends. Contains the task's name.
 pub(super) struct ExitOnPanic(pub(super) &'static str);
 
 impl Drop for ExitOnPanic {

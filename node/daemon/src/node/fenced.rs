@@ -1,8 +1,8 @@
-//! Data that fenced writers of this node never uploaded: listed, exported, deleted.
+//! Un-uploaded data of this node's fenced writers: listed, exported, deleted.
 //!
-//! Owns: the directories below `<state>/fenced/`. They change no more once they are there, so neither the
-//! daemon nor its lock, the store or the API server is needed, and a daemon may run meanwhile.
-//! On failure: a damaged directory is listed with what is wrong with it; it is neither exported nor left out.
+//! Owns: the directories below `<state>/fenced/`. They are immutable once created, so this needs neither the
+//! daemon nor its lock, the store or the API server, and a daemon may run concurrently.
+//! On failure: a damaged directory is listed with its error; it is not exported.
 
 mod export;
 
@@ -23,60 +23,60 @@ use super::local::volume_files::{KEPT_LIVE_MAP, fenced_dir, read_map_parts};
 /// One directory of a fenced writer.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// The directory's name, by which it is exported and deleted.
+    /// The directory's name, which identifies it for export and deletion.
     pub(crate) name: String,
     dir: PathBuf,
 }
 
-/// Data that a fenced writer left, by its map.
+/// Data of a fenced writer, according to its map.
 #[derive(Debug)]
 pub(crate) struct Contents {
     /// The volume.
     pub(crate) volume: VolumeId,
     /// The fenced writer's epoch.
     pub(crate) epoch: Epoch,
-    /// The volume's size then, in sectors.
+    /// The volume's size at that time, in sectors.
     pub(crate) sectors: u64,
-    /// Sectors that were never uploaded, lowest first, and the side that holds them.
+    /// Un-uploaded sectors, lowest first, and the side that holds them.
     runs: Vec<(SectorRange, Side)>,
 }
 
-/// Cause why preserved data is unavailable.
+/// Reason why preserved data is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FencedError {
     /// No directory of this name.
     #[error("nothing fenced is called {name}: {}", names(.known))]
     Unknown {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The existing names.
         known: Vec<String>,
     },
-    /// A directory without a durable map.
+    /// The directory has no durable map.
     #[error("{} has no durable map: which sectors of its sides were written is unknown", .0.display())]
     NoMap(PathBuf),
-    /// The export would replace a file.
+    /// The export would overwrite a file.
     #[error("{} exists already: name another file with --output, or replace it with --overwrite", .0.display())]
     OutputExists(PathBuf),
-    /// Deleting was not confirmed.
+    /// The deletion was not confirmed.
     #[error(
         "{name} holds the only copy of {bytes} bytes: export them first, then delete {name} with --confirm-data-loss"
     )]
     NotConfirmed {
         /// The name of its directory.
         name: String,
-        /// Bytes never uploaded.
+        /// Un-uploaded bytes.
         bytes: u64,
     },
-    /// The export lacks what the local disk cannot read.
+    /// The export is incomplete, because the local disk cannot read some of the data.
     #[error("{bytes} bytes are missing in the image: the local disk cannot read them (\"unreadable\" in {})", .map.display())]
     Unreadable {
-        /// Bytes that are missing in the image.
+        /// Bytes missing in the image.
         bytes: u64,
-        /// The JSON that lists them.
+        /// The JSON file that lists them.
         map: PathBuf,
     },
-    /// A file could not be used, or is damaged.
+    /// A file is unusable or damaged.
     #[error(transparent)]
     Local(#[from] NodeError),
 }
@@ -89,7 +89,7 @@ fn names(known: &[String]) -> String {
 }
 
 impl FencedError {
-    /// Class of the error, by what the caller may do about it.
+    /// Returns the class of the error, by the caller's possible reaction.
     pub(crate) fn kind(&self) -> FailureKind {
         match self {
             Self::Unknown { .. } => FailureKind::NotFound,
@@ -101,7 +101,7 @@ impl FencedError {
     }
 }
 
-/// The sectors that were never uploaded, while a map is read.
+/// The un-uploaded sectors, collected while a map is read.
 #[derive(Default)]
 struct DirtyRuns(BTreeMap<Block, Vec<(SectorRange, Side)>>);
 
@@ -117,7 +117,7 @@ impl DirtyRuns {
         }
     }
 
-    /// The runs, lowest first; those of one side that touch are one.
+    /// Returns the runs, lowest first; adjacent ones on one side are merged.
     fn joined(self) -> Vec<(SectorRange, Side)> {
         let mut joined: Vec<(SectorRange, Side)> = Vec::new();
         for (run, side) in self.0.into_values().flatten() {
@@ -131,17 +131,17 @@ impl DirtyRuns {
 }
 
 impl Contents {
-    /// Bytes that were never uploaded.
+    /// Returns the number of un-uploaded bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.runs.iter().map(|(run, _)| run.bytes()).sum()
     }
 }
 
 impl Kept {
-    /// Reads and verifies the durable map, and the live one where that was kept.
+    /// Reads and verifies the durable map, and the live one if it was preserved.
     ///
     /// # Errors
-    /// [`FencedError::NoMap`], or [`FencedError::Local`] naming the file that is damaged.
+    /// [`FencedError::NoMap`], or [`FencedError::Local`] naming the damaged file.
     pub(crate) fn contents(&self) -> Result<Contents, FencedError> {
         let mut dirty = DirtyRuns::default();
         let Some((_generation, header)) =
@@ -160,7 +160,7 @@ impl Kept {
             Err(error) => return Err(file(&live, "read")(error).into()),
         }
         let runs = dirty.joined();
-        // The header follows the pages: one of a volume that had just grown may say less.
+        // The header is written after the pages: after a growth it may have the smaller size.
         let end = runs.iter().map(|(run, _)| run.end()).max().unwrap_or(0);
         let sectors = header.sectors.max(end);
         Ok(Contents { volume: header.volume, epoch: header.epoch, sectors, runs })
@@ -169,7 +169,7 @@ impl Kept {
     /// Deletes the directory.
     ///
     /// # Errors
-    /// [`FencedError::NotConfirmed`] unless `confirmed` or nothing in it is worth keeping;
+    /// [`FencedError::NotConfirmed`] unless `confirmed` or it has no un-uploaded data;
     /// [`FencedError::Local`].
     pub(crate) fn delete(self, confirmed: bool) -> Result<(), FencedError> {
         if !confirmed {
@@ -182,10 +182,10 @@ impl Kept {
     }
 }
 
-/// Everything kept below the state directory, by name.
+/// Lists all preserved data below the state directory, by name.
 ///
 /// # Errors
-/// [`FencedError::Local`] when the directory cannot be read.
+/// [`FencedError::Local`] if the directory cannot be read.
 pub(crate) fn list(state_dir: &Path) -> Result<Vec<Kept>, FencedError> {
     let all = fenced_dir(state_dir);
     let entries = match fs::read_dir(&all) {
@@ -205,10 +205,10 @@ pub(crate) fn list(state_dir: &Path) -> Result<Vec<Kept>, FencedError> {
     Ok(kept)
 }
 
-/// The one called `name`.
+/// Finds the preserved data called `name`.
 ///
 /// # Errors
-/// [`FencedError::Unknown`] with the names there are.
+/// [`FencedError::Unknown`] with the existing names.
 pub(crate) fn find(state_dir: &Path, name: &str) -> Result<Kept, FencedError> {
     let mut all = list(state_dir)?;
     match all.iter().position(|kept| kept.name == name) {

@@ -1,15 +1,15 @@
-//! The bounds of what waits between the ring threads and the runtime, and of what is in flight in a ring.
+//! Limits of the queues between the ring threads and the runtime, and of in-flight work in a ring.
 //!
-//! Each bound's comment names its effect. All show how full they were as metrics (`docs/metrics.md`).
+//! Each limit's comment names its effect. Metrics report the fill level of all of them (`docs/metrics.md`).
 
-/// Background work of a volume beside cold reads: at most one upload, merge, pending record, record to
-/// create, record to read and checkpoint each, and some to spare.
+/// Background work of a volume apart from cold reads: at most one upload, merge, pending record, record to
+/// create, record to read and checkpoint each, plus some reserve.
 pub(in crate::node) const WORK_OF_COMMITS: usize = 16;
 
-/// Volumes whose durable maps are read at the same time, at most. After a restart of the host all volumes of
-/// a node may be attached at once; the others wait. Each takes [`MAP_WINDOW_BYTES`] and about 10 MiB for each
-/// TiB of volume, beside its live map.
+/// Maximum of concurrently read durable maps. After a restart of the host, all volumes of a node may be
+/// attached at once; the others wait. Each takes [`MAP_WINDOW_BYTES`] and about 10 MiB per TiB of volume, in
+/// addition to its live map.
 pub(in crate::node) const MAP_READERS: usize = 4;
 
-/// Bytes of a durable map that are read at once.
+/// Bytes of a durable map per read.
 pub(in crate::node) const MAP_WINDOW_BYTES: usize = 1 << 20;

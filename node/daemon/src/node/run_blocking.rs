@@ -1,7 +1,7 @@
-//! Work that blocks (files, control commands), done on threads that may.
+//! Runs blocking work (files, control commands) on threads that may block.
 //!
-//! Owns: the count of such calls of each runtime. A call that has begun continues when its caller is dropped,
-//! so a daemon that ends waits for it.
+//! Owns: the number of these calls of each runtime. A started call continues even if its caller is dropped,
+//! so an exiting daemon waits for it.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -13,10 +13,10 @@ use tokio::sync::watch;
 
 use super::error::NodeError;
 
-/// Calls that were begun and have not ended.
+/// Started calls that have not ended.
 static CALLS: LazyLock<Mutex<HashMap<Id, watch::Sender<usize>>>> = LazyLock::new(Mutex::default);
 
-/// One of them, or work that may begin some, until it is dropped.
+/// Counts as one call, or as work that may start some, until it is dropped.
 pub(super) struct Call(watch::Sender<usize>);
 
 impl Call {
@@ -33,28 +33,28 @@ impl Drop for Call {
     }
 }
 
-/// The calls of this runtime.
+/// Returns the call counter of this runtime.
 fn calls() -> watch::Sender<usize> {
     let mut calls = CALLS.lock();
     calls.entry(Handle::current().id()).or_insert_with(|| watch::Sender::new(0)).clone()
 }
 
-/// Waits until no call of this runtime runs, at most `within`. Returns whether none is left.
+/// Waits until no call of this runtime is running, for at most `within`. Returns true if none remains.
 pub(super) async fn calls_end(within: Duration) -> bool {
     let mut running = calls().subscribe();
     let ended = running.wait_for(|running| *running == 0);
     tokio::time::timeout(within, ended).await.is_ok()
 }
 
-/// [`run_blocking`] for what fails as the node does.
+/// Runs [`run_blocking`] for work that fails with a [`NodeError`].
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Result<T, NodeError> {
     run_blocking(work).await
 }
 
-/// Runs `work` on a thread that may block. It counts as a call from here on, until it has ended or this is
-/// dropped before it began. Once the runtime ends, this never does: no task waits for it any more.
+/// Runs `work` on a thread that may block. It counts as a call until it has ended, or until this is dropped
+/// before the start. After the runtime's shutdown, this never completes: no task waits for it any more.
 pub(crate) fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = T> + Send {
@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// Found by a story: a daemon that was stopped while it measured its cache died of a panic.
+    /// Regression, found in a simulated story: a daemon stopped during a measurement of its cache panicked.
     #[test]
     fn work_cancelled_with_the_runtime_does_not_panic() {
         let ended = Runtime::new().unwrap();

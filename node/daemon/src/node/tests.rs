@@ -1,5 +1,5 @@
-//! A node on a machine without ublk: what it says and keeps of volumes that a last run left without a device
-//! that serves.
+//! A node on a machine without ublk: its reports about volumes left by an earlier process without a serving
+//! device, and the data that it keeps.
 
 mod bucket;
 mod devices;
@@ -51,7 +51,7 @@ use super::*;
 const SECTORS: u64 = 64;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The directories of a node; the run directory has to be in a tmpfs.
+/// The directories of a node; the run directory must be in a tmpfs.
 struct Dirs {
     state: TempDir,
     run: TempDir,
@@ -89,12 +89,12 @@ impl Dirs {
         Local::new(self.state.path(), self.run.path(), volume)
     }
 
-    /// Tag of the device of an attach of a volume.
+    /// Returns the tag of the device of a volume's attach.
     fn tag(&self, volume: &VolumeId, epoch: u64) -> u64 {
         Installation::of(self.state.path()).unwrap().tag(volume, epoch).0
     }
 
-    /// Path where a restarted daemon finds the live map.
+    /// Returns the path where a restarted daemon finds the live map.
     fn live_map(&self) -> PathBuf {
         self.local().live_map_path()
     }
@@ -111,7 +111,7 @@ impl Dirs {
         self.live_map().with_file_name("attached")
     }
 
-    /// Leaves the files of a daemon that dies before its device is made.
+    /// Leaves the files of a daemon that dies before its device is added.
     async fn leave(&self) {
         let local = self.local();
         let nonce = Nonce([7; 16]);
@@ -165,12 +165,12 @@ impl Dirs {
 }
 
 impl Node {
-    /// Waits for the directories, then serves what is in them.
+    /// Waits for the directories, then serves their volumes.
     async fn start(config: NodeConfig) -> Result<Self, NodeError> {
         Self::serve(Owner::wait(config).await?).await
     }
 
-    /// Recovers a volume without a device, and does not begin its detach.
+    /// Recovers a volume without a device, without starting its detach.
     async fn resumed(&self, volume: &VolumeId) -> Arc<Present> {
         let mut one = self.recovery(volume.clone());
         let present = self.resume(&mut one).await.unwrap().unwrap();
@@ -178,7 +178,7 @@ impl Node {
         present
     }
 
-    /// The same with other devices.
+    /// Does the same with another implementation of the devices.
     async fn start_with(
         config: NodeConfig,
         devices: Arc<dyn Devices>,
@@ -189,8 +189,8 @@ impl Node {
     }
 }
 
-/// Runs a test that starts a node. The runtime of one that fails stays: a panic that drops a node's tasks
-/// ends the process.
+/// Runs a test that starts a node. After a failure, the runtime is not dropped: a panic that drops a node's
+/// tasks ends the process.
 fn alone(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     if let Err(failed) = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(test))) {
@@ -203,7 +203,7 @@ fn volume() -> VolumeId {
     "disk".parse().unwrap()
 }
 
-/// A store that never answers.
+/// Returns a store that never responds.
 fn nowhere() -> S3Config {
     let credentials = S3Credentials::Static {
         access_key_id: "key".to_owned(),
@@ -236,7 +236,7 @@ fn only(node: &Node) -> NodeVolumeStatus {
     status
 }
 
-/// Looks at the volume until it is listed and as wanted: nothing announces it.
+/// Polls until the volume is listed in the wanted state: there is no notification.
 async fn wait(node: &Node, wanted: impl Fn(&NodeVolumeStatus) -> bool) -> NodeVolumeStatus {
     let found = async {
         loop {
@@ -253,7 +253,7 @@ async fn wait(node: &Node, wanted: impl Fn(&NodeVolumeStatus) -> bool) -> NodeVo
     found.unwrap_or_else(|_elapsed| panic!("the volume is never so: {:?}", node.list()))
 }
 
-/// The volume can be neither attached nor detached, and the answer to a request says the same as the status.
+/// The volume can be neither attached nor detached, and responses have the same message as the status.
 async fn refuses(node: &Node, message: &str) {
     let asked = async { [node.attach(request()).await.map(drop), node.detach(&volume()).await] };
     for refused in tokio::time::timeout(LIMIT, asked).await.expect("they are refused at once") {
@@ -268,8 +268,8 @@ fn flip_a_bit(path: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Found by reading: such a volume was not there for anybody, so that an attach started over, without its
-/// live map, on a second device.
+/// Regression, found in review: such a volume was invisible, so that an attach started from scratch, without
+/// its live map, on a second device.
 #[test]
 fn a_failed_recovery_is_reported_and_retried() {
     alone(async {
@@ -292,7 +292,7 @@ fn a_failed_recovery_is_reported_and_retried() {
     });
 }
 
-/// Found by reading: where the state disk was not mounted, the record of a device that waits was deleted.
+/// Regression, found in review: with an unmounted state disk, the record of a waiting device was deleted.
 #[test]
 fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
     alone(async {
@@ -315,8 +315,8 @@ fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
     });
 }
 
-/// Found by reading: after an upgrade, a live map without a device was mistaken for one whose maker had died,
-/// and removed with what it alone knew.
+/// Regression, found in review: after an upgrade, a live map without a device was considered the remains of a
+/// crashed attach, and removed with its unique data.
 #[test]
 fn a_live_map_of_another_version_stays() {
     alone(async {
@@ -339,7 +339,7 @@ fn a_live_map_of_another_version_stays() {
     });
 }
 
-/// Found by reading: the device was shown as attached, and given to any caller.
+/// Regression, found in review: the device was reported as attached, and returned to any caller.
 #[test]
 fn a_device_whose_recovery_failed_is_not_attached() {
     alone(async {
@@ -366,8 +366,8 @@ fn a_device_whose_recovery_failed_is_not_attached() {
     });
 }
 
-/// Found by reading: the live map was removed although its copy had failed, and with it the only word on what
-/// was written.
+/// Regression, found in review: the live map was removed although its copy had failed, and with it the only
+/// record of the written sectors.
 #[test]
 fn fenced_state_stays_until_it_is_preserved_completely() {
     alone(async {
@@ -375,7 +375,7 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
         let present = node.resumed(&volume()).await;
-        // The last round failed: the durable map may name nothing.
+        // The last flush round failed: the durable map may be empty.
         present.published.report(WriterState::Fenced);
         present.published.report(WriterState::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
@@ -393,7 +393,7 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
         }
         let live_map = fs::read(dirs.live_map()).unwrap();
         fs::remove_dir(&in_the_way).unwrap();
-        // A disk that does not say what is on it has lost nothing yet.
+        // A disk that cannot be read has not lost anything yet.
         let [volumes, elsewhere] = ["volumes", "elsewhere"].map(|name| dirs.state.path().join(name));
         fs::rename(&volumes, &elsewhere).unwrap();
         fs::write(&volumes, "").unwrap();
@@ -412,8 +412,8 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
     });
 }
 
-/// Found by reading: the detach of the previous process was tried once. Where it failed, the volume was
-/// neither served nor released until the next start of the daemon.
+/// Regression, found in review: the detach of the previous process was tried once. If it failed, the volume
+/// was neither served nor released until the next start of the daemon.
 #[test]
 fn the_detach_of_the_previous_process_is_retried() {
     alone(async {
@@ -446,7 +446,7 @@ fn claim(node: &str, fill: u8) -> Claim {
     Claim { node: node.to_owned(), nonce: Nonce([fill; 16]), unix_ms: 0, grow_to: None, replaces: None }
 }
 
-/// Writes `range` to a volume that the bucket holds, and leaves it as a daemon does that dies in a detach.
+/// Writes `range` to a volume in the bucket, and leaves it like a daemon that dies during a detach.
 async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
     leave_volume_dirty(dirs, ("main", bucket), &volume(), range).await;
 }
@@ -469,7 +469,8 @@ async fn leave_volume_dirty(
         unix_ms_at_zero: 0,
     };
     let live_map = acquired.files.live_map;
-    live_map::allocate_chunk(&live_map, &local.live_map_path(), Chunk(0)).unwrap();
+    let live_path = local.live_map_path();
+    live_map::allocate_chunk(&live_map::open_file(&live_path).unwrap(), &live_path, Chunk(0)).unwrap();
     let mut actions = Vec::new();
     let state = AttachState { manifest: acquired.manifest, generation: acquired.found.generation() };
     let mut served = Volume::attach(setup, live_map, state, 0, &mut actions);
@@ -527,8 +528,8 @@ async fn leave_volume_dirty(
     local.write_record(&record).unwrap();
 }
 
-/// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited without end,
-/// also when another node had taken the volume over, so that nothing could be exported.
+/// Regression, found in review: the detach of a volume with unreadable data pending upload waited
+/// indefinitely, even after another node had taken the volume over, so that nothing could be exported.
 #[test]
 fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
     alone(async {
@@ -537,7 +538,7 @@ fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
         let present = node.resumed(&volume()).await;
-        // No read of it succeeds any more.
+        // All reads of it fail from now on.
         File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
         node.load_manifest(volume(), Arc::clone(&present));
         let detach = tokio::spawn({
@@ -560,7 +561,7 @@ fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
         assert!(node.list().is_empty());
         let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
         assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
-        // Every read there fails with EIO: nothing is mapped so low.
+        // Every read there fails with EIO: no memory is mapped at low addresses.
         let side = dirs.state.path().join("fenced/disk-1/a.data");
         fs::remove_file(&side).unwrap();
         std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
@@ -570,8 +571,8 @@ fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
     });
 }
 
-/// Found by reading: a repair made dirty what the disk could not read either. From then on nothing was
-/// committed, and the repair did not end.
+/// Regression, found in review: a repair marked data as dirty that the disk was unable to read. Afterwards
+/// nothing was committed, and the repair did not end.
 #[test]
 fn a_repair_skips_ranges_the_disk_cannot_read() {
     alone(async {
@@ -594,7 +595,7 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
         bytes[0] ^= 1;
         bucket.objects.delete(&[&segment.key]).await.unwrap();
         bucket.objects.put_segment(&segment.key, &mut ReadyParts::new([bytes.into()])).await.unwrap();
-        // No read of it succeeds any more.
+        // All reads of it fail from now on.
         File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
 
         let request = ScrubRequest { volume: volume(), store: None, repair: true };
@@ -610,8 +611,8 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
     });
 }
 
-/// Two volumes of a store that takes no segments held both permits for uploads: no volume of any other store
-/// committed.
+/// Regression: two volumes of a store that accepts no segments held both upload permits: volumes of all other
+/// stores stopped committing.
 #[test]
 fn a_dead_store_delays_no_commit_of_another() {
     alone(async {
@@ -646,7 +647,7 @@ fn a_dead_store_delays_no_commit_of_another() {
             let here = node.list().into_iter().filter(|status| status.volume.as_str().starts_with(name));
             here.map(|status| status.commit.dirty_bytes.unwrap_or(1)).sum()
         };
-        // Their age limit, a second, was reached before they were resumed.
+        // Their age limit, one second, was reached before they were resumed.
         while dirty_in("live") > 0 && begun.elapsed() < Duration::from_secs(6) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -1,4 +1,4 @@
-//! The state directory and the run directory: there, or to be made, and on the right file systems.
+//! The state directory and the run directory: existing or creatable, and on suitable file systems.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use crate::node::{CacheRoom, NodeConfig, NodeError, StateDisk, check_dirs};
 const STATE: &str = "state directory";
 const RUN: &str = "run directory";
 
-/// A directory that is there while this is: what had to be made for it is removed again.
+/// A directory that exists during the lifetime of this: created parts are removed again.
 #[derive(Debug)]
 struct LentDirectory {
     made: Vec<PathBuf>,
@@ -40,14 +40,14 @@ impl Drop for LentDirectory {
     }
 }
 
-/// Use of a file system for the state directory.
+/// Suitability of a file system for the state directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fitness {
     /// On a disk of the node.
     Local,
-    /// Gone with the host or with the container.
+    /// Lost with the host or with the container.
     Volatile,
-    /// Served from elsewhere, by another host or by a program.
+    /// Remote: provided by another host or by a program.
     Remote,
 }
 
@@ -71,8 +71,7 @@ const FILE_SYSTEMS: [(i64, &str, Fitness); 16] = [
     (0x6573_5546, "fuse", Fitness::Remote),
 ];
 
-/// Says all that is to be said of the two directories. Of a state directory that cannot be used at all, only
-/// that.
+/// Reports all results about the two directories. If the state directory is unusable, reports only that.
 pub(super) fn check(node: &NodeConfig, say: &mut dyn FnMut(Check)) {
     let NodeConfig { state_dir, run_dir, .. } = node;
     let state = LentDirectory::make(state_dir);
@@ -89,7 +88,7 @@ pub(super) fn check(node: &NodeConfig, say: &mut dyn FnMut(Check)) {
         }
     }
     let run = LentDirectory::make(run_dir);
-    // The two are compared: where there is no state directory, with nothing.
+    // The two are compared; without a state directory, there is nothing to compare.
     let fit = if state.is_ok() {
         run.as_ref().map(|_there| check_dirs(node))
     } else {
@@ -103,7 +102,7 @@ pub(super) fn check(node: &NodeConfig, say: &mut dyn FnMut(Check)) {
     });
 }
 
-/// The type of the file system, and what it can do.
+/// Returns the type of the file system, and its features.
 fn observe_state(dir: &Path) -> io::Result<(i64, DiskFacts)> {
     Ok((rustix::fs::statfs(dir)?.f_type, DiskFacts::observe(dir)?))
 }
@@ -117,7 +116,7 @@ fn fitness(file_system: i64) -> Option<(&'static str, Fitness)> {
     known.map(|(_, name, fitness)| (name, fitness))
 }
 
-/// `file_system` is its type, or why no file can be made in the directory.
+/// Checks the state directory; `file_system` is its type, or the error of creating a file in it.
 pub(super) fn check_state(dir: &Path, file_system: Result<&i64, &io::Error>) -> Check {
     const FIX: &str = "mount a file system of the node's own disk there (ext4 or xfs), or name a directory on one \
                        (node.state_dir; the chart's node.stateDir)";

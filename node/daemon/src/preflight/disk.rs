@@ -1,5 +1,4 @@
-//! The disk under the state directory: what the daemon does with the files of volumes, with one that has no
-//! name any more.
+//! The disk under the state directory: the daemon's operations on volumes' files, tried on an unlinked file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -21,15 +20,15 @@ pub(super) struct DiskFacts {
     pub(super) is_direct: bool,
     /// A sector was written and read back.
     pub(super) sector: io::Result<()>,
-    /// It was made durable.
+    /// The sector was made durable.
     pub(super) sync: io::Result<Duration>,
-    /// It was punched out of the file.
+    /// The sector was punched out of the file.
     pub(super) hole: io::Result<()>,
 }
 
 impl DiskFacts {
     /// # Errors
-    /// No file can be made in the directory.
+    /// No file can be created in the directory.
     pub(super) fn observe(dir: &Path) -> io::Result<Self> {
         let file = nameless_file(dir)?;
         let is_direct = fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
@@ -43,11 +42,11 @@ impl DiskFacts {
     }
 }
 
-/// A file in `dir` as those of volumes, whose name is gone at once.
+/// Creates a file in `dir` like those of volumes, and unlinks it at once.
 pub(super) fn nameless_file(dir: &Path) -> io::Result<File> {
     let path = dir.join(format!("preflight-{:016x}", u64::from_le_bytes(random())));
     let file = open_mode(&path, OpenOptions::new().read(true).write(true).create(true).truncate(true));
-    // Where the open failed, it may have made the file all the same.
+    // A failed open may still have created the file.
     match fs::remove_file(&path) {
         Err(error) if file.is_ok() => Err(error),
         _ => file,

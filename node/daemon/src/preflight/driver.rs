@@ -1,5 +1,5 @@
-//! The kernel's ublk driver: its control device, its features, the transport that follows; and FUSE where it
-//! is missing.
+//! The kernel's ublk driver: its control device, its features, the resulting transport; and FUSE if it is
+//! missing.
 
 use std::path::{Path, PathBuf};
 
@@ -11,31 +11,31 @@ use crate::node::{NodeConfig, TransportChoice, check_fuse};
 
 const MODULE: &str = "ublk_drv";
 const TRANSPORT: &str = "transport";
-/// Root directories that may have the modules of the host: its own, also from a privileged pod with `hostPID`
-/// (see `host.rs`), and this process's.
+/// Root directories that may have the host's modules: its own, even from a privileged pod with `hostPID` (see
+/// `host.rs`), and this process's.
 const ROOTS: [&str; 2] = ["/proc/1/root", "/"];
 
-/// The driver as a daemon would find it.
+/// The driver, as a daemon would find it.
 #[derive(Debug)]
 pub(super) struct DriverFacts {
     pub(super) probed: Result<Features, Unsupported>,
-    /// Devices without the driver; `None` where none may be used.
+    /// Devices without the driver; `None` if they are not permitted.
     pub(super) fuse: Option<Result<(), Unsupported>>,
     pub(super) module: Module,
-    /// Nothing can be asked of the driver without a ring.
+    /// False if the driver cannot be queried for lack of a ring.
     pub(super) has_ring: bool,
 }
 
 /// The kernel module of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Module {
-    /// The kernel has it.
+    /// It is loaded.
     Loaded,
     /// The host has its file.
     Loadable,
-    /// The host has modules of this kernel, and it is not one of them.
+    /// The host has modules for this kernel, but not this one.
     Absent,
-    /// No modules of this kernel are seen.
+    /// No modules for this kernel are visible.
     Unknown,
 }
 
@@ -68,7 +68,7 @@ impl DriverFacts {
     }
 }
 
-/// The driver, and where it answers its features and the transport.
+/// Checks the driver, and, if it responds, its features and the transport.
 pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> {
     const NAME: &str = "ublk driver";
     if let (TransportChoice::Only(Transport::Fuse), Some(fuse)) = (choice, &facts.fuse) {
@@ -109,7 +109,7 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
             let slower = "fuse. Each request passes a loop device and FUSE, and is copied twice";
             let transport = match &facts.fuse {
                 Some(Ok(())) => Check::warn(TRANSPORT, slower, fix),
-                // It begins when the daemon does.
+                // It starts together with the daemon.
                 Some(Err(without @ Unsupported::NoKeeper { .. })) => {
                     let found = format!("{slower}. Now there is none: {}", chain(without));
                     Check::warn(TRANSPORT, found, self::fix(without, driver))
@@ -168,7 +168,7 @@ fn check_features(features: &Features) -> Check {
 
 fn check_transport(features: &Features, choice: TransportChoice) -> Check {
     const NAME: &str = TRANSPORT;
-    // A driver that answers has a transport, or is too old for FUSE too.
+    // A driver that responds offers a transport, or the kernel is too old for FUSE, too.
     let fuse = || Err(Unsupported::NoDriver);
     match (choice.among(Ok(features.clone()), fuse), choice) {
         (Ok(transport @ Transport::UserCopy), TransportChoice::Auto) => {

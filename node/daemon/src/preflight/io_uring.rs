@@ -1,4 +1,4 @@
-//! io_uring: a ring as the daemon's ring threads make theirs.
+//! io_uring: creates a ring like the daemon's ring threads.
 
 use std::fs;
 use std::io;
@@ -10,14 +10,14 @@ use holdfast_service::chain;
 use super::Check;
 
 const NAME: &str = "io_uring";
-/// 0: for all; 1: with CAP_SYS_ADMIN, or in a group; 2: for none. Source: Documentation/admin-guide/sysctl.
+/// 0: permitted; 1: requires CAP_SYS_ADMIN or a group; 2: disabled. Source: Documentation/admin-guide/sysctl.
 const DISABLED: &str = "/proc/sys/kernel/io_uring_disabled";
 
-/// A ring, and the settings that may refuse one.
+/// A ring, and the settings that may prevent it.
 #[derive(Debug)]
 pub(super) struct RingFacts {
     pub(super) made: Result<(), RingError>,
-    /// `kernel.io_uring_disabled`; kernels before 6.6 have none.
+    /// `kernel.io_uring_disabled`; missing in kernels before 6.6.
     pub(super) disabled: Option<u32>,
     /// A seccomp filter is in effect.
     pub(super) is_filtered: bool,
@@ -27,7 +27,7 @@ pub(super) struct RingFacts {
 
 impl RingFacts {
     pub(super) fn observe() -> Self {
-        // The tables of a ring are checked against the limit.
+        // The tables of a ring count towards the limit.
         let open_files = raise_open_file_limit();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
@@ -43,7 +43,7 @@ impl RingFacts {
 
 fn make() -> Result<(), RingError> {
     let mut ring = Ring::<()>::new(&RingOptions::default())?;
-    // A filter may refuse this call alone.
+    // A filter may reject only this call.
     ring.submit_and_wait(Some(Duration::ZERO), &mut Vec::new()).map(drop)
 }
 

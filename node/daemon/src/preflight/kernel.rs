@@ -1,4 +1,4 @@
-//! The kernel's release against the faults of `docs/kernels.md`.
+//! The kernel's release, compared with the faults of `docs/kernels.md`.
 
 use std::io;
 
@@ -51,7 +51,7 @@ pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
     }
 }
 
-/// `release` is absent where it cannot be read.
+/// Checks the PID namespace; `release` is `None` if it is unreadable.
 pub(super) fn check_pid_namespace(release: Option<&KernelRelease>, is_of_host: bool) -> Check {
     const NAME: &str = "PID namespace";
     const FIX: &str = "set hostPID: true in the pod, or run the daemon in the host's PID namespace";

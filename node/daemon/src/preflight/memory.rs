@@ -1,4 +1,4 @@
-//! Memory: what the daemon may use of it, and the promise that its threads do not wait for their own devices.
+//! Memory: the daemon's limits, and the setting that keeps its threads from waiting for their own devices.
 
 use std::fs;
 use std::io;
@@ -9,16 +9,16 @@ use crate::node::{INDEX_CACHE_BYTES, NodeConfig};
 
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
-/// Memory, in bytes; `None` where the kernel does not say.
+/// Memory, in bytes; `None` if the kernel does not report it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryFacts {
-    /// The daemon's own bounds: uploads, segment indexes and memory volumes.
+    /// The daemon's own limits: uploads, segment indexes and memory volumes.
     pub(super) needed: u64,
-    /// The least limit of the control groups that this process is in.
+    /// The lowest limit of this process's control groups.
     pub(super) limit: Option<u64>,
-    /// The host's.
+    /// Total memory of the host.
     pub(super) total: Option<u64>,
-    /// The part of it that programs can have now.
+    /// Memory currently available to programs.
     pub(super) available: Option<u64>,
 }
 
@@ -35,13 +35,13 @@ impl MemoryFacts {
     }
 }
 
-/// A figure of /proc/meminfo.
+/// Returns a figure of /proc/meminfo.
 fn figure(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The least `memory.max` from the process's control group (version 2) up to the root.
+/// Returns the lowest `memory.max` from the process's control group (version 2) up to the root.
 fn limit(root: &Path, own: &str) -> Option<u64> {
     let group = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let group = root.join(group);
@@ -83,7 +83,7 @@ pub(super) fn check(facts: &MemoryFacts) -> Check {
     }
 }
 
-/// The outcome of the daemon's first call.
+/// Checks the result of the daemon's first call.
 pub(super) fn check_io_flusher(marked: io::Result<()>) -> Check {
     const NAME: &str = "memory reclaim";
     match marked {

@@ -1,4 +1,4 @@
-//! An object store of the configuration: the probe that a daemon makes before it uses the bucket.
+//! An object store of the configuration: the probe that a daemon runs before it uses the bucket.
 
 use std::error::Error;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use holdfast_service::chain;
 
 use super::Check;
 
-/// Difference of the clocks that is said. S3 refuses requests from 15 minutes on.
+/// Clock difference above which it is reported. S3 rejects requests from 15 minutes on.
 const MUCH: Duration = Duration::from_secs(60);
 
-/// Reason why a store cannot be used.
+/// Reason why a store is unusable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unfit {
     #[error(transparent)]
@@ -55,7 +55,7 @@ pub(super) fn verdict(name: &str, bucket: &str, probed: Result<Probed, Unfit>) -
     Check::warn(&name, found, "synchronize the clock of this host (NTP)")
 }
 
-/// A failure of a probe says the state, and behind a semicolon the fix.
+/// Formats the failure of a probe, whose text has the state and, after a semicolon, the fix.
 fn unfit(name: &str, failure: &ProbeFailure) -> Check {
     let said = failure.to_string();
     let (state, fix) =

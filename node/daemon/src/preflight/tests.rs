@@ -1,4 +1,4 @@
-//! The verdict of each check on facts that are made up, and the checks of this host.
+//! The verdict of each check on made-up facts, and the checks of this host.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use super::store::Unfit;
 use super::*;
 use crate::node::{CacheRoom, KeeperStart, NodeConfig, NodeError, StateDisk, TransportChoice};
 
-/// Bits of `linux/ublk_cmd.h`: what every device needs, the two transports, growth, no look for partitions.
+/// Bits of `linux/ublk_cmd.h`: requirements of every device, the two transports, growth, no partition scan.
 const REQUIRED: u64 = 1 << 3 | 1 << 4 | 1 << 6;
 const ZERO_COPY: u64 = 1 | 1 << 11;
 const USER_COPY: u64 = 1 << 7;
@@ -25,7 +25,7 @@ const UPDATE_SIZE: u64 = 1 << 10;
 const NO_PARTITIONS: u64 = 1 << 18;
 const ALL: u64 = REQUIRED | ZERO_COPY | USER_COPY | UPDATE_SIZE | NO_PARTITIONS;
 
-/// Checks the verdict, and that what was found and the fix have these words.
+/// Checks the verdict, and that its description and fix contain these words.
 fn holds(check: &Check, verdict: &str, words: &[&str]) {
     assert_eq!(check.verdict.name(), verdict, "{check:?}");
     assert_eq!(check.verdict.fix().is_some(), verdict != "PASS", "{check:?}");
@@ -140,7 +140,7 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
     }
 }
 
-/// A node without the driver was refused though FUSE could serve its volumes.
+/// Regression: a node without the driver was rejected although FUSE could serve its volumes.
 #[test]
 fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     let facts = |fuse| DriverFacts {
@@ -367,7 +367,7 @@ async fn a_store_that_cannot_be_reached_or_read_is_named() {
     holds(&store::verdict("main", "NO", Err(unfit)), "FAIL", &["bucket: \"NO\" is not valid", "3 to 63"]);
 }
 
-/// Everything below a directory, with its size.
+/// Returns everything below a directory, with its size.
 fn tree(dir: &Path) -> Vec<(std::path::PathBuf, u64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
@@ -381,8 +381,8 @@ fn tree(dir: &Path) -> Vec<(std::path::PathBuf, u64)> {
     found
 }
 
-/// A standalone daemon of this configuration would be refused on most hosts that run tests: the verdicts are
-/// theirs, and each check has one.
+/// Most test hosts do not meet the requirements of a standalone daemon with this configuration: the verdicts
+/// depend on the host, but each check has one.
 #[tokio::test]
 async fn all_checks_are_said_and_nothing_stays() {
     let (state, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());

@@ -1,4 +1,4 @@
-//! A node without a kernel, for the tests of the edges.
+//! A node without a kernel, for tests of the edges.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::node::{
     TimedStep, VolumeInStore, VolumeSettings, VolumeState, millis,
 };
 
-/// Attaches whatever was created, at once.
+/// Attaches all created volumes at once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fake {
     inner: Arc<Mutex<Inner>>,
@@ -48,22 +48,22 @@ struct Inner {
     swept: SweepReport,
     snapshots: Vec<(VolumeId, Option<String>, Snapshot)>,
     cuts: Vec<(VolumeId, SnapshotUid, CutStep)>,
-    /// Cuts lapse.
+    /// True if cuts lapse.
     cuts_lapse: bool,
     failure: Option<Failure>,
     renewed: Vec<(String, S3Config)>,
     draining: Vec<bool>,
-    /// Detaches, scrubs and sweeps never end.
+    /// True if detaches, scrubs and sweeps never end.
     hangs: bool,
 }
 
 impl Fake {
-    /// So many devices have no keeper.
+    /// Sets the number of devices without a keeper.
     pub(crate) fn set_unkept_devices(&self, devices: usize) {
         self.inner.lock().unkept_devices = devices;
     }
 
-    /// Serves this volume.
+    /// Adds a served volume.
     pub(crate) fn put(&self, status: NodeVolumeStatus) {
         self.inner.lock().attached.insert(status.volume.clone(), status);
     }
@@ -73,12 +73,12 @@ impl Fake {
         self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
     }
 
-    /// Lets later detaches, scrubs and sweeps wait without end.
+    /// Makes later detaches, scrubs and sweeps wait indefinitely.
     pub(crate) fn hang(&self) {
         self.inner.lock().hangs = true;
     }
 
-    /// Waits for as long as it hangs.
+    /// Waits while it hangs.
     async fn may_hang(&self) {
         if self.inner.lock().hangs {
             std::future::pending().await
@@ -90,17 +90,17 @@ impl Fake {
         self.inner.lock().scrubbed = scrubbed;
     }
 
-    /// The scrubs so far: volume, store, repair.
+    /// Returns the scrubs so far: volume, store, repair.
     pub(crate) fn scrubs(&self) -> Vec<(VolumeId, Option<String>, bool)> {
         self.inner.lock().scrubs.clone()
     }
 
-    /// Lets cuts lapse from now on.
+    /// Makes cuts lapse from now on.
     pub(crate) fn lapse_cuts(&self) {
         self.inner.lock().cuts_lapse = true;
     }
 
-    /// The steps of cuts so far.
+    /// Returns the steps of cuts so far.
     pub(crate) fn cuts(&self) -> Vec<CutStep> {
         self.inner.lock().cuts.iter().map(|(.., step)| *step).collect()
     }
@@ -110,38 +110,38 @@ impl Fake {
         self.inner.lock().swept = swept;
     }
 
-    /// The sweeps so far.
+    /// Returns the sweeps so far.
     pub(crate) fn sweeps(&self) -> Vec<SweepRequest> {
         self.inner.lock().sweeps.clone()
     }
 
-    /// The answers so far to whether the node is being drained.
+    /// Returns the drain states set so far.
     pub(crate) fn draining(&self) -> Vec<bool> {
         self.inner.lock().draining.clone()
     }
 
-    /// Number of operations and interfaces that use it.
+    /// Returns the number of operations and interfaces that use it.
     pub(crate) fn users(&self) -> usize {
         Arc::strong_count(&self.inner)
     }
 
-    /// The stores that volumes were given so far.
+    /// Returns the stores renewed so far.
     pub(crate) fn renewed(&self) -> Vec<(String, S3Config)> {
         self.inner.lock().renewed.clone()
     }
 
-    /// Content of a volume as it was created.
+    /// Returns a volume's content at its creation.
     pub(crate) fn created(&self, volume: &str) -> Option<Content> {
         self.inner.lock().created.get(&volume.parse().unwrap()).cloned()
     }
 
-    /// The requests to attach so far.
+    /// Returns the attach requests so far.
     pub(crate) fn requests(&self) -> Vec<AttachRequest> {
         self.inner.lock().requests.clone()
     }
 }
 
-/// An attached volume with something of everything.
+/// Returns an attached volume with a value in every field.
 pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
     NodeVolumeStatus {
         volume: name.parse().unwrap(),
@@ -189,7 +189,7 @@ fn served() -> ServedCounts {
     served
 }
 
-/// A memory volume of 1 GiB of the object with this uid; without one, of a person.
+/// Returns a memory volume of 1 GiB of the object with this uid; `None`: attached by a user.
 pub(crate) fn in_memory(name: &str, owner: Option<&str>, epoch: u64) -> NodeVolumeStatus {
     let owner = owner.map(str::to_owned);
     let request = MemoryAttach {
@@ -452,7 +452,10 @@ impl Volumes for Fake {
     }
 
     fn rings(&self) -> Vec<RingStatus> {
-        vec![RingStatus::default(), RingStatus { max_messages: 4, full_inbox: 2, ..RingStatus::default() }]
+        vec![
+            RingStatus::default(),
+            RingStatus { max_messages: 4, full_inbox: 2, unregistered: 5, ..RingStatus::default() },
+        ]
     }
 
     fn unkept_blocks(&self) -> u64 {

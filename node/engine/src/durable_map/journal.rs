@@ -1,4 +1,4 @@
-//! The journal of the durable map: changes of pages whose slots do not have them yet.
+//! The journal of the durable map: page changes that are not yet in the pages' slots.
 //!
 //! ```text
 //! JOURNAL_OFFSET + 4096 * slot
@@ -8,20 +8,19 @@
 //! u64 generation, u64 seq, u64 start, u16 unit, u16 units, u8 n, n x (u32 block, 16 bytes)
 //! ```
 //! A record is a number of whole slots, written by one group of a flush round: `units` counts its units,
-//! `unit` is the place among them. An entry is the map's part of a block as the round copied it. `start` is
-//! the generation of the first round in which the writer's process filled slots with units of no entry; it
-//! tells what that process wrote from what is older. Every slot is filled before a record is written there,
-//! and so is the one behind the last record. Records follow each other from slot 0 with generations that do
-//! not fall; once the slots of all pages have what the journal has, the next record is written at slot 0
-//! again.
+//! `unit` is the position among them. An entry is the map's part of a block as copied by the round.
+//! `start` is the generation of the first round in which the writer's process filled slots with empty
+//! units; it distinguishes that process's units from older ones. Every slot is filled before a record is
+//! written to it, and so is the slot after the last record. Records follow each other from slot 0 with
+//! nondecreasing generations; once all journal entries are in the pages' slots, the next record starts at
+//! slot 0 again.
 //!
-//! The journal counts where the header says so (`Header::has_journal`), which is written after the fill was
-//! synced. An entry counts for a page whose slots are of an older generation.
+//! The journal counts only if the header says so (`Header::has_journal`), which is written after the fill
+//! was synced. An entry overrides slots of its page with an older generation.
 //!
-//! Invariant 13 (`docs/invariants.md`): a power cut leaves each unit of the record that was being written as
-//! it was before or after, and both can be read: the place held a unit of the fill or of an older record. So
-//! a unit that cannot be read, where a record begins or in a record of which no other unit is older, is
-//! corrupted.
+//! Invariant 13 (`docs/invariants.md`): a power cut leaves each unit of the record in progress either old
+//! or new, and both are readable: its old content is a unit of the fill or of an older record. An
+//! unreadable unit at the start of a record, or in a record without any older unit, is thus corrupted.
 
 use holdfast_format::limit::MAX_SECTORS;
 use holdfast_format::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
@@ -31,34 +30,34 @@ use super::{SLOT_BYTES, UNIT_BYTES, UNITS, page_offset};
 use crate::limit::{JOURNAL_PAGES_PER_SLOT, JOURNAL_SLOTS};
 use crate::sector_map::{BLOCK_MAP_BYTES, PAGE_SECTORS};
 
-/// Byte offset of the journal in the file: behind the pages of the largest volume, so that growth moves
+/// Byte offset of the journal in the file: after the pages of the largest volume, so that growth moves
 /// nothing.
 pub const JOURNAL_OFFSET: u64 = page_offset(MAX_SECTORS / PAGE_SECTORS, 0);
 const JOURNAL: &str = "journal of the durable map";
 /// Bytes of a unit's payload before its entries.
 const FIXED_BYTES: usize = 8 + 8 + 8 + 2 + 2 + 1;
 const ENTRY_BYTES: usize = 4 + BLOCK_MAP_BYTES;
-/// Entries that a unit has room for.
+/// Maximum entries per unit.
 const UNIT_ENTRIES: usize = (UNIT_BYTES - ENVELOPE_BYTES - FIXED_BYTES) / ENTRY_BYTES;
-/// Entries that a slot has room for.
+/// Maximum entries per slot.
 const SLOT_ENTRIES: usize = UNITS * UNIT_ENTRIES;
 
-/// Slots of the journal of a map of `pages` pages.
+/// Returns the number of journal slots for a map of `pages` pages.
 pub(crate) fn journal_slots(pages: u64) -> u64 {
     (pages / JOURNAL_PAGES_PER_SLOT).min(JOURNAL_SLOTS)
 }
 
-/// The bytes of the file for the journal of a map of `pages` pages: `(offset, length)`.
+/// Returns the bytes of the file for the journal of a map of `pages` pages: `(offset, length)`.
 pub fn journal_extent(pages: u64) -> (u64, u64) {
     (JOURNAL_OFFSET, journal_slots(pages) * SLOT_BYTES as u64)
 }
 
-/// Byte offset of a slot of the journal.
+/// Returns the byte offset of a slot of the journal.
 pub(crate) fn journal_offset(slot: u64) -> u64 {
     JOURNAL_OFFSET + slot * SLOT_BYTES as u64
 }
 
-/// Slots of a record of so many entries.
+/// Returns the number of slots for a record of `entries` entries.
 pub(crate) fn record_slots(entries: usize) -> u64 {
     entries.div_ceil(SLOT_ENTRIES) as u64
 }
@@ -66,8 +65,8 @@ pub(crate) fn record_slots(entries: usize) -> u64 {
 /// A block and the map's part of it.
 pub(crate) type Entry = (Block, [u8; BLOCK_MAP_BYTES]);
 
-/// The bytes of a record as `generation`, by a writer that knows the log up to `seq`, in a journal that was
-/// filled as `start`.
+/// Returns the bytes of a record as `generation`, by a writer that knows the log up to `seq`, in a journal
+/// that was filled as `start`.
 pub(crate) fn encode_record(generation: u64, seq: Seq, start: u64, entries: &[Entry]) -> Vec<u8> {
     let slots = record_slots(entries.len()) as usize;
     let units = u16::try_from(slots * UNITS).expect("ROUND_BLOCKS bounds a record");
@@ -79,7 +78,7 @@ pub(crate) fn encode_record(generation: u64, seq: Seq, start: u64, entries: &[En
     out
 }
 
-/// The bytes of `slots` slots without a record, of a journal that is filled as `start`.
+/// Returns the bytes of `slots` slots without a record, for a journal that is filled as `start`.
 pub(crate) fn encode_fill(start: u64, slots: usize) -> Vec<u8> {
     let mut unit = Vec::with_capacity(UNIT_BYTES);
     put_unit(&mut unit, [start, 0, start], [0, 0], &[]);
@@ -108,7 +107,7 @@ pub(super) struct Unit {
     pub(super) seq: Seq,
     start: u64,
     unit: u16,
-    /// Of its record; 0 in the fill.
+    /// Number of units in its record; 0 in the fill.
     units: u16,
     pub(super) entries: Vec<Entry>,
 }
@@ -134,38 +133,38 @@ impl Unit {
     }
 }
 
-/// The journal of a map, while it is read unit by unit.
+/// Reads the journal of a map, unit by unit.
 #[derive(Default)]
 pub(super) struct Replay {
     /// Generation of its fill, once the first unit was read.
     start: Option<u64>,
-    /// Of the record before.
+    /// Generation of the previous record.
     newest: u64,
     /// The record that is being read.
     record: Option<PartialRecord>,
     has_ended: bool,
 }
 
-/// A record of which some units were read.
+/// A partly read record.
 struct PartialRecord {
     generation: u64,
     units: u16,
     read: u16,
     whole: Vec<Unit>,
-    /// The first unit of it that is not whole.
+    /// Defect of its first damaged unit.
     damage: Option<DecodeError>,
 }
 
 impl Replay {
-    /// Returns true if nothing behind what was read counts.
+    /// Returns true if the rest of the journal does not count.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Reads the next unit. Returns those of the record that it completes; none before.
+    /// Reads the next unit. Returns all units of the record that it completes, otherwise none.
     ///
     /// # Errors
-    /// [`DecodeError`] when a record that was synced may be lost.
+    /// [`DecodeError`] if a synced record may be lost.
     pub(super) fn push(&mut self, bytes: &[u8; UNIT_BYTES]) -> Result<Vec<Unit>, DecodeError> {
         let mut unit = Unit::decode(bytes);
         let start = match (self.start, &unit) {
@@ -206,16 +205,16 @@ impl Replay {
         record.damage.map_or(Ok(record.whole), Err)
     }
 
-    /// The journal ends here, or its last record was being written.
+    /// Ends the journal, here or at its last record, which was in progress.
     fn ended(&mut self) -> Result<Vec<Unit>, DecodeError> {
         self.has_ended = true;
         Ok(Vec::new())
     }
 
-    /// There are no more units.
+    /// Ends the replay after the last unit.
     ///
     /// # Errors
-    /// [`DecodeError`] when there was none, or one of the last record is missing.
+    /// [`DecodeError`] if the journal had no unit, or the last record is incomplete.
     pub(super) fn end(self) -> Result<(), DecodeError> {
         match self.record {
             Some(PartialRecord { damage: Some(error), .. }) => Err(error),

@@ -1,11 +1,11 @@
-//! Reading a durable map part by part: no more of it is in memory than the part that is read.
+//! Reads a durable map with one part in memory at a time. A later part overrides earlier ones of its sectors.
 //!
 //! ```text
-//! page, page, page, ...   each that was written, lowest first
+//! page, page, page, ...   all written ones, lowest first
 //! journal, journal, ...   its bytes in order, while they count
 //! end
-//! ``` Owns: the generations by which the newest part is known: 16 bytes a page. Does not own: the file, nor
-//! what is made of the parts. A part that comes later replaces what came before of the same sectors.
+//! ```
+//! Owns: the generations that identify the newest part: 16 bytes a page. Does not own: the file.
 
 use holdfast_format::safeguard::{Safeguard::ReplayOnlyNewer, safeguard};
 use holdfast_format::side::{Side, SideSet};
@@ -18,13 +18,13 @@ use crate::sector_map::{BLOCK_MAP_BYTES, Nibble, PAGE_BLOCKS, PAGE_BYTES};
 /// Part of a durable map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FoundPart {
-    /// A page, as its slots have it.
+    /// A page from its slots.
     Page(FoundPage),
-    /// A block that the journal has in a newer form than the slots of its page.
+    /// A block that is newer in the journal than in the slots of its page.
     Block(FoundBlock),
 }
 
-/// A block as the journal has it.
+/// A block from the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundBlock {
     pub(crate) block: Block,
@@ -35,7 +35,7 @@ pub struct FoundBlock {
 }
 
 impl FoundPart {
-    /// The page that it is of.
+    /// Returns the page of this part.
     pub fn page(&self) -> u64 {
         match self {
             Self::Page(page) => page.page,
@@ -57,7 +57,7 @@ impl FoundPart {
         }
     }
 
-    /// The first of the blocks that it says something of.
+    /// Returns the first block that it describes.
     pub(crate) fn first_block(&self) -> Block {
         match self {
             Self::Page(page) => Block(page.page * PAGE_BLOCKS),
@@ -65,7 +65,7 @@ impl FoundPart {
         }
     }
 
-    /// The map's part of these blocks.
+    /// Returns the map's part of these blocks.
     pub(crate) fn nibbles(&self) -> &[u8] {
         match self {
             Self::Page(page) => &page.nibbles,
@@ -73,13 +73,13 @@ impl FoundPart {
         }
     }
 
-    /// The blocks that it says something of, with what it says.
+    /// Returns the blocks that it describes, each with its part of the map.
     pub fn blocks(&self) -> impl Iterator<Item = (Block, &[u8; BLOCK_MAP_BYTES])> {
         (self.first_block().0..).map(Block).zip(self.nibbles().as_chunks().0)
     }
 }
 
-/// The runs of sectors of a block whose newest bytes were never committed and the side that holds them,
+/// Returns the runs of sectors of a block whose newest bytes were never committed, each with its side,
 /// lowest first.
 pub fn dirty_runs_of(block: Block, nibbles: &[u8; BLOCK_MAP_BYTES]) -> Vec<(SectorRange, Side)> {
     let mut runs: Vec<(SectorRange, Side)> = Vec::new();
@@ -94,17 +94,17 @@ pub fn dirty_runs_of(block: Block, nibbles: &[u8; BLOCK_MAP_BYTES]) -> Vec<(Sect
     runs
 }
 
-/// A durable map while it is read.
+/// A reader of a durable map.
 pub struct MapReader {
     synced_generation: u64,
     invalidated: SideSet,
-    /// The generation that the slots of each page hold, lowest page first; the journal is compared with it.
+    /// The generation of each page's slots, lowest page first; compared with the journal.
     held: Vec<(u64, u64)>,
     replay: Option<Replay>,
 }
 
 impl MapReader {
-    /// A reader of the map that `header` is of.
+    /// Creates a reader of the map with this header.
     pub fn new(header: &Header) -> Self {
         Self {
             synced_generation: header.synced_generation,
@@ -114,12 +114,12 @@ impl MapReader {
         }
     }
 
-    /// The newest synced form of a page in its slots, without what the header calls invalid; none where it
-    /// was never written. `pair` are the 8192 bytes of both slots. Pages come lowest first, each once, before
-    /// the journal; those never written may be left out.
+    /// Returns the newest synced form of a page in its slots, without data that the header calls invalid;
+    /// `None` if it was never written. `pair` are the 8192 bytes of both slots. Pages come lowest first,
+    /// each once, before the journal; those never written may be omitted.
     ///
     /// # Errors
-    /// [`DamagedMap::Page`] when what was synced last may be lost.
+    /// [`DamagedMap::Page`] if the last synced data may be lost.
     pub fn page(&mut self, page: u64, pair: &[u8]) -> Result<Option<FoundPart>, DamagedMap> {
         let newest = halves(PAGE, pair)
             .and_then(|(first, second)| newest_of(page, [first, second], self.synced_generation))
@@ -138,10 +138,10 @@ impl MapReader {
         self.replay.as_ref().is_some_and(|replay| !replay.has_ended())
     }
 
-    /// The blocks that the next bytes of the journal, whole units of 512, have in a newer form, oldest first.
+    /// Returns the blocks that are newer in the next bytes of the journal, whole units of 512, oldest first.
     ///
     /// # Errors
-    /// [`DamagedMap::Journal`] when a record that was synced may be lost.
+    /// [`DamagedMap::Journal`] if a synced record may be lost.
     pub fn journal(&mut self, bytes: &[u8]) -> Result<Vec<FoundPart>, DamagedMap> {
         let mut found = Vec::new();
         let Some(replay) = &mut self.replay else { return Ok(found) };
@@ -165,16 +165,16 @@ impl MapReader {
         Ok(found)
     }
 
-    /// All of the file was read, or all that is wanted of the journal.
+    /// Ends the read, after the whole file or the needed part of the journal.
     ///
     /// # Errors
-    /// [`DamagedMap::Journal`] when the file ends within a record, or has no journal where there must be one.
+    /// [`DamagedMap::Journal`] if the file ends within a record, or a required journal is missing.
     pub fn end(self) -> Result<(), DamagedMap> {
         self.replay.map_or(Ok(()), Replay::end).map_err(DamagedMap::Journal)
     }
 }
 
-/// Takes what `invalidated` sides hold out of a part of the map.
+/// Drops the contents of the `invalidated` sides from a part of the map.
 pub(super) fn forget(nibbles: &mut [u8], invalidated: SideSet) {
     if invalidated == SideSet::NONE {
         return;
@@ -184,11 +184,11 @@ pub(super) fn forget(nibbles: &mut [u8], invalidated: SideSet) {
     }
 }
 
-/// Reads a map whose bytes are in memory: `pages` are page numbers with the 8192 bytes of both slots, lowest
-/// first, `journal` the bytes of the file from [`super::JOURNAL_OFFSET`] on. Hands each part to `each`.
+/// Reads a map in memory: `pages` are page numbers with the 8192 bytes of both slots, lowest first,
+/// `journal` the bytes of the file from [`super::JOURNAL_OFFSET`] on. Passes each part to `each`.
 ///
 /// # Errors
-/// [`DamagedMap`] when what was synced last may be lost.
+/// [`DamagedMap`] if the last synced data may be lost.
 pub fn read_parts<'a>(
     header: &Header,
     pages: impl IntoIterator<Item = (u64, &'a [u8])>,
@@ -203,10 +203,10 @@ pub fn read_parts<'a>(
     reader.end()
 }
 
-/// The newest synced form of each page of a map whose bytes are in memory, lowest first: see [`read_parts`].
+/// Returns the newest synced form of each page of a map in memory, lowest first: see [`read_parts`].
 ///
 /// # Errors
-/// [`DamagedMap`] when what was synced last may be lost.
+/// [`DamagedMap`] if the last synced data may be lost.
 pub fn newest_pages(
     header: &Header,
     pages: &[(u64, Vec<u8>)],

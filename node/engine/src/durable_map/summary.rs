@@ -1,4 +1,4 @@
-//! Summary of a durable map's pages, by which an attach decides without the pages.
+//! Summary of a durable map's pages: an attach decides by it without reading the pages.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use holdfast_types::Seq;
 use super::read::FoundPart;
 use crate::sector_map::{Nibble, PAGE_BLOCKS};
 
-/// Summary of the pages of a durable map. It takes some 50 bytes for a page with dirty sectors, none for the
+/// Summary of the pages of a durable map. It takes some 50 bytes for a page with dirty sectors, none for
 /// others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PageSummary {
-    /// The greatest generation that stands in the file: a torn write's is never used again.
+    /// The greatest generation in the file: that of a torn write is never reused.
     pub(crate) generation: u64,
     /// The newest record that a writer of a page knew.
     pub(crate) seq: Seq,
     holds_pages: bool,
-    /// Of each page with a block that holds what was never committed, these blocks.
+    /// For each page with uncommitted data, the blocks that hold it.
     dirty: BTreeMap<u64, u128>,
 }
 
 impl PageSummary {
-    /// Takes the next part into account.
+    /// Adds the next part.
     pub fn add(&mut self, part: &FoundPart) {
         self.holds_pages = true;
         self.generation = self.generation.max(part.generation());
@@ -53,7 +53,7 @@ impl PageSummary {
         !self.dirty.is_empty()
     }
 
-    /// The greatest generation that stands in the file.
+    /// Returns the greatest generation in the file.
     pub fn generation(&self) -> u64 {
         self.generation
     }

@@ -26,7 +26,7 @@ fn the_newer_header_wins_and_a_corrupted_one_is_named() {
     newer.intend(Nonce([2; 16]));
     let mut file = [header().encode(1), newer.encode(2)].concat();
     assert_eq!(Header::newest(&file), Ok(Some((2, newer))));
-    // Either may have been the newer one; the older one was taken.
+    // Regression: either may have been the newer one, and the older one was taken.
     for slots in [&[0][..], &[1], &[0, 1]] {
         let mut file = file.clone();
         slots.iter().for_each(|slot| file[slot * SLOT_BYTES + 50] ^= 1);
@@ -86,13 +86,13 @@ fn found(pair: [&[u8]; 2], synced_generation: u64) -> Result<(Option<u8>, u64, u
     }
 }
 
-/// `new` as far as `reached` says, unit by unit, over `old`.
+/// Returns `old` with those units of `new` that `reached` selects.
 fn torn(old: &[u8], new: &[u8], reached: u8) -> Vec<u8> {
     let unit = |index: usize| if reached & (1 << index) == 0 { old } else { new };
     (0..UNITS).flat_map(|index| unit(index)[index * UNIT_BYTES..][..UNIT_BYTES].to_vec()).collect()
 }
 
-/// Invariant 13: one byte, or one unit, of what was synced last is lost, with nothing written or synced
+/// Invariant 13: one byte, or one unit, of the last synced data is lost, with nothing written or synced
 /// since.
 #[test]
 fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
@@ -162,7 +162,7 @@ fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header() {
         assert_eq!(found([&slot, &slot], 3), Ok((None, 4, 0)), "an empty page, filled again");
         assert_eq!(found([&slot, &slot], 4), Err(7));
         assert_eq!(found([&slot, &first], 3), Ok((Some(1), 4, 4)));
-        // What recovery took from one slot is then written into the other.
+        // The data recovered from one slot is then written to the other.
         assert_eq!(found([&torn(&slot, &second, 0x55), &first], 3), Ok((Some(1), 5, 4)));
     }
     assert_eq!(found([&blank, &first], 3), Ok((Some(1), 4, 4)));
@@ -174,7 +174,7 @@ fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header() {
     assert_eq!(found([&altered, &blank], 3), Err(7), "no power cut leaves that");
 }
 
-/// A journal of six slots that was filled as generation 2, with these records: generation, entries.
+/// Returns a journal of six slots, filled as generation 2, with these records: generation, entries.
 fn journal(records: &[(u64, Vec<Entry>)]) -> Vec<u8> {
     let mut bytes = encode_fill(2, 6);
     let mut at = 0;
@@ -186,12 +186,12 @@ fn journal(records: &[(u64, Vec<Entry>)]) -> Vec<u8> {
     bytes
 }
 
-/// Entries for blocks of page 7 and the ones behind it, each of which says `nibble` of all its sectors.
+/// Returns entries for blocks from page 7 on, each with `nibble` for all its sectors.
 fn entries(count: u64, nibble: u8) -> Vec<Entry> {
     (0..count).map(|block| (Block(7 * PAGE_BLOCKS + block), [nibble; _])).collect()
 }
 
-/// The findings for the first block of each page, with its generation and the newest record known.
+/// Returns the findings for the first block of each page, with its generation and the newest record known.
 fn replayed(pages: &[(u64, Vec<u8>)], journal: &[u8]) -> Result<Vec<(u64, u8, u64, Seq)>, DamagedMap> {
     let header = Header { has_journal: true, synced_generation: 2, ..header() };
     let found = newest_pages(&header, pages, journal)?;
@@ -215,7 +215,7 @@ fn an_entry_of_the_journal_counts_for_a_page_whose_slots_are_older() {
     assert_eq!(newest_pages(&header, &page(2), &journal(&records)).unwrap()[0].nibbles[0], 0x11);
 }
 
-/// The journal began again: what is behind its newest record is of an earlier use.
+/// The journal was reused from the start: the units after its newest record are of an earlier use.
 #[test]
 fn a_record_of_an_earlier_use_of_the_journal_does_not_count() {
     let older = journal(&[(3, entries(1, 0x55)), (4, entries(1, 0x66)), (5, entries(1, 0x77))]);
@@ -224,11 +224,11 @@ fn a_record_of_an_earlier_use_of_the_journal_does_not_count() {
     assert_eq!(replayed(&[], &again), Ok(vec![(7, 0x99, 6, Seq(6))]));
 }
 
-/// Invariant 13: the record that was being written when the power was cut counts as a whole or not at all.
+/// Invariant 13: a record interrupted by a power cut counts either as a whole or not at all.
 #[test]
 fn a_torn_record_of_the_journal_is_left_out() {
     let first = (3, entries(1, 0x55));
-    // The place held the fill, or an older record.
+    // Its slots held the fill, or an older record.
     for old in [journal(std::slice::from_ref(&first)), journal(&[first.clone(), (1, entries(200, 0x77))])] {
         let new = journal(&[first.clone(), (4, entries(1, 0x66))]);
         for reached in 0..=u8::MAX {
@@ -240,12 +240,12 @@ fn a_torn_record_of_the_journal_is_left_out() {
     }
 }
 
-/// Invariant 13: one byte, or one unit, of what was synced last is lost.
+/// Invariant 13: one byte, or one unit, of the last synced data is lost.
 #[test]
 fn decay_of_the_journal_is_named_where_it_may_hold_what_was_synced() {
     let whole = journal(&[(3, entries(1, 0x55)), (4, entries(200, 0x66))]);
     let sound = replayed(&[], &whole);
-    // Three slots of records, and the unit behind them, which shows that they end.
+    // Three slots of records, and the unit after them, which marks their end.
     let live = 3 * SLOT_BYTES + UNIT_BYTES;
     for at in 0..live {
         let mut corrupted = whole.clone();

@@ -33,7 +33,7 @@ impl Blocks {
         self.0 == 0
     }
 
-    /// Their numbers in the page, lowest first.
+    /// Returns their numbers in the page, lowest first.
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> {
         let mut left = self.0;
         std::iter::from_fn(move || {
@@ -48,19 +48,19 @@ impl Blocks {
 #[derive(Default)]
 pub(crate) struct BlockSet {
     pages: PageSet,
-    /// Of each page.
+    /// By page.
     blocks: Vec<Blocks>,
-    /// Number of all.
+    /// Number of blocks in all pages.
     count: u64,
 }
 
 impl BlockSet {
-    /// An empty set of blocks of `pages` pages.
+    /// Creates an empty set for `pages` pages.
     pub(crate) fn new(pages: u64) -> Self {
         Self { pages: PageSet::new(pages), blocks: vec![Blocks::default(); pages as usize], count: 0 }
     }
 
-    /// Has room for `pages` pages from here on, no fewer than before.
+    /// Makes room for `pages` pages, no fewer than before.
     pub(crate) fn grow(&mut self, pages: u64) {
         self.pages.grow(pages);
         self.blocks.resize(self.blocks.len().max(pages as usize), Blocks::default());
@@ -98,12 +98,12 @@ impl BlockSet {
         removed
     }
 
-    /// Number of the blocks in the set.
+    /// Returns the number of blocks in the set.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// The blocks of `page` in the set.
+    /// Returns the blocks of `page` in the set.
     pub(crate) fn blocks(&self, page: u64) -> Blocks {
         self.blocks[page as usize]
     }
@@ -116,17 +116,17 @@ impl BlockSet {
         self.pages.is_empty()
     }
 
-    /// The pages, lowest first.
+    /// Returns the pages, lowest first.
     pub(crate) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages.iter()
     }
 
-    /// The pages that are not below `first`, lowest first.
+    /// Returns the pages from `first` on, lowest first.
     pub(crate) fn pages_from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
         self.pages.iter_from(first)
     }
 
-    /// Moves the blocks of `other` here; at once where there are none.
+    /// Moves the blocks of `other` here; returns early if it is empty.
     pub(crate) fn append(&mut self, other: &mut Self) {
         if self.is_empty() {
             return std::mem::swap(self, other);

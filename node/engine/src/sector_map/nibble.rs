@@ -1,4 +1,4 @@
-//! Four bits of the map: where a sector's newest bytes are, and what is dirty of it.
+//! Four bits of the map: the position of a sector's newest bytes, and its dirty marks.
 
 use holdfast_format::side::{Side, SideSet};
 
@@ -13,8 +13,8 @@ impl Nibble {
     pub(super) const REMOTE: Self = Self(0);
     pub(super) const DIRTY: u8 = 12;
 
-    /// A sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if it is dirty
-    /// there.
+    /// Returns a sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if
+    /// it is dirty there.
     #[inline]
     pub(super) fn on(side: Side, dirty: u8, zeros: bool) -> Self {
         let both = dirty & Self::DIRTY == Self::DIRTY;
@@ -43,7 +43,7 @@ impl Nibble {
         self.0 & dirty_bit(side) != 0
     }
 
-    /// With what `invalidated` sides hold forgotten.
+    /// Returns the entry without the contents of the `invalidated` sides.
     pub(crate) fn without(self, invalidated: SideSet) -> Self {
         match self.newest() {
             Some(side) if invalidated.contains(side) => Self(0),
@@ -55,14 +55,14 @@ impl Nibble {
         self.is_dirty(side) && !(self.is_zeros() && self.newest() == Some(side))
     }
 
-    /// Without the dirty mark of `side`.
+    /// Returns the entry without the dirty mark of `side`.
     pub(super) fn clean(self, side: Side) -> Self {
         let dirty = self.0 & Self::DIRTY & !dirty_bit(side);
         self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
     }
 
-    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be
-    /// trusted. What were zeros counts as data: a write of later than the map's last round may be there.
+    /// Returns the entry after the loss of the host: a dirty newest copy stays; a clean one only if clean
+    /// data may be trusted. Zeros become data, because a write after the map's last round may be on the side.
     pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
         match self.newest() {
             Some(side) if self.is_dirty(side) => Self::on(side, dirty_bit(side), false),
@@ -80,12 +80,12 @@ impl Nibbles {
     /// The lowest bit of each sector.
     const ONES: u64 = 0x1111_1111_1111_1111;
 
-    /// A bit of each sector, as its lowest.
+    /// Returns one bit of each sector, moved to its lowest.
     fn bit(self, bit: u32) -> u64 {
         (self.0 >> bit) & Self::ONES
     }
 
-    /// Number of them from `first` on that are what that one is, and what it is.
+    /// Returns the number of sectors from `first` on that are equal to it, and their entry.
     pub(super) fn alike(self, first: u64) -> (u64, Nibble) {
         let rest = self.0 >> (4 * first);
         let nibble = rest & 15;
@@ -94,7 +94,7 @@ impl Nibbles {
     }
 
     /// Returns true if `sectors` sectors from the `first` of these words on are all `nibble`; the last of
-    /// them lies in the last word.
+    /// them is in the last word.
     #[inline]
     pub(super) fn are_all(words: &[[u8; 8]], first: u64, sectors: u64, nibble: Nibble) -> bool {
         let all = Self::ONES * u64::from(nibble.0);
@@ -111,13 +111,13 @@ impl Nibbles {
         }
     }
 
-    /// With `sectors` of them from `first` on, one or more, set to `nibble`.
+    /// Returns the word with `sectors` of them from `first` on, one or more, set to `nibble`.
     pub(super) fn with(self, first: u64, sectors: u64, nibble: Nibble) -> Self {
         let places = (u64::MAX >> (64 - 4 * sectors)) << (4 * first);
         Self((self.0 & !places) | ((Self::ONES * u64::from(nibble.0)) & places))
     }
 
-    /// Returns true if one of them is nothing but remote.
+    /// Returns true if any of them is remote and clean.
     pub(super) fn any_remote(self) -> bool {
         (0..4).fold(0, |set, bit| set | self.bit(bit)) != Self::ONES
     }
@@ -126,19 +126,19 @@ impl Nibbles {
         self.0 & (Self::ONES * u64::from(dirty_bit(side))) != 0
     }
 
-    /// Number of them that count for `side`, as [`Nibble::counts`] says.
+    /// Returns the number of them that count for `side`, as defined by [`Nibble::counts`].
     pub(super) fn counted(self, side: Side) -> u32 {
         let [newest_a, newest_b, dirty_a, dirty_b] = [0, 1, 2, 3].map(|bit| self.bit(bit));
         let counts = match side {
-            // Dirty in A, but for 7 and 15.
+            // Dirty in A, except 7 and 15.
             Side::A => dirty_a & !(newest_a & newest_b),
-            // Dirty in B, but for 11 and 12.
+            // Dirty in B, except 11 and 12.
             Side::B => dirty_b & ((newest_a ^ newest_b) | !(newest_a ^ dirty_a)),
         };
         counts.count_ones()
     }
 
-    /// Each of them without the dirty mark of `side`.
+    /// Returns each of them without the dirty mark of `side`.
     pub(super) fn clean(self, side: Side) -> Self {
         let clean = |shift: u32| u64::from(Nibble(((self.0 >> shift) & 15) as u8).clean(side).0) << shift;
         Self((0..64).step_by(4).map(clean).sum())

@@ -5,8 +5,8 @@
 pub(crate) struct PageSet {
     words: Vec<u64>,
     count: u64,
-    /// No word before this one holds a page: a set that empties from below is not searched from its
-    /// beginning.
+    /// No word before this one holds a page: the search of a set that empties from below does not start at
+    /// its beginning.
     lowest: usize,
 }
 
@@ -16,7 +16,7 @@ impl PageSet {
         Self { lowest: words.len(), words, count: 0 }
     }
 
-    /// Has room for `pages` pages from here on, no fewer than before.
+    /// Makes room for `pages` pages, no fewer than before.
     pub(crate) fn grow(&mut self, pages: u64) {
         let (before, words) = (self.words.len(), pages.div_ceil(64) as usize);
         self.words.resize(words.max(before), 0);
@@ -52,12 +52,12 @@ impl PageSet {
         self.count == 0
     }
 
-    /// The pages, lowest first.
+    /// Returns the pages, lowest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.iter_from(0)
     }
 
-    /// The pages that are not below `first`, lowest first.
+    /// Returns the pages from `first` on, lowest first.
     pub(crate) fn iter_from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
         let words = self.words.iter().enumerate().skip(self.lowest.max((first / 64) as usize));
         let set = |(index, word): (usize, &u64)| {

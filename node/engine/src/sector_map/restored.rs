@@ -1,7 +1,7 @@
-//! The live map of a volume that is attached, while it is filled from the durable map.
+//! The live map of a volume during its attach, while it is filled from the durable map.
 //!
-//! Owns: what is taken over of each part after the loss of the host. Does not own: the allocation of the
-//! memory. Runs on: a thread that may block, since it takes as long as the map is large.
+//! Owns: the choice of the entries kept after the loss of the host. Does not own: the allocation of the
+//! memory. Runs on: a thread that may block, since the duration grows with the map.
 
 use holdfast_format::side::SideSet;
 use holdfast_types::{CHUNK_SECTORS, Chunk};
@@ -9,18 +9,18 @@ use holdfast_types::{CHUNK_SECTORS, Chunk};
 use super::{Nibble, PAGE_SECTORS, SectorMap};
 use crate::durable_map::{FoundPart, Header};
 
-/// Way in which the pages of a durable map are taken over.
+/// Rules for restoring the pages of a durable map.
 #[derive(Debug, Clone)]
 pub struct Restore {
-    /// The header that the map was found with.
+    /// The header found with the map.
     pub found: Header,
     /// Sides whose data is invalid, whatever the pages say.
     pub invalidated: SideSet,
-    /// Clean data counts too: the header was closed clean and the log ended at its seq.
+    /// True if clean data counts too: the header was closed clean and the log ended at its seq.
     pub trust_clean: bool,
 }
 
-/// A live map that is not a volume's yet.
+/// A live map that does not belong to a volume yet.
 pub struct RestoredMap<M> {
     map: SectorMap<M>,
     /// New state of each pair of sectors.
@@ -28,7 +28,7 @@ pub struct RestoredMap<M> {
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> RestoredMap<M> {
-    /// A map of `sectors` sectors over zeroed memory.
+    /// Creates a map of `sectors` sectors over zeroed memory.
     ///
     /// # Panics
     /// If the memory is shorter than [`super::map_bytes`].
@@ -41,19 +41,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> RestoredMap<M> {
         Self { map: SectorMap::over(memory, sectors), kept }
     }
 
-    /// The memory of a chunk that `part` needs and that no part before it needed: it must be allocated before
+    /// Returns the chunk whose memory `part` needs and no earlier part needed: it must be allocated before
     /// [`Self::add`].
     pub fn needs(&self, part: &FoundPart) -> Option<Chunk> {
         let chunk = chunk_of(part);
         (!self.map.is_prepared(chunk)).then_some(chunk)
     }
 
-    /// The memory.
-    pub fn memory(&self) -> &M {
-        &self.map.memory
-    }
-
-    /// Takes the next part over.
+    /// Adds the next part.
     pub fn add(&mut self, part: &FoundPart) {
         self.map.set_prepared(chunk_of(part));
         let nibbles: Vec<u8> = part.nibbles().iter().map(|pair| self.kept[usize::from(*pair)]).collect();
@@ -63,7 +58,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> RestoredMap<M> {
         }
     }
 
-    /// The memory, for [`crate::volume::Volume::attach`].
+    /// Returns the memory, for [`crate::volume::Volume::attach`].
     pub fn into_memory(self) -> M {
         self.map.memory
     }

@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use holdfast_format::side::Side;
 
-/// The bits of a nibble that say that a sector's newest bytes are on `side`.
+/// Returns the bits of a nibble for a sector whose newest bytes are on `side`.
 #[inline]
 pub(super) const fn newest_bits(side: Side) -> u8 {
     match side {
@@ -13,7 +13,7 @@ pub(super) const fn newest_bits(side: Side) -> u8 {
     }
 }
 
-/// The bit of a nibble that says that a sector is dirty on `side`.
+/// Returns the bit of a nibble for a sector that is dirty on `side`.
 #[inline]
 pub(super) const fn dirty_bit(side: Side) -> u8 {
     match side {
@@ -27,7 +27,7 @@ pub(super) const fn dirty_bit(side: Side) -> u8 {
 pub(crate) struct PerSide<T>([T; 2]);
 
 impl<T> PerSide<T> {
-    /// The values that `make` returns for each side.
+    /// Creates the values with `make`.
     pub(crate) fn from_fn(make: impl FnMut(Side) -> T) -> Self {
         Self(Side::BOTH.map(make))
     }
@@ -47,5 +47,5 @@ impl<T> IndexMut<Side> for PerSide<T> {
     }
 }
 
-/// Place of a sector's newest bytes: a side, or (`None`) the object store.
+/// Position of a sector's newest bytes: a side, or (`None`) the object store.
 pub type Newest = Option<Side>;

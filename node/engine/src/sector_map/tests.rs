@@ -32,7 +32,7 @@ fn zeroing_marks_only_what_may_hold_data() {
     assert_eq!(map.dirty_blocks(0, Blocks::ALL, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
 }
 
-/// The map's counts. Asserts that the map would count the same if it were taken over now.
+/// Returns the map's counts. Asserts that a takeover would count the same.
 fn counted(map: &SectorMap<Vec<u8>>) -> [u64; 2] {
     let mut reopened = SectorMap::open(map.memory.clone(), map.sectors, &"v".parse().unwrap()).unwrap();
     for page in 0..reopened.pages() {
@@ -134,7 +134,7 @@ fn a_live_map_of_another_volume_or_size_is_refused() {
     assert_eq!(SectorMap::open(blank, 100, &"v".parse().unwrap()).err(), Some(LiveMapError::Head));
 }
 
-/// It was mistaken for one whose maker had died, which holds nothing.
+/// Regression: it was mistaken for one whose creation was interrupted, which holds nothing.
 #[test]
 fn a_live_map_of_another_version_is_named() {
     for found in [1u32, 3] {
@@ -145,7 +145,7 @@ fn a_live_map_of_another_version_is_named() {
     }
 }
 
-/// By this a volume is known to hold nothing on its node: a format depends on it.
+/// An unprepared map proves that the node holds nothing of the volume: a format depends on it.
 #[test]
 fn a_map_is_unprepared_until_its_first_write() {
     let sectors = 2 * GROUP_SECTORS + CHUNK_SECTORS;
@@ -158,7 +158,7 @@ fn a_map_is_unprepared_until_its_first_write() {
     }
 }
 
-/// A daemon that died in the middle of a growth left a map that its successor refused.
+/// Regression: a daemon that crashed in the middle of a growth left a map that its successor rejected.
 #[test]
 fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
     let mut small = map(100);
@@ -193,7 +193,7 @@ fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
     assert!(!again.is_prepared(Chunk(1)) && !again.is_prepared(Chunk(GROUP_CHUNKS + 1)));
 }
 
-/// The header follows the map: a daemon that died between the two left a map that its successor refused.
+/// Regression: a daemon that crashed between map and header left a map that its successor rejected.
 #[test]
 fn a_live_map_of_a_larger_volume_stays_one() {
     let larger = SectorMap::open(map(100).memory, 99, &"v".parse().unwrap()).unwrap();
@@ -212,7 +212,7 @@ fn a_map_grows_while_it_is_open() {
     assert_eq!(again.sectors(), sectors);
 }
 
-/// No byte of the map is two things.
+/// No two fields of the map overlap.
 #[test]
 fn the_parts_of_the_map_are_apart() {
     let sectors = 2 * GROUP_SECTORS + 1;
@@ -241,7 +241,7 @@ fn only_a_chunk_that_is_remote_and_clean_is_given_back() {
     assert!(!map.unprepare(chunk), "once");
 }
 
-/// Words of the map are changed at once: the result is that of one sector after the other.
+/// Words of the map change at once: the result equals that of single sectors.
 #[test]
 fn a_range_becomes_what_each_of_its_sectors_becomes() {
     type Change = fn(&mut SectorMap<Vec<u8>>, SectorRange, Side) -> bool;
@@ -278,7 +278,7 @@ fn a_range_becomes_what_each_of_its_sectors_becomes() {
     }
 }
 
-/// Blocks that are read ahead are those that a read would get from the store. The last one is a part.
+/// Blocks for read-ahead are those that a read would get from the store. The last one is partial.
 #[test]
 fn a_block_is_remote_until_all_of_it_is_on_a_side() {
     let mut map = map(100);
@@ -295,9 +295,9 @@ fn a_block_is_remote_until_all_of_it_is_on_a_side() {
     assert_eq!(unprepared.remote_after(first), u128::MAX);
 }
 
-/// At the end of a group lie the slots of the next group's pages: two of them in slot 0 read as a sector that
-/// side A holds dirty. A write over the border, whose first part was dirty already, was taken for one that
-/// changes nothing, and was neither read back nor committed.
+/// Regression: at the end of a group follow the slots of the next group's pages: two of them in slot 0
+/// look like a sector dirty on side A. A write over the border, whose first part was dirty already, was
+/// taken for one without effect on the map, and was neither read back nor committed.
 #[test]
 fn a_write_over_the_border_of_a_group_is_marked() {
     let sectors = GROUP_SECTORS + CHUNK_SECTORS;

@@ -1,21 +1,21 @@
 //! Records of a running writer: change, detach, and the check for another writer.
 //!
-//! 0. a record that the previous process had stored for the next place is sent before any other is made, with
-//!    the same bytes (`RecordRepeated`): it may be in the log already;
-//! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
+//! 0. a record that the previous process stored for the next position is sent before any other is created,
+//!    unchanged (`RecordRepeated`): it may already be in the log;
+//! 1. the record is created (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
 //!    successor repeats the same bytes;
-//!    A record that registers a snapshot is not sent before the snapshot's root is stored (`RootStored`), nor
-//!    repeated before that: the dead process may not have come so far. Where another root is in that place,
-//!    the record is stored again without the snapshot, and sent so;
+//!    A record that registers a snapshot is not sent, nor repeated, before the snapshot's root is stored
+//!    (`RootStored`), which a dead process may not have done. If another root exists there, the record is
+//!    stored and sent without the snapshot;
 //! 2. `log/<seq>` is created once;
 //! 3. an ambiguous answer (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): this
-//!    writer's record there means committed, another one fenced (`Fenced`), none that it is sent again with
-//!    the same bytes;
-//! 4. the manifest takes the record (`RecordWon`).
+//!    writer's record means committed, another one fenced (`Fenced`), and if none exists it is sent again
+//!    with the same bytes;
+//! 4. the manifest applies the record (`RecordWon`).
 //!
-//! An idle writer looks at its next place (`LogLookedAt`); after enough records a checkpoint is made
-//! (`CheckpointMade`) and stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11
-//! and 12 (`docs/invariants.md`).
+//! An idle writer checks its next position (`LogLookedAt`); after enough records a checkpoint is created
+//! (`CheckpointMade`) and stored (`CheckpointStored`). The names are crash points. Upholds invariants 5,
+//! 11 and 12 (`docs/invariants.md`).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::log_length::{checkpoint_every, max_records_after_checkpoint};
@@ -36,7 +36,7 @@ use crate::settings::Pending;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Commit {
     Idle,
-    /// The previous process was about to create this record, or had created it.
+    /// A record that the previous process was about to create, or had created.
     Left(Record, Vec<u8>),
     Storing(Record),
     /// The root of the snapshot that the record registers is being stored.
@@ -47,13 +47,13 @@ enum Commit {
     Probing(Seq),
 }
 
-/// News of the log in an answer of the store.
+/// News about the log in a response of the store.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogNews {
     Nothing,
     /// This record of the writer is the next one in the log.
     Created(Box<Record>),
-    /// Another writer's record is there. The log up to this one is known.
+    /// The position holds another writer's record. The log up to it is known.
     Fenced(Seq),
 }
 
@@ -61,14 +61,14 @@ pub(super) enum LogNews {
 pub(super) struct LogWriter {
     nonce: Nonce,
     commit: Commit,
-    /// The record that the previous process left, until the log is known.
+    /// The record stored by the previous process, until the log is known.
     pending: Option<Pending>,
     /// The newest checkpoint in the store.
     checkpointed: Seq,
-    /// A checkpoint is being stored.
+    /// True while a checkpoint is being stored.
     checkpointing: bool,
     last_log_contact: Millis,
-    /// The local disk could not keep the record in flight: the error of the last try, and when the first was.
+    /// The last error of the local disk when storing the record in flight, and the time of the first.
     unkept: Option<(Errno, Millis)>,
 }
 
@@ -93,14 +93,14 @@ impl LogWriter {
         self.commit == Commit::Idle
     }
 
-    /// Error with which the local disk does not keep the record in flight, and for how long it has not: no
-    /// commit and no detach ends meanwhile.
+    /// Returns the error with which the local disk fails to store the record in flight, and for how long:
+    /// no commit and no detach ends in the meantime.
     pub(super) fn unkept_for(&self, now: Millis) -> Option<(Errno, Millis)> {
         self.unkept.map(|(errno, since)| (errno, now.saturating_sub(since)))
     }
 
-    /// The log was read to its end. What the previous process left for a place that is taken now is in the
-    /// log, or its writer is fenced; what it never stored completely was never sent.
+    /// Handles the log, read to its end. If the position of the stored record is taken, the record is in
+    /// the log, or its writer is fenced; an incompletely stored record was never sent.
     pub(super) fn learned(&mut self, manifest: &Manifest, now: Millis) {
         if let Some(pending) = self.pending.take().filter(|pending| pending.seq == manifest.seq().next())
             && let Ok(record) = Record::decode(&pending.bytes)
@@ -138,7 +138,7 @@ impl LogWriter {
         }
     }
 
-    /// Returns true if no commit may be made before a checkpoint is stored.
+    /// Returns true if a checkpoint must be stored before the next commit.
     pub(super) fn is_full(&self, manifest: &Manifest) -> bool {
         self.records_after_checkpoint(manifest) >= max_records_after_checkpoint()
     }
@@ -147,7 +147,7 @@ impl LogWriter {
         manifest.seq().0.saturating_sub(self.checkpointed.0)
     }
 
-    /// Makes the next record of this writer and sends it.
+    /// Creates the next record of this writer and sends it.
     pub(super) fn create_record<M: Memory>(&mut self, body: Body, core: &Core<M>, out: &mut Vec<Action>) {
         let manifest = core.manifest.as_ref().expect("a writer without its manifest makes no record");
         assert!(self.is_idle(), "one record is made at a time");
@@ -169,7 +169,7 @@ impl LogWriter {
         }
     }
 
-    /// Sends the record; the root of the snapshot that it registers goes first (invariant 29).
+    /// Sends the record, preceded by the root of the snapshot that it registers (invariant 29).
     fn send<M: Memory>(&mut self, record: Record, bytes: Vec<u8>, core: &Core<M>, out: &mut Vec<Action>) {
         if record.body.snapshot_taken().is_some() {
             let manifest = core.manifest.as_ref().expect("the record was made from it");
@@ -182,7 +182,7 @@ impl LogWriter {
         self.create(record, bytes, out);
     }
 
-    /// The root of the snapshot is stored.
+    /// Continues after the snapshot's root was stored.
     pub(super) fn root_stored(&mut self, out: &mut Vec<Action>) {
         match self.take_commit() {
             Commit::Rooting(record, bytes) => {
@@ -201,8 +201,8 @@ impl LogWriter {
         }
     }
 
-    /// Another root is in the snapshot's place. The record, which this process never sent, takes the place
-    /// without the snapshot: that is registered later, unless the record of a dead process is there already.
+    /// Handles another root at the snapshot's position. The record, which this process never sent, drops
+    /// the snapshot, which is registered later, unless a dead process's record is already at the position.
     pub(super) fn root_barred(&mut self, out: &mut Vec<Action>) {
         match self.take_commit() {
             Commit::Rooting(mut record, _) => {
@@ -227,7 +227,7 @@ impl LogWriter {
         self.commit = Commit::Creating(record, bytes);
     }
 
-    /// The record that is to be sent before any other is made.
+    /// Returns the record that must be sent before any other is created.
     pub(super) fn left(&self) -> Option<&Record> {
         match &self.commit {
             Commit::Left(record, _) => Some(record),
@@ -240,7 +240,7 @@ impl LogWriter {
         }
     }
 
-    /// Sends what the previous process had stored, unchanged.
+    /// Sends the stored record of the previous process, unchanged.
     pub(super) fn repeat<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         let Commit::Left(record, bytes) = self.take_commit() else { unreachable!("no record was left") };
         reach(CrashPoint::RecordRepeated);
@@ -301,8 +301,8 @@ impl LogWriter {
                     return LogNews::Nothing;
                 };
                 match Record::decode(there) {
-                    // A predecessor of this very writer may have made the same record at another time, and
-                    // its request may have been late: then the snapshot was registered, and since forgotten.
+                    // A predecessor of this writer may have created the same record at another time, and its
+                    // request may have been late: then the snapshot was registered, and forgotten since.
                     Ok(found)
                         if found.nonce == self.nonce && found.body.is_same_but_snapshot(&record.body) =>
                     {
@@ -331,14 +331,14 @@ impl LogWriter {
         }
     }
 
-    /// The record is in the log.
+    /// Notes that the record is in the log.
     pub(super) fn created(&mut self, now: Millis) {
         self.last_log_contact = now;
         reach(CrashPoint::RecordWon);
     }
 
-    /// Checks the next place in the log after a time without contact, so that a writer that commits nothing
-    /// learns of its fencing. Behind the detach record of a predecessor there may be any record.
+    /// Checks the next position in the log after a time without contact, so that a writer that commits
+    /// nothing learns of its fencing. After the detach record of a predecessor, any record may follow.
     pub(super) fn probe<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         let Some(manifest) = core.manifest.as_ref().filter(|manifest| manifest.is_attached()) else { return };
         let quiet = core.now.saturating_sub(self.last_log_contact);
@@ -349,7 +349,7 @@ impl LogWriter {
         }
     }
 
-    /// Has a checkpoint stored if one is `wanted` or due.
+    /// Requests a checkpoint if one is `wanted` or due.
     pub(super) fn advance_checkpoint<M: Memory>(
         &mut self,
         core: &Core<M>,
@@ -365,7 +365,7 @@ impl LogWriter {
         }
     }
 
-    /// Storing the checkpoint of `seq` ended.
+    /// Handles the result of storing the checkpoint of `seq`.
     pub(super) fn checkpoint_written(&mut self, seq: Seq, written: bool) {
         self.checkpointing = false;
         if written {
@@ -379,7 +379,7 @@ impl LogWriter {
     }
 }
 
-/// The root of the snapshot that `record` registers.
+/// Returns the root of the snapshot that `record` registers.
 fn root(manifest: &Manifest, record: &Record) -> Vec<u8> {
     let mut manifest = manifest.clone();
     if let Err(error) = manifest.apply(record) {

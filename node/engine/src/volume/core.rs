@@ -1,11 +1,10 @@
-//! State that all owners within a volume read, and through which they change the sector map.
+//! State that all owners within a volume read, and the methods with which they change the sector map.
 //!
-//! Owns: the live map with the header and the manifest it belongs to, what is dirty on each side, what
-//! changed since the last flush round began, and the lifecycle. Does not own: any decision; the owners beside
-//! it make theirs.
+//! Owns: the live map with its header and manifest, the dirty data of each side, the changes since the
+//! last flush round began, and the lifecycle. Does not own: any decision; those are made by the owners.
 //! Runs on: the ring thread of the volume.
-//! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1,
-//! 16).
+//! Invariants: sectors that become dirty in the map are added to `dirty` and `unflushed` at the same point
+//! (1, 16).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::Runs;
@@ -34,27 +33,27 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Memory for M {}
 
 pub(super) struct Core<M> {
     pub(super) map: SectorMap<M>,
-    /// The header that the next round which writes one writes.
+    /// The header for the next round that writes one.
     pub(super) header: Header,
-    /// None after a takeover until the log is read.
+    /// `None` after a takeover until the log is read.
     pub(super) manifest: Option<Manifest>,
-    /// Records of this process with which runs were merged: older lists of runs name objects that a sweep may
-    /// have deleted.
+    /// Number of this process's records that merged runs: older lists of runs name objects that a sweep
+    /// may have deleted.
     pub(super) merges: u64,
     pub(super) limits: DirtyLimits,
-    /// Dirty data is to be committed soon, whatever the limits say.
+    /// True if dirty data is to be committed soon, regardless of the limits.
     pub(super) commits_soon: bool,
     pub(super) lifecycle: Lifecycle,
     pub(super) dirty: PerSide<DirtySide>,
     pub(super) unflushed: Unflushed,
-    /// The time of the event that is being handled.
+    /// The time of the event in progress.
     pub(super) now: Millis,
     /// Milliseconds since 1970 when `now` was zero.
     pub(super) unix_ms_at_zero: u64,
 }
 
-/// The live map of a volume just attached, not published yet, over memory that holds what its durable map
-/// held after the loss of the host. `generation` is the greatest that stands there.
+/// Creates the live map of a newly attached volume, not yet published, over memory with the contents of
+/// its durable map after the loss of the host. `generation` is the greatest in there.
 pub(super) fn map_after_attach<M: Memory>(
     header: &Header,
     memory: M,
@@ -62,7 +61,7 @@ pub(super) fn map_after_attach<M: Memory>(
     now: Millis,
 ) -> SectorMap<M> {
     let mut map = SectorMap::format(memory, header.sectors, &header.volume);
-    // Rounds that wrote no page count too: what is written from now on was not synced before.
+    // Rounds that wrote no page count too: later writes are not covered by any sync so far.
     map.set_generation(generation.max(header.synced_generation));
     map.set_active(header.active);
     map.set_epoch(header.epoch);
@@ -73,8 +72,8 @@ pub(super) fn map_after_attach<M: Memory>(
 }
 
 impl<M: Memory> Core<M> {
-    /// The runs that compose `range`, if it is a part of one block that the object store may hold, and none
-    /// of it is on a side.
+    /// Returns the runs that compose `range`, if it is part of one block that the object store may hold,
+    /// and none of it is on a side.
     #[inline]
     pub(super) fn runs_of(&self, range: SectorRange) -> Option<&Runs> {
         let is_of_one_block = range.start.block().0 == (range.end() - 1) / BLOCK_SECTORS;
@@ -83,7 +82,7 @@ impl<M: Memory> Core<M> {
         (is_remote && manifest.may_hold(range.start.chunk())).then(|| manifest.runs())
     }
 
-    /// The core of a volume that serves, over its map.
+    /// Creates the core of a serving volume over its map.
     pub(super) fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
         let pages = map.pages();
         let mut core = Self {
@@ -99,7 +98,7 @@ impl<M: Memory> Core<M> {
             unix_ms_at_zero: setup.unix_ms_at_zero,
             map,
         };
-        // The first round writes every page: what was invalid before it is forgotten, and nothing in the
+        // The first round writes every page: earlier invalid data has been dropped, and nothing in the
         // journal counts.
         core.header.invalidated = SideSet::NONE;
         core.header.has_journal = false;
@@ -114,24 +113,24 @@ impl<M: Memory> Core<M> {
         core
     }
 
-    /// Milliseconds since 1970.
+    /// Returns the milliseconds since 1970.
     pub(super) fn unix_ms(&self) -> u64 {
         self.unix_ms_at_zero + self.now
     }
 
-    /// The newest record that this writer, or the process before it, knows.
+    /// Returns the newest record known to this writer, or to the process before it.
     pub(super) fn known_seq(&self) -> Seq {
         let of_log = self.manifest.as_ref().map_or(self.header.seq, Manifest::seq);
         of_log.max(self.map.seq())
     }
 
-    /// The log is what `manifest` says.
+    /// Sets the log to `manifest`.
     pub(super) fn learn(&mut self, manifest: Manifest) {
         self.map.set_seq(manifest.seq());
         self.manifest = Some(manifest);
     }
 
-    /// A record of this writer is the next one in the log. What it holds is called clean only after this.
+    /// Appends a record of this writer to the manifest. Its data is marked clean only afterwards.
     pub(super) fn follow(&mut self, record: &Record) {
         let manifest = self.manifest.as_mut().expect("a record was made from it");
         if let Err(error) = manifest.apply(record) {
@@ -141,15 +140,15 @@ impl<M: Memory> Core<M> {
         self.map.set_seq(record.seq);
     }
 
-    /// The place of what is uploaded next: that of the record that names it, which is the next one, for an
-    /// upload begins and ends while no other is made (invariant 27).
+    /// Returns the place of the next upload: that of the record that names it, which is the next one,
+    /// because no other record is created between the start and the end of an upload (invariant 27).
     pub(super) fn upload_place(&self) -> Place {
         let known = self.known_seq();
         Place::until(if safeguard(PlaceBeyondRecord) { known.next() } else { known })
     }
 
-    /// False if every sector reads as zeros, and none was ever lost with a writer; none while the manifest is
-    /// not loaded.
+    /// Returns false if every sector reads as zeros, and no data was ever lost with a writer; `None` while
+    /// the manifest is not loaded.
     pub(super) fn holds_data(&self) -> Option<bool> {
         let manifest = self.manifest.as_ref()?;
         Some(!manifest.runs().is_empty() || manifest.was_replaced() || self.map.is_any_prepared())
@@ -160,15 +159,15 @@ impl<M: Memory> Core<M> {
         self.map.is_sync_failed()
     }
 
-    /// Returns true if the inactive side may be punched without a round: nothing that the durable map says
-    /// counts.
+    /// Returns true if the inactive side may be punched without a round: the durable map's entries no
+    /// longer count.
     pub(super) fn is_invalidated(&self) -> bool {
         self.is_sync_failed()
             && self.manifest.as_ref().is_some_and(|manifest| manifest.invalidated() == SideSet::BOTH)
     }
 
-    /// Returns true if clean data is evicted only after a commit that makes both sides invalid, and there is
-    /// nothing to commit: a write has to come first, whatever the cache holds.
+    /// Returns true if clean data is evicted only after a commit that invalidates both sides, and there is
+    /// nothing to commit: a write must come first, even if the cache is full.
     pub(super) fn lacks_commit_to_evict(&self) -> bool {
         self.is_sync_failed()
             && self.manifest.is_some()
@@ -177,7 +176,7 @@ impl<M: Memory> Core<M> {
             && self.is_still(SideSet::BOTH)
     }
 
-    /// The sides that a commit of these makes invalid.
+    /// Returns the sides invalidated by a commit of `sealed`.
     pub(super) fn invalidated_with(&self, sealed: SideSet) -> SideSet {
         if self.is_sync_failed() && safeguard(InvalidateUnsynced) {
             self.map.flushed_sides().others().or(sealed)
@@ -190,7 +189,7 @@ impl<M: Memory> Core<M> {
         self.map.counted(side) * SECTOR_BYTES
     }
 
-    /// The sides with anything dirty.
+    /// Returns the sides with dirty data.
     pub(super) fn dirty_sides(&self) -> SideSet {
         let dirty = Side::BOTH.into_iter().filter(|side| !self.dirty[*side].blocks.is_empty());
         dirty.fold(SideSet::NONE, SideSet::with)
@@ -201,7 +200,7 @@ impl<M: Memory> Core<M> {
         sides.iter().all(|side| self.dirty[side].in_flight == 0)
     }
 
-    /// Returns true if dirty data of `side` reached its age limit.
+    /// Returns true if the dirty data of `side` reached its age limit.
     pub(super) fn is_overdue(&self, side: Side) -> bool {
         let age = self.dirty[side].since.map_or(0, |since| self.now.saturating_sub(since));
         let usual = self.limits.max_age_ms;
@@ -209,13 +208,13 @@ impl<M: Memory> Core<M> {
         safeguard(SealByAge) && !self.dirty[side].blocks.is_empty() && age >= limit
     }
 
-    /// Returns true if `side` has as many dirty bytes, or blocks, as one commit should.
+    /// Returns true if `side` has enough dirty bytes, or blocks, for one commit.
     #[inline(always)] // as for `Volume::end`
     pub(super) fn is_seal_full(&self, side: Side) -> bool {
         self.dirty_bytes(side) >= self.seal_limit() || self.dirty[side].blocks.count() >= SEAL_BLOCKS
     }
 
-    /// Dirty bytes at which a side is sealed.
+    /// Returns the number of dirty bytes at which a side is sealed.
     fn seal_limit(&self) -> u64 {
         let usual = self.limits.seal_bytes;
         if self.commits_soon { usual.min(COMMIT_SOON_BYTES) } else { usual }
@@ -224,23 +223,23 @@ impl<M: Memory> Core<M> {
     /// Returns true if `side` may be full enough to be sealed once `range` is dirty there.
     #[inline(always)] // as for `Volume::end`
     pub(super) fn may_fill(&self, side: Side, range: SectorRange) -> bool {
-        // A range touches at most one block more than lie in it whole, at each end.
+        // A range touches at most one block more than it contains entirely, at each end.
         let blocks = range.sectors / BLOCK_SECTORS + 2;
         self.dirty_bytes(side) + range.bytes() >= self.seal_limit()
             || self.dirty[side].blocks.count() + blocks >= SEAL_BLOCKS
     }
 
-    /// Returns true if nothing more may become dirty on `side`.
+    /// Returns true if no more data may become dirty on `side`.
     pub(super) fn is_dirty_full(&self, side: Side) -> bool {
         self.dirty_bytes(side) >= self.limits.max_bytes || self.has_most_blocks(side)
     }
 
-    /// Returns true if a seal of `side` could not list more blocks.
+    /// Returns true if a seal of `side` cannot list more blocks.
     pub(super) fn has_most_blocks(&self, side: Side) -> bool {
         self.dirty[side].blocks.count() >= MAX_DIRTY_BLOCKS
     }
 
-    /// Writes go to the other side from here on. Returns the one that was active.
+    /// Redirects writes to the other side. Returns the side that was active.
     pub(super) fn swap_sides(&mut self) -> Side {
         let active = self.map.active();
         self.map.set_active(active.other());
@@ -250,7 +249,7 @@ impl<M: Memory> Core<M> {
         active
     }
 
-    /// `range` was written in `side`.
+    /// Records that `range` was written to `side`.
     #[inline]
     pub(super) fn record_write(&mut self, range: SectorRange, side: Side) {
         if self.map.mark_written(range, side) {
@@ -258,7 +257,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// `range` was made a hole in `side`.
+    /// Records that `range` was punched in `side`.
     pub(super) fn record_zeroes(&mut self, range: SectorRange, side: Side) {
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
             let chunk = piece.start.chunk();
@@ -269,8 +268,8 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Marks as dirty what is clean on `side` and newest there: the object store does not have it, or no
-    /// longer. Returns true if anything became dirty.
+    /// Marks as dirty the sectors that are clean on `side` and newest there, because the object store does
+    /// not have them, or lost them. Returns true if any became dirty.
     pub(super) fn mark_unstored(&mut self, range: SectorRange, side: Side) -> bool {
         let mut any = false;
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
@@ -289,7 +288,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// The volume has so many sectors from here on. Returns the pages of its map.
+    /// Grows the volume to this many sectors. Returns the pages of its map.
     pub(super) fn grow(&mut self, sectors: u64) -> u64 {
         self.map.grow(sectors);
         reach(CrashPoint::MapGrown);
@@ -301,14 +300,14 @@ impl<M: Memory> Core<M> {
         pages
     }
 
-    /// Makes what is dirty in `page` of `side` clean: a commit holds it.
+    /// Marks the dirty data in `page` of `side` as clean: it is committed.
     pub(super) fn clear(&mut self, page: u64, side: Side) {
         let blocks = self.dirty[side].blocks.remove(page);
         self.map.clear_dirty(page, blocks, side);
         self.unflushed.blocks_changed(page, blocks);
     }
 
-    /// Makes what the sides and the store both have remote. Returns true if there was any.
+    /// Makes data remote that both the sides and the store have. Returns true if there was any.
     pub(super) fn forget_clean(&mut self, range: SectorRange) -> bool {
         let forgotten = self.map.forget_clean(range) > 0;
         if forgotten {
@@ -317,7 +316,7 @@ impl<M: Memory> Core<M> {
         forgotten
     }
 
-    /// Returns true if something of `range` is on a side.
+    /// Returns true if any of `range` is on a side.
     pub(super) fn is_on_a_side(&self, range: SectorRange) -> bool {
         (range.start.0..range.end()).any(|sector| self.map.newest(sector).is_some())
     }
@@ -334,7 +333,7 @@ pub(super) mod tests {
 
     pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);
 
-    /// An attached volume of `pages` map pages in which nothing was written.
+    /// Creates an attached volume of `pages` map pages without any writes.
     pub(in crate::volume) fn core(pages: u64) -> Core<Vec<u8>> {
         let sectors = pages * PAGE_SECTORS;
         let mut manifest = Manifest::empty("v".parse().unwrap());
@@ -371,7 +370,7 @@ pub(super) mod tests {
         core
     }
 
-    /// Sector 0 of a map page.
+    /// Returns sector 0 of a map page.
     pub(in crate::volume) fn sector_of(page: u64) -> SectorRange {
         SectorRange::new(page * PAGE_SECTORS, 1)
     }

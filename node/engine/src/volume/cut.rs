@@ -1,25 +1,25 @@
 //! A cut: the point at which several volumes are snapshot together.
 //!
-//! 1. the volume gets ready (`Event::PrepareCut`): what is dirty is committed, which proves that the store
-//!    answers, and for a while no seal begins because much is dirty. So the next step takes no longer than a
-//!    write in flight;
-//! 2. writes wait (`Event::Cut`). Once those in flight have ended, the snapshot is asked for, and the sides
-//!    are swapped if anything is dirty. From then on the volume is *held*;
-//! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). Whether they waited until then is the
-//!    answer: if the hold of one volume lapsed before, the snapshots are of no common point.
+//! 1. the volume prepares (`Event::PrepareCut`): dirty data is committed, which proves that the store
+//!    answers, and for a while no seal starts because of the amount of dirty data. The next step thus
+//!    takes no longer than a write in flight;
+//! 2. writes wait (`Event::Cut`). Once those in flight have ended, the snapshot is requested, and the
+//!    sides are swapped if anything is dirty. From then on the volume is *held*;
+//! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). The answer says whether they
+//!    waited until then: if the hold of one volume lapsed earlier, the snapshots have no common point.
 //!
-//! So a write that is not in the snapshot of its volume completes only after all volumes are held. What was
-//! begun after its completion, on whichever volume, is in no snapshot either.
+//! A write that is not in its volume's snapshot thus completes only after all volumes are held. Any
+//! operation started after its completion, on any of the volumes, is in no snapshot either.
 //!
-//! A snapshot of the same name that was taken or begun before is of an earlier point: then there is no cut.
+//! An earlier snapshot of the same name, taken or in progress, is of an earlier point: then there is no
+//! cut.
 //!
-//! The snapshot is *exact*: it holds nothing that a later seal captures, or is refused
-//! (`volume/snapshot.rs`).
+//! The snapshot is *exact*: it contains no data of a later seal, or else is refused (`volume/snapshot.rs`).
 //!
 //! Owns: the state of the cut. Does not own: the snapshot, the seal.
 //! Upholds invariant 32 (`docs/invariants.md`).
-//! On failure: a hold ends by itself after [`HOLD_MS`]. The state does not outlive the process: a successor
-//! answers that the cut has lapsed.
+//! On failure: a hold ends by itself after [`HOLD_MS`]. The state does not outlive the process: a
+//! successor answers that the cut has lapsed.
 
 use holdfast_types::{Millis, Seq, SnapshotUid};
 
@@ -32,15 +32,15 @@ use crate::snapshot::CutAnswer;
 enum State {
     #[default]
     Idle,
-    /// The commit of the seal with this number is waited for.
+    /// Waits for the commit of the seal with this number.
     Preparing(SnapshotUid, u64),
-    /// Seals of much that is dirty wait until then.
+    /// Defers seals for much dirty data until then.
     Prepared { uid: SnapshotUid, until: Millis, since: Millis },
-    /// Writes wait until then; those in flight are waited for.
+    /// Holds writes until then, and waits for those in flight.
     Stopping { uid: SnapshotUid, until: Millis },
-    /// The same; the seal with this number is waited for.
+    /// The same, and waits for the seal with this number.
     Swapping { uid: SnapshotUid, until: Millis, seal: u64 },
-    /// The point is behind what has completed, and writes wait until then.
+    /// The point is after all completed writes, and new writes wait until then.
     Held(SnapshotUid, Millis),
 }
 
@@ -66,7 +66,7 @@ pub(super) struct SealCounts {
 pub(super) enum CutStep {
     /// Nothing.
     Wait,
-    /// The snapshot with this uid is asked for; these are forgotten. The answer is [`Cut::asked`].
+    /// Request the snapshot with this uid; these are forgotten. The answer is [`Cut::asked`].
     Ask(SnapshotUid, Vec<Seq>),
     /// Writes may continue.
     Continue,
@@ -78,19 +78,19 @@ impl Cut {
         self.state == State::Idle
     }
 
-    /// Returns true if writes have to wait.
+    /// Returns true if writes must wait.
     #[inline]
     pub(super) fn stops_writes(&self) -> bool {
         matches!(self.state, State::Stopping { .. } | State::Swapping { .. } | State::Held(..))
     }
 
-    /// Returns true if a seal that can wait has to.
+    /// Returns true if deferrable seals must wait.
     pub(super) fn defers_seals(&self) -> bool {
         matches!(self.state, State::Prepared { .. })
     }
 
-    /// Gets ready for a cut, or stays ready for it, though not without end. `seal` covers what is dirty;
-    /// returns true if it is waited for.
+    /// Prepares for a cut, or extends the preparation within a bound. `seal` covers the dirty data;
+    /// returns true if the cut waits for it.
     pub(super) fn prepare(
         &mut self,
         uid: SnapshotUid,
@@ -124,7 +124,7 @@ impl Cut {
         false
     }
 
-    /// Writes wait from here on, if the volume is ready for this cut.
+    /// Holds writes from here on, if the volume is prepared for this cut.
     pub(super) fn begin(&mut self, uid: SnapshotUid, now: Millis, out: &mut Vec<Action>) {
         match &self.state {
             State::Prepared { uid: known, .. } if *known == uid => {
@@ -141,7 +141,7 @@ impl Cut {
         }
     }
 
-    /// Says whether the volume was held until now. Returns true if writes may continue.
+    /// Answers whether the volume was held until now. Returns true if writes may continue.
     pub(super) fn release(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) -> bool {
         let (own, said) = match &self.state {
             State::Held(known, _) => (*known == uid, CutAnswer::Released),
@@ -161,14 +161,14 @@ impl Cut {
         continues
     }
 
-    /// The snapshot that [`CutStep::Ask`] named is asked for, and is of the seal with this number.
+    /// Notes that the snapshot of [`CutStep::Ask`] was requested, and is of the seal with this number.
     pub(super) fn asked(&mut self, seal: u64) {
         if let State::Stopping { uid, until } = self.state {
             self.state = State::Swapping { uid, until, seal };
         }
     }
 
-    /// Advances the cut of a volume with so many `stores` in flight.
+    /// Advances the cut of a volume with `stores` writes and punches in flight.
     pub(super) fn advance(
         &mut self,
         now: Millis,
@@ -214,7 +214,7 @@ impl Cut {
         CutStep::Wait
     }
 
-    /// Ends without a common point.
+    /// Ends the cut without a common point.
     pub(super) fn lapse(&mut self, out: &mut Vec<Action>) {
         match std::mem::take(&mut self.state) {
             State::Idle => {}

@@ -1,11 +1,11 @@
 //! The data path: admission and completion of reads, writes and discards.
 //!
-//! Owns: the requests in flight, the eviction that makes room for them, the pace that delays writes, and what
-//! is known to be unreadable, which a write may replace. Does not own: flushes, and the seal that writes
-//! wait for: a [`Gate`] says how that stands.
+//! Owns: the requests in flight, the eviction that makes room for them, the pace that delays writes, and
+//! the known unreadable ranges, which a write may replace. Does not own: flushes, and the seal that writes
+//! wait for, whose state comes as a [`Gate`].
 //! Runs on: the ring thread of the volume.
-//! Invariants: only the active side takes writes, nothing is read for them, and nothing is asked of the
-//! object store (2, 10); what may have been stored and is not known to be counts as dirty (4).
+//! Invariants: only the active side takes writes, which need no reads and no requests to the object store
+//! (2, 10); data that may have been stored, without proof of it, counts as dirty (4).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::safeguard::{Safeguard::PlanMergedReads, safeguard};
@@ -22,7 +22,7 @@ use super::unreadable::UnreadableDirty;
 use crate::action::{Action, Report};
 use crate::event::{Errno, Op, RequestId, Unprepared};
 
-/// Plans of a read that may fail because runs were merged since.
+/// Maximum plans of a read that fail because runs were merged since.
 const MAX_STALE_PLANS: u8 = 3;
 
 pub(super) struct DataPath {
@@ -32,7 +32,7 @@ pub(super) struct DataPath {
     pub(super) unreadable: UnreadableDirty,
 }
 
-/// State of the seal, as writes see it.
+/// State of the seal, as seen by writes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gate {
     /// No seal is in progress.
@@ -44,13 +44,13 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Returns true if nothing may be stored.
+    /// Returns true if no write or punch may begin.
     fn stops_writes(self) -> bool {
         self.holds_active || self.is_held
     }
 }
 
-/// The step left for a write or punch that ended.
+/// The remaining step of a write or punch that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreEnd {
     Nothing,
@@ -59,7 +59,7 @@ pub(super) enum StoreEnd {
 }
 
 impl DataPath {
-    /// Of a device that can have so many requests in flight, over a map with `pages` pages.
+    /// Creates the data path of a device with this many requests, over a map with `pages` pages.
     pub(super) fn new(requests: u32, pages: u64) -> Self {
         Self {
             requests: RequestTable::new(requests),
@@ -99,13 +99,13 @@ impl DataPath {
         self.release_paced(core, gate, out);
     }
 
-    /// The pause is over.
+    /// Ends the pause.
     #[inline(never)] // as for `keeps_pace`
     pub(super) fn pause_ended<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
         self.pace.pause_ended();
         let was_used = self.pace.was_used();
         self.release_paced(core, gate, out);
-        // While writes come, the clock is no older than a pause.
+        // While writes arrive, the clock is no older than one pause.
         if was_used && !gate.is_open && !gate.stops_writes() && self.has_room(core, gate) {
             self.look_at_pace(core);
             self.pause(out);
@@ -118,9 +118,8 @@ impl DataPath {
         }
     }
 
-    /// Plans the writes that waited for the pace, the oldest first, as many as it grants; all of them once
-    /// no seal is in progress. Where they wait for something else, too, that is what they wait for from now
-    /// on.
+    /// Plans the writes that waited for the pace, oldest first, as many as it grants; all of them once no
+    /// seal is in progress. Those that also wait for something else wait only for that from here on.
     #[inline(never)] // as for `keeps_pace`
     fn release_paced<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
         if self.requests.paced() == 0 {
@@ -140,7 +139,7 @@ impl DataPath {
         self.pause(out);
     }
 
-    /// Parks the writes that wait for the pace: they wait until something changes.
+    /// Parks the writes that wait for the pace, until something changes.
     pub(super) fn park_paced(&mut self, now: Millis) {
         while let Some((id, since)) = self.requests.take_paced() {
             self.pace.waited(since, now);
@@ -156,7 +155,7 @@ impl DataPath {
         }
     }
 
-    /// Returns true if the pace lets a write begin, never before those that wait for it; else it waits, too.
+    /// Returns true if the pace lets a write begin, but not before earlier ones; otherwise it waits, too.
     #[inline(never)] // while no seal is in progress, requests pay nothing for it
     fn keeps_pace<M: Memory>(
         &mut self,
@@ -178,7 +177,7 @@ impl DataPath {
         begins
     }
 
-    /// Returns false if the read has to wait, as the other plans do.
+    /// Returns false if the read must wait, like the other plans.
     fn plan_read<M: Memory>(
         &mut self,
         id: RequestId,
@@ -224,7 +223,7 @@ impl DataPath {
         out: &mut Vec<Action>,
     ) -> bool {
         let Some(manifest) = &core.manifest else { return false };
-        // Zeros take no room, but their blocks are listed by the next seal.
+        // Zeros take no space, but the next seal lists their blocks.
         let commit_may_wait = gate.is_open || !core.has_most_blocks(core.map.active());
         if gate.stops_writes() || !(commit_may_wait || self.unreadable.is_overwritten_by(range)) {
             return false;
@@ -237,7 +236,7 @@ impl DataPath {
             }
         }
         let (Some(first), Some(last)) = (affected.first(), affected.last()) else {
-            // Nothing was ever written there: it is zero already.
+            // Never written: it is zero already.
             self.requests.complete(id, Ok(()), out);
             return true;
         };
@@ -255,7 +254,7 @@ impl DataPath {
         true
     }
 
-    /// Begins a read that one part of a side answers whole. `None`, with nothing changed, for any other.
+    /// Begins a read that one part of a side fully answers. `None`, with nothing changed, for any other.
     #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin_read<M: Memory>(
         &mut self,
@@ -275,7 +274,7 @@ impl DataPath {
         Some(side)
     }
 
-    /// Begins a read of which all comes from the object store, in one part.
+    /// Begins a read that comes entirely from the object store, in one part.
     #[inline]
     pub(super) fn begin_remote<M: Memory>(&mut self, id: RequestId, range: SectorRange, core: &Core<M>) {
         let request =
@@ -283,8 +282,8 @@ impl DataPath {
         self.requests.insert(id, request);
     }
 
-    /// Begins a write, nothing of which has to wait, while no seal is in progress. `None`, with nothing
-    /// changed, for one that may have to.
+    /// Begins a write that does not have to wait, while no seal is in progress. Returns `None`, with
+    /// nothing changed, for one that may have to.
     #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin_write<M: Memory>(
         &mut self,
@@ -303,8 +302,8 @@ impl DataPath {
         Some(side)
     }
 
-    /// Ends a read or a write on the active side whose last part ended well: it is complete. Returns false,
-    /// with nothing changed, for any other.
+    /// Completes a read or a write on the active side whose last part succeeded. Returns false, with
+    /// nothing changed, for any other.
     #[inline(always)] // as for `Volume::end`
     pub(super) fn end<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> bool {
         let &mut Request { op, range, side, on_side, .. } = match self.requests.get(id) {
@@ -345,8 +344,8 @@ impl DataPath {
         commit_may_wait && (!self.evictor.is_full() || core.lacks_commit_to_evict())
     }
 
-    /// All parts of a read ended. `is_in_doubt`: the log may have a record with which runs were merged and
-    /// that this writer does not know yet.
+    /// Handles the end of a read's last part. `is_in_doubt`: the log may have a record that merged runs
+    /// and that this writer does not know yet.
     pub(super) fn read_ended<M: Memory>(
         &mut self,
         id: RequestId,
@@ -361,7 +360,7 @@ impl DataPath {
         let Some(errno) = request.failed.or(request.unreadable) else {
             return self.requests.complete(id, Ok(()), out);
         };
-        // A sweep may have deleted what that record replaced.
+        // A sweep may have deleted the objects that this record replaced.
         if core.lifecycle == Lifecycle::Serving && request.failed.is_some() && is_in_doubt {
             return self.requests.park(id, core.now);
         }
@@ -383,14 +382,14 @@ impl DataPath {
     ) -> bool {
         let slot = self.requests.get(id);
         if request.failed.is_some() {
-            // The plan may name runs that were merged since, which a sweep deletes.
+            // The plan may name runs that were merged since, and that a sweep deletes.
             let is_stale = request.merges != core.merges
                 && request.stale < MAX_STALE_PLANS
                 && safeguard(PlanMergedReads);
             slot.stale += u8::from(is_stale);
             return is_stale;
         }
-        // Even with nothing forgotten: what failed may have been evicted or overwritten since.
+        // Retry even with nothing to drop: the failed part may have been evicted or overwritten.
         slot.again = true;
         if core.forget_clean(request.range) {
             out.push(Action::Report(Report::CleanUnreadable(request.range)));
@@ -401,7 +400,7 @@ impl DataPath {
         true
     }
 
-    /// The bytes are in the side's file, or not.
+    /// Handles the end of a write to, or a punch of, the side's file.
     pub(super) fn store_ended<M: Memory>(
         &mut self,
         id: RequestId,
@@ -415,8 +414,8 @@ impl DataPath {
         core.unflushed.side_written(side);
         match request.failed {
             None => return self.stored(id, request, core, out),
-            // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it
-            // counts, and the mark of a failure on the active side would hide it (invariant 2).
+            // Stores still in flight on the sealed side were requested while this one was: if such a one
+            // succeeds, it counts, and the failure mark on the active side would hide it (invariant 2).
             Some(_) if side == core.map.active() && core.dirty[side.other()].in_flight > 0 => {
                 self.requests.defer_failure(id);
             }
@@ -425,7 +424,7 @@ impl DataPath {
         StoreEnd::Nothing
     }
 
-    /// Answers the failures that waited for what was in flight on the sealed side, once that is still.
+    /// Answers the failures that waited for stores on the sealed side, once none is in flight there.
     pub(super) fn answer_deferred_failures<M: Memory>(
         &mut self,
         side: Side,
@@ -469,7 +468,7 @@ impl DataPath {
         StoreEnd::Nothing
     }
 
-    /// The bytes of a write are in the side's file.
+    /// Records a write whose bytes are in the side's file.
     #[inline(always)] // as for `Volume::end`
     fn written<M: Memory>(&mut self, range: SectorRange, side: Side, core: &mut Core<M>) {
         self.evictor.disk_has_space();
@@ -490,7 +489,7 @@ impl DataPath {
         self.requests.take_overlaps(id);
         core.mark_unstored(request.range, request.side);
         reach(CrashPoint::MarkedUncertain);
-        // A full disk delays; eviction or the commit in progress will make room.
+        // A full disk only delays: eviction or the commit in progress will free space.
         if errno == Errno::ENOSPC && core.lifecycle == Lifecycle::Serving {
             self.evictor.disk_is_full();
             self.requests.park(id, core.now);
@@ -499,7 +498,7 @@ impl DataPath {
         }
     }
 
-    /// Allocating the live map's bytes of `chunk` ended.
+    /// Handles the end of allocating the live map's bytes of `chunk`.
     pub(super) fn map_prepared<M: Memory>(
         &mut self,
         chunk: Chunk,
@@ -588,7 +587,7 @@ mod tests {
         assert_eq!(core.map.newest(PAGE_SECTORS), Some(Side::A));
     }
 
-    /// The last content of a sector that is zeroed and written at once is unknown.
+    /// A sector that is zeroed and written concurrently has unknown content.
     #[test]
     fn a_sector_written_while_it_is_zeroed_counts_as_data() {
         let (other, mut core) = (RequestId(1), core(2));

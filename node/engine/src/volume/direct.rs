@@ -1,8 +1,8 @@
-//! The direct path of reads and writes: the same state and the same operations as by events, without a list
-//! of actions.
+//! The direct path of reads and writes: the same state and operations as with events, without a list of
+//! actions.
 //!
-//! Invariants: what it takes, the event would have answered with one action, and nothing would have followed;
-//! what it refuses is left as it was. The simulation runs with and without it, and both runs are the same.
+//! Invariants: for each request that it accepts, the event would have returned one action without follow-up;
+//! a rejected request changes nothing. The simulation runs with and without it, with equal results.
 
 use holdfast_format::index::Runs;
 use holdfast_format::manifest::Manifest;
@@ -19,16 +19,16 @@ use crate::event::Event;
 use crate::event::{Op, RequestId};
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// Takes a read or a write that one operation on a side answers and nothing else follows from: its whole
-    /// range moves between the request and the side that is returned, in place of [`Event::Request`] and one
-    /// [`Action::Read`] or [`Action::Write`]. `None`, with nothing changed but the time, for any other: then
-    /// the event takes it. Most requests come this way, which costs them no list of actions.
+    /// Begins a read or write that one operation on a side answers without follow-up: its whole range moves
+    /// between the request and the returned side, instead of [`Event::Request`] and one [`Action::Read`] or
+    /// [`Action::Write`]. Returns `None`, with nothing changed but the time, for any other, which then goes
+    /// through the event. Most requests take this path and thus need no list of actions.
     #[inline(always)] // of each request
     pub fn begin(&mut self, now: Millis, id: RequestId, op: Op, range: SectorRange) -> Option<Side> {
         if self.core.lifecycle != Lifecycle::Serving || range.end() > self.core.map.sectors() {
             return None;
         }
-        // Whatever takes the request, it came now.
+        // Either path handles the request at this time.
         self.core.now = now;
         match op {
             Op::Read => self.data.begin_read(id, range, &self.core),
@@ -37,9 +37,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Takes a read of a part of one block of which nothing is on a side, if `known` finds what these runs
-    /// compose of it. That is returned, in place of [`Event::Request`] and one [`Action::ReadCold`]. `None`,
-    /// with nothing changed, for any other: then the event takes it.
+    /// Begins a read of part of one block without data on a side, if `known` returns the composition of
+    /// these runs. That is returned, instead of [`Event::Request`] and one [`Action::ReadCold`]. `None`,
+    /// with nothing changed, for any other, which then goes through the event.
     #[inline]
     pub fn begin_known<T>(
         &mut self,
@@ -57,21 +57,21 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         Some(found)
     }
 
-    /// The runs that compose what is in the store, newest first. None after a takeover until the log is read.
+    /// Returns the runs that compose the stored data, newest first; `None` until the log is read.
     pub fn runs(&self) -> Option<&Runs> {
         self.core.manifest.as_ref().map(Manifest::runs)
     }
 
-    /// Returns true if no write has to wait for a seal or a cut, whatever side it would go to.
+    /// Returns true if no write must wait for a seal or a cut, on either side.
     #[inline]
     fn is_open_for_writes(&self) -> bool {
         (self.sealer.is_open() || !safeguard(DirectWhileOpen)) && !self.cut.stops_writes()
     }
 
-    /// Takes the end of an operation that moved all it was to move, where the request is complete with it
-    /// and nothing else follows: in place of [`Event::IoCompleted`] or [`Event::ColdReadCompleted`], and one
-    /// [`Action::Complete`] without an error. Returns false, with nothing changed but the time, for any
-    /// other: then the event takes it.
+    /// Handles the end of a complete transfer if it completes the request without follow-up, instead of
+    /// [`Event::IoCompleted`] or [`Event::ColdReadCompleted`], and one [`Action::Complete`] without an
+    /// error. Returns false, with nothing changed but the time, for any other, which then goes through the
+    /// event.
     ///
     /// # Panics
     /// If there is no such request: a bug of the caller.

@@ -1,11 +1,11 @@
-//! Data that one side holds and no commit holds.
+//! Uncommitted data of one side.
 
 use holdfast_types::{Millis, SectorRange};
 
 use crate::sector_map::BlockSet;
 
 pub(super) struct DirtySide {
-    /// Since when anything is dirty.
+    /// Time since which data is dirty.
     pub(super) since: Option<Millis>,
     /// Blocks with a dirty sector.
     pub(super) blocks: BlockSet,
@@ -14,12 +14,12 @@ pub(super) struct DirtySide {
 }
 
 impl DirtySide {
-    /// A side of a map with `pages` pages.
+    /// Creates a clean side of a map with `pages` pages.
     pub(super) fn clean(pages: u64) -> Self {
         Self { since: None, blocks: BlockSet::new(pages), in_flight: 0 }
     }
 
-    /// `range` became dirty. Returns true if nothing was before.
+    /// Records that `range` became dirty. Returns true if the side was clean.
     pub(super) fn became_dirty(&mut self, range: SectorRange, now: Millis) -> bool {
         self.blocks.insert_range(range);
         let is_first = self.since.is_none();

@@ -1,6 +1,6 @@
-//! The log, fencing and the end: the steps in which several owners of a volume's state take part.
+//! The log, fencing and the end: the steps that involve several owners of a volume's state.
 //!
-//! Owns: nothing; each step asks the owners, and lists in one place its changes to their state.
+//! Owns: nothing; each step lists in one place its changes to the owners' state.
 //! Does not own: the state of the log (`volume/commit.rs`), the states of a volume (`volume/lifecycle.rs`).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
@@ -24,7 +24,7 @@ use crate::snapshot::SnapshotRefused;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
-        // A log that was set back lacks what is clean here.
+        // A log that was set back lacks data that is clean here.
         let is_set_back = manifest.seq() < self.core.known_seq();
         if manifest.is_deleted() || manifest.writer() != Some(self.log.nonce()) || is_set_back {
             return self.fence(manifest.seq(), out);
@@ -35,8 +35,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.unpark(out);
     }
 
-    /// A writer that commits nothing checks its next place in the log, so that it learns of its fencing: one
-    /// that is idle, or cannot read what it is to commit.
+    /// Checks the writer's next position in the log, so that a writer without commits learns of its
+    /// fencing: it is idle, or cannot read the data to commit.
     pub(super) fn probe_log(&mut self, out: &mut Vec<Action>) {
         let commits_nothing = match self.core.lifecycle {
             Lifecycle::Serving => matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)),
@@ -75,8 +75,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     Body::Detach { .. } if self.core.lifecycle == Lifecycle::Releasing => {
                         self.close(record.seq)
                     }
-                    // Of the previous process: no mark of it was left. Its device was gone where it detached,
-                    // and this writer is told to detach too.
+                    // It is from the previous process and left no mark. If that detached, its device was
+                    // removed, and this writer receives a detach, too.
                     Body::Change { .. } | Body::Detach { .. } => {}
                     Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
                         unreachable!("a running writer makes none of these")
@@ -93,11 +93,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Sends the record that the previous process had stored. The seal that it is of was found again in the
-    /// live map; its sides are still, since no request was planned on them.
+    /// Sends the stored record of the previous process. Its seal was found in the live map; nothing is in
+    /// flight on its sides, since no request was planned on them.
     pub(super) fn repeat_record(&mut self, out: &mut Vec<Action>) {
         let Some(record) = self.log.left() else { return };
-        // One without segments is of no seal.
+        // A record without segments belongs to no seal.
         if let (Body::Change { segments, .. }, Seal::Draining(sides)) = (&record.body, self.sealer.seal())
             && !segments.is_empty()
         {
@@ -109,14 +109,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.log.repeat(&self.core, out);
     }
 
-    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is
-    /// touched. `known` is how much of the log says so, or all of it that does not.
+    /// Stops all serving and uploads after another writer took the volume (invariant 5); local data is not
+    /// touched. `known` is the position of that writer's record, or of the log's end without one.
     pub(super) fn fence(&mut self, known: Seq, out: &mut Vec<Action>) {
         if self.core.lifecycle.is_fenced() || self.core.lifecycle == Lifecycle::Detached {
             return;
         }
         self.lives_on(LifecycleEvent::Fenced);
-        // What the last round names came after all that this writer's commits call invalid.
+        // The last round is newer than everything invalidated by this writer's commits.
         self.core.header.seq = self.core.header.seq.max(known);
         self.core.unflushed.header_changed();
         reach(CrashPoint::Fenced);
@@ -158,7 +158,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 if let Some(detach) = detach {
                     self.log.create_record(detach, &self.core, out);
                 } else {
-                    // A predecessor died between its detach record and the end of its last round.
+                    // A predecessor crashed between its detach record and the end of its last round.
                     self.close(seq);
                 }
             }
@@ -179,7 +179,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// The detach record is in the log: the header says so after one last round.
+    /// Closes the volume after its detach record: one last round writes that to the header.
     pub(super) fn close(&mut self, seq: Seq) {
         reach(CrashPoint::DetachWon);
         self.core.header.closed_clean = true;

@@ -1,16 +1,16 @@
 //! Eviction of clean data, so that the sides stay within the volume's share of the node's cache.
 //!
 //! 1. the clean data of the inactive side in some pages becomes remote in the live map (`Released`);
-//! 2. a round begun after that makes the durable map say so: it may still call them dirty there, from before
-//!    their commit;
-//! 3. reads that were planned before step 1 end (`Unneeded`);
+//! 2. a round begun after that writes this to the durable map, which may still call the data dirty, from
+//!    before its commit;
+//! 3. reads planned before step 1 end (`Unneeded`);
 //! 4. the ranges are punched (`Punched`).
 //!
-//! The names are crash points. Stale copies (newest elsewhere) go the same way. Upholds invariants 1, 2 and
-//! 10 (`docs/invariants.md`): only the inactive side is touched, only blocks without a sector dirty there,
-//! and no seal swaps the sides in between.
-//! On failure: a round that failed is asked for again; a punch that failed frees nothing, and the next
-//! measurement says so.
+//! The names are crash points. Stale copies (newest elsewhere) are evicted in the same way. Upholds
+//! invariants 1, 2 and 10 (`docs/invariants.md`): only the inactive side is touched, only blocks without a
+//! sector dirty there, and no seal swaps the sides in between.
+//! On failure: a failed round is requested again; a failed punch frees nothing, as the next measurement
+//! shows.
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::safeguard::{
@@ -32,13 +32,13 @@ use crate::sector_map::{PAGE_SECTORS, append, chunk_pages};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictStep {
     Idle,
-    /// Step 1 is done; a round is to be asked for.
+    /// Step 1 is done; the next step is to request a round.
     Released,
     /// Step 2, as part of the round with this number.
     Round(u64),
     /// Step 3.
     Reads,
-    /// Step 4, with so many punches to go.
+    /// Step 4, with this many punches left.
     Punching(usize),
 }
 
@@ -62,20 +62,20 @@ pub(super) struct Evictor {
     wanted: u64,
     /// Bytes that may be written before the next measurement.
     room: u64,
-    /// The page looked at next.
+    /// The next page to check.
     cursor: u64,
-    /// Pages of each side to look at before it is known to have nothing more to evict.
+    /// Pages of each side to check before it is known to have no more to evict.
     pages_to_scan: PerSide<u64>,
     /// Pages of the map.
     pages: u64,
-    /// Reads in flight that were planned on a side, by generation.
+    /// Reads in flight planned on a side, by generation.
     reads: [u32; 2],
     generation: ReadGeneration,
     /// Time of the last swap of the sides.
     swapped_at: Option<Millis>,
-    /// Bytes evicted so far.
+    /// Total bytes evicted.
     evicted_bytes: u64,
-    /// The last write tried found no space on the disk.
+    /// True if the last attempted write found no space on the disk.
     disk_full: bool,
 }
 
@@ -98,8 +98,8 @@ impl Evictor {
         }
     }
 
-    /// The map has so many pages from here on. The counts of pages to look at run on from the cursor, around
-    /// the former end: they begin again.
+    /// Grows the map to `pages` pages. The counts of pages to check run from the cursor past the former
+    /// end and wrap there: they restart.
     pub(super) fn grow(&mut self, pages: u64) {
         self.pages = pages;
         Side::BOTH.into_iter().for_each(|side| self.may_hold_more(side));
@@ -110,7 +110,7 @@ impl Evictor {
         self.step == EvictStep::Idle
     }
 
-    /// Returns true if no more may be written before the next measurement.
+    /// Returns true if no writes are allowed before the next measurement.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.room == 0
@@ -128,13 +128,13 @@ impl Evictor {
         self.swapped_at = Some(now);
     }
 
-    /// `bytes` of the room are about to be taken.
+    /// Takes `bytes` of the room.
     #[inline]
     pub(super) fn take_room(&mut self, bytes: u64) {
         self.room = self.room.saturating_sub(bytes);
     }
 
-    /// A read on a side begins. Returns what [`Self::read_ended`] wants to know.
+    /// Begins a read on a side. Returns the argument for [`Self::read_ended`].
     #[inline]
     pub(super) fn read_began(&mut self) -> ReadGeneration {
         self.reads[usize::from(self.generation.0)] += 1;
@@ -146,32 +146,32 @@ impl Evictor {
         self.reads[usize::from(generation.0)] -= 1;
     }
 
-    /// The space of the sides was measured again.
+    /// Updates the measured space of the sides.
     pub(super) fn space_measured(&mut self, excess: u64, room: u64) {
         self.wanted = excess.max(if self.disk_full { DISK_FULL_EVICT_BYTES } else { 0 });
         self.room = room;
     }
 
-    /// A write found no space on the disk.
+    /// Records that a write found no space on the disk.
     pub(super) fn disk_is_full(&mut self) {
         self.disk_full = true;
         self.wanted = self.wanted.max(DISK_FULL_EVICT_BYTES);
     }
 
-    /// A write found space on the disk.
+    /// Records that a write found space on the disk.
     #[inline]
     pub(super) fn disk_has_space(&mut self) {
         self.disk_full = false;
     }
 
-    /// `side` may hold more to evict than was known.
+    /// Restarts the check of `side`, which may have more to evict than was known.
     #[inline]
     pub(super) fn may_hold_more(&mut self, side: Side) {
         self.pages_to_scan[side] = self.pages;
     }
 
-    /// Returns true if a batch is to begin before anything else touches the sides. What is overdue does not
-    /// wait for another one.
+    /// Returns true if a batch must begin before any other work on the sides. Overdue work does not wait
+    /// for another batch.
     pub(super) fn evicts_first<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
         let side = core.map.active().other();
         self.wanted > 0
@@ -183,10 +183,10 @@ impl Evictor {
             && (!core.is_sync_failed() || core.is_invalidated())
     }
 
-    /// A sync failed, and no round will record the eviction: the data stays.
+    /// Ends the batch after a failed sync: no round will record the eviction, so the data stays.
     pub(super) fn sync_failed(&mut self, inactive: Side) {
         if let EvictStep::Round(_) = self.step {
-            // Reads that were planned before must end all the same before anything else is punched.
+            // Reads that were planned before must still end before the next punch.
             self.step = EvictStep::Reads;
             self.ranges.clear();
             self.chunks.clear();
@@ -194,8 +194,8 @@ impl Evictor {
         }
     }
 
-    /// Returns true if the active side is to be sealed although no limit is reached: the inactive one has
-    /// nothing more to evict.
+    /// Returns true if the active side is to be sealed below its limits: the inactive one has no more to
+    /// evict.
     pub(super) fn wants_other_side<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
         let waited = self.swapped_at.is_none_or(|at| core.now >= at + EARLY_SEAL_EVERY_MS);
         self.wanted > 0
@@ -205,7 +205,7 @@ impl Evictor {
             && core.lifecycle == Lifecycle::Serving
     }
 
-    /// The round that step 2 waits for.
+    /// Returns the round that step 2 waits for.
     pub(super) fn round(&self) -> Option<u64> {
         match self.step {
             EvictStep::Round(number) => Some(number),
@@ -213,14 +213,14 @@ impl Evictor {
         }
     }
 
-    /// The round asked for has this number.
+    /// Sets the number of the requested round.
     pub(super) fn wait_for(&mut self, number: u64) {
         assert!(matches!(self.step, EvictStep::Released | EvictStep::Round(_)), "no round was wanted");
         self.step = EvictStep::Round(number);
     }
 
-    /// Does what can be done now; `round` is how far the round is that step 2 waits for. Returns true if it
-    /// wants a round.
+    /// Advances as far as possible; `round` is the progress of the round that step 2 waits for. Returns
+    /// true if a round is needed.
     pub(super) fn advance<M: Memory>(
         &mut self,
         core: &mut Core<M>,
@@ -259,8 +259,7 @@ impl Evictor {
         out.extend(self.ranges.drain(..).map(|range| Action::Evict { range, side }));
     }
 
-    /// With nothing dirty there is nothing to seal: the sides swap roles at once, if anything can be evicted
-    /// then.
+    /// Swaps the sides at once if nothing is dirty, which needs no seal, and the swap allows an eviction.
     fn swap_clean_sides<M: Memory>(&mut self, core: &mut Core<M>, seal_is_open: bool) {
         let active = core.map.active();
         if seal_is_open
@@ -282,8 +281,8 @@ impl Evictor {
         while self.pages_to_scan[side] > 0 && batch > 0 && released < self.wanted {
             let page = self.cursor;
             let chunk = Sector(page * PAGE_SECTORS).chunk();
-            // A chunk without a map was never written since the host started; what lies in the file is of no
-            // use.
+            // A chunk without a map was not written since the host started; its data in the file is
+            // obsolete.
             let scanned = if core.map.is_prepared(chunk) {
                 let (sectors, blocks) = core.map.release(page, side, &mut self.ranges);
                 if sectors > 0 {
@@ -311,23 +310,23 @@ impl Evictor {
             return;
         }
         reach(CrashPoint::Released);
-        // From here on reads find these sectors remote; those before must end.
+        // From here on reads find these sectors remote; earlier ones must end.
         self.generation = self.generation.other();
         let needs_round = safeguard(RoundBeforePunch) && !core.is_invalidated();
         self.step = if needs_round { EvictStep::Released } else { EvictStep::Reads };
     }
 
-    /// Takes the chunks in which the batch that has ended made data remote.
+    /// Takes the chunks in which the completed batch made data remote.
     pub(super) fn take_chunks(&mut self) -> Vec<Chunk> {
         std::mem::take(&mut self.chunks)
     }
 
-    /// One punch ended. Returns true if it was the last of the batch.
+    /// Handles the end of one punch. Returns true if it was the last of the batch.
     pub(super) fn evicted(&mut self, result: Result<(), Errno>, inactive: Side) -> bool {
         let EvictStep::Punching(left) = self.step else { unreachable!("nothing was being punched") };
         reach(CrashPoint::Punched);
         if result.is_err() {
-            // Nothing was freed: the next measurement says what is still to be evicted.
+            // Nothing was freed: the next measurement shows the remaining excess.
             self.may_hold_more(inactive);
             self.wanted = 0;
         }

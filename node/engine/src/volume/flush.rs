@@ -1,41 +1,41 @@
-//! Flush rounds: what makes a completed write durable on this host.
+//! Flush rounds: the steps that make a completed write durable on this host.
 //!
 //! 1. the round begins: the set of pages changed since the last round is fixed (`RoundBegun`);
-//! 2. the next group of them is copied (`PagesCopied`): at most `ROUND_PAGES`, and as many as have
-//!    `ROUND_BLOCKS` changed blocks where the journal takes those;
+//! 2. the next group of them is copied (`PagesCopied`): at most `ROUND_PAGES`, and at most `ROUND_BLOCKS`
+//!    changed blocks if the journal takes them;
 //! 3. sync the sides written since they were last synced (`SidesSynced`);
 //! 4. write the group to the durable map: the changed blocks of pages with few of them as a record of the
-//!    journal, if that saves enough writes; the other pages, `MAP_WRITE_PAGES` at a time, each into the slot
-//!    that is not its newest, for the first time into both (`PagesWritten`);
-//! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`); from
-//!    2 again while the set holds more, or the journal, where it had no room, holds pages: they are written
-//!    like those of the set, and it begins again;
+//!    journal, if that saves enough writes; the other pages, `MAP_WRITE_PAGES` at a time, each to the slot
+//!    that is not its newest, or to both at its first write (`PagesWritten`);
+//! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`);
+//!    repeat from 2 while the set contains more, or a full journal contains pages: they are written like
+//!    those of the set, and the journal restarts;
 //! 6. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for
 //!    the first time;
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
 //!
-//! Slots of the journal that this process has not used are filled and synced (`JournalFilled`) before a
-//! record is written into them; the first such round writes both headers, which say that the journal counts:
-//! the loss of one of them does not hide it. Where they find no place on the disk, this round and those after
-//! it do without the journal.
+//! Journal slots that this process has not used are filled and synced (`JournalFilled`) before a record is
+//! written to them; the first such round writes both headers, which say that the journal counts: the loss
+//! of one does not hide it. If the disk has no space for them, this and later rounds work without the
+//! journal.
 //!
-//! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of
-//! the volume: the answer to each write or sync is where it continues. Usually there is one group.
+//! The names are crash points. Each turn of the ring thread does a bounded part of the work, regardless of
+//! the size of the volume: the answer to each write or sync continues it. Usually there is one group.
 //!
-//! A page of a later group is copied after the round began and may name what was written since. That is
-//! sound, because no page is written before the sides were synced *after* its copy was made: all data that a
-//! page names was stored when it was copied, so it is on the disk before the page is. Without the second sync
-//! a power cut could leave a page that names newer data in one side, and that side without it, while the
-//! older data that a flush covered, in the other side or under the older page, is no longer named. Pages of
-//! different groups may show different moments; nothing relies on more than each of them covering what had
-//! completed when the round began, since a power cut may keep any part of what came later anyway. A side
-//! counts as named by the round if it was dirty at any of its copies. A round that fails half-way leaves
-//! groups that are durable and pages that are as of the last round: that is the same.
+//! A page of a later group is copied after the round began and may name newer writes. That is safe,
+//! because pages are written only after the sides were synced *after* the copy was made: all data that a
+//! page names was stored when it was copied, so it is on the disk before the page is. Without the second
+//! sync, a power cut could leave a page that names newer data in one side, and that side without it, while
+//! the older data that a flush covered, in the other side or under the older page, is no longer named.
+//! Pages of different groups may show different points in time; correctness needs only that each covers
+//! everything that had completed when the round began, since a power cut may keep any part of later writes
+//! anyway. A side counts as named by the round if it was dirty at any of its copies. The same holds for a
+//! round that fails half-way, with some groups durable and other pages as of the last round.
 //!
-//! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that
-//! failed. A flush joins only a round that has not begun. A failed round marks its pages changed again, but
-//! for those already durable, and fails its flushes; a page whose slot it may have torn goes into that slot
-//! again. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
+//! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work requests a failed round
+//! again. A flush joins only a round that has not begun. A failed round marks its pages changed again,
+//! except those already durable, and fails its flushes; a page whose slot it may have torn is written to
+//! that slot again. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
 
 mod journal;
 
@@ -67,7 +67,7 @@ enum RoundStep {
         syncs: SideSyncs,
         failed: Option<Errno>,
     },
-    /// The journal is being filled; its slots up to this one were sent to the disk.
+    /// The journal is being filled; writes for its slots up to this one were issued.
     FillingJournal {
         sides: SidesSynced,
         sent: u64,
@@ -76,7 +76,7 @@ enum RoundStep {
         sides: SidesSynced,
         filled: u64,
     },
-    /// Step 4, with so many pages of the group sent to the disk.
+    /// Step 4, with writes for this many pages of the group issued.
     WritingPages {
         sides: SidesSynced,
         sent: usize,
@@ -92,16 +92,16 @@ enum RoundStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FlushWaiter {
     pub(super) id: RequestId,
-    /// The seal whose commit it waits for as well; 0 for none.
+    /// The seal whose commit it also waits for; 0 for none.
     pub(super) seal: u64,
 }
 
-/// A round that was asked for, as the process that asked sees it.
+/// State of a requested round, as seen by the requester.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RoundProgress {
     Pending,
     Ended,
-    /// It failed a while ago: another may be asked for.
+    /// It failed long enough ago for another request.
     Failed,
 }
 
@@ -111,8 +111,7 @@ pub(super) struct RoundEnd {
     pub(super) result: Result<MapSynced, Errno>,
     /// Those that took part.
     pub(super) waiters: Vec<FlushWaiter>,
-    /// Those that waited for the next round, which does not begin because a sync failed: they wait for a
-    /// commit instead.
+    /// Those that waited for the next round, which a failed sync prevents: they wait for a commit instead.
     pub(super) unserved: Vec<FlushWaiter>,
 }
 
@@ -121,36 +120,36 @@ struct Round {
     generation: u64,
     /// The changes that are not durable yet; empty between rounds.
     blocks: BlockSet,
-    /// The first of them that is in no group yet.
+    /// The first of its pages that is in no group yet.
     next_page: u64,
     /// The sides synced for it.
     synced: SideSet,
     /// The sides that were dirty when a group was copied.
     dirty_at_copy: SideSet,
-    /// As it was when the round began.
+    /// The header at the start of the round.
     header: Option<Header>,
-    /// It changed, or a page is written for the first time.
+    /// True if the header changed, or a page is written for the first time.
     writes_header: bool,
-    /// The journal had no room: the round writes its pages too.
+    /// True if the journal was full: the round writes its pages, too.
     empties_journal: bool,
 }
 
 /// The group in progress.
 #[derive(Default)]
 struct Group {
-    /// The pages that are written into their slots.
+    /// The pages written to their slots.
     pages: Vec<u64>,
-    /// Their copies, one after the other.
+    /// Their copies, concatenated.
     copies: Vec<u8>,
-    /// The pages of which the journal takes what changed.
+    /// The pages whose changes go to the journal.
     journaled: Vec<u64>,
-    /// The copies of their blocks that changed.
+    /// The copies of their changed blocks.
     entries: Vec<Entry>,
 }
 
 impl Group {
-    /// Takes the first of `pages`, for as many blocks as the journal takes at a time, chooses where each of
-    /// them goes, and copies those that it may take.
+    /// Selects the first of `pages`, up to the blocks that the journal takes at a time, chooses the
+    /// destination of each, and copies those that the journal may take.
     fn choose<M: Memory>(
         &mut self,
         pages: impl Iterator<Item = u64>,
@@ -179,12 +178,12 @@ impl Group {
         }
     }
 
-    /// The page behind its last one.
+    /// Returns the page after its last one.
     fn end(&self) -> Option<u64> {
         self.pages.last().max(self.journaled.last()).map(|page| page + 1)
     }
 
-    /// Copies the pages that go into slots.
+    /// Copies the pages for the slots.
     fn copy<M: Memory>(&mut self, map: &SectorMap<M>) {
         self.copies.reserve_exact(self.pages.len() * PAGE_BYTES);
         for page in &self.pages {
@@ -204,7 +203,7 @@ impl Group {
     }
 }
 
-/// The round in progress and what waits for the next.
+/// The round in progress and the requests for the next.
 pub(super) struct FlushRounds {
     step: RoundStep,
     round: Round,
@@ -212,24 +211,24 @@ pub(super) struct FlushRounds {
     journal: Journal,
     waiters: Vec<FlushWaiter>,
     next_waiters: Vec<FlushWaiter>,
-    /// Rounds begun and rounds ended well, for those who wait for one begun after a certain point.
+    /// Rounds begun, and rounds that succeeded, for requesters of a round begun after a certain point.
     begun: u64,
     ended: u64,
-    /// Background work asked for another.
+    /// True if background work requested another.
     wanted: bool,
-    /// Time when a round last failed: background work waits a while before it asks for another.
+    /// Time of the last failed round: background work delays its next request.
     failed_at: Option<Millis>,
-    /// Error of the last round, and when the first of those that failed since one ended well did.
+    /// Error of the last round, and the time of the first failure since the last success.
     failing: Option<(Errno, Millis)>,
     header_generation: u64,
     /// `synced_generation` of the newest header that this process wrote and synced; 0 before the first.
     durable_generation: u64,
-    /// Headers of this process on the disk that say that the journal counts, up to both of them.
+    /// Number of this process's headers on the disk that say that the journal counts, at most both.
     journal_headers: u8,
 }
 
 impl FlushRounds {
-    /// Of this map, whose durable header has `header_generation` and says whether a journal counts.
+    /// Creates the rounds of this map, whose durable header says if a journal counts.
     pub(super) fn after_takeover<M: Memory>(
         map: &SectorMap<M>,
         has_journal: bool,
@@ -263,18 +262,18 @@ impl FlushRounds {
         }
     }
 
-    /// The map has so many pages from here on.
+    /// Grows the map to `pages` pages.
     pub(super) fn grow(&mut self, pages: u64) {
         self.round.blocks.grow(pages);
         self.journal.grow(pages);
     }
 
-    /// A generation that a header on the disk has reached, whatever happens to the host from now on.
+    /// Returns a generation that a header on the disk has reached, regardless of later host failures.
     pub(super) fn durable_generation(&self) -> u64 {
         self.durable_generation
     }
 
-    /// Returns true if the round in progress has yet to make `page` durable.
+    /// Returns true if `page` is not yet durable in the round in progress.
     pub(super) fn holds(&self, page: u64) -> bool {
         self.round.blocks.contains(page)
     }
@@ -283,37 +282,37 @@ impl FlushRounds {
         matches!(self.step, RoundStep::Idle)
     }
 
-    /// `waiter` takes part in the next round.
+    /// Adds `waiter` to the next round.
     pub(super) fn join(&mut self, waiter: FlushWaiter) {
         self.next_waiters.push(waiter);
     }
 
-    /// The flushes in the round in progress and those for the next wait for this seal as well.
+    /// Makes the flushes of the round in progress and of the next also wait for this seal.
     pub(super) fn wait_for_seal(&mut self, seal: u64) {
         for waiter in self.waiters.iter_mut().chain(&mut self.next_waiters) {
             waiter.seal = seal;
         }
     }
 
-    /// For planted bugs: what `waiter` covers did not complete before this round began.
+    /// For planted bugs: joins a round that began before the data covered by `waiter` completed.
     pub(super) fn join_running(&mut self, waiter: FlushWaiter) {
         self.waiters.push(waiter);
     }
 
-    /// The volume was fenced: no flush succeeds any more. Returns those of the round in progress, and those
-    /// that wait for the next.
+    /// Fails all flushes after the volume was fenced. Returns those of the round in progress and of the
+    /// next.
     pub(super) fn fenced(&mut self) -> Vec<FlushWaiter> {
         self.waiters.append(&mut self.next_waiters);
         std::mem::take(&mut self.waiters)
     }
 
-    /// Asks for a round begun from now on; returns the number it will have.
+    /// Requests a round that begins later; returns its number.
     pub(super) fn want(&mut self) -> u64 {
         self.wanted = true;
         self.begun + 1
     }
 
-    /// Progress of the round with `number`.
+    /// Returns the progress of the round with `number`.
     pub(super) fn progress(&self, number: u64, now: Millis) -> RoundProgress {
         let waited = self.failed_at.is_none_or(|at| now >= at + RETRY_ROUND_AFTER_MS);
         if self.ended >= number {
@@ -325,29 +324,29 @@ impl FlushRounds {
         }
     }
 
-    /// Error with which rounds fail, and for how long they have.
+    /// Returns the error of failing rounds, and for how long they have failed.
     pub(super) fn failing_for(&self, now: Millis) -> Option<(Errno, Millis)> {
         self.failing.map(|(errno, since)| (errno, now.saturating_sub(since)))
     }
 
-    /// Returns true if the round with `number` runs no more, however it ended.
+    /// Returns true if the round with `number` has ended, with any result.
     pub(super) fn is_over(&self, number: u64) -> bool {
         self.begun >= number && self.is_idle()
     }
 
-    /// Notes that what was dirty on `side` is committed: the durable map may name it, but nothing relies on
-    /// that.
+    /// Notes that the dirty data of `side` is committed: the durable map may still name it, but its
+    /// entries are no longer needed.
     pub(super) fn side_cleared(&mut self, side: Side) {
         self.round.dirty_at_copy = self.round.dirty_at_copy.without(side);
     }
 
-    /// Returns true if a round is asked for and can begin. After a failed sync only the last one can.
+    /// Returns true if a round is requested and can begin. After a failed sync only the last one can.
     pub(super) fn is_due<M: Memory>(&self, core: &Core<M>) -> bool {
         let asked_for = self.wanted || !self.next_waiters.is_empty();
         asked_for && self.is_idle() && (!core.is_sync_failed() || core.lifecycle.last_round().is_some())
     }
 
-    /// Steps 1 to 3. Returns how the round ended if there was nothing to wait for.
+    /// Runs steps 1 to 3. Returns the round's end if it has nothing to wait for.
     pub(super) fn begin<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<RoundEnd> {
         assert!(self.is_idle(), "one round runs at a time");
         self.begun += 1;
@@ -361,7 +360,7 @@ impl FlushRounds {
         round.empties_journal = false;
         round.dirty_at_copy = SideSet::NONE;
         round.synced = SideSet::NONE;
-        // What is clean on these pages is in the store only with these records.
+        // Clean data on these pages is in the store only with these records.
         let known = core.known_seq();
         if known > core.header.seq {
             core.header.seq = known;
@@ -373,7 +372,7 @@ impl FlushRounds {
         self.copy_group(core, out)
     }
 
-    /// Steps 2 and 3 for the next group, which is empty where no page changed.
+    /// Runs steps 2 and 3 for the next group, which is empty if no page changed.
     fn copy_group<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<RoundEnd> {
         let round = &mut self.round;
         round.dirty_at_copy = round.dirty_at_copy.or(core.dirty_sides());
@@ -400,7 +399,7 @@ impl FlushRounds {
         None
     }
 
-    /// Takes the next pages into the group, and chooses where each of them goes.
+    /// Adds the next pages to the group, and chooses the destination of each.
     fn choose<M: Memory>(&mut self, core: &Core<M>) {
         let (round, group) = (&mut self.round, &mut self.group);
         if self.journal.is_usable() && !round.empties_journal {
@@ -412,7 +411,7 @@ impl FlushRounds {
             self.journal.begin_emptying();
         }
         if !is_worth || !self.journal.has_room(&group.entries) {
-            // Everything goes into slots.
+            // All pages go to slots.
             group.clear();
             group.pages.extend(round.blocks.pages_from(round.next_page).take(round_size().copied));
         }
@@ -437,7 +436,7 @@ impl FlushRounds {
         let RoundStep::SyncingSides { syncs, failed } = self.take_step() else {
             unreachable!("it was just now")
         };
-        // The last round names nothing that a loss of the host could disprove.
+        // The entries of the last round do not matter after a loss of the host.
         let is_last = core.lifecycle.last_round().is_some_and(|number| self.begun >= number);
         match failed {
             Some(errno) if !(is_last && core.is_sync_failed()) => Some(self.end(Err(errno), core, out)),
@@ -445,7 +444,7 @@ impl FlushRounds {
         }
     }
 
-    /// The parts of step 4, or step 6 where no page changed.
+    /// Begins step 4, or step 6 if no page changed.
     fn write_group<M: Memory>(
         &mut self,
         sides: SidesSynced,
@@ -466,7 +465,7 @@ impl FlushRounds {
         None
     }
 
-    /// Fills the slots of the journal that the group needs, and are not below `sent`.
+    /// Fills the slots of the journal that the group needs, from `sent` on.
     fn fill_journal(&mut self, sides: SidesSynced, sent: u64, out: &mut Vec<Action>) {
         let unfilled = self.journal.unfilled(&self.group.entries);
         let first = unfilled.start.max(sent);
@@ -477,18 +476,18 @@ impl FlushRounds {
         self.step = RoundStep::FillingJournal { sides, sent: last };
     }
 
-    /// The part of step 4 that goes into the journal.
+    /// Writes the journal's part of step 4.
     fn write_record<M: Memory>(&mut self, sides: SidesSynced, core: &Core<M>, out: &mut Vec<Action>) {
         let start = self.journal.start().expect("a record is written into slots that were filled");
         let offset = journal_offset(self.journal.next_slot());
-        // What the entries call clean is in the store only with these records.
+        // Data that is clean in the entries is in the store only with these records.
         let seq = core.known_seq();
         let bytes = encode_record(self.round.generation, seq, start, &self.group.entries);
         out.push(Action::WriteMap(vec![MapWrite { offset, bytes }]));
         self.step = RoundStep::WritingPages { sides, sent: 0 };
     }
 
-    /// A part of step 4, from the page of the group with this index.
+    /// Writes a part of step 4, from the page of the group with this index.
     fn write_pages<M: Memory>(
         &mut self,
         sides: SidesSynced,
@@ -500,7 +499,7 @@ impl FlushRounds {
         let copies = self.group.pages.iter().zip(self.group.copies.chunks_exact(PAGE_BYTES));
         for (page, nibbles) in copies.skip(sent).take(round_size().written) {
             let synced = core.map.synced_slot(*page);
-            // The page calls clean what is in the store only with these records.
+            // Data that is clean in the page is in the store only with these records.
             let seq = core.known_seq();
             let bytes = encode_page(*page, self.round.generation, seq, synced.is_none(), nibbles);
             if synced.is_none() {
@@ -515,7 +514,7 @@ impl FlushRounds {
         self.step = RoundStep::WritingPages { sides, sent };
     }
 
-    /// Step 6, if the header is to be written.
+    /// Runs step 6, if the header is to be written.
     fn write_header<M: Memory>(
         &mut self,
         pages: PagesSynced,
@@ -526,10 +525,10 @@ impl FlushRounds {
             return Some(self.end(Ok(pages.header_unchanged()), core, out));
         };
         if core.is_sync_failed() && header.closed_clean {
-            // Nothing is dirty, and what is clean may not be what the store has.
+            // No data is dirty, and clean data may differ from the store.
             header.invalidated = SideSet::BOTH;
         }
-        // A write that failed is repeated in its own slot: the other one is all that is left.
+        // A failed write is repeated in the same slot: the other one is the only valid header.
         let generation = self.header_generation + 1;
         let slot = u8::from(generation % 2 == 1);
         let bytes = header.encode(generation);
@@ -617,7 +616,7 @@ impl FlushRounds {
                     self.journal_headers += u8::from(header.has_journal && self.journal_headers < 2);
                 }
                 if self.journal_headers == 1 {
-                    // The other slot's does not say that the journal counts, and one may be lost.
+                    // The other slot's header does not mention the journal, and one of the two may be lost.
                     return self.write_header(pages, core, out);
                 }
                 Some(self.end(Ok(pages.header_synced()), core, out))
@@ -626,8 +625,8 @@ impl FlushRounds {
         }
     }
 
-    /// The journal found no place on the disk. The group goes into slots, which have theirs: it is copied
-    /// again, and what changed meanwhile is synced before.
+    /// Continues without the journal, for which the disk has no space. The group goes to slots, which have
+    /// theirs: it is copied again, and later changes are synced first.
     fn do_without_journal<M: Memory>(
         &mut self,
         core: &mut Core<M>,
@@ -640,7 +639,7 @@ impl FlushRounds {
         self.copy_group(core, out)
     }
 
-    /// The journal counts from the next header on: that of this round.
+    /// Makes the journal count from the next header on, which is that of this round.
     fn journal_filled<M: Memory>(&mut self, slots: u64, core: &mut Core<M>) {
         self.journal.filled(slots, self.round.generation);
         if !core.header.has_journal {
@@ -650,7 +649,7 @@ impl FlushRounds {
         }
     }
 
-    /// The end of step 5. Only now may the slots swap: until here the other slot is the one that holds.
+    /// Ends step 5. Only now may the slots swap: until here the other slot is the valid one.
     fn swap_slots<M: Memory>(&mut self, core: &mut Core<M>) {
         reach(CrashPoint::PagesSynced);
         for page in &self.group.pages {
@@ -670,7 +669,7 @@ impl FlushRounds {
         std::mem::replace(&mut self.step, RoundStep::Idle)
     }
 
-    /// Step 7 but for the answers.
+    /// Runs step 7, except the answers.
     fn end<M: Memory>(
         &mut self,
         result: Result<MapSynced, Errno>,
@@ -679,8 +678,8 @@ impl FlushRounds {
     ) -> RoundEnd {
         self.step = RoundStep::Idle;
         if result.is_err() && safeguard(RewriteTornSlot) {
-            // What was being written into slots may be torn there. It is written there again before a header
-            // can cover it, whatever the journal would take.
+            // The slots in progress may be torn. Their pages are written to the same slots again before a
+            // header can cover them, even if the journal would take them.
             for page in &self.group.pages {
                 self.round.blocks.insert(*page, Blocks::ALL);
             }

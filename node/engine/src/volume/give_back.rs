@@ -1,15 +1,15 @@
-//! Gives back the live map's memory of chunks that hold nothing local any more.
+//! Releases the live map's memory of chunks without local data.
 //!
-//! 1. an eviction made data remote, and its round made the durable map say so (`volume/evict.rs`);
-//! 2. a chunk in which every sector is remote and clean then, with no write in flight, and no page that the
-//!    durable map does not have as it is, counts as not allocated from here on (`ChunkEmptied`);
-//! 3. its 16 KiB are given back; until that has ended the chunk is not prepared again.
+//! 1. an eviction made data remote, and its round wrote that to the durable map (`volume/evict.rs`);
+//! 2. a chunk whose sectors are then all remote and clean, with no write in flight, and whose pages equal
+//!    those in the durable map, counts as not allocated from here on (`ChunkEmptied`);
+//! 3. its 16 KiB are released; until then the chunk is not prepared again.
 //!
-//! The name is a crash point. A process that dies between 2 and 3 leaves memory of zeros, which the next
-//! preparation uses; its successor begins when all that it had asked of the kernel has ended. Step 2 needs
-//! the round: a page of a chunk that is not allocated takes part in none, not even in the first of the next
-//! process, and what lies in the side is punched without a look at it (1 in `docs/invariants.md`). Without
-//! the wait for writes and for step 3, marks would be lost (2).
+//! The name is a crash point. A process that dies between 2 and 3 leaves zeroed memory, which the next
+//! preparation uses; its successor starts after all kernel requests of the process have ended. Step 2
+//! needs the round: a page of an unallocated chunk takes part in no round, not even in the next process's
+//! first, and data in the side is punched without a check (1 in `docs/invariants.md`). Without the wait
+//! for writes and for step 3, marks would be lost (2).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::safeguard::{Safeguard::ReleaseStillChunks, safeguard};
@@ -23,7 +23,7 @@ use crate::action::Action;
 use crate::sector_map::chunk_pages;
 
 impl DataPath {
-    /// Steps 2 and 3 for the chunks of the eviction that has ended.
+    /// Runs steps 2 and 3 for the chunks of the completed eviction.
     pub(super) fn give_back<M: Memory>(
         &mut self,
         core: &mut Core<M>,
@@ -49,7 +49,7 @@ impl DataPath {
     }
 }
 
-/// Returns true if the durable map has the pages of `chunk` as they are.
+/// Returns true if the pages of `chunk` equal those in the durable map.
 fn is_durable<M: Memory>(chunk: Chunk, core: &Core<M>, rounds: &FlushRounds) -> bool {
     let mut pages = chunk_pages(chunk).take_while(|page| *page < core.map.pages());
     pages.all(|page| !core.unflushed.holds(page) && !rounds.holds(page))

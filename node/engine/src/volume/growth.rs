@@ -1,20 +1,20 @@
-//! Growth of a volume that is served.
+//! Growth of a serving volume.
 //!
-//! 1. the caller has made the files and the live map's memory long enough, and asks (`Event::Grow`);
-//! 2. a record says the new size: the next commit's, or one of its own where nothing is committed;
-//! 3. the live map says it too (`MapGrown`);
-//! 4. the header follows with the next round, requests to the new sectors may come (`Report::Grown`).
+//! 1. the caller extends the files and the live map's memory, and requests the growth (`Event::Grow`);
+//! 2. a record has the new size: that of the next commit, or a separate one if nothing is to be committed;
+//! 3. the live map gets the size, too (`MapGrown`);
+//! 4. the header follows with the next round, and requests to the new sectors are accepted (`Report::Grown`).
 //!
-//! A process that died after step 2 left a volume that is larger in its log than here, and one that died
-//! after step 3 a live map that is larger than its header says: both serve, and asked again they continue.
-//! Owns: the size that was asked for. Does not own: files, the device. The name is a crash point. Upholds
-//! invariant 31 (`docs/invariants.md`).
+//! After a crash past step 2 the volume is larger in its log than here, and past step 3 larger in the live
+//! map than in its header: both serve, and a repeated request continues the growth.
+//! Owns: the requested size. Does not own: files, the device. The name is a crash point. Upholds invariant 31
+//! (`docs/invariants.md`).
 
 use holdfast_format::manifest::Manifest;
 
 use super::core::{Core, Memory};
 
-/// The growth that was asked for.
+/// The requested growth.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
     /// Sectors.
@@ -26,22 +26,22 @@ impl Growth {
         self.wanted.is_none()
     }
 
-    /// The volume is to have so many sectors, or more that were asked for before.
+    /// Requests growth to `sectors`, or to a larger size that was requested before.
     pub(super) fn ask(&mut self, sectors: u64) {
         self.wanted = self.wanted.max(Some(sectors));
     }
 
-    /// Nothing more comes into the log.
+    /// Drops the request: the log gets no more records.
     pub(super) fn forget(&mut self) {
         self.wanted = None;
     }
 
-    /// The size that the next record is to say.
+    /// Returns the size for the next record.
     pub(super) fn to_record(&self, manifest: &Manifest) -> Option<u64> {
         self.wanted.filter(|sectors| *sectors > manifest.sectors())
     }
 
-    /// Takes the size that the volume has from here on, once the log says it.
+    /// Takes the new size of the volume, once the log has it.
     pub(super) fn take<M: Memory>(&mut self, core: &Core<M>) -> Option<u64> {
         let in_log = core.manifest.as_ref()?.sectors();
         self.wanted.take_if(|sectors| *sectors <= in_log)

@@ -2,12 +2,12 @@
 //!
 //! A detach:
 //!
-//! 1. what is dirty is committed (`Clean`);
+//! 1. dirty data is committed (`Clean`);
 //! 2. the detach record is created (`DetachWon`);
-//! 3. one last round closes the local state clean (`Closed`).
+//! 3. one last round closes the local state cleanly (`Closed`).
 //!
-//! The names are crash points. When the device of a fenced writer is gone, one last round makes the durable
-//! map tell what the sides hold. Where that fails, the local disk is failing, and the report says so.
+//! The names are crash points. After the device of a fenced writer was removed, one last round brings the
+//! durable map up to date. If that fails, the local disk is failing, and the report says so.
 //!
 //! ```text
 //!                  Recovered                 Detach           Clean              LastRound          Closed
@@ -23,13 +23,13 @@ use crate::action::Report;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lifecycle {
-    /// After host loss: what was dirty is being committed, no request comes.
+    /// After host loss: dirty data is being committed, and no request comes.
     Recovering {
-        /// The device is gone already.
+        /// True if the device is already removed.
         detach: bool,
     },
     Serving,
-    /// No requests any more; what is dirty is being committed.
+    /// No more requests; dirty data is being committed.
     Detaching,
     /// The detach record is being created.
     Releasing,
@@ -43,33 +43,33 @@ pub(super) enum Lifecycle {
 /// Progress of a fenced writer in bringing its durable map up to date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FencedStep {
-    /// The device is there, and all I/O fails.
+    /// The device exists, and all I/O fails.
     Serving,
-    /// The device is gone.
+    /// The device is removed.
     Leaving,
-    /// The round with this number, the last one, runs or waits to.
+    /// The round with this number, the last one, is in progress or about to begin.
     LastRound(u64),
-    /// That round is over, however it ended.
+    /// That round has ended, with any result.
     Ended {
-        /// The durable map is up to date.
+        /// True if the durable map is up to date.
         complete: bool,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LifecycleEvent {
-    /// The device is gone.
+    /// The device is removed.
     Detach,
-    /// The data that the loss of the host left dirty is committed, or the local disk cannot read it: then
+    /// The data left dirty by the loss of the host is committed, or the local disk cannot read it: then
     /// requests may overwrite it.
     Recovered,
-    /// Nothing is dirty any more.
+    /// No data is dirty any more.
     Clean,
-    /// The last round was asked for, and has this number.
+    /// The last round was requested, and has this number.
     LastRound(u64),
-    /// The last round ended, of a fenced writer however it did.
+    /// The last round ended; for a fenced writer, with any result.
     Closed {
-        /// It brought the durable map up to date.
+        /// True if it brought the durable map up to date.
         complete: bool,
     },
     /// Another writer's record is in the log.
@@ -96,7 +96,7 @@ impl Lifecycle {
             (Self::Fenced(F::Leaving | F::LastRound(_)), E::Closed { complete }) => {
                 Self::Fenced(F::Ended { complete })
             }
-            // The device is gone once, and the volume is fenced once.
+            // The device is removed once, and the volume is fenced once.
             (state @ (Self::Detaching | Self::Releasing | Self::Closing(_) | Self::Detached), E::Detach)
             | (state @ Self::Fenced(F::Leaving | F::LastRound(_) | F::Ended { .. }), E::Detach)
             | (state @ (Self::Detached | Self::Fenced(_)), E::Fenced) => state,
@@ -112,7 +112,7 @@ impl Lifecycle {
         matches!(self, Self::Recovering { .. })
     }
 
-    /// The report that answers a detach, once the volume reached its end.
+    /// Returns the report that answers a detach, once the volume has ended.
     pub(super) fn end(self) -> Option<Report> {
         match self {
             Self::Detached => Some(Report::Detached),
@@ -126,7 +126,7 @@ impl Lifecycle {
         }
     }
 
-    /// The last round, once it was asked for.
+    /// Returns the last round, once it was requested.
     pub(super) fn last_round(self) -> Option<u64> {
         match self {
             Self::Closing(number) | Self::Fenced(FencedStep::LastRound(number)) => Some(number),
@@ -153,7 +153,7 @@ mod tests {
         let (waiting, leaving) = (Recovering { detach: false }, Recovering { detach: true });
         let kept = Fenced(F::LastRound(2));
         let ended = Fenced(F::Ended { complete: true });
-        // In the order of `events`; none where the event cannot happen.
+        // In the order of `events`; `None` if the event cannot happen.
         let table = [
             (waiting, [Some(leaving), Some(Serving), None, None, None, Some(Fenced(F::Serving))]),
             (leaving, [Some(leaving), Some(Detaching), None, None, None, Some(Fenced(F::Leaving))]),

@@ -1,20 +1,20 @@
 //! Merges of the volume's runs.
 //!
-//! 1. after an attach and after each record of this writer the policy says which neighbours of the list to
+//! 1. after an attach and after each record of this writer the policy chooses neighbours of the list to
 //!    merge (`index/policy.rs`);
-//! 2. their merge is made and stored in the background (`MergeStored`);
-//! 3. the next commit carries it (`MergeCarried`): its run stands in the place of its inputs from then on.
-//!    Where no commit comes a record is made for merges alone: of a merge into the base, which gives space
-//!    back, and where the list is long.
+//! 2. they are merged and the output is stored in the background (`MergeStored`);
+//! 3. the next commit carries it (`MergeCarried`): its run replaces its inputs from then on. Without a
+//!    commit, a record for merges alone is created: for a merge into the base, which frees space, and for
+//!    a long list.
 //!
-//! Owns: the merges in progress, one of each kind: a merge into the base takes hours, and the levels above it
-//! are merged meanwhile. Does not own: the list, which is the manifest's.
+//! Owns: the merges in progress, one of each kind: a merge into the base takes hours, during which the
+//! levels above it are merged. Does not own: the list, which is the manifest's.
 //! The names are crash points. A commit never waits for a merge. Upholds invariants 21: the list stays
-//! short; 27: a merge whose place the log has passed is dropped; 11: so is one whose inputs the list does not
-//! have as it was planned (`docs/invariants.md`).
-//! On failure: the list stays as it is. A run that is damaged, or whose merge the store refuses, takes part
-//! in no merge of this process again; those above and below it do. A merge that its process did not carry is
-//! dropped, and its object is garbage: nothing waits for one at the detach.
+//! short; 27: a merge whose place the log has passed is dropped; 11: so is one whose inputs are no longer
+//! in the list as planned (`docs/invariants.md`).
+//! On failure: the list stays unchanged. A run that is damaged, or whose merge the store rejects, is
+//! excluded from later merges of this process; those above and below it are not. A merge that its process
+//! did not carry is dropped, and its object is garbage: a detach waits for none.
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::policy::{Choice, MergeKind, Shape, is_due_whole, most_runs, next_merges};
@@ -34,24 +34,24 @@ use super::core::{Core, Memory};
 use super::lifecycle::Lifecycle;
 use crate::action::Action;
 
-/// State of the merge of a kind.
+/// State of the merges of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Merging {
     Idle,
-    /// These inputs, newest first, are being merged into a run of this place.
+    /// These inputs, newest first, are being merged into a run with this place.
     Running(Vec<PlacedId>, Place),
-    /// The next record is to carry their merge.
+    /// The merge is stored; the next record is to carry it.
     Stored(Vec<PlacedId>, Box<RunRef>),
 }
 
 /// An event that advances a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MergeEvent {
-    /// These inputs are to be merged into a run of this place.
+    /// These inputs are to be merged into a run with this place.
     Chosen(Vec<PlacedId>, Place),
     /// Their merge is stored.
     Stored(Box<RunRef>),
-    /// It was not made.
+    /// The merge failed.
     Failed,
     /// A record carries it, or it was dropped.
     Taken,
@@ -81,7 +81,7 @@ impl Merging {
         }
     }
 
-    /// The place of the output that a record may still add.
+    /// Returns the place of the output that a record may still add.
     fn place(&self) -> Option<Place> {
         match self {
             Self::Idle => None,
@@ -95,22 +95,22 @@ impl Merging {
 pub(super) struct Merger {
     levels: Merging,
     base: Merging,
-    /// The place of the next merge, once it is known. A process begins beyond what the one before it
-    /// may have left: so the next record closes that.
+    /// The place of the next merge, once it is known. A process starts past all places of the previous
+    /// one, so the next record closes those.
     next_place: Option<Place>,
-    /// A record came into the log since the policy was asked, or it was not asked yet.
+    /// True if the policy was not called since the last record, or not at all.
     is_due: bool,
-    /// Runs that take part in no merge of this process.
+    /// Runs excluded from the merges of this process.
     barred: Vec<PlacedId>,
     /// Merges that records of this process carried.
     carried: u64,
-    /// Merges that were stored and not carried.
+    /// Merges that were stored but not carried.
     dropped: u64,
 }
 
 impl Merger {
-    /// A merger that asks the policy at once: a volume that commits once in each of many short attaches is
-    /// merged too.
+    /// Creates a merger that calls the policy at once, so that a volume with one commit in each of many
+    /// short attaches is merged, too.
     pub(super) fn idle() -> Self {
         Self {
             levels: Merging::Idle,
@@ -123,17 +123,17 @@ impl Merger {
         }
     }
 
-    /// Merges that are part of the volume by records of this process.
+    /// Returns the number of merges carried by records of this process.
     pub(super) fn carried(&self) -> u64 {
         self.carried
     }
 
-    /// Merges that were stored and not carried.
+    /// Returns the number of merges that were stored but not carried.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// A record of this writer is in the log.
+    /// Handles a record of this writer in the log.
     pub(super) fn won(&mut self, record: &Record) {
         if let Body::Change { merges, .. } = &record.body {
             self.is_due = safeguard(MergeWhenDue);
@@ -141,8 +141,8 @@ impl Merger {
         }
     }
 
-    /// Has merges made if some are due. A record in flight may carry merges of the same runs, also one that
-    /// the previous process left: nothing is chosen meanwhile.
+    /// Requests due merges. A record in flight, even from the previous process, may carry merges of the
+    /// same runs: until it is in the log, no merge is chosen.
     pub(super) fn advance<M: Memory>(&mut self, core: &Core<M>, log_is_idle: bool, out: &mut Vec<Action>) {
         let Some(manifest) = core.manifest.as_ref().filter(|manifest| manifest.is_attached()) else { return };
         let list_is_known = log_is_idle || !safeguard(CarryFreshMerge);
@@ -160,7 +160,7 @@ impl Merger {
         }
     }
 
-    /// The next merge of a kind of which none is in progress.
+    /// Returns the next merge of a kind without a merge in progress.
     fn next_choice(&self, runs: &Runs) -> Option<Choice> {
         let taken = [&self.levels, &self.base].map(Merging::inputs);
         let is_free = |run: &&Run| {
@@ -182,29 +182,29 @@ impl Merger {
         }
     }
 
-    /// The merge is stored.
+    /// Handles a stored merge.
     pub(super) fn merged(&mut self, kind: MergeKind, output: Box<RunRef>) {
         reach(CrashPoint::MergeStored);
         self.of(kind).advance(MergeEvent::Stored(output));
     }
 
-    /// The merge was not made. `barred` takes part in no other; the rest of the list may.
+    /// Handles a failed merge. `barred` is excluded from later merges; the rest of the list is not.
     pub(super) fn failed(&mut self, kind: MergeKind, barred: PlacedId) {
         self.of(kind).advance(MergeEvent::Failed);
         self.barred.push(barred);
         self.is_due = safeguard(MergeWhenDue);
     }
 
-    /// Returns true if a record is to be made for merges alone.
+    /// Returns true if a record should be created for merges alone.
     pub(super) fn wants_record(&self, runs: &Runs) -> bool {
         let is_stored = |merging: &Merging| matches!(merging, Merging::Stored(..));
-        // What a level takes in may make the whole list due: its record says so.
+        // A merge into a level may make the whole list due, which its record triggers.
         let is_awaited = || runs.len() > most_runs() || is_due_whole(&shapes(runs));
         is_stored(&self.base) || (is_stored(&self.levels) && is_awaited())
     }
 
-    /// Takes the merges that the next record is to carry. One is dropped where the list does not have exactly
-    /// its inputs any more.
+    /// Takes the merges for the next record. A merge is dropped if its exact inputs are no longer in the
+    /// list.
     pub(super) fn take(&mut self, manifest: &Manifest) -> Vec<Merge> {
         let mut merges = Vec::new();
         for kind in [MergeKind::Level, MergeKind::Base] {
@@ -225,8 +225,8 @@ impl Merger {
         merges
     }
 
-    /// The place before which the next record closes all merges, once it has taken its own: nothing that is
-    /// being made now, or later, has such a place. What was made and is not named is known as garbage by it.
+    /// Returns the place below which the next record closes all merges, once it has taken its own: no current
+    /// or later merge has a place below it. Unnamed outputs of closed merges are thus known as garbage.
     pub(super) fn closed(&mut self, manifest: &Manifest) -> Place {
         let next = self.next_place(manifest);
         let open = [&self.levels, &self.base].into_iter().filter_map(Merging::place).min();
@@ -251,7 +251,7 @@ fn refuses(manifest: &Manifest, merges: &[Merge]) -> bool {
     }
 }
 
-/// The plan of a chosen merge.
+/// Returns the plan of a chosen merge.
 fn plan(runs: &Runs, choice: Choice, place: Place) -> MergePlan {
     let Choice { kind, inputs, level } = choice;
     let is_oldest = inputs.end == runs.len() || !safeguard(MergeKeepsZeros);

@@ -1,7 +1,7 @@
-//! Pace of writes while a commit is in progress: they become as slow as the commits before the limit of dirty
-//! bytes stops them.
+//! Pace of writes while a commit is in progress: it slows writes down to the speed of the commits before
+//! the limit of dirty bytes stops them.
 //!
-//! The active side may hold so many dirty bytes at a time, from the begin of the seal on:
+//! The dirty bytes that the active side may have over time, from the start of the seal:
 //!
 //! ```text
 //!  max_bytes  - - - - - - - - - - - - - - - - - - - +-----   the commit does not come: no pace, and writes
@@ -12,16 +12,16 @@
 //!                          expected                 8 x expected
 //! ```
 //!
-//! *Start* is what makes half of `max_bytes` with the side that is sealed: nothing is delayed below it. The
-//! time that the commit is expected to take is its bytes by the rate of the last two, each as long as it
-//! took from its seal to its end. So one that comes as expected finds the side at three quarters, its
-//! writers as fast as the store, and the next is as large. One that takes longer finds a quarter left, of
-//! which ever less may be taken.
+//! *Start* plus the sealed side is half of `max_bytes`: below it nothing is delayed. The expected duration
+//! of the commit is derived from its bytes and the rate of the last two commits, each measured from its
+//! seal to its end. A commit that ends as expected thus finds the side at three quarters, its writers as
+//! fast as the store, and the next commit is as large. A commit that takes longer finds a quarter left,
+//! which is granted at a decreasing rate.
 //!
-//! Owns: the grant, how long commits took, and what waited for it. Does not own: the writes that wait
-//! (`volume/requests.rs`), the limit itself.
+//! Owns: the grant, the durations of commits, the figures of delayed writes. Does not own: the waiting
+//! writes (`volume/requests.rs`), the limit itself.
 //! Runs on: the ring thread of the volume.
-//! Invariants: a write that the pace delays could be planned but for it; the pace alone never stops writes.
+//! Invariants: a write delayed by the pace could otherwise be planned; the pace alone never stops writes.
 
 use holdfast_types::Millis;
 
@@ -30,7 +30,7 @@ use crate::limit::{
     PAUSE_MS,
 };
 
-/// A commit: the dirty bytes of its seal, and the time it took from that to its end.
+/// A commit: the dirty bytes of its seal, and its duration from that to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CommitTime {
     bytes: u64,
@@ -38,7 +38,7 @@ struct CommitTime {
 }
 
 impl CommitTime {
-    /// The time that so many bytes take at the same rate.
+    /// Returns the time that `bytes` take at the same rate.
     fn time_of(self, bytes: u64) -> Millis {
         scaled(bytes, self.ms, self.bytes)
     }
@@ -48,7 +48,7 @@ impl CommitTime {
     }
 }
 
-/// `value * times / of`, whatever the sizes.
+/// Returns `value * times / of`, for values of any size.
 fn scaled(value: u64, times: u64, of: u64) -> u64 {
     let scaled = u128::from(value) * u128::from(times) / u128::from(of.max(1));
     u64::try_from(scaled).unwrap_or(u64::MAX)
@@ -60,18 +60,18 @@ struct CommitInProgress {
     since: Millis,
     bytes: u64,
     expected_ms: Millis,
-    /// This process saw all of it.
+    /// True if this process saw all of it.
     is_whole: bool,
 }
 
 impl CommitInProgress {
-    /// Returns true if it takes so long that the store counts as one that does not answer.
+    /// Returns true if it takes so long that the store counts as unresponsive.
     fn is_silent(self, now: Millis) -> bool {
         let bound_ms = self.expected_ms.saturating_mul(NO_PACE_AFTER_TIMES).max(NO_PACE_AFTER_MS);
         now.saturating_sub(self.since) >= bound_ms
     }
 
-    /// Dirty bytes that the active side may have now, of `max_bytes`.
+    /// Returns the number of dirty bytes that the active side may have now, of `max_bytes`.
     fn allowed(self, now: Millis, max_bytes: u64) -> u64 {
         if self.is_silent(now) {
             return max_bytes;
@@ -87,7 +87,7 @@ impl CommitInProgress {
     }
 }
 
-/// Delays that the pace made since this process took the volume.
+/// Delays caused by the pace since this process took over the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PaceStatus {
     /// Writes that wait for it now.
@@ -101,40 +101,40 @@ pub struct PaceStatus {
 /// The pace of a volume's writes.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Bytes that may be written before the dirty bytes are looked at again.
+    /// Bytes that may be written before the dirty bytes are checked again.
     granted: u64,
-    /// Bytes that the last look granted.
+    /// Bytes granted by the last check.
     granted_at_look: u64,
-    /// Time at which they last were, with this commit in progress.
+    /// Time of the last check during this commit.
     looked_at: Option<Millis>,
     running: Option<CommitInProgress>,
     /// The last commit of a full seal, and the one before.
     last: Option<CommitTime>,
     before: Option<CommitTime>,
-    /// The commit before took as long as one of a store that does not answer.
+    /// True if the previous commit took as long as with an unresponsive store.
     was_silent: bool,
-    /// [`Action::Pause`](crate::action::Action::Pause) is not answered yet.
+    /// True while [`Action::Pause`](crate::action::Action::Pause) is unanswered.
     is_pausing: bool,
     status: PaceStatus,
 }
 
 impl Pace {
-    /// The commit of a seal of so many dirty bytes begins.
+    /// Begins the commit of a seal with `bytes` dirty bytes.
     pub(super) fn commit_began(&mut self, bytes: u64, now: Millis) {
         let expected_ms = self.expected_ms(bytes);
         self.running = Some(CommitInProgress { since: now, bytes, expected_ms, is_whole: true });
         (self.granted, self.looked_at) = (0, None);
     }
 
-    /// A commit of so many dirty bytes that another process began continues.
+    /// Continues a commit of `bytes` dirty bytes that another process began.
     pub(super) fn commit_taken_over(&mut self, bytes: u64, now: Millis) {
         self.commit_began(bytes, now);
         self.running = self.running.map(|running| CommitInProgress { is_whole: false, ..running });
     }
 
-    /// Everything of the seal is clean. What commits of less than `full_bytes` take says little of the store.
-    /// One that waited for a store that did not answer says nothing of its rate, unless the one before was as
-    /// slow.
+    /// Ends the commit: its data is clean. The duration of a commit of less than `full_bytes` says little
+    /// about the store. One that waited for an unresponsive store says nothing about its rate, unless the
+    /// previous one was as slow.
     pub(super) fn commit_ended(&mut self, full_bytes: u64, now: Millis) {
         let Some(running) = self.running.take() else { return };
         let CommitInProgress { since, bytes, is_whole, .. } = running;
@@ -148,13 +148,13 @@ impl Pace {
         }
     }
 
-    /// The commit cannot be made: how long it takes is no measure, and nothing is delayed for it.
+    /// Ends a commit that cannot complete: its duration is no measurement, and writes are not delayed for it.
     pub(super) fn commit_failed(&mut self) {
         self.running = None;
         (self.granted, self.looked_at) = (0, None);
     }
 
-    /// A store that became slower is believed at once, one that became faster after two commits.
+    /// Expects a slower store after one commit, and a faster one only after two.
     fn expected_ms(&self, bytes: u64) -> Millis {
         let expected = match (self.last, self.before) {
             (Some(last), Some(before)) => last.time_of(bytes).max(last.with(before).time_of(bytes)),
@@ -164,57 +164,57 @@ impl Pace {
         expected.max(COMMIT_EXPECTED_AT_LEAST_MS)
     }
 
-    /// Returns true if a write may begin without another look.
+    /// Returns true if a write may begin without another check.
     #[inline]
     pub(super) fn has_grant(&self) -> bool {
         self.granted > 0
     }
 
-    /// A write begins.
+    /// Takes the bytes of a write that begins.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64) {
         self.granted = self.granted.saturating_sub(bytes);
     }
 
-    /// Returns true if a look may grant something: time has passed since the last.
+    /// Returns true if a check may grant bytes: time has passed since the last.
     pub(super) fn may_look(&self, now: Millis) -> bool {
         self.looked_at.is_none_or(|looked| looked < now)
     }
 
-    /// Grants what the active side may hold beyond its dirty bytes and those that are being written to it.
+    /// Grants the bytes that the active side may hold beyond its dirty bytes and those in flight to it.
     pub(super) fn look(&mut self, dirty_bytes: u64, max_bytes: u64, now: Millis) {
         self.looked_at = Some(now);
         self.granted = match self.running {
-            // The next look comes after a pause.
+            // The next check comes after a pause.
             Some(running) => running.allowed(now + PAUSE_MS, max_bytes).saturating_sub(dirty_bytes),
             None => u64::MAX,
         };
         self.granted_at_look = self.granted;
     }
 
-    /// Returns true if writes began since the last look, and another one may tell something.
+    /// Returns true if writes began since the last check, so that another one may change the grant.
     pub(super) fn was_used(&self) -> bool {
         self.running.is_some() && self.granted != self.granted_at_look
     }
 
-    /// A look is to follow. Returns true if [`Action::Pause`](crate::action::Action::Pause) is to be asked
-    /// for.
+    /// Notes that a check is pending. Returns true if [`Action::Pause`](crate::action::Action::Pause) is
+    /// needed for it.
     pub(super) fn pauses(&mut self) -> bool {
         !std::mem::replace(&mut self.is_pausing, true)
     }
 
-    /// The pause is over.
+    /// Ends the pause.
     pub(super) fn pause_ended(&mut self) {
         self.is_pausing = false;
     }
 
-    /// A write that began to wait for the pace at `since` does no longer.
+    /// Counts a write that waited for the pace since `since` and stops waiting.
     pub(super) fn waited(&mut self, since: Millis, now: Millis) {
         self.status.delayed_writes += 1;
         self.status.delayed_ms += now.saturating_sub(since);
     }
 
-    /// Figures while so many writes wait.
+    /// Returns the figures with `waiting` writes waiting.
     pub(super) fn status(&self, waiting: usize) -> PaceStatus {
         PaceStatus { waiting, ..self.status }
     }
@@ -226,7 +226,7 @@ mod tests {
 
     const MAX: u64 = 4000;
 
-    /// A pace that measured a commit of each of these bytes and times.
+    /// Returns a pace that measured a commit for each of these bytes and durations.
     fn measured(commits: &[(u64, Millis)]) -> Pace {
         let mut pace = Pace::default();
         for &(bytes, ms) in commits {
@@ -273,8 +273,8 @@ mod tests {
         assert_eq!(assumed.granted, u64::MAX, "nothing is known of when it comes");
     }
 
-    /// Found by reading: the time of an outage was taken for the store's rate, and the next commit let a
-    /// write in every few seconds.
+    /// Regression: the duration of an outage was taken for the store's rate, and the next commit admitted
+    /// one write every few seconds.
     #[test]
     fn an_outage_is_no_rate() {
         let usual = [(1000, 1000), (1000, 1000)];

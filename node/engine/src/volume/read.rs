@@ -1,4 +1,4 @@
-//! Reads: the range is cut into runs by where the newest bytes are.
+//! Reads: the range is split into runs by the position of the newest bytes.
 //!
 //! Upholds invariant 9 (`docs/invariants.md`).
 
@@ -12,12 +12,12 @@ use crate::event::RequestId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tiles {
     pub(super) parts: u32,
-    /// At least one is on a side.
+    /// True if at least one is on a side.
     pub(super) on_side: bool,
 }
 
-/// Appends the actions that fill `range`, each part once. `None`, with nothing appended, while the manifest
-/// that says where some of it is has not been loaded.
+/// Appends the actions that fill `range`, each part once. Returns `None`, with nothing appended, while a
+/// needed manifest is not loaded.
 pub(super) fn tile<M: Memory>(
     core: &Core<M>,
     id: RequestId,
@@ -40,7 +40,7 @@ pub(super) fn tile<M: Memory>(
                     out.truncate(planned_from);
                     return None;
                 };
-                // A run lies within one chunk.
+                // A run is within one chunk.
                 if manifest.may_hold(run.start.chunk()) {
                     for piece in run.split_at_multiples(BLOCK_SECTORS) {
                         let at = at + bytes(SectorRange::new(run.start.0, piece.start.0 - run.start.0));

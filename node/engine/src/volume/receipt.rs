@@ -1,5 +1,4 @@
-//! The order in which data becomes durable, as types: no step can be written without the receipt of the one
-//! before.
+//! The order of durability steps, as types: each step requires the receipt of the previous one.
 //!
 //! ```text
 //! side syncs ──► SidesSynced ──► pages, map sync ──► PagesSynced ──► header, map sync ──► MapSynced ──► FLUSH
@@ -13,7 +12,7 @@ use holdfast_format::side::{Side, SideSet};
 #[derive(Debug)]
 pub(super) struct SideSyncs(SideSet);
 
-/// Receipt: what a group of copied pages names was synced after the copy was made. A map write needs it.
+/// Receipt: all data named by a group of copied pages was synced after the copy. A map write needs it.
 #[derive(Debug)]
 pub(super) struct SidesSynced(());
 
@@ -21,7 +20,7 @@ pub(super) struct SidesSynced(());
 #[derive(Debug)]
 pub(super) struct PagesSynced(());
 
-/// Proof: the durable map says what the round was to make it say, header included. A flush needs it.
+/// Proof: the durable map has everything that the round was to write, header included. A flush needs it.
 #[derive(Debug)]
 pub(super) struct MapSynced(());
 
@@ -30,7 +29,7 @@ impl SideSyncs {
         Self(sides)
     }
 
-    /// A sync of `side` ended. That it failed is for the caller to note.
+    /// Notes the end of a sync of `side`. The caller handles its failure.
     pub(super) fn answered(&mut self, side: Side) {
         assert!(self.0.contains(side), "no sync of side {side:?} was asked for");
         self.0 = self.0.without(side);
@@ -40,7 +39,7 @@ impl SideSyncs {
         self.0 == SideSet::NONE
     }
 
-    /// All of them succeeded, or none is relied on.
+    /// Returns the receipt: all syncs succeeded, or the caller does not rely on them.
     pub(super) fn receipt(self) -> SidesSynced {
         assert!(self.are_answered(), "a side is being synced");
         SidesSynced(())
@@ -48,24 +47,24 @@ impl SideSyncs {
 }
 
 impl SidesSynced {
-    /// The durable map was synced after the page writes that this receipt allowed.
+    /// Returns the receipt after the durable map was synced, after the page writes that this one allowed.
     pub(super) fn pages_synced(self) -> PagesSynced {
         PagesSynced(())
     }
 
-    /// No page of the durable map changed: it names all of it already.
+    /// Returns the receipt of a round without page changes: the durable map names all data already.
     pub(super) fn no_page_changed(self) -> PagesSynced {
         PagesSynced(())
     }
 }
 
 impl PagesSynced {
-    /// The durable map was synced after the header write that this receipt allowed.
+    /// Returns the proof after the durable map was synced, after the header write that this receipt allowed.
     pub(super) fn header_synced(self) -> MapSynced {
         MapSynced(())
     }
 
-    /// The header did not change: the synced one holds.
+    /// Returns the proof of a round without header change: the synced header is valid.
     pub(super) fn header_unchanged(self) -> MapSynced {
         MapSynced(())
     }

@@ -1,9 +1,9 @@
-//! Repairing the object store with what this node has: sectors that are clean here, and the manifest.
+//! Repairs the object store from this node's data: sectors that are clean here, and the manifest.
 //!
-//! The sectors become dirty again on the side that holds their newest bytes. Marks on the active side are
-//! sealed with it; a seal of the inactive side needs no swap, since no write goes there. Either commit holds
-//! what the last one did and nothing that is newer on the other side: still a prefix of the writes (invariant
-//! 4 in `docs/invariants.md`). A checkpoint replaces every record before it.
+//! The sectors become dirty again on the side with their newest bytes. Marks on the active side are sealed
+//! with it; a seal of the inactive side needs no swap, since no write goes there. Either commit holds the
+//! data of the last one and nothing newer from the other side: still a prefix of the writes (invariant 4
+//! in `docs/invariants.md`). A checkpoint replaces every earlier record.
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::side::{Side, SideSet};
@@ -15,23 +15,23 @@ use super::core::{Core, Memory};
 #[derive(Default)]
 pub(super) struct RepairJob(Option<Repair>);
 
-/// Rest of a repair.
+/// The remaining work of a repair.
 #[derive(Default)]
 struct Repair {
     /// Ranges that are not marked yet.
     wanted: Vec<SectorRange>,
-    /// Sides with sectors that were marked and are not committed yet.
+    /// Sides with marked sectors that are not committed yet.
     marked: SideSet,
-    /// A checkpoint is to be made although it is not due.
+    /// True if a checkpoint is to be created although it is not due.
     checkpoint: bool,
 }
 
 /// The next step of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RepairStep {
-    /// A seal of the inactive side.
+    /// Seal the inactive side.
     Seal(Side),
-    /// A commit or a checkpoint, which is due anyway.
+    /// Wait for a commit or a checkpoint, which is due anyway.
     Wait,
     Done,
 }
@@ -52,7 +52,7 @@ impl RepairJob {
         self.0.as_ref().is_some_and(|repair| repair.marked.contains(side))
     }
 
-    /// Returns true if a checkpoint is to be made although it is not due.
+    /// Returns true if a checkpoint is to be created although it is not due.
     pub(super) fn wants_checkpoint(&self) -> bool {
         self.0.as_ref().is_some_and(|repair| repair.checkpoint)
     }
@@ -69,12 +69,12 @@ impl RepairJob {
         }
     }
 
-    /// Nothing may be committed any more: a repair in progress has nothing left to do.
+    /// Drops the repair in progress: commits are no longer allowed.
     pub(super) fn forget(&mut self) {
         self.0 = self.0.take().map(|_unfinished| Repair::default());
     }
 
-    /// Marks what is clean of the ranges. Nothing is sealed, committed or evicted meanwhile.
+    /// Marks the clean data of the ranges. No seal, commit or eviction runs in the meantime.
     pub(super) fn advance<M: Memory>(&mut self, core: &mut Core<M>) -> RepairStep {
         let Some(repair) = &mut self.0 else { return RepairStep::Done };
         let all = SectorRange::new(0, core.map.sectors());

@@ -1,11 +1,11 @@
 //! The requests in flight: each is completed exactly once.
 //!
-//! Owns: a slot for each request that the device can have in flight, which of them wait (are *parked*), and
-//! what concurrent stores do to each other's marks. Does not own: the plan of a request (`volume/read.rs`,
-//! `volume.rs`).
+//! Owns: a slot for each request that the device can have in flight, the waiting (*parked*) requests, and
+//! the effects of concurrent stores on each other's marks. Does not own: the plan of a request
+//! (`volume/read.rs`, `volume.rs`).
 //! Runs on: the ring thread of the volume.
-//! Invariants: a request is in one slot from its begin to its completion (8); of zeros and data that are
-//! stored in the same sectors at once, data counts (2).
+//! Invariants: a request is in one slot from its start to its completion (8); if zeros and data are stored
+//! concurrently in the same sectors, data counts (2).
 
 use std::collections::VecDeque;
 
@@ -22,25 +22,25 @@ use crate::sector_map::SectorMap;
 pub(super) struct Request {
     pub(super) op: Op,
     pub(super) range: SectorRange,
-    /// Of a store: where it goes.
+    /// Destination of a store.
     pub(super) side: Side,
     /// Parts in flight.
     pub(super) pending: u32,
     pub(super) failed: Option<Errno>,
-    /// Of a read: a part on a side failed.
+    /// For a read: the error of a failed part on a side.
     pub(super) unreadable: Option<Errno>,
-    /// It was planned again for that.
+    /// True if it was replanned for that.
     pub(super) again: bool,
-    /// Of a read: [`Core::merges`](super::core::Core::merges) when it was planned.
+    /// For a read: [`Core::merges`](super::core::Core::merges) when it was planned.
     pub(super) merges: u64,
-    /// Of a read: how often it was planned again because runs had been merged.
+    /// For a read: number of times it was replanned because runs had been merged.
     pub(super) stale: u8,
-    /// Of a read with parts on a side.
+    /// Set for a read with parts on a side.
     pub(super) on_side: Option<ReadGeneration>,
 }
 
 impl Request {
-    /// One of which nothing is planned. `active` is the active side.
+    /// Creates an unplanned request. `active` is the active side.
     #[inline]
     pub(super) const fn new(op: Op, range: SectorRange, active: Side) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl Request {
         }
     }
 
-    /// Returns true if nothing of it failed and one part is left.
+    /// Returns true if no part failed and one part is left.
     #[inline]
     pub(super) fn ends_well_next(&self) -> bool {
         self.pending == 1 && self.failed.is_none() && self.unreadable.is_none()
@@ -73,19 +73,19 @@ fn is_zeroing(op: Op) -> bool {
 pub(super) struct RequestTable {
     slots: Vec<Option<Request>>,
     parked: VecDeque<RequestId>,
-    /// Since when at least one request is parked.
+    /// Time since which at least one request is parked.
     parked_since: Option<Millis>,
-    /// Writes that wait for nothing but the pace, and since when.
+    /// Writes that wait only for the pace, and since when.
     paced: VecDeque<(RequestId, Millis)>,
-    /// Chunks whose part of the live map is being allocated or given back.
+    /// Chunks whose part of the live map is being allocated or released.
     preparing: Vec<Chunk>,
-    /// The run directory had no room for the last chunk tried.
+    /// True if the run directory had no space for the last chunk tried.
     run_dir_full: bool,
-    /// Error with which the durable map had no place for the last chunk tried, but that of a full disk.
+    /// Error of the durable map for the last chunk tried, except that of a full disk.
     chunk_failed: Option<Errno>,
     /// Discards and zeroes in flight.
     zeroing: u32,
-    /// The parts of those that were written while they were in flight.
+    /// Their parts that were written while they were in flight.
     overlaps: Vec<(RequestId, SectorRange)>,
     /// Writes that failed on the active side while others were in flight on the sealed one: answered after
     /// those.
@@ -93,7 +93,7 @@ pub(super) struct RequestTable {
 }
 
 impl RequestTable {
-    /// With room for `requests`.
+    /// Creates a table for `requests` requests.
     pub(super) fn new(requests: u32) -> Self {
         Self {
             slots: vec![None; requests as usize],
@@ -113,7 +113,7 @@ impl RequestTable {
         self.slots.iter().all(Option::is_none)
     }
 
-    /// A request comes.
+    /// Adds a new request.
     #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin(&mut self, id: RequestId, op: Op, range: SectorRange, active: Side) {
         self.insert(id, Request::new(op, range, active));
@@ -136,14 +136,14 @@ impl RequestTable {
         out.push(Action::Complete { id, result });
     }
 
-    /// The request ends: its id is free.
+    /// Ends the request: its id is free.
     #[inline(always)] // as for `Volume::end`
     pub(super) fn end(&mut self, id: RequestId) {
         let taken = self.slots[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");
     }
 
-    /// The request waits until something changes.
+    /// Parks the request until something changes.
     pub(super) fn park(&mut self, id: RequestId, now: Millis) {
         self.parked.push_back(id);
         self.parked_since = self.parked_since.or(Some(now));
@@ -153,24 +153,24 @@ impl RequestTable {
         self.parked.len()
     }
 
-    /// For how long at least one request is parked.
+    /// Returns for how long at least one request has been parked.
     pub(super) fn parked_for(&self, now: Millis) -> Option<Millis> {
         self.parked_since.map(|since| now.saturating_sub(since))
     }
 
-    /// Takes the request that is parked the longest.
+    /// Takes the request that has been parked the longest.
     pub(super) fn unpark(&mut self) -> Option<RequestId> {
         self.parked.pop_front()
     }
 
-    /// All parked requests were planned again.
+    /// Notes that all parked requests were planned again.
     pub(super) fn all_unparked(&mut self) {
         if self.parked.is_empty() {
             self.parked_since = None;
         }
     }
 
-    /// The write waits for the pace.
+    /// Makes the write wait for the pace.
     pub(super) fn pace(&mut self, id: RequestId, now: Millis) {
         self.paced.push_back((id, now));
     }
@@ -179,19 +179,19 @@ impl RequestTable {
         self.paced.len()
     }
 
-    /// Takes the write that waits for the pace the longest, and since when it has.
+    /// Takes the write that has waited for the pace the longest, and since when.
     pub(super) fn take_paced(&mut self) -> Option<(RequestId, Millis)> {
         self.paced.pop_front()
     }
 
-    /// Bytes that are being written to `side`.
+    /// Returns the number of bytes in flight to `side`.
     pub(super) fn storing_bytes(&self, side: Side) -> u64 {
         let requests = self.slots.iter().flatten();
         let storing = requests.filter(|request| request.op.is_write() && request.pending > 0);
         storing.filter(|request| request.side == side).map(|request| request.range.bytes()).sum()
     }
 
-    /// A read was planned, with so many parts.
+    /// Records the plan of a read with `parts` parts.
     #[inline]
     pub(super) fn reading(
         &mut self,
@@ -207,7 +207,7 @@ impl RequestTable {
         slot.pending = parts;
     }
 
-    /// A write or punch on `side` was planned.
+    /// Records the plan of a write or punch on `side`.
     #[inline(always)] // as for `Volume::begin`
     pub(super) fn storing(&mut self, id: RequestId, side: Side) {
         let slot = self.get(id);
@@ -221,7 +221,7 @@ impl RequestTable {
         }
     }
 
-    /// Concurrent zeroing and writing of a sector complete in unknown order, so the sector counts as data.
+    /// Concurrent zeroing and writing of a sector complete in any order, so the sector counts as data.
     #[cold]
     fn record_overlaps(&mut self, id: RequestId) {
         let request = *self.get(id);
@@ -238,7 +238,7 @@ impl RequestTable {
         }
     }
 
-    /// One part on a side ended. Returns the request if it was the last.
+    /// Handles the end of one part on a side. Returns the request if it was the last.
     pub(super) fn io_completed(&mut self, id: RequestId, result: Result<(), Errno>) -> Option<Request> {
         let slot = self.get(id);
         match slot.op {
@@ -251,7 +251,7 @@ impl RequestTable {
         self.part_ended(id)
     }
 
-    /// One part from the object store ended. Returns the request if it was the last.
+    /// Handles the end of one part from the object store. Returns the request if it was the last.
     pub(super) fn cold_read_completed(
         &mut self,
         id: RequestId,
@@ -268,17 +268,17 @@ impl RequestTable {
         (slot.pending == 0).then_some(*slot)
     }
 
-    /// A write or punch ended.
+    /// Handles the end of a write or punch.
     pub(super) fn store_ended(&mut self, op: Op) {
         self.zeroing -= u32::from(is_zeroing(op));
     }
 
-    /// Takes the parts of a discard or zeroing that were written while it was in flight.
+    /// Takes those parts of a discard or zeroing that were written while it was in flight.
     pub(super) fn take_overlaps(&mut self, id: RequestId) -> Vec<SectorRange> {
         self.overlaps.extract_if(.., |(zeroes, _)| *zeroes == id).map(|(_, written)| written).collect()
     }
 
-    /// A failure is answered after the writes that are in flight on the sealed side.
+    /// Defers the answer of a failure until the writes in flight on the sealed side have ended.
     pub(super) fn defer_failure(&mut self, id: RequestId) {
         self.deferred_failures.push(id);
     }
@@ -287,8 +287,8 @@ impl RequestTable {
         std::mem::take(&mut self.deferred_failures)
     }
 
-    /// Returns true if a chunk of `range` has no place in the live map yet, and asks for those that have
-    /// none.
+    /// Returns true if a chunk of `range` is not prepared in the live map yet, and requests the missing
+    /// ones.
     pub(super) fn needs_preparing<M: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         range: SectorRange,
@@ -302,7 +302,7 @@ impl RequestTable {
         any
     }
 
-    /// The same for one chunk.
+    /// Does the same for one chunk.
     pub(super) fn chunk_needs_preparing<M: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         chunk: Chunk,
@@ -327,7 +327,7 @@ impl RequestTable {
         planned.any(|request| request.range.intersect(range).is_some())
     }
 
-    /// The chunk is not prepared before [`Self::released`].
+    /// Blocks preparing the chunk until [`Self::released`].
     pub(super) fn releasing(&mut self, chunk: Chunk) {
         if safeguard(PrepareReleased) {
             self.preparing.push(chunk);
@@ -338,8 +338,8 @@ impl RequestTable {
         self.preparing.retain(|other| *other != chunk);
     }
 
-    /// Preparing a chunk ended. On failure the parked requests ask again at the next tick: a full tmpfs
-    /// delays, it does not fail.
+    /// Handles the end of preparing a chunk. After a failure the parked requests retry at the next tick: a
+    /// full tmpfs delays requests, but does not fail them.
     pub(super) fn prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>) {
         self.released(chunk);
         self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));
@@ -349,8 +349,8 @@ impl RequestTable {
         };
     }
 
-    /// Error with which the local disk fails what the first write of a chunk needs, and for how long requests
-    /// have waited.
+    /// Returns the local disk's error for the first write of a chunk, and for how long requests have
+    /// waited.
     pub(super) fn chunk_failed_for(&self, now: Millis) -> Option<(Errno, Millis)> {
         self.chunk_failed.zip(self.parked_for(now))
     }

@@ -10,13 +10,13 @@
 //! 6. the sides' dirty bits are cleared (`SomeCleared`, `DirtyCleared`), and a volume that was recovering
 //!    serves (`Recovered`).
 //!
-//! The names are crash points. The sectors are listed, and the bits cleared, `MAP_WRITE_PAGES` pages in each
-//! turn of the ring thread. Nothing is written to the sealed sides meanwhile; rounds and evictions continue.
-//! Pages that are clean already are in the commit, and those that are not yet are committed once more by a
-//! successor. So where both sides are sealed, the bits of the inactive one are cleared first: while the newer
-//! copy of a sector is dirty, the older one is not uploaded. Upholds invariant 4: that, and the sealed side
-//! is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the segment is stored before
-//! the commit that names it (`docs/invariants.md`).
+//! The names are crash points. Each turn of the ring thread lists sectors, or clears bits, of
+//! `MAP_WRITE_PAGES` pages. Nothing is written to the sealed sides in the meantime; rounds and evictions
+//! continue. Pages that are already clean are in the commit, and a successor commits the others once more.
+//! If both sides are sealed, the bits of the inactive one are thus cleared first: while the newer copy of
+//! a sector is dirty, the older one is not uploaded. Upholds invariant 4: by that, and because the sealed
+//! side has no writes in flight when it is uploaded; 1: a commit never precedes its round; 7: the segment
+//! is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_format::chunk_set::ChunkSet;
 use holdfast_format::crash_point::{CrashPoint, reach};
@@ -29,15 +29,14 @@ use super::durability::Seals;
 use crate::action::{Action, DirtyBlock};
 use crate::round_size::round_size;
 
-/// State of the seal. It covers one side, or both (after the loss of the host, or when one could not be
-/// read).
+/// State of the seal. It covers one side, or both (after the loss of the host, or if one was unreadable).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seal {
     /// Nothing is sealed.
     Open,
     /// Operations planned before the swap still run on the sealed side.
     Draining(SideSet),
-    /// The side is still; the round with this number makes the map durable first.
+    /// No write is in flight on the side; the round with this number makes the map durable first.
     Round(SideSet, u64),
     /// The dirty blocks are being listed for the upload.
     Listing(SideSet),
@@ -45,9 +44,9 @@ pub(super) enum Seal {
     Uploading(SideSet),
     /// The commit record is in flight.
     Committing(SideSet),
-    /// The commit is in the log, and the dirty marks are falling.
+    /// The commit is in the log, and the dirty marks are being cleared.
     Clearing(SideSet),
-    /// The local disk could not read all of it (`volume/unreadable.rs`).
+    /// The local disk could not read all of the data (`volume/unreadable.rs`).
     Unreadable(SideSet),
 }
 
@@ -56,21 +55,21 @@ pub(super) enum Seal {
 pub(super) enum SealEvent {
     /// These sides are sealed.
     Begun(SideSet),
-    /// A round that makes the map durable was asked for.
+    /// A round that makes the map durable was requested.
     RoundWanted(u64),
     /// The dirty blocks can be listed.
     Durable,
-    /// All of it is listed.
+    /// All dirty blocks are listed.
     Listed,
     /// The segment is stored.
     Stored,
     /// A predecessor's record for this seal is sent again.
     Repeated,
-    /// The local disk cannot read some of it.
+    /// The local disk cannot read some of the data.
     Unreadable,
     /// The commit record is in the log.
     Committed,
-    /// No dirty mark is left.
+    /// All dirty marks are cleared.
     Cleared,
 }
 
@@ -98,7 +97,7 @@ impl Seal {
         }
     }
 
-    /// Returns true if nothing may be written to `side`.
+    /// Returns true if writes to `side` are not allowed.
     fn holds_still(self, side: Side) -> bool {
         match self {
             Self::Open | Self::Unreadable(_) => false,
@@ -112,17 +111,17 @@ impl Seal {
     }
 }
 
-/// Contents of an upload, as far as they are listed.
+/// Contents of an upload, as listed so far.
 #[derive(Default)]
 struct Listed {
     blocks: Vec<DirtyBlock>,
     /// Their chunks.
     chunks: ChunkSet,
-    /// The first page that was not looked at.
+    /// The first page that was not listed.
     next_page: u64,
 }
 
-/// The seal in progress, and all of them by number.
+/// The seal in progress, and all seals by number.
 pub(super) struct Sealer {
     seal: Seal,
     listed: Listed,
@@ -148,7 +147,7 @@ impl Sealer {
         matches!(self.seal, Seal::Committing(_))
     }
 
-    /// Returns true if writes have to wait for a seal that covers `side`.
+    /// Returns true if writes must wait for a seal that covers `side`.
     pub(super) fn holds_still(&self, side: Side) -> bool {
         self.seal.holds_still(side)
     }
@@ -159,8 +158,8 @@ impl Sealer {
         self.seal = self.seal.next(SealEvent::Begun(sides));
     }
 
-    /// Begins a seal for a repair. What flushes cover is dirty on the active side, or committed: none waits
-    /// for this one.
+    /// Begins a seal for a repair. Data covered by flushes is dirty on the active side, or committed: no
+    /// flush waits for this seal.
     pub(super) fn begin_repair(&mut self, inactive: Side) {
         self.seal = self.seal.next(SealEvent::Begun(SideSet::only(inactive)));
     }
@@ -173,14 +172,14 @@ impl Sealer {
         self.seal = self.seal.next(SealEvent::Repeated);
     }
 
-    /// Lists what is dirty and has it uploaded.
+    /// Starts listing the dirty data for its upload.
     pub(super) fn upload<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         self.seal = self.seal.next(SealEvent::Durable);
         self.listed = Listed::default();
         self.list(core, out);
     }
 
-    /// Lists what one turn may.
+    /// Lists the blocks of one turn.
     pub(super) fn list<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         let Seal::Listing(sides) = self.seal else { unreachable!("nothing to list in {:?}", self.seal) };
         let most = round_size().written;
@@ -214,7 +213,7 @@ impl Sealer {
             }
         }
         blocks[from..].sort_unstable_by_key(|dirty| dirty.block);
-        // Of what is dirty on both, the active side has the newest.
+        // Where both sides are dirty, the active one is newer.
         for dirty in &mut blocks[from..] {
             match core.map.active() {
                 Side::A => dirty.b = dirty.b.minus(dirty.a),
@@ -223,7 +222,7 @@ impl Sealer {
         }
     }
 
-    /// The segment is stored. Returns the sides and the chunks it covers.
+    /// Handles the stored segment. Returns the sides and the chunks that it covers.
     pub(super) fn stored(&mut self) -> (SideSet, ChunkSet) {
         let Seal::Uploading(sides) = self.seal else { unreachable!("no upload in {:?}", self.seal) };
         reach(CrashPoint::SegmentStored);
@@ -231,19 +230,19 @@ impl Sealer {
         (sides, std::mem::take(&mut self.listed).chunks)
     }
 
-    /// The upload could not read all. Returns the sides it covers.
+    /// Handles an upload with unreadable data. Returns the sides that it covers.
     pub(super) fn unreadable(&mut self) -> SideSet {
         let Seal::Uploading(sides) = self.seal else { unreachable!("no upload in {:?}", self.seal) };
         self.seal = self.seal.next(SealEvent::Unreadable);
         sides
     }
 
-    /// The commit of the sealed sides is in the log: their data is clean from here on.
+    /// Notes that the commit of the sealed sides is in the log: their data is clean from here on.
     pub(super) fn committed(&mut self) {
         self.seal = self.seal.next(SealEvent::Committed);
     }
 
-    /// Clears what one turn may. Returns the sides once all of them is clean.
+    /// Clears the bits of one turn. Returns the sides once all their bits are cleared.
     pub(super) fn clear<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<SideSet> {
         let Seal::Clearing(sides) = self.seal else { unreachable!("nothing to clear in {:?}", self.seal) };
         let mut left = round_size().written;
@@ -296,7 +295,7 @@ mod tests {
             S::Clearing(one),
             S::Unreadable(one),
         ];
-        // The next state of each state above, where the event can happen.
+        // The next state of each state above, if the event can happen.
         let table = [
             (
                 E::Begun(both),

@@ -1,6 +1,6 @@
-//! The seal: the steps in which several owners of a volume's state take part.
+//! The seal: the steps that involve several owners of a volume's state.
 //!
-//! Owns: nothing; each step asks the owners, and lists in one place its changes to their state.
+//! Owns: nothing; each step lists in one place its changes to the owners' state.
 //! Does not own: the state of the seal (`volume/seal.rs`), the upload, the log (`volume/commit.rs`).
 
 use holdfast_format::chunk_set::ChunkSet;
@@ -35,7 +35,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.manifest.is_none() {
             return;
         }
-        // While the next place in the log is being looked at, no record is made for it.
+        // While the next position in the log is being checked, no record is created for it.
         if let Seal::Draining(sides) = self.sealer.seal()
             && self.log.is_idle()
             && (self.core.is_still(sides) || !safeguard(UploadStillSides))
@@ -54,7 +54,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Asks for the seal's round.
+    /// Requests the seal's round.
     pub(super) fn sides_are_still(&mut self, out: &mut Vec<Action>) {
         reach(CrashPoint::SideStill);
         if safeguard(RoundBeforeCommit) {
@@ -64,8 +64,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Asks for the round before a commit. It writes the header, whose generation the commit names (invariant
-    /// 18).
+    /// Requests the round before a commit. It writes the header, whose generation is in the commit
+    /// (invariant 18).
     pub(super) fn want_sealing_round(&mut self) {
         self.core.unflushed.header_changed();
         self.sealer.want_round(self.rounds.want());
@@ -75,8 +75,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let core = &self.core;
         let Some(manifest) = &core.manifest else { return false };
         let side = core.map.active();
-        // What an eviction is about to punch must not become active, and what is needed is evicted before new
-        // data is sealed.
+        // A side that an eviction is about to punch must not become active, and needed evictions precede
+        // the seal of new data.
         if !self.data.evictor.is_idle() || self.data.evictor.evicts_first(core, true) {
             return false;
         }
@@ -92,7 +92,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             || self.repair.wants_seal(side)
     }
 
-    /// The next turn of what is too long for one.
+    /// Continues work that is too long for one turn.
     pub(super) fn next_turn(&mut self, out: &mut Vec<Action>) {
         match self.sealer.seal() {
             _ if self.core.lifecycle.is_fenced() => {}
@@ -126,7 +126,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.create_change((vec![segment], chunks), invalidated, snapshots, out);
     }
 
-    /// Makes the record of a change, which carries the merge that is stored.
+    /// Creates the record of a change, with any stored merge.
     pub(super) fn create_change(
         &mut self,
         (segments, chunks): (Vec<SegmentRef>, ChunkSet),
@@ -185,7 +185,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// The upload of the sealed sides met `ranges` that cannot be read.
+    /// Handles an upload of the sealed sides that found unreadable `ranges`.
     pub(super) fn sides_unreadable(&mut self, ranges: Vec<SectorRange>, out: &mut Vec<Action>) {
         if self.core.lifecycle.is_fenced() {
             return;
@@ -195,7 +195,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.data.unreadable.found(ranges, sealed, &self.core, out);
         reach(CrashPoint::UploadFailed);
         if self.core.lifecycle.is_recovering() {
-            // Without a device, no write could replace what is unreadable.
+            // Without a device, no write could replace the unreadable data.
             self.core.map.set_commit_scope(CommitScope::Both);
         }
         self.recovered(out);

@@ -1,20 +1,20 @@
-//! Snapshots that were asked for, until the log has them.
+//! Requested snapshots, until the log has them.
 //!
-//! 1. a snapshot waits for the seal that covers all that has completed, as a FLUSH with `durability: object`
-//!    does (`volume/durability.rs`);
-//! 2. the record of that seal's commit registers it; where nothing is dirty, a record of its own;
-//! 3. between the local copy of that record and its creation the snapshot's root is stored (`RootStored`,
-//!    `volume/commit.rs`). Where a bucket that was set back has another root there, the record registers
-//!    none, and the snapshot waits for the next one.
+//! 1. a snapshot waits for the seal that covers all that has completed, like a FLUSH with `durability:
+//!    object` (`volume/durability.rs`);
+//! 2. the record of that seal's commit registers it; if nothing is dirty, a separate record;
+//! 3. the snapshot's root is stored between the local copy of that record and its creation (`RootStored`,
+//!    `volume/commit.rs`). If another root is there, in a bucket that was set back, the record registers
+//!    no snapshot, and this one waits for the next record.
 //!
-//! A snapshot of a cut (`volume/cut.rs`) is exact: the record of its own seal registers it, or one that
-//! follows before that of the next seal. Where none can, it is refused.
+//! A snapshot of a cut (`volume/cut.rs`) is exact: it is registered by the record of its own seal, or by
+//! one between that and the record of the next seal. Otherwise it is refused.
 //!
-//! Owns: what waits. Does not own: the list of registered snapshots, which is the manifest's.
-//! The name is a crash point. A record registers one snapshot; more that wait follow one by one. Upholds
+//! Owns: the waiting snapshots. Does not own: the list of registered snapshots, which is the manifest's.
+//! The name is a crash point. A record registers one snapshot; others that wait follow one by one. Upholds
 //! invariant 29 (`docs/invariants.md`).
-//! On failure: those that wait are refused once nothing more is committed; a request with the same
-//! uid is answered later from the manifest if the record came into the log.
+//! On failure: waiting snapshots are refused once commits end; a later request with the same uid is
+//! answered from the manifest if the record reached the log.
 
 use std::collections::VecDeque;
 
@@ -34,18 +34,18 @@ struct Waiting {
     uid: SnapshotUid,
     /// The number of the seal that covers it.
     seal: u64,
-    /// Places of snapshots that were forgotten, ascending: marks stay for good, so there may be many more
-    /// than are registered.
+    /// Places of snapshots that were forgotten, ascending: their marks are permanent, so there may be many
+    /// more than registered snapshots.
     forgotten: Vec<Seq>,
-    /// It is of that seal and of no later one.
+    /// True if it must not contain data of a later seal.
     is_exact: bool,
 }
 
-/// The snapshots that wait, oldest first.
+/// The waiting snapshots, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Snapshotter {
     waiting: VecDeque<Waiting>,
-    /// The one whose record is in flight.
+    /// The snapshot whose record is in flight.
     in_flight: Option<Waiting>,
 }
 
@@ -54,18 +54,18 @@ impl Snapshotter {
         self.waiting.is_empty()
     }
 
-    /// Returns true if the snapshot is not registered and will be.
+    /// Returns true if the snapshot is not yet registered, but will be.
     pub(super) fn waits(&self, uid: SnapshotUid) -> bool {
         self.in_flight.iter().chain(&self.waiting).any(|waiting| waiting.uid == uid)
     }
 
-    /// A snapshot of what the seal with this number covers is wanted. One that waits already stays in its
-    /// place.
+    /// Requests a snapshot of the data covered by the seal with this number. One that already waits keeps
+    /// its position.
     pub(super) fn ask(&mut self, uid: SnapshotUid, seal: u64, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
         self.add(Waiting { uid, seal, forgotten, is_exact: false }, out);
     }
 
-    /// A snapshot of just this seal is wanted.
+    /// Requests a snapshot of exactly this seal.
     pub(super) fn ask_exact(
         &mut self,
         uid: SnapshotUid,
@@ -87,7 +87,7 @@ impl Snapshotter {
         self.waiting.push_back(new);
     }
 
-    /// Answers for a snapshot that was asked for as an exact one, by this process or by one that died; if it
+    /// Answers for an exact snapshot that was requested from this process or from one that died; if it
     /// waits, later.
     pub(super) fn await_exact(&self, uid: SnapshotUid, manifest: Option<&Manifest>, out: &mut Vec<Action>) {
         if self.waits(uid) {
@@ -100,20 +100,20 @@ impl Snapshotter {
         }
     }
 
-    /// Returns true if no more snapshots can be registered once these are forgotten.
+    /// Returns true if no more snapshots can be registered after these are forgotten.
     pub(super) fn is_full(manifest: &Manifest, forgotten: &[Seq]) -> bool {
         let live = manifest.snapshots().iter().filter(|known| !holds(forgotten, known.seq));
         live.count() >= MAX_SNAPSHOTS
     }
 
-    /// Takes the change that the next record makes to the list, which is that of `manifest` before it: the
-    /// record holds all that seals up to `seal` cover.
+    /// Takes the next record's change to the snapshot list of `manifest`: the record covers the data of
+    /// all seals up to `seal`.
     pub(super) fn take(&mut self, seal: u64, manifest: &Manifest, out: &mut Vec<Action>) -> SnapshotChange {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.seal <= seal) {
             let next = self.waiting.remove(at).expect("it was found there");
             let Waiting { uid, forgotten, seal: own, is_exact } = &next;
             let uid = *uid;
-            // The record holds what a later seal captured, too.
+            // The record also contains data of a later seal.
             if *is_exact && *own < seal && safeguard(ExactCut) {
                 refuse(uid, SnapshotRefused::Missed, out);
                 continue;
@@ -133,20 +133,20 @@ impl Snapshotter {
         SnapshotChange::default()
     }
 
-    /// A record that registers a snapshot is in the log: `manifest` has it.
+    /// Handles a record in the log that registers a snapshot: `manifest` has it.
     pub(super) fn registered(&mut self, manifest: &Manifest, out: &mut Vec<Action>) {
         self.in_flight = None;
         let newest = manifest.snapshots().last().expect("the record registered one");
         out.push(Action::Report(Report::SnapshotTaken(*newest)));
     }
 
-    /// The record in flight registers none: its place is taken by another root. One that a dead process was
-    /// asked for is asked for again.
+    /// Handles another root in the place of the one in flight: its record registers no snapshot, so this
+    /// one waits again. One requested from a dead process must be requested again.
     pub(super) fn postpone(&mut self) {
         self.waiting.extend(self.in_flight.take());
     }
 
-    /// Nothing more is committed.
+    /// Refuses all snapshots, because commits have ended.
     pub(super) fn refuse_all(&mut self, why: SnapshotRefused, out: &mut Vec<Action>) {
         for Waiting { uid, .. } in self.in_flight.take().into_iter().chain(self.waiting.drain(..)) {
             refuse(uid, why, out);
@@ -154,12 +154,12 @@ impl Snapshotter {
     }
 }
 
-/// Returns true if `forgotten`, which ascends, has the place.
+/// Returns true if `forgotten`, in ascending order, contains the place.
 fn holds(forgotten: &[Seq], seq: Seq) -> bool {
     forgotten.binary_search(&seq).is_ok()
 }
 
-/// Says that a snapshot is not taken.
+/// Reports that a snapshot is refused.
 pub(super) fn refuse(uid: SnapshotUid, why: SnapshotRefused, out: &mut Vec<Action>) {
     out.push(Action::Report(Report::SnapshotRefused { uid, why }));
 }

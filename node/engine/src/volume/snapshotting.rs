@@ -1,7 +1,7 @@
-//! Snapshots and cuts: the steps in which several owners of a volume's state take part.
+//! Snapshots and cuts: the steps that involve several owners of a volume's state.
 //!
-//! Owns: nothing; each step asks the owners, and says beside each other what it changes of theirs.
-//! Does not own: what waits (`volume/snapshot.rs`), the state of a cut (`volume/cut.rs`).
+//! Owns: nothing; each step lists in one place its changes to the owners' state.
+//! Does not own: the waiting snapshots (`volume/snapshot.rs`), the state of a cut (`volume/cut.rs`).
 
 use holdfast_format::safeguard::{
     Safeguard::{CutIsStill, SnapshotAfterSeal},
@@ -34,7 +34,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle != Lifecycle::Serving {
             return cut::answer(uid, CutAnswer::Lapsed, out);
         }
-        // Nothing is held in vain.
+        // Fail early, before any writes are held.
         if self.cut.is_idle()
             && let Some(manifest) = &self.core.manifest
         {
@@ -51,8 +51,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Returns true if a snapshot of this name is in the log, or may come into it: it is of an earlier point.
-    /// A process that died may have taken it, one that knew no cuts too.
+    /// Returns true if a snapshot of this name is in the log, or may still reach it: it is of an earlier
+    /// point. A dead process may have taken it, even one without support for cuts.
     fn is_begun(&self, uid: SnapshotUid) -> bool {
         let known = self.core.manifest.as_ref().map_or(&[][..], |manifest| manifest.snapshots());
         known.iter().any(|known| known.uid == uid) || self.snapshots.waits(uid) || self.log.registers(uid)
@@ -65,7 +65,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle != Lifecycle::Serving {
             return self.cut.lapse(out);
         }
-        // What is begun is not known yet.
+        // Earlier snapshots are not known yet.
         if self.core.manifest.is_none() {
             return;
         }
@@ -90,15 +90,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Makes a record for a snapshot that no commit carries, since there is nothing to commit. It goes before
-    /// a detach record.
+    /// Creates a record for a snapshot that no commit carries, because no data is dirty. It precedes a
+    /// detach record.
     pub(super) fn advance_snapshots(&mut self, out: &mut Vec<Action>) {
         let Some(manifest) = &self.core.manifest else { return };
         if self.snapshots.is_idle() || !self.log.is_idle() {
             return;
         }
         if !manifest.is_attached() {
-            // The detach record is in the log: only the control plane extends it now.
+            // The detach record is in the log: only the control plane may extend it now.
             return self.snapshots.refuse_all(SnapshotRefused::Released, out);
         }
         if !self.sealer.is_open() || self.log.is_full(manifest) {

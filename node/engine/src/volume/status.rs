@@ -11,44 +11,43 @@ use super::{PaceStatus, Settings, Unreadable, Volume};
 use crate::event::Errno;
 use crate::sector_map::CommitScope;
 
-/// Figures for status and metrics.
+/// Figures for the status and the metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
     /// Logical size in sectors.
     pub sectors: u64,
-    /// Bytes that were written and are in no commit: a commit would upload so many. Zeros do not count, nor
-    /// what was zeroed after it was written. A sector that is written while its last bytes are being uploaded
-    /// counts twice.
+    /// Uncommitted bytes: a commit would upload this many. Zeros do not count, nor does data that was
+    /// zeroed later. A sector that is written while its last bytes are being uploaded counts twice.
     pub dirty_bytes: u64,
     /// Age of the oldest of them; after the loss of the host, since the attach.
     pub oldest_dirty_ms: Option<Millis>,
-    /// Every write that completed before then (milliseconds since 1970) is committed; none while unknown,
-    /// until what the host's loss left dirty is committed.
+    /// Every write that completed before then (milliseconds since 1970) is committed; `None` while
+    /// unknown, until the data left dirty by the host's loss is committed.
     pub durable_until_unix_ms: Option<u64>,
-    /// The last record in the log; none while the manifest is not loaded.
+    /// The last record in the log; `None` while the manifest is not loaded.
     pub committed: Option<Seq>,
-    /// False if every sector reads as zeros and nothing was lost: no segment is in the log, no writer was
-    /// replaced, and nothing was written here. None while the manifest is not loaded.
+    /// False if every sector reads as zeros and nothing was lost: the log has no segment, no writer was
+    /// replaced, and nothing was written here. `None` while the manifest is not loaded.
     pub holds_data: Option<bool>,
     /// Another writer holds the volume.
     pub fenced: bool,
-    /// Requests that wait: for the manifest, for map memory, for a commit (flushes too), for disk space.
-    /// Those that only the pace delays are apart.
+    /// Waiting requests: for the manifest, for map memory, for a commit (flushes too), for disk space.
+    /// Writes delayed only by the pace are not included.
     pub parked: usize,
-    /// Places without room.
+    /// Resources that are full.
     pub full: FullPlaces,
-    /// Reason why writes wait, and the time that requests have waited; none where only the pace delays them.
+    /// Reason why writes wait, and the time that requests have waited; `None` if only the pace delays them.
     pub delayed: Option<(Delay, Millis)>,
-    /// Delays that the pace made.
+    /// Delays caused by the pace.
     pub pace: PaceStatus,
-    /// Error with which the local disk fails what the next commit, the detach or the first write of a chunk
-    /// writes there, the map or a log record, and for how long it has.
+    /// Error of the local disk for a write of the map or of a log record that the next commit, the detach
+    /// or the first write of a chunk needs, and for how long it has failed.
     pub unkept: Option<(Errno, Millis)>,
-    /// Clean bytes evicted since this process took the volume.
+    /// Clean bytes evicted since this process took over the volume.
     pub evicted_bytes: u64,
     /// The seal in progress.
     pub seal: SealStatus,
-    /// Its list of index runs.
+    /// State of its list of index runs.
     pub index: IndexStatus,
     /// The settings in effect.
     pub settings: Settings,
@@ -62,12 +61,12 @@ pub struct Status {
     pub unreadable: Option<Unreadable>,
 }
 
-/// Places that had no room when it was last asked for.
+/// Resources that were full at the last attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FullPlaces {
-    /// The local disk had no space for the last write tried.
+    /// The local disk had no space for the last attempted write.
     pub disk: bool,
-    /// The run directory had no room for the live map: the first writes of a chunk wait.
+    /// The run directory had no space for the live map: first writes of a chunk wait.
     pub run_dir: bool,
     /// The volume's share of the node's cache is full: writes wait.
     pub cache: bool,
@@ -78,7 +77,7 @@ pub struct FullPlaces {
 pub struct SealStatus {
     /// A side is sealed: its commit is in flight.
     pub in_progress: bool,
-    /// Both sides are to be committed as one.
+    /// Both sides are committed together.
     pub covers_both: bool,
     /// Number of seals begun.
     pub begun: u64,
@@ -87,34 +86,41 @@ pub struct SealStatus {
 /// State of a volume's list of index runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IndexStatus {
-    /// Runs in the list; none while the manifest is not loaded.
+    /// Runs in the list; `None` while the manifest is not loaded.
     pub runs: Option<usize>,
-    /// Merges that became part of the volume since this process took it.
+    /// Merges that became part of the volume since this process took it over.
     pub merges: u64,
-    /// Merges that were stored in that time and did not.
+    /// Merges stored in that time that did not.
     pub merges_dropped: u64,
-    /// Volumes behind this one, by forks: it reads objects of theirs. None while the manifest is not loaded.
+    /// Number of ancestors: the volume reads their objects. `None` while the manifest is not loaded.
     pub ancestors: Option<usize>,
 }
 
 /// Reason why writes wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Delay {
-    /// The volume holds [`crate::settings::DirtyLimits::max_bytes`], or sectors of
-    /// [`MAX_DIRTY_BLOCKS`](crate::limit::MAX_DIRTY_BLOCKS) blocks, that are not committed.
+    /// The volume has [`crate::settings::DirtyLimits::max_bytes`] of uncommitted data, or uncommitted
+    /// sectors in [`MAX_DIRTY_BLOCKS`](crate::limit::MAX_DIRTY_BLOCKS) blocks.
     DirtyLimit,
-    /// The volume's share of the node's cache holds nothing more that can be evicted.
+    /// The volume's share of the node's cache has no more data to evict.
     CacheFull,
     /// The local disk had no space.
     DiskFull,
-    /// The run directory has no room for more of the live map.
+    /// The run directory has no space for more of the live map.
     RunDirFull,
-    /// Sectors that the local disk could not read keep everything from being committed.
+    /// Sectors that the local disk could not read block all commits.
     Unreadable,
 }
 
 impl Status {
-    /// Figures of a volume as of its last event.
+    /// Returns true if nothing is dirty, waiting or in progress: time alone then changes only figures of time.
+    pub const fn is_idle(&self) -> bool {
+        let is_at_work = self.recovering || self.repairing || self.seal.in_progress || self.parked > 0;
+        let is_hindered = self.fenced || self.unkept.is_some() || self.unreadable.is_some();
+        self.committed.is_some() && self.oldest_dirty_ms.is_none() && !is_at_work && !is_hindered
+    }
+
+    /// Returns the figures of a volume as of its last event.
     pub(super) fn of<M: Memory>(volume: &Volume<M>) -> Self {
         let core = &volume.core;
         let oldest = Side::BOTH.into_iter().filter_map(|side| core.dirty[side].since).min();
@@ -157,8 +163,8 @@ impl Status {
     }
 }
 
-/// Error of the record in flight, of the rounds that a seal or the detach waits for, or of a chunk's place in
-/// the durable map, and for how long they have failed.
+/// Returns the error of the record in flight, of the rounds that a seal or the detach waits for, or of a
+/// chunk's space in the durable map, and for how long it has persisted.
 fn unkept<M: Memory>(volume: &Volume<M>) -> Option<(Errno, Millis)> {
     let Volume { core, log, rounds, sealer, data, .. } = volume;
     let waits = matches!(sealer.seal(), Seal::Round(..)) || matches!(core.lifecycle, Lifecycle::Closing(_));
@@ -167,7 +173,7 @@ fn unkept<M: Memory>(volume: &Volume<M>) -> Option<(Errno, Millis)> {
 }
 
 impl Delay {
-    /// The reason why writes wait now, if they do.
+    /// Returns the reason why writes wait, if they do.
     fn of<M: Memory>(volume: &Volume<M>) -> Option<Self> {
         let gate = volume.gate();
         if volume.data.requests.parked() == 0 {

@@ -1,16 +1,16 @@
 //! Turns: the order in which the owners of a volume's state act after an event.
 //!
-//! Owns: the order. Does not own: the state; `Volume::settle` gives each turn to its owner.
+//! Owns: the order. Does not own: the state; `Volume::settle` passes each turn to its owner.
 
-/// An owner's turn to do what follows from the state.
+/// A turn of one owner, for the work that follows from the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// The record that the previous process was about to put into the log; nothing goes there before it.
+    /// Sends the record that the previous process was about to create; it precedes any other.
     Repeat,
-    /// A round begins if one is asked for.
+    /// Begins a round if one is requested.
     Round,
     Evict,
-    /// The eviction continues if the round that it asked for ended at once, since there was nothing to write.
+    /// Continues the eviction if its round ended at once, because it had nothing to write.
     Punch,
     Repair,
     Cut,
@@ -20,11 +20,11 @@ pub(super) enum Turn {
     Merge,
     Checkpoint,
     Detach,
-    /// The last round of a fenced writer.
+    /// Runs the last round of a fenced writer.
     LastRound,
 }
 
-/// After most events.
+/// The turns after most events.
 pub(super) const AFTER_EVENT: &[Turn] = &[
     Turn::Repeat,
     Turn::Round,
@@ -43,7 +43,7 @@ pub(super) const AFTER_EVENT: &[Turn] = &[
     Turn::Detach,
     Turn::Round,
 ];
-/// After a flush. A seal that it asks for may ask for a round: then one round serves both.
+/// The turns after a flush. The flush may request a seal, and the seal a round: then one round serves both.
 pub(super) const AFTER_FLUSH: &[Turn] = &[Turn::Seal, Turn::Round];
-/// After any event of a fenced writer.
+/// The turns after any event of a fenced writer.
 pub(super) const AFTER_FENCING: &[Turn] = &[Turn::Round, Turn::LastRound, Turn::Round, Turn::LastRound];

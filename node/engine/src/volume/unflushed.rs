@@ -8,13 +8,13 @@ use crate::sector_map::{BlockSet, Blocks, SectorMap};
 
 pub(super) struct Unflushed {
     blocks: BlockSet,
-    /// Sides that were written since they were last synced.
+    /// Sides written since their last sync.
     sides: SideSet,
     header: bool,
 }
 
 impl Unflushed {
-    /// Both sides and the whole map: what changed since the last round of the previous process is unknown.
+    /// Returns both sides and the whole map: the changes since the previous process's last round are unknown.
     pub(super) fn after_takeover<M: AsRef<[u8]> + AsMut<[u8]>>(map: &SectorMap<M>) -> Self {
         let mut all = Self { blocks: BlockSet::new(map.pages()), sides: SideSet::NONE, header: true };
         if safeguard(FirstRoundIsFull) {
@@ -48,7 +48,7 @@ impl Unflushed {
         self.header = true;
     }
 
-    /// The map has so many pages from here on.
+    /// Grows the map to `pages` pages.
     pub(super) fn grow(&mut self, pages: u64) {
         self.blocks.grow(pages);
     }
@@ -58,17 +58,17 @@ impl Unflushed {
         blocks.append(&mut self.blocks);
     }
 
-    /// Takes the sides: they are about to be synced.
+    /// Takes the sides, which are about to be synced.
     pub(super) fn take_sides(&mut self) -> SideSet {
         std::mem::take(&mut self.sides)
     }
 
-    /// Takes the header's part. Returns true if it changed.
+    /// Takes the header's flag. Returns true if the header changed.
     pub(super) fn take_header(&mut self) -> bool {
         std::mem::take(&mut self.header)
     }
 
-    /// Takes back what a round that failed was to cover.
+    /// Restores the changes that a failed round was to cover.
     pub(super) fn take_back(&mut self, blocks: &mut BlockSet, sides: SideSet, header: bool) {
         self.blocks.append(blocks);
         self.sides = self.sides.or(sides);

@@ -1,13 +1,13 @@
 //! Dirty sectors that the local disk cannot read: the only copy.
 //!
-//! A commit without them would be no prefix of the writes, so there is none (invariant 4 in
-//! `docs/invariants.md`): the seal waits (`UploadFailed`), what it holds is read again now and then, and
-//! everything is served meanwhile. What the client writes or discards over such a sector takes its place.
-//! Once that is so for all that is known to be unreadable, the sealed side is never read there again: both
-//! sides are sealed as one (`BothSealed`), and the newest copy of each sector is uploaded. That is what the
-//! volume reads as at that moment, so a prefix too. From then until the commit the sides belong together,
-//! which the live map says: the commit may be in the log when the process dies, and one of the sealed side
-//! alone would go back behind it. While both are sealed writes wait; whenever the disk fails to read, they
+//! A commit without them would not be a prefix of the writes, so no commit is made (invariant 4 in
+//! `docs/invariants.md`): the seal waits (`UploadFailed`), its data is read again from time to time, and
+//! the volume serves all requests. A client's write or discard replaces such a sector. Once that has
+//! happened to all known unreadable sectors, the sealed side is never read there again: both sides are
+//! sealed together (`BothSealed`), and the newest copy of each sector is uploaded. That is the content of
+//! the volume at that moment, so also a prefix. From then until the commit the sides belong together,
+//! which the live map records: the commit may be in the log when the process dies, and a commit of the
+//! sealed side alone would revert it. While both are sealed writes wait; whenever a disk read fails, they
 //! continue.
 //!
 //! The names are crash points.
@@ -20,14 +20,14 @@ use crate::action::{Action, Report};
 use crate::limit::{READ_AGAIN_AFTER_MS, REMEMBERED_UNREADABLE};
 use crate::sector_map::append;
 
-/// Dirty sectors that the local disk cannot read: nothing is committed meanwhile.
+/// Dirty sectors that the local disk cannot read: they block all commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unreadable {
     /// The first such sectors.
     pub first: SectorRange,
     /// Bytes known to be unreadable, the first ones included.
     pub bytes: u64,
-    /// Milliseconds since 1970 when the first one was met.
+    /// Milliseconds since 1970 when the first one was found.
     pub since_unix_ms: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Unreadable {
 #[derive(Default)]
 pub(super) struct UnreadableDirty {
     ranges: Vec<SectorRange>,
-    /// Milliseconds since 1970; none while every upload is read.
+    /// Milliseconds since 1970; `None` while all uploads can be read.
     since: Option<u64>,
     tried_at: Millis,
     wait: Millis,
@@ -45,9 +45,9 @@ pub(super) struct UnreadableDirty {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadRetry {
     NotYet,
-    /// The sealed sides are read once more.
+    /// The sealed sides are read again.
     SameSides,
-    /// Both sides are sealed as one.
+    /// Both sides are sealed together.
     BothSides,
 }
 
@@ -58,17 +58,17 @@ impl UnreadableDirty {
         Some(Unreadable { first, bytes, since_unix_ms })
     }
 
-    /// Returns true if an upload failed and no commit came since.
+    /// Returns true if an upload failed and no commit followed.
     pub(super) fn is_any(&self) -> bool {
         self.since.is_some()
     }
 
-    /// Returns true if a write of `range` replaces something that cannot be read.
+    /// Returns true if a write of `range` replaces unreadable data.
     pub(super) fn is_overwritten_by(&self, range: SectorRange) -> bool {
         self.ranges.iter().any(|unreadable| unreadable.intersect(range).is_some())
     }
 
-    /// `range` was written or zeroed on the active side.
+    /// Records that `range` was written or zeroed on the active side.
     #[inline(always)] // mostly there is nothing
     pub(super) fn stored(&mut self, range: SectorRange) {
         if !self.ranges.is_empty() {
@@ -89,7 +89,7 @@ impl UnreadableDirty {
         self.ranges = rest;
     }
 
-    /// The upload of `sealed` met `ranges` that cannot be read.
+    /// Records that the upload of `sealed` found unreadable `ranges`.
     pub(super) fn found<M: Memory>(
         &mut self,
         mut ranges: Vec<SectorRange>,
@@ -114,8 +114,8 @@ impl UnreadableDirty {
         *self = Self { ranges, since: Some(since), tried_at: core.now, wait };
     }
 
-    /// Decides on the retry of the upload of `sealed`: due once the delay has passed, or once all that was
-    /// unreadable is overwritten.
+    /// Decides on the retry of the upload of `sealed`: due after the delay, or once all unreadable data is
+    /// overwritten.
     pub(super) fn retry(&self, sealed: SideSet, now: Millis) -> ReadRetry {
         let is_due = now >= self.tried_at + self.wait;
         let is_resolved = self.ranges.is_empty();
@@ -128,7 +128,7 @@ impl UnreadableDirty {
         }
     }
 
-    /// The seal is committed: everything was read.
+    /// Handles the commit of the seal: everything was read.
     pub(super) fn committed(&mut self, out: &mut Vec<Action>) {
         if std::mem::take(self).is_any() {
             out.push(Action::Report(Report::UploadReadable));

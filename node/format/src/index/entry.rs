@@ -17,26 +17,26 @@ pub(super) const ENTRY_BYTES: usize = 40;
 const OFFSET_BITS: u32 = MAX_OFFSET.trailing_zeros();
 const CODEC_BITS: u32 = 2;
 
-/// A frame of a run and what is visible of it.
+/// A frame of a run, and its visible part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The frame, as its segment's index has it. A zero frame is cut to the blocks that nothing newer in the
-    /// run covers; its mask is what is visible of it.
+    /// The frame as in its segment's index. A zero frame is cut to the blocks that no newer frame in the
+    /// run covers; its mask is its visible part.
     pub frame: Frame,
     /// The sectors that no newer frame of the run covers; never empty.
     pub visible: Mask,
-    /// The segment that holds the frame, by its place in the head's table; 0 for a zero frame.
+    /// The segment that holds the frame, by its ordinal in the head's table; 0 for a zero frame.
     pub segment: u32,
 }
 
 impl Entry {
-    /// Zeros: the sectors `mask` of `run` blocks from `block` on.
+    /// Returns a zero entry: the sectors `mask` of `run` blocks from `block` on.
     pub(super) fn zero(block: u32, run: u32, mask: Mask) -> Self {
         let frame = Frame { block, run, mask, offset: 0, stored: 0, codec: Codec::Zero, hash: [0; 16] };
         Self { frame, visible: mask, segment: 0 }
     }
 
-    /// The whole of a frame of the segment with ordinal 0.
+    /// Returns the entry for a whole frame of the segment with ordinal 0.
     pub(super) fn of(frame: &Frame) -> Self {
         if frame.codec == Codec::Zero {
             return Self::zero(frame.block, frame.run, frame.mask);
@@ -44,8 +44,8 @@ impl Entry {
         Self { frame: *frame, visible: frame.mask, segment: 0 }
     }
 
-    /// The sectors `mask` of `old`'s block, in a frame of a segment that is not stored yet: all stored frames
-    /// have bytes.
+    /// Returns the entry for the sectors `mask` of `old`'s block, in a frame of a segment that is not
+    /// stored yet: its frames will have bytes.
     pub(super) fn awaited(old: &Frame, mask: Mask, segment: u32) -> Self {
         Self { frame: Frame { mask, stored: 0, codec: Codec::Raw, ..*old }, visible: mask, segment }
     }
@@ -58,7 +58,7 @@ impl Entry {
         self.frame.codec == Codec::Zero
     }
 
-    /// The block behind the last that it covers.
+    /// Returns the block after its last one.
     pub fn end(&self) -> u64 {
         u64::from(self.frame.block) + u64::from(self.frame.run)
     }

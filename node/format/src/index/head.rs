@@ -1,8 +1,8 @@
-//! Head of a run's object: where its pages are, and the segments that its entries name.
+//! Head of a run's object: the table of its pages, and of the segments that its entries name.
 //!
 //! Payload inside the envelope (`wire`):
 //! ```text
-//! u32 n, n x (u32 first block, u32 bytes)      pages, one behind the other from byte 0 of the object
+//! u32 n, n x (u32 first block, u32 bytes)      pages, contiguous from byte 0 of the object
 //! u32 m, m x (u8 owner, u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes)      segments
 //! ```
 
@@ -18,12 +18,12 @@ use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "head of an index run";
-/// Bytes behind the head.
+/// Bytes after the head.
 pub const TRAILER_BYTES: u64 = 16;
 const PAGE_BYTES: usize = 8;
 const SEGMENT_BYTES: usize = wire::ID_BYTES + 20;
 
-/// A segment, as far as a run knows it.
+/// A run's reference to a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentObject {
     /// Its name.
@@ -44,7 +44,7 @@ impl From<&SegmentRef> for SegmentObject {
 }
 
 impl SegmentObject {
-    /// Bytes of the index envelope in the object.
+    /// Returns the bytes of the index envelope in the object.
     pub fn index_range(&self) -> Range<u64> {
         self.index_offset..self.index_offset + u64::from(self.index_bytes)
     }
@@ -77,7 +77,7 @@ struct PageAt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunHead {
     pages: Vec<PageAt>,
-    /// Byte offset behind the last page.
+    /// Byte offset of the end of the last page.
     pages_end: u64,
     segments: Vec<SegmentObject>,
 }
@@ -112,11 +112,11 @@ impl RunHead {
         count(out.len() - start)
     }
 
-    /// Reads the head of `run` from its envelope. The run's owner named the segments; here they are named as
-    /// by the volume that names the run.
+    /// Reads the head of `run` from its envelope. The stored segment names are those of the run's owner;
+    /// the result has those of the volume that names the run.
     ///
     /// # Errors
-    /// [`DecodeError`] names what is wrong with the bytes.
+    /// [`DecodeError`] names the defect.
     pub fn decode(run: &RunRef, bytes: &[u8]) -> Result<Self, DecodeError> {
         let head = Self::decode_alone(bytes)?;
         if head.pages_end != run.head_offset {
@@ -125,10 +125,10 @@ impl RunHead {
         head.inherited(if safeguard(CountFromOwner) { run.id.0.owner } else { 0 })
     }
 
-    /// Reads an envelope, whatever run it is the head of.
+    /// Reads an envelope, of any run's head.
     ///
     /// # Errors
-    /// [`DecodeError`] names what is wrong with the bytes.
+    /// [`DecodeError`] names the defect.
     pub fn decode_alone(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Reader::new(WHAT, wire::open(Kind::RunHead, WHAT, bytes)?);
         let count = fields.count(PAGE_BYTES)?;
@@ -148,10 +148,10 @@ impl RunHead {
         Ok(Self::new(pages, segments))
     }
 
-    /// The same, as a volume names the segments that is so many forks behind the run's owner.
+    /// Renames the segments for a volume that is `forks` forks away from the run's owner.
     ///
     /// # Errors
-    /// [`DecodeError`] if no volume is so far behind.
+    /// [`DecodeError`] if no volume has so many ancestors.
     pub fn inherited(mut self, forks: u8) -> Result<Self, DecodeError> {
         for segment in &mut self.segments {
             let value = u64::from(segment.id.0.owner);
@@ -161,17 +161,17 @@ impl RunHead {
         Ok(self)
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn pages(&self) -> usize {
         self.pages.len()
     }
 
-    /// The page that has the entries of `block`, if the run has any.
+    /// Returns the page with the entries of `block`, if the run has any.
     pub fn page_of(&self, block: Block) -> Option<usize> {
         self.pages.partition_point(|page| u64::from(page.first_block) <= block.0).checked_sub(1)
     }
 
-    /// Bytes of a page in the object.
+    /// Returns the bytes of a page in the object.
     ///
     /// # Panics
     /// If there is no such page.
@@ -179,8 +179,8 @@ impl RunHead {
         self.pages[page].offset..self.pages.get(page + 1).map_or(self.pages_end, |next| next.offset)
     }
 
-    /// Blocks whose entries stand in a page, if the run has any of them: its first, and the one behind the
-    /// last.
+    /// Returns the blocks whose entries are in a page, if the run has any of them: its first, and the one
+    /// after the last.
     ///
     /// # Panics
     /// If there is no such page.
@@ -192,7 +192,7 @@ impl RunHead {
     /// Reads a page from its bytes.
     ///
     /// # Errors
-    /// [`DecodeError`] names what is wrong with the bytes: they are damaged, or another page's.
+    /// [`DecodeError`] names the defect: the bytes are damaged, or belong to another page.
     pub fn page(&self, page: usize, bytes: &[u8]) -> Result<RunPage, DecodeError> {
         let found = RunPage::decode(bytes, self.segments.len())?;
         let end = self.pages.get(page + 1).map_or(1 << 32, |next| u64::from(next.first_block));
@@ -204,24 +204,24 @@ impl RunHead {
         Ok(found)
     }
 
-    /// The segment that an entry of one of its pages names; `None` for zeros.
+    /// Returns the segment that an entry of one of its pages names; `None` for zeros.
     pub fn segment_of(&self, entry: &Entry) -> Option<SegmentId> {
         let segment = self.segments.get(entry.segment as usize).filter(|_| !entry.is_zero())?;
         Some(segment.id)
     }
 
-    /// The segments that entries name, by ordinal.
+    /// Returns the segments that entries name, by ordinal.
     pub fn segments(&self) -> &[SegmentObject] {
         &self.segments
     }
 
-    /// Bytes of memory it holds, for a cache bounded by bytes.
+    /// Returns its size in memory, for a cache bounded by bytes.
     pub fn weight(&self) -> usize {
         self.pages.len() * size_of::<PageAt>() + self.segments.len() * size_of::<SegmentObject>()
     }
 }
 
-/// The last bytes of the run's object: "HFRN", u32 head bytes, u64 head offset.
+/// Returns the last bytes of the run's object: "HFRN", u32 head bytes, u64 head offset.
 pub fn trailer(run: &RunRef) -> [u8; TRAILER_BYTES as usize] {
     let mut out = [0; TRAILER_BYTES as usize];
     out[..4].copy_from_slice(b"HFRN");

@@ -1,16 +1,16 @@
-//! Merges neighbouring runs into one that says the same.
+//! Merges neighbouring runs into one with equivalent content.
 //!
-//! Owns: the order of entries, what of them is kept, the bytes of the output. Does not own: the reading of
-//! inputs and the storing of the output; the caller feeds pages where they are asked for.
-//! Memory: the pages fed and not used, pages of output, the indexes of level 0, the heads of the others, and
-//! the frames to move.
-//! Invariant: a block composed of a list has the same bytes when neighbours of the list are replaced by their
-//! merge, and the same content key unless frames of it were made into others.
+//! Owns: the order and selection of entries, the bytes of the output. Does not own: reading inputs and
+//! storing the output; the caller feeds the requested pages.
+//! Memory: the fed but unused pages, the pages of output, the indexes of level 0, the heads of the others,
+//! and the frames to move.
+//! Invariant: a block composed from a list has the same bytes after neighbours of the list are replaced by
+//! their merge, and the same content key unless frames of it were combined into others.
 //!
-//! Frames that are read no more are left out of the output, and stay in their segments. Where little of a
-//! segment is left, the merge *relocates* the rest: what is read of its frames goes into new segments, and
-//! the output names these. The old segment is then named no more, and a sweep deletes it. What is left is
-//! found by a *survey*: a merge without output ([`Merge::survey`]).
+//! Frames that are no longer visible are omitted from the output, and stay in their segments. If little of
+//! a segment is still visible, the merge *relocates* the rest: the visible parts of its frames go to new
+//! segments, which the output names. The old segment is then unreferenced, and a sweep deletes it. A
+//! *survey* finds the visible parts: a merge without output ([`Merge::survey`]).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -34,19 +34,19 @@ pub enum Input {
     Merged(Arc<RunHead>),
 }
 
-/// Outcome of a step of a merge.
+/// Result of a step of a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MergeStep {
-    /// It continues once this page was fed; it asks for the pages of an input in order.
+    /// It continues once this page was fed; it requests the pages of an input in order.
     NeedsPage {
-        /// The input, by its place in the list.
+        /// The input, by its index in the list.
         input: usize,
         /// Its page.
         page: usize,
     },
     /// A page of output was added.
     Wrote,
-    /// It continues once these frames are stored in a segment of their own ([`Merge::moved`]).
+    /// It continues once these frames are stored in a separate segment ([`Merge::moved`]).
     Move(MovedFrames),
     /// All inputs were read: `close` it.
     Ended,
@@ -59,28 +59,28 @@ pub struct Merge {
     cursors: Vec<Cursor>,
     drops_zeros: bool,
     writer: RunWriter,
-    /// The entries of the block that is merged.
+    /// The entries of the block in progress.
     group: Vec<Entry>,
-    /// Of a survey: bytes of each segment's frames, and those of what is read of them.
+    /// In a survey: the frame bytes of each segment, and those still visible.
     live: Option<BTreeMap<SegmentId, (u64, u64)>>,
     relocation: Relocation,
 }
 
 impl Merge {
-    /// The merge of `inputs`: neighbours of a list, newest first. Where the oldest of them `is_oldest` of the
-    /// list, zeros are left out: they hide nothing.
+    /// Creates the merge of `inputs`: neighbours of a list, newest first. If the oldest of them
+    /// `is_oldest` of the list, zeros are omitted: they hide nothing.
     pub fn new(inputs: impl IntoIterator<Item = Input>, is_oldest: bool) -> Self {
         let cursors = inputs.into_iter().map(Cursor::new).collect();
         let (writer, group, relocation) = (RunWriter::default(), Vec::new(), Relocation::default());
         Self { cursors, drops_zeros: is_oldest, writer, group, live: None, relocation }
     }
 
-    /// The same without output: it finds the segments of which little is left.
+    /// Creates a merge without output, which finds sparse segments.
     pub fn survey(inputs: impl IntoIterator<Item = Input>) -> Self {
         Self { live: Some(BTreeMap::new()), ..Self::new(inputs, true) }
     }
 
-    /// After the survey: the volume's own segments to relocate. The sparsest first, and only so many.
+    /// Returns the volume's own segments to relocate, after the survey: the sparsest first, up to a maximum.
     pub fn sparse(&self) -> Vec<SegmentId> {
         let live = self.live.iter().flatten().map(|(id, (bytes, live))| (*id, *bytes, *live));
         let is_sparse = |(id, bytes, live): &(SegmentId, u64, u64)| {
@@ -105,15 +105,15 @@ impl Merge {
         self
     }
 
-    /// The frames that were to be moved are stored there, as these.
+    /// Records that moved frames are stored in `segment`, with this `index`.
     ///
     /// # Panics
-    /// If a block of it is in none.
+    /// If one of their blocks is not in it.
     pub fn moved(&mut self, ordinal: u32, segment: SegmentObject, index: Arc<FrameIndex>) {
         self.writer.set_segment(ordinal, segment, index);
     }
 
-    /// Merges until a page is full or one is needed.
+    /// Merges until a page is full or another is needed.
     pub fn advance(&mut self) -> MergeStep {
         let before = self.writer.ready();
         loop {
@@ -142,10 +142,10 @@ impl Merge {
         }
     }
 
-    /// Takes the page that `input` needs, or the one after those that it was fed.
+    /// Feeds the page that `input` needs, or the one after the last fed.
     ///
     /// # Panics
-    /// If it has all its pages.
+    /// If all its pages were fed.
     pub fn feed(&mut self, input: usize, page: RunPage) {
         let cursor = &mut self.cursors[input];
         assert!(cursor.fed < cursor.pages(), "no more pages are needed than there are");
@@ -153,7 +153,7 @@ impl Merge {
         cursor.fresh.push_back(page);
     }
 
-    /// Merges the entries of `block`, and of those behind it where all inputs have zeros.
+    /// Merges the entries of `block`, and of later ones if all inputs have zeros there.
     fn merge_at(&mut self, block: u32) {
         let (mut missing, mut zero) = (Mask::FULL, Mask::EMPTY);
         let mut blocks = u32::MAX;
@@ -191,7 +191,7 @@ impl Merge {
         }
         self.relocation.end_block(&mut self.writer, &mut self.group);
         if !zero.is_empty() && !self.drops_zeros && self.live.is_none() {
-            // Fewer sectors than all are those of one block.
+            // A partial mask applies to a single block.
             self.group.push(Entry::zero(block, blocks, zero));
         }
         self.writer.push(&self.group);
@@ -202,7 +202,7 @@ impl Merge {
         }
     }
 
-    /// Bytes of the output that can be taken.
+    /// Returns the number of output bytes that can be taken.
     pub fn ready(&self) -> usize {
         self.writer.ready()
     }
@@ -218,11 +218,11 @@ impl Merge {
     }
 }
 
-/// A place in an input.
+/// A position in an input.
 #[derive(Debug)]
 struct Cursor {
     input: Input,
-    /// Ordinals in the output of the segments of which it has an entry.
+    /// Output ordinals of its segments, for those with an entry in the output.
     ordinals: Vec<Option<u32>>,
     /// Pages that were fed and not used up.
     fresh: VecDeque<RunPage>,
@@ -251,12 +251,12 @@ impl Cursor {
         }
     }
 
-    /// The page without which the next entry is not known.
+    /// Returns the page that is needed for the next entry, if it is missing.
     fn lacks_page(&self) -> Option<usize> {
         (self.fresh.is_empty() && self.fed < self.pages()).then_some(self.fed)
     }
 
-    /// The entry so many behind the next.
+    /// Returns the entry `nth` after the next.
     fn entry(&self, nth: usize) -> Option<Entry> {
         match &self.input {
             Input::Segment(_, index) => index.frames().get(self.at + nth).map(Entry::of),
@@ -264,25 +264,25 @@ impl Cursor {
         }
     }
 
-    /// The next block, and the number of blocks that are like it.
+    /// Returns the next block, and the number of blocks in the same state.
     fn next(&self) -> Option<(u32, u32)> {
         let frame = self.entry(0)?.frame;
         Some((frame.block + self.skipped, frame.run - self.skipped))
     }
 
-    /// Number of entries of the next block.
+    /// Returns the number of entries of the next block.
     fn group(&self) -> usize {
         let first = self.entry(0).map(|entry| entry.frame.block);
         (0..).take_while(|nth| self.entry(*nth).is_some_and(|entry| Some(entry.frame.block) == first)).count()
     }
 
-    /// Ordinal in the output of the segment that has this one here.
+    /// Returns the output ordinal of the segment with this input ordinal.
     fn ordinal(&mut self, segment: u32, writer: &mut RunWriter) -> u32 {
         let object = self.object(segment);
         *self.ordinals[segment as usize].get_or_insert_with(|| writer.add_segment(Some(object)))
     }
 
-    /// The segment with this ordinal here.
+    /// Returns the segment with this input ordinal.
     fn object(&self, segment: u32) -> SegmentObject {
         match &self.input {
             Input::Segment(object, _) => *object,
@@ -290,7 +290,7 @@ impl Cursor {
         }
     }
 
-    /// Moves `blocks` blocks on, at most as many as are like the next one.
+    /// Advances by `blocks` blocks, at most those in the same state as the next one.
     fn skip(&mut self, blocks: u32) {
         let Some((_, run)) = self.next() else { return };
         if blocks < run {

@@ -1,7 +1,7 @@
 //! Pages of a run: some thousand entries, the unit in which a run is read, checked and cached.
 //!
-//! Payload inside the envelope (`wire`): `u32 n, n x entry` (see `entry`), ascending by block, the entries of
-//! one block newest first and its zero entry last. All entries of a block stand in one page.
+//! Payload inside the envelope (`wire`): `u32 n, n x entry` (see `entry`), ascending by block, the entries
+//! of one block newest first and its zero entry last. All entries of a block are in one page.
 
 use holdfast_types::{Block, Mask};
 
@@ -63,7 +63,7 @@ impl RunPage {
         });
     }
 
-    /// Entries of `block`, newest first.
+    /// Returns the entries of `block`, newest first.
     pub fn find(&self, block: Block) -> &[Entry] {
         let Ok(block) = u32::try_from(block.0) else { return &[] };
         let end = self.entries.partition_point(|entry| entry.frame.block <= block);
@@ -76,22 +76,22 @@ impl RunPage {
         &self.entries[start..end]
     }
 
-    /// All entries, ascending by block.
+    /// Returns all entries, ascending by block.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// The first block that an entry covers.
+    /// Returns the first block that an entry covers.
     pub(super) fn first_block(&self) -> u32 {
         self.entries.first().map_or(0, |entry| entry.frame.block)
     }
 
-    /// The block behind the last that an entry covers.
+    /// Returns the block after the last that an entry covers.
     pub(super) fn end_block(&self) -> u64 {
         self.entries.last().map_or(0, Entry::end)
     }
 
-    /// Bytes of memory it holds, for a cache bounded by bytes.
+    /// Returns its size in memory, for a cache bounded by bytes.
     pub fn weight(&self) -> usize {
         self.entries.len() * size_of::<Entry>()
     }

@@ -1,15 +1,15 @@
 //! Chooses the runs to merge.
 //!
 //! Invariant: levels rise from the newest run of a list to the oldest. Eight runs of a level become one of
-//! the next; of a backlog up to sixteen. The oldest run, once it is of level 2 or above, is the *base*: all
-//! runs of those levels above it are merged into it when they show half as many sectors as it does. So each
-//! entry is written about once a level, and a list is at most seven runs for each level below the base's, and
-//! the base.
+//! the next; up to sixteen in a backlog. The oldest run, once it is of level 2 or above, is the *base*:
+//! all runs of those levels above it are merged into it once they show half as many sectors as it does.
+//! Each entry is thus written about once per level, and a list has at most seven runs for each level below
+//! the base's, and the base.
 //!
-//! Space is given back by merges into the base. So the whole list is merged when what is above the oldest run
-//! shows half as many sectors as it does, and 64 MiB or more: large commits, sequential ones and discards
-//! have few entries, and a small volume has few commits. Sectors are counted, not entries: one entry of a
-//! block hides up to 32 older ones.
+//! Merges into the base free space. The whole list is thus merged once the runs above the oldest one show
+//! half as many sectors as it does, and at least 64 MiB: large commits, sequential ones and discards have
+//! few entries, and a small volume has few commits. Sectors are counted, not entries: one entry of a block
+//! hides up to 32 older ones.
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ use std::cell::Cell;
 
 /// Runs of one level that become one of the next.
 const FAN_OUT: usize = 8;
-/// Runs above which a record is made for merges alone.
+/// Number of runs above which a record is created for merges alone.
 const MAX_RUNS: usize = 48;
-/// The lowest level of a base, and of what is merged into it.
+/// The lowest level of a base, and of the runs merged into it.
 const BASE_LEVEL: u8 = 2;
-/// Fewest sectors above the oldest run for which the whole list is merged: 64 MiB.
+/// Minimum sectors above the oldest run for which the whole list is merged: 64 MiB.
 const LEAST_SECTORS: u64 = 1 << 14;
 /// A base is merged when the runs above it show one sector for this many of its own.
 const BASE_TIMES: u64 = 2;
@@ -32,7 +32,7 @@ thread_local! {
     static SCALED: Cell<usize> = const { Cell::new(FAN_OUT) };
 }
 
-/// From now on so many runs make one of the next level in this thread; `None` is what programs have.
+/// Sets this number of runs that make one of the next level, in this thread; `None` restores production's.
 #[cfg(feature = "simulation")]
 pub fn scale(fan_out: Option<usize>) {
     SCALED.set(fan_out.unwrap_or(FAN_OUT));
@@ -50,26 +50,26 @@ pub const fn fan_out() -> usize {
     FAN_OUT
 }
 
-/// Runs above which a record is made for merges alone: 48. Where runs are merged in smaller numbers, three.
+/// Runs above which a record is created for merges alone: 48, or three with a reduced fan-out.
 #[cfg(feature = "simulation")]
 pub fn most_runs() -> usize {
     if fan_out() < FAN_OUT { 3 } else { MAX_RUNS }
 }
 
-/// Runs above which a record is made for merges alone: 48.
+/// Runs above which a record is created for merges alone: 48.
 #[cfg(not(feature = "simulation"))]
 pub const fn most_runs() -> usize {
     MAX_RUNS
 }
 
-/// Fewest sectors above the oldest run for which the whole list is merged: 2^14. Where runs are merged in
-/// smaller numbers, 2^12.
+/// Minimum sectors above the oldest run for which the whole list is merged: 2^14, or 2^12 with a reduced
+/// fan-out.
 #[cfg(feature = "simulation")]
 fn least_sectors() -> u64 {
     if fan_out() < FAN_OUT { 1 << 12 } else { LEAST_SECTORS }
 }
 
-/// Fewest sectors above the oldest run for which the whole list is merged: 2^14.
+/// Minimum sectors above the oldest run for which the whole list is merged: 2^14.
 #[cfg(not(feature = "simulation"))]
 const fn least_sectors() -> u64 {
     LEAST_SECTORS
@@ -78,18 +78,18 @@ const fn least_sectors() -> u64 {
 /// Kind of a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MergeKind {
-    /// Of runs of one level.
+    /// Runs of one level.
     Level,
-    /// Of the oldest run with those above it.
+    /// The oldest run with those above it.
     Base,
 }
 
-/// A run, as far as the choice depends on it.
+/// The properties of a run on which the choice depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// 0 for a segment's own index.
     pub level: u8,
-    /// Sectors that its entries show, zeros too.
+    /// Sectors visible through its entries, including zeros.
     pub sectors: u64,
 }
 
@@ -100,12 +100,12 @@ pub struct Choice {
     pub kind: MergeKind,
     /// Neighbours in the list, at least two; 0 is the newest run.
     pub inputs: Range<usize>,
-    /// Level of the run that takes their place.
+    /// Level of the run that replaces them.
     pub level: u8,
 }
 
-/// Merges for a list of runs, newest first, of which those without a shape take part in none: at most one for
-/// each stretch between such runs.
+/// Returns the merges for a list of runs, newest first: at most one for each stretch between runs without
+/// a shape, which are excluded.
 pub fn next_merges(runs: &[Option<Shape>]) -> Vec<Choice> {
     let (mut start, mut due) = (0, Vec::new());
     for stretch in runs.split(Option::is_none) {
@@ -119,8 +119,8 @@ pub fn next_merges(runs: &[Option<Shape>]) -> Vec<Choice> {
     due
 }
 
-/// The next merge for neighbours of a list, newest first, if one is due. `has_oldest`: the last of them is
-/// the oldest run of the list.
+/// Returns the next merge for neighbours of a list, newest first, if one is due. `has_oldest`: the last of
+/// them is the oldest run of the list.
 pub fn next_merge(runs: &[Shape], has_oldest: bool) -> Option<Choice> {
     let base = runs.len().checked_sub(1).filter(|last| runs[*last].level >= BASE_LEVEL);
     let above = &runs[..base.unwrap_or(runs.len())];
@@ -130,7 +130,7 @@ pub fn next_merge(runs: &[Shape], has_oldest: bool) -> Option<Choice> {
         .or_else(|| base_merge(above, runs.last().filter(|_| base.is_some())?))
 }
 
-/// Merges all if what is above the oldest run may hide much of it.
+/// Merges all if the runs above the oldest may hide much of it.
 fn whole_merge(runs: &[Shape]) -> Option<Choice> {
     let level = runs.iter().map(|run| run.level).fold(BASE_LEVEL, u8::max);
     is_due_whole(runs).then_some(Choice { kind: MergeKind::Base, inputs: 0..runs.len(), level })
@@ -157,7 +157,7 @@ fn level_merge(above: &[Shape]) -> Option<Choice> {
         let start = end;
         end += above[start..].iter().take_while(|other| other.level == run.level).count();
         if end - start >= fan_out() {
-            // The oldest of them stand beside the next level.
+            // The oldest of them are next to the next level.
             let inputs = start.max(end.saturating_sub(2 * fan_out()))..end;
             return Some(Choice { kind: MergeKind::Level, inputs, level: run.level.saturating_add(1) });
         }
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(next_merge(&shapes(&older), true), Some(level_of(3..11, 2)));
     }
 
-    /// A writer whose merges failed for long has more than eight of a level.
+    /// After a long series of failed merges, a writer has more than eight runs of a level.
     #[test]
     fn a_backlog_is_merged_from_its_oldest_end() {
         assert_eq!(next_merge(&shapes(&[(0, 1); 12]), true), Some(level_of(0..12, 1)));
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(next_merge(&higher, true), Some(Choice { kind: MergeKind::Base, inputs: 0..3, level: 3 }));
     }
 
-    /// A damaged run, or one that is being merged.
+    /// A run that is damaged, or is being merged.
     #[test]
     fn no_merge_reaches_across_a_run_that_takes_part_in_none() {
         let mut list: Vec<Option<Shape>> = shapes(&[(0, 1); 20]).into_iter().map(Some).collect();
@@ -220,16 +220,16 @@ mod tests {
         assert_eq!(next_merges(&list), [level_of(0..8, 1), level_of(9..20, 1)]);
         list[12] = None;
         assert_eq!(next_merges(&list), [level_of(0..8, 1)]);
-        // What lies above a base that is being merged.
+        // The runs above a base that is being merged.
         let above = shapes(&[&[(0, 1); 3][..], &[(1, 8); 8]].concat());
         let list: Vec<Option<Shape>> = above.into_iter().map(Some).chain([None, None]).collect();
         assert_eq!(next_merges(&list), [level_of(3..11, 2)]);
         assert_eq!(next_merges(&[]), []);
     }
 
-    /// A discard has few entries, and so has what is written in sequence: what it hid stayed in the bucket
-    /// until half as many entries were written. And a volume of 1 GiB that is committed in 64 MiB stayed
-    /// without a base for 64 commits.
+    /// Regression: discards and sequential writes have few entries: the data that they hid stayed in the
+    /// bucket until half as many entries were written. And a volume of 1 GiB with commits of 64 MiB had no
+    /// base for 64 commits.
     #[test]
     fn a_list_is_merged_whole_when_half_of_it_may_be_hidden() {
         let list = |above: u64, oldest: u64| {
@@ -241,18 +241,18 @@ mod tests {
         assert_eq!(next_merges(&list(LEAST_SECTORS, 2 * LEAST_SECTORS)), all);
         assert_eq!(next_merges(&list(LEAST_SECTORS, 2 * LEAST_SECTORS + 1)), [], "less than half");
         assert_eq!(next_merges(&list(LEAST_SECTORS - 1, 2)), [], "less than 64 MiB");
-        // It comes before a merge of the level, which would hide the run that makes it due.
+        // It precedes a merge of the level, which would hide the run that makes it due.
         let eight = shapes(&[(0, LEAST_SECTORS); 8]);
         assert_eq!(next_merge(&eight, true).unwrap().kind, MergeKind::Base);
         assert_eq!(next_merge(&eight, false).unwrap().kind, MergeKind::Level);
-        // What is below is being merged, or damaged.
+        // The older runs are being merged, or damaged.
         let partly_taken = [list(LEAST_SECTORS, 2), vec![None]].concat();
         assert_eq!(next_merges(&partly_taken), []);
         // The oldest run hides nothing.
         assert_eq!(next_merges(&list(LEAST_SECTORS, LEAST_SECTORS)[2..]), []);
     }
 
-    /// Each choice keeps neighbours together and the order of levels, and it comes to rest.
+    /// Each choice keeps neighbours together and the order of levels, and the choices end.
     #[test]
     fn a_list_stays_in_order_and_short() {
         let mut runs: Vec<Shape> = Vec::new();

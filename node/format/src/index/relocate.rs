@@ -1,9 +1,9 @@
-//! The sectors that a merge moves out of segments of which little is left.
+//! The sectors that a merge moves out of sparse segments.
 //!
-//! Sectors are moved in the order of blocks, and a block's sectors come from several segments. What goes into
-//! the same new segment becomes one frame there. A frame of which everything is read, and that is alone, is
-//! copied as it is stored; of another the sectors that are hidden are left out. So the places of moved frames
-//! are known once their new segment is stored: the entries that name them wait for that (`writer.rs`).
+//! Sectors are moved in the order of blocks, and a block's sectors come from several segments. Those that go
+//! to the same new segment become one frame there. A fully visible frame that is not combined with others is
+//! copied in its stored form; of any other, hidden sectors are omitted. The positions of moved frames are
+//! thus known only once their new segment is stored: the entries that name them wait for that (`writer.rs`).
 //!
 //! Old segments are relocated in groups: the frames of a new segment come from few old ones, in a stretch of
 //! each.
@@ -17,17 +17,17 @@ use super::writer::RunWriter;
 use crate::segment::Frame;
 use crate::wire;
 
-/// A segment is relocated when less than so much of it is read. By a model of uniform random overwrites 40 %
-/// uploads up to 1.4 times what is written, and stores 1.7 times what is live
+/// A segment is relocated if less than this share of it is visible. By a model of uniform random
+/// overwrites, 40 % uploads up to 1.4 times the written data, and stores 1.7 times the live data
 /// (`docs/adr/0010-relocation.md`).
 pub(super) const SPARSE_PERCENT: u64 = 40;
-/// Segments that a merge relocates at most. It bounds the time that a merge takes.
+/// Maximum segments that a merge relocates, which bounds its duration.
 pub(super) const MAX_RELOCATED: usize = 4096;
-/// Old segments whose frames go into the same new ones.
+/// Old segments whose frames go to the same new ones.
 const GROUP: usize = 64;
-/// Size from which a new segment is stored: it is made in memory.
+/// Size from which a new segment is stored: it is built in memory.
 const NEW_BYTES: u64 = 16 << 20;
-/// Parts that wait in new segments, all together: some 100 bytes of memory each.
+/// Maximum parts waiting in all new segments: some 100 bytes of memory each.
 const MAX_WAITING: usize = 1 << 18;
 
 /// The part of a frame that is moved.
@@ -37,7 +37,7 @@ pub struct MovedPart {
     pub from: SegmentId,
     /// The frame there.
     pub frame: Frame,
-    /// The sectors that are read; the others are hidden by newer ones. Never empty.
+    /// The visible sectors; newer frames hide the others. Never empty.
     pub visible: Mask,
 }
 
@@ -46,18 +46,18 @@ pub struct MovedPart {
 pub struct MovedFrames {
     /// Ordinal of the new segment in the output.
     pub ordinal: u32,
-    /// Ascending by block. Those of one block have no sector twice, and become one frame.
+    /// Ascending by block. Those of one block have no sector in common, and become one frame.
     pub parts: Vec<MovedPart>,
-    /// Memory in which they are made into frames.
+    /// Memory in which they are combined into frames.
     bytes: u64,
 }
 
-/// Returns true if the one frame that is made of these parts is a frame as it is stored.
+/// Returns true if these parts form one frame in its stored form.
 pub fn is_as_stored(parts: &[MovedPart]) -> bool {
     matches!(parts, [only] if only.visible == only.frame.mask)
 }
 
-/// The sectors of the frame that is made of these parts.
+/// Returns the sectors of the frame that these parts form.
 pub fn mask_of(parts: &[MovedPart]) -> Mask {
     parts.iter().fold(Mask::EMPTY, |mask, part| mask.union(part.visible))
 }
@@ -69,11 +69,11 @@ fn memory_of(parts: &[MovedPart]) -> u64 {
     u64::from(mask_of(parts).count()) * SECTOR_BYTES
 }
 
-/// Checksum of where frames lie.
+/// Checksum of the locations of frames.
 pub type Fingerprint = [u8; 16];
 
 impl MovedFrames {
-    /// The same for the same parts in the same order: a merge shows the same of a frame each time.
+    /// Returns equal values for the same parts in the same order: each merge sees the same part of a frame.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut places = Vec::with_capacity(self.parts.len() * (wire::ID_BYTES + 8));
         for MovedPart { from, frame, visible: _ } in &self.parts {
@@ -84,17 +84,17 @@ impl MovedFrames {
     }
 }
 
-/// The group of each segment to relocate. It does not depend on which of them cannot be read.
+/// Returns the group of each segment to relocate, regardless of which of them are unreadable.
 pub fn groups(mut sparse: Vec<SegmentId>) -> HashMap<SegmentId, u32> {
     sparse.sort_unstable();
     (0..).zip(sparse.chunks(GROUP)).flat_map(|(group, ids)| ids.iter().map(move |id| (*id, group))).collect()
 }
 
-/// A part of the block that is merged.
+/// A part of the block in progress.
 #[derive(Debug)]
 struct TakenPart {
     group: u32,
-    /// Number of the block's entries that are newer, without those of parts.
+    /// Number of the block's newer entries, without those of parts.
     newer: usize,
     part: MovedPart,
 }
@@ -104,26 +104,26 @@ struct TakenPart {
 pub(super) struct Relocation {
     /// Number of the group of each segment to relocate.
     pub(super) groups: HashMap<SegmentId, u32>,
-    /// The parts of the block that is merged, newest first.
+    /// The parts of the block in progress, newest first.
     block: Vec<TakenPart>,
     /// New segments by group.
     open: BTreeMap<u32, MovedFrames>,
-    /// Parts in those.
+    /// Number of parts in them.
     waiting: usize,
-    /// New segments that are to be stored.
+    /// New segments that are ready to be stored.
     pub(super) full: VecDeque<MovedFrames>,
 }
 
 impl Relocation {
-    /// Takes a part along, if its segment is relocated. So many entries of its block that stay are newer.
+    /// Takes a part if its segment is relocated. `newer` of its block's remaining entries are newer.
     pub(super) fn take(&mut self, part: MovedPart, newer: usize) -> bool {
         let Some(group) = self.groups.get(&part.from) else { return false };
         self.block.push(TakenPart { group: *group, newer, part });
         true
     }
 
-    /// Adds what was taken of a block to new segments, and their entries to the block's `entries`, each in
-    /// the place of its newest part: so the block keeps its content key where all frames stay as they are.
+    /// Adds the taken parts of a block to new segments, and their entries to the block's `entries`, each
+    /// at the position of its newest part: if all frames stay unchanged, so does the block's content key.
     pub(super) fn end_block(&mut self, writer: &mut RunWriter, entries: &mut Vec<Entry>) {
         let mut taken = std::mem::take(&mut self.block);
         let mut added = Vec::new();
@@ -144,12 +144,12 @@ impl Relocation {
         added.into_iter().rev().for_each(|(newer, entry)| entries.insert(newer, entry));
     }
 
-    /// Returns true if no more may wait.
+    /// Returns true if no more parts may wait.
     pub(super) fn is_full(&self) -> bool {
         self.waiting >= MAX_WAITING
     }
 
-    /// The new segment with this ordinal takes no more, if it is not stored yet.
+    /// Completes the new segment with this ordinal, if it is not stored yet.
     pub(super) fn fill_ordinal(&mut self, ordinal: u32) {
         if let Some((&group, _)) = self.open.iter().find(|(_, open)| open.ordinal == ordinal) {
             self.fill(group);
@@ -162,7 +162,7 @@ impl Relocation {
         self.full.push_back(full);
     }
 
-    /// All parts were taken. Returns true if some are left to store.
+    /// Ends the relocation. Returns true if some segments are left to store.
     pub(super) fn close(&mut self) -> bool {
         self.waiting = 0;
         self.full.extend(std::mem::take(&mut self.open).into_values());

@@ -13,7 +13,7 @@ use crate::segment::{Codec, Frame, FrameIndex};
 
 const BLOCKS: u64 = 48;
 
-/// A run of a list, with all that can be read of it.
+/// A run of a list, with all its readable data.
 #[derive(Debug, Clone)]
 enum Stored {
     Segment(SegmentObject, Arc<FrameIndex>),
@@ -21,7 +21,7 @@ enum Stored {
 }
 
 impl Stored {
-    /// The segment number `n` with these frames.
+    /// Returns the segment number `n` with these frames.
     fn segment(n: u64, frames: Vec<Frame>) -> Self {
         let id = SegmentId::new(Place::until(Seq(n)), n, [0; 10]);
         let object = SegmentObject { id, bytes: 1 << 20, index_offset: 1 << 19, index_bytes: 1 << 10 };
@@ -42,26 +42,26 @@ impl Stored {
     }
 }
 
-/// The merge of `inputs`, taken in small pieces.
+/// Returns the merge of `inputs`, taken in small pieces.
 fn merge(inputs: &[Stored], is_oldest: bool) -> Stored {
     merge_relocating(inputs, is_oldest, vec![])
 }
 
-/// The place of what is relocated.
+/// The place of relocated segments.
 const MOVED: Place = Place::first_merge(Epoch(1));
 
 /// Checksum of a frame.
 type Hash = [u8; 16];
 
-/// For each frame that was made of parts: the frame that each sector was written in.
+/// For each frame combined from parts: the frame in which each sector was written.
 static MADE: Mutex<BTreeMap<Hash, BTreeMap<u32, Hash>>> = Mutex::new(BTreeMap::new());
 
-/// The frame that a sector was written in, whatever was made of that since.
+/// Returns the frame in which a sector was written, before any relocation.
 fn written(hash: Hash, bit: u32) -> Hash {
     MADE.lock().unwrap().get(&hash).map_or(hash, |made| made[&bit])
 }
 
-/// The frame that is made of `parts`, in their new segment.
+/// Returns the frame combined from `parts`, in their new segment.
 fn made(parts: &[MovedPart], offset: u64) -> Frame {
     let old = parts[0].frame;
     if is_as_stored(parts) {
@@ -77,7 +77,7 @@ fn made(parts: &[MovedPart], offset: u64) -> Frame {
     Frame { offset, stored: 11, mask: mask_of(parts), codec: Codec::Raw, hash, ..old }
 }
 
-/// The same, with these segments relocated.
+/// Returns the merge with these segments relocated.
 fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) -> Stored {
     let mut merge =
         Merge::new(inputs.iter().map(Stored::input), is_oldest).relocating(groups(sparse.clone()));
@@ -149,8 +149,8 @@ fn read(list: &[Stored], block: u64, wanted: Mask) -> Composition {
     compose(block, wanted, layers)
 }
 
-/// Returns true if every block reads the same of both lists, wherever it is stored; and by the same content
-/// key, where no frame of it was made of others.
+/// Returns true if every block reads the same from both lists, at any location; and with the same content
+/// key, if none of its frames was combined with others.
 fn says_the_same(one: &[Stored], other: &[Stored]) -> bool {
     let masks = [Mask::FULL, Mask(0b1), Mask(0b1110), Mask(0x8001_0000)];
     let mut cases = (0..BLOCKS).flat_map(|block| masks.map(|mask| (block, mask)));
@@ -179,7 +179,7 @@ fn zeros(block: u32, run: u32, mask: u32) -> Frame {
     Frame { block, run, mask: Mask(mask), offset: 7, stored: 0, codec: Codec::Zero, hash: [0; 16] }
 }
 
-/// Frames of one segment: each step moves on by a gap and adds data, zeros or a run of zeros.
+/// Generates the frames of one segment: each step advances by a gap and adds data, zeros or a run of zeros.
 fn frames() -> impl Strategy<Value = Vec<Frame>> {
     let mask =
         prop_oneof![Just(u32::MAX), Just(0b1), Just(0b11), Just(0b110), Just(0xffff_0000), any::<u32>()];
@@ -207,7 +207,7 @@ fn list() -> impl Strategy<Value = Vec<Stored>> {
 }
 
 proptest! {
-    /// Invariant 28, over any series of merges of neighbours.
+    /// Invariant 28, for any series of merges of neighbours.
     #[test]
     fn merges_say_what_their_inputs_said(
         before in list(),
@@ -240,7 +240,7 @@ proptest! {
     }
 }
 
-/// The mistakes that the property must notice, each made on purpose.
+/// Deliberate mistakes that the property must detect.
 #[test]
 fn a_wrong_merge_says_something_else() {
     let newest = Stored::segment(3, vec![data(0, 0b11, 3), zeros(4, 8, u32::MAX)]);
@@ -304,7 +304,7 @@ fn a_merge_of_zeros_alone_is_empty() {
     assert_eq!(head.page_of(Block(0)), None);
 }
 
-/// The segments of which a merge of `inputs` leaves little.
+/// Returns the sparse segments of a merge of `inputs`.
 fn sparse(inputs: &[Stored]) -> Vec<SegmentId> {
     let mut survey = Merge::survey(inputs.iter().map(Stored::input));
     loop {
@@ -321,7 +321,7 @@ fn the_sparsest_own_segments_are_relocated() {
     let of_bytes = |n: u64, owner: u8, bytes, frames: &[Frame]| {
         let Stored::Segment(object, index) = Stored::segment(n, frames.to_vec()) else { unreachable!() };
         let id = SegmentId(holdfast_types::PlacedId { owner, ..object.id.0 });
-        // What its index takes does not count: of data that compresses well it is most of the object.
+        // The size of the index does not count: for data that compresses well it is most of the object.
         let (index_offset, bytes) = (bytes, 10 * bytes);
         Stored::Segment(SegmentObject { id, bytes, index_offset, ..object }, index)
     };
@@ -348,7 +348,7 @@ fn the_sparsest_own_segments_are_relocated() {
     assert_eq!((relocated.len(), relocated[0]), (MAX_RELOCATED, MAX_RELOCATED as u64 + 10));
 }
 
-/// Pages behind an entry whose segment is not stored wait for it. Where many do, it is stored before it is
+/// Pages after an entry whose segment is not stored wait for it. If many do, it is stored before it is
 /// full.
 #[test]
 fn entries_wait_for_their_segment_within_bounds() {

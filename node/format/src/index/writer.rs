@@ -1,6 +1,6 @@
-//! Writes a run: entries in, the bytes of the object out, while it grows.
+//! Writes a run: takes entries, and produces the bytes of the object incrementally.
 //!
-//! Entries that name frames of a segment which is not stored yet wait for it, and with them all pages behind.
+//! Entries that name frames of an unstored segment wait for it, and so do all later pages.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::fence::Fence;
 use crate::safeguard::{Safeguard::NameMovedFrame, safeguard};
 use crate::segment::{Frame, FrameIndex};
 
-/// Entries in pages that wait from which on no more should be added: 56 bytes of memory each.
+/// Waiting entries in pages at which no more should be added: 56 bytes of memory each.
 const MAX_WAITING: usize = 1 << 19;
 
-/// Collects the entries of a run, lowest block first. Memory: the entries of one page and of those that wait,
-/// what was not taken, and 8 bytes for each page before.
+/// Collects the entries of a run, lowest block first. Memory: the entries of one page and of those that
+/// wait, the bytes not taken, and 8 bytes for each earlier page.
 #[derive(Debug, Default)]
 pub(super) struct RunWriter {
     /// Bytes of the object that were not taken yet.
@@ -28,42 +28,42 @@ pub(super) struct RunWriter {
     taken: u64,
     /// Entries of the page that is not full yet.
     page: Vec<Entry>,
-    /// Full pages that wait for a segment, or behind one that does.
+    /// Full pages that wait for a segment, or follow one that does.
     full: VecDeque<Vec<Entry>>,
-    /// Entries in those.
+    /// Number of entries in them.
     waiting: usize,
-    /// First block and bytes of each page before.
+    /// First block and bytes of each earlier page.
     pages: Vec<(u32, u32)>,
-    /// Sectors that the entries show.
+    /// Sectors visible through the entries.
     sectors: u64,
-    /// None where the segment is not stored yet.
+    /// `None` if the segment is not stored yet.
     segments: Vec<Option<SegmentObject>>,
-    /// The frames of those that were stored meanwhile, while entries wait for them.
+    /// The frames of those that were stored since, while entries wait for them.
     made: HashMap<u32, Arc<FrameIndex>>,
     /// Chunks as runs, exact.
     chunks: Vec<(u32, u32)>,
 }
 
 impl RunWriter {
-    /// Adds a segment that entries can name, or one that is made meanwhile. Returns its ordinal.
+    /// Adds a segment that entries can name, or one that is still being built. Returns its ordinal.
     pub(super) fn add_segment(&mut self, segment: Option<SegmentObject>) -> u32 {
         self.segments.push(segment);
         u32::try_from(self.segments.len() - 1).expect("a log has fewer than 2^32 segments in use")
     }
 
-    /// The segment that was made meanwhile, and its frames.
+    /// Sets a segment that was being built, and its frames.
     pub(super) fn set_segment(&mut self, ordinal: u32, segment: SegmentObject, index: Arc<FrameIndex>) {
         self.segments[ordinal as usize] = Some(segment);
         self.made.insert(ordinal, index);
         self.write_pages();
     }
 
-    /// Returns true if so many entries wait that no more should be added.
+    /// Returns true if too many entries wait to add more.
     pub(super) fn is_full(&self) -> bool {
         self.waiting >= MAX_WAITING
     }
 
-    /// The segment for which the oldest page waits.
+    /// Returns the segment that the oldest page waits for.
     pub(super) fn awaited(&self) -> Option<u32> {
         let awaited = self.full.front()?.iter().filter(|entry| entry.is_awaited());
         let mut ordinals = awaited.map(|entry| entry.segment);
@@ -112,7 +112,7 @@ impl RunWriter {
         self.write_pages();
     }
 
-    /// Writes the pages that wait for nothing.
+    /// Writes the pages that do not wait.
     fn write_pages(&mut self) {
         while self.awaited().is_none()
             && let Some(mut page) = self.full.pop_front()
@@ -138,7 +138,7 @@ impl RunWriter {
         self.pages.push((page[0].frame.block, bytes));
     }
 
-    /// Bytes that can be taken.
+    /// Returns the number of bytes that can be taken.
     pub(super) fn ready(&self) -> usize {
         self.body.len()
     }

@@ -1,8 +1,8 @@
 //! Applying the records of a log to a volume's state, in order.
 //!
-//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; no
-//! object is added by a record that its place does not allow; a deleted volume takes no more records.
-//! On failure: nothing is applied.
+//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; an
+//! object is added only by a record that its place allows; a deleted volume accepts no more records.
+//! On failure: the state is unchanged.
 
 use std::sync::Arc;
 
@@ -30,14 +30,14 @@ pub enum LogError {
     /// The record is of another volume.
     #[error("log record {seq} belongs to volume {found}, not {expected}")]
     Volume {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The record's volume.
         found: VolumeId,
-        /// The volume whose log it stands in.
+        /// The volume whose log contains it.
         expected: VolumeId,
     },
-    /// A record is missing or stands under another's key.
+    /// A record is missing or has another's key.
     #[error("log record {expected} is missing: found {found} in its place")]
     Gap {
         /// The seq that must follow.
@@ -54,7 +54,7 @@ pub enum LogError {
     /// A record of a writer that does not hold the volume.
     #[error("log record {seq} of epoch {found} comes while epoch {current} holds the volume")]
     Epoch {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The record's epoch.
         found: Epoch,
@@ -64,20 +64,20 @@ pub enum LogError {
     /// The volume was deleted.
     #[error("the volume was deleted; log record {0} comes after its tombstone")]
     Deleted(Seq),
-    /// The size fell.
+    /// The size decreased.
     #[error("log record {seq} shrinks the volume from {from} to {to} sectors")]
     Shrunk {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// Sectors before.
         from: u64,
         /// Sectors after.
         to: u64,
     },
-    /// Larger than the formats can hold.
+    /// The formats limit volumes to fewer sectors.
     #[error("log record {seq} gives the volume {sectors} sectors, more than the {MAX_SECTORS} it can have")]
     TooLarge {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// Its sectors.
         sectors: u64,
@@ -85,7 +85,7 @@ pub enum LogError {
     /// An object is added after its place.
     #[error("log record {seq} adds {object}, whose place the log has passed")]
     Place {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The object's id.
         object: Box<PlacedId>,
@@ -93,32 +93,32 @@ pub enum LogError {
     /// An object of another volume is added.
     #[error("log record {seq} adds {object} of another volume")]
     Foreign {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The object's id.
         object: Box<PlacedId>,
     },
-    /// A fork that is smaller than its snapshot, has too many volumes behind it, or objects of its own.
+    /// A fork is smaller than its snapshot, has too many ancestors, or has its own objects.
     #[error("log record {0} makes a fork that cannot be")]
     Fork(Seq),
     /// A record of the control plane changes more than the list of snapshots.
     #[error("log record {0} has no writer and changes more than the list of snapshots")]
     Control(Seq),
-    /// A snapshot that is registered, one too many, or the end of one that is not registered.
+    /// The snapshot is already registered, exceeds the maximum, or is dropped without being registered.
     #[error("log record {0} changes the list of snapshots as it cannot be changed")]
     Snapshots(Seq),
     /// A merge of runs that are not in the list, or not in this order.
     #[error("log record {seq} merges runs into {output} that are not neighbours of the list")]
     Merge {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The id of the merge's output.
         output: Box<PlacedId>,
     },
-    /// A segment or run of chunks that the volume does not have.
+    /// A segment or run of chunks is beyond the end of the volume.
     #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
     BeyondEnd {
-        /// The record's place.
+        /// The record's sequence number.
         seq: Seq,
         /// The first chunk of the run.
         first: u32,
@@ -131,7 +131,7 @@ impl Manifest {
     /// Applies the next record (invariant 11).
     ///
     /// # Errors
-    /// [`LogError`] when the record cannot stand here; the manifest is unchanged.
+    /// [`LogError`] if the record cannot follow; the manifest is unchanged.
     pub fn apply(&mut self, record: &Record) -> Result<(), LogError> {
         let seq = record.seq;
         if record.volume != *self.volume() {
@@ -175,7 +175,7 @@ impl Manifest {
                 }
                 self.check_size(seq, *sectors)?;
                 self.sectors = *sectors;
-                // An attach has moved away what was invalidated.
+                // An attach moves the invalidated sides to the node's header.
                 self.invalidated = SideSet::NONE;
                 let attach = Attach { epoch: record.epoch, nonce: record.nonce, seq };
                 self.writers.attach(attach, record.unix_ms, node, displaced.as_ref());
@@ -220,7 +220,7 @@ impl Manifest {
                     self.data_seq = seq;
                 }
                 self.invalidated = self.invalidated.or(*invalidated);
-                // A record with merges alone holds nothing that a map could lack.
+                // A record with only merges has no data that a map could lack.
                 if !segments.is_empty() {
                     self.covered = self.covered.after(record.nonce, *generation);
                 }
@@ -238,7 +238,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// The volume begins with what a snapshot of another one holds.
+    /// Begins the volume with the content of another volume's snapshot.
     fn inherit(&mut self, fork: &Fork, sectors: u64) -> Result<(), LogError> {
         let volume = self.volume().clone();
         let lineage = fork.lineage(volume).filter(|_| sectors >= fork.sectors);
@@ -249,7 +249,7 @@ impl Manifest {
     }
 
     /// # Errors
-    /// [`LogError::Shrunk`] when the volume is larger than the record at `seq` says.
+    /// [`LogError::Shrunk`] if the volume is larger than the size in the record at `seq`.
     fn check_size(&self, seq: Seq, sectors: u64) -> Result<(), LogError> {
         if sectors < self.sectors {
             return Err(LogError::Shrunk { seq, from: self.sectors, to: sectors });
@@ -258,7 +258,7 @@ impl Manifest {
     }
 
     /// # Errors
-    /// [`LogError`] when the record at `seq`, with which the volume has `sectors`, cannot add one of
+    /// [`LogError`] if the record at `seq`, with which the volume has `sectors`, cannot add one of
     /// `segments`, or the chunks `held`.
     fn check_segments(
         &self,
@@ -284,12 +284,12 @@ impl Manifest {
     /// Checks that the next record can carry `merges`.
     ///
     /// # Errors
-    /// [`LogError`] when it cannot.
+    /// [`LogError`] if it cannot.
     pub fn check_merges(&self, merges: &[Merge]) -> Result<(), LogError> {
         self.with_merges(self.seq.next(), merges).map(drop)
     }
 
-    /// The list of snapshots after `record`, with which the volume has `sectors` and which changes it so.
+    /// Returns the list of snapshots after `record` with this change; the volume then has `sectors`.
     fn with_snapshots(
         &self,
         record: &Record,
@@ -301,10 +301,10 @@ impl Manifest {
         change.applied(&self.snapshots, own).ok_or(LogError::Snapshots(seq))
     }
 
-    /// The list with the output of each merge in the place of its inputs.
+    /// Returns the list with each merge's output in place of its inputs.
     ///
     /// # Errors
-    /// [`LogError`] when the record at `seq` cannot carry one of `merges`.
+    /// [`LogError`] if the record at `seq` cannot carry one of `merges`.
     fn with_merges(&self, seq: Seq, merges: &[Merge]) -> Result<Runs, LogError> {
         let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
         let mut runs = Runs::clone(&self.runs);
@@ -338,11 +338,11 @@ impl Manifest {
         self.runs = self.runs.with(list);
     }
 
-    /// The state after the detach record `record`, whose root this is. `checkpointed` is the newest
-    /// checkpoint that is known: records are counted from there, as after any other reading of the log.
+    /// Returns the state after the detach record `record`, which has this root. `checkpointed` is the
+    /// newest known checkpoint: records are counted from it, as after any other way to read the log.
     ///
     /// # Errors
-    /// As of [`Manifest::apply`].
+    /// Those of [`Manifest::apply`].
     pub fn detached_by(mut self, record: &Record, checkpointed: Seq) -> Result<Self, LogError> {
         self.checkpointed = checkpointed;
         self.apply(record)?;

@@ -72,7 +72,7 @@ fn runs_stand_newest_first_and_a_checkpoint_keeps_them() {
     assert_eq!(read, Manifest { checkpointed: Seq(4), ..manifest });
 }
 
-/// A replaced writer may have written what the log never had: a detach and a checkpoint do not hide it.
+/// A replaced writer may have written data that never reached the log: detach and checkpoint do not hide it.
 #[test]
 fn a_replaced_writer_is_remembered() {
     let mut manifest = attached();
@@ -160,7 +160,7 @@ fn a_segment_of_chunks_that_no_volume_has_is_refused() {
     assert!(Record::decode(&altered.encode()).unwrap_err().to_string().contains("chunk count"));
 }
 
-/// Once the log has passed a place, no object of that place is ever added: a collector may rest on it.
+/// Once the log has passed a place, no object with that place is ever added: a sweep may rely on it.
 #[test]
 fn an_object_is_not_added_behind_its_place() {
     let mut manifest = attached();
@@ -234,7 +234,7 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
 /// The place of the first merge of the writer of [`attached`].
 const OPEN: Place = Place::first_merge(Epoch(1));
 
-/// A merge of the segments from `newest` to `oldest`, both by name.
+/// Returns a merge of the segments from `newest` to `oldest`, both by name.
 fn merge(place: Place, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
     let output = RunRef {
         id: RunId::new(place, 1, [99; 10]),
@@ -248,7 +248,7 @@ fn merge(place: Place, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
     Merge { newest: id(newest).0, oldest: id(oldest).0, output }
 }
 
-/// A change with one segment of this name.
+/// Returns a change with one segment of this name.
 fn merging(name: u8, merges: Vec<Merge>) -> Body {
     let segments = vec![segment(name, vec![(0, 1)])];
     Body::Change {
@@ -279,7 +279,7 @@ fn a_merge_takes_the_place_of_its_inputs() {
     assert_eq!(read.runs(), manifest.runs());
 }
 
-/// The output of a merge that a later one replaced was known as garbage only months later.
+/// Regression: the output of a merge that a later one replaced became known garbage only months later.
 #[test]
 fn a_record_closes_merges_for_all_later_ones() {
     let mut manifest = attached();
@@ -294,18 +294,18 @@ fn a_record_closes_merges_for_all_later_ones() {
     };
     let [second, third] = [OPEN.next(), OPEN.next().next()];
     assert!(!manifest.is_passed(OPEN));
-    // The record may still carry what it closes.
+    // The record may still carry merges that it closes.
     manifest.apply(&record(7, 1, closing(third, vec![merge(second, 2, 1, (0, 1))]))).unwrap();
     assert!(manifest.is_passed(OPEN) && manifest.is_passed(second) && !manifest.is_passed(third));
     let late = record(8, 1, closing(OPEN, vec![merge(second, 4, 3, (0, 1))]));
     assert!(matches!(manifest.apply(&late), Err(LogError::Place { .. })));
-    // No record opens them again.
+    // Records cannot reopen them.
     manifest.apply(&record(8, 1, closing(OPEN, vec![]))).unwrap();
     let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
     assert!(read.is_passed(second) && !read.is_passed(third));
     let far = Place::from_stored(OPEN.stored() + 1_000_000);
     assert!(!read.is_passed(far));
-    // No other writer carries them.
+    // Other writers cannot carry them.
     let mut replaced = manifest.clone();
     replaced.apply(&attach(9, 2)).unwrap();
     manifest.apply(&record(9, 1, Body::Detach { root: None })).unwrap();
@@ -335,7 +335,7 @@ fn a_merge_that_does_not_fit_the_list_changes_nothing() {
     }
 }
 
-/// A sweep that read the log of a fork before its marks relies on it.
+/// A sweep that read the log of a fork before its marks relies on this.
 #[test]
 fn no_record_adds_an_object_of_another_volume() {
     let mut manifest = attached();
@@ -355,7 +355,7 @@ fn no_record_adds_an_object_of_another_volume() {
     }
 }
 
-/// The commit that carries the growth of a volume may hold data behind its former end.
+/// The commit that carries the growth of a volume may hold data past its former end.
 #[test]
 fn a_change_makes_the_volume_larger_and_never_smaller() {
     let mut manifest = attached();
@@ -458,7 +458,7 @@ fn a_list_of_snapshots_changes_only_as_it_can() {
     assert_eq!(manifest.apply(&taken(5, 1, 7, &[])), Err(LogError::Snapshots(Seq(5))));
 }
 
-/// A record without a writer would take the place of the one that the writer is about to make.
+/// A record without a writer would take the position of the next record of an attached writer.
 #[test]
 fn the_control_plane_changes_only_detached_lists_of_snapshots() {
     let mut manifest = attached();
@@ -477,7 +477,7 @@ fn the_control_plane_changes_only_detached_lists_of_snapshots() {
     assert!(!manifest.takes_control_records());
 }
 
-/// Two that take a snapshot of one place at the same time store the same root.
+/// Two processes that take the same snapshot concurrently store the same root.
 #[test]
 fn a_root_says_only_what_the_volume_holds() {
     let mut manifest = attached();

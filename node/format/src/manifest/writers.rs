@@ -1,4 +1,4 @@
-//! The writers that a volume's log names: the attached one, and the attaches before it.
+//! The writers in a volume's log: the attached one, and earlier attaches.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ pub(super) struct Attach {
 /// The writers of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Writers {
-    /// The newest attach was not followed by its detach.
+    /// True if the newest attach was not followed by its detach.
     pub(super) attached: bool,
     /// Node of the newest attach.
     pub(super) node: String,
@@ -27,19 +27,19 @@ pub(super) struct Writers {
     pub(super) since_unix_ms: u64,
     /// The writer that it displaced.
     pub(super) displaced: Option<Displaced>,
-    /// A writer was ever replaced.
+    /// True if a writer was ever replaced.
     pub(super) replaced: bool,
     /// Oldest first, at most [`REMEMBERED_ATTACHES`].
     attaches: VecDeque<Attach>,
 }
 
 impl Writers {
-    /// The newest attach.
+    /// Returns the newest attach.
     pub(super) fn newest(&self) -> Option<&Attach> {
         self.attaches.back()
     }
 
-    /// The writer of `attach`, made at `unix_ms` (milliseconds since 1970), is attached from here on.
+    /// Attaches the writer of `attach`, created at `unix_ms` (milliseconds since 1970).
     pub(super) fn attach(&mut self, attach: Attach, unix_ms: u64, node: &str, displaced: Option<&Displaced>) {
         self.attached = true;
         node.clone_into(&mut self.node);
@@ -52,7 +52,7 @@ impl Writers {
         }
     }
 
-    /// The attach that follows this one, if any; `None` where the log does not hold this one.
+    /// Returns the attach that follows this one, if any; the outer `None` if the log does not have this one.
     pub(super) fn next_after(&self, epoch: Epoch, nonce: Nonce) -> Option<Option<&Attach>> {
         let mut from_it = self.attaches.iter().skip_while(|at| at.epoch != epoch || at.nonce != nonce);
         from_it.next()?;
@@ -74,12 +74,12 @@ impl Writers {
             && self.attaches.iter().filter(|at| at.epoch > epoch).all(|at| nonces.contains(&at.nonce))
     }
 
-    /// Returns true if the record at `seq` is an attach that is remembered.
+    /// Returns true if the record at `seq` is a remembered attach.
     pub(super) fn has_attach_at(&self, seq: Seq) -> bool {
         self.attaches.iter().any(|at| at.seq == seq)
     }
 
-    /// Returns true if `seq` is older than all attaches that are remembered, and others were before them.
+    /// Returns true if `seq` is older than all remembered attaches, and earlier ones were dropped.
     pub(super) fn forgot(&self, seq: Seq) -> bool {
         self.oldest_if_full().is_some_and(|oldest| seq < oldest.seq)
     }
@@ -88,7 +88,7 @@ impl Writers {
         self.attaches.front().filter(|_| self.attaches.len() == REMEMBERED_ATTACHES)
     }
 
-    /// Appends what is known of the newest attach.
+    /// Appends the data of the newest attach.
     pub(super) fn put_newest(&self, out: &mut Vec<u8>) {
         wire::put_text(out, &self.node);
         out.extend_from_slice(&self.since_unix_ms.to_le_bytes());

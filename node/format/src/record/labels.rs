@@ -1,5 +1,4 @@
-//! Labels of a create record and of a snapshot: what they were made for, in names that a new cluster can
-//! read.
+//! Labels of a create record and of a snapshot: their purpose, in names that a new cluster can interpret.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,14 +6,14 @@ use std::fmt;
 use crate::limit::MAX_LABEL_BYTES;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
-/// Names and values, ascending by name. With their length bytes they take [`MAX_LABEL_BYTES`] at most.
+/// Names and values, ascending by name. With their length bytes they take at most [`MAX_LABEL_BYTES`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Labels(BTreeMap<String, String>);
 
 /// The object that a volume was created for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// Uid of its cluster; `None` for a volume of the command line.
+    /// Uid of its cluster; `None` for a volume created on the command line.
     pub cluster: Option<String>,
     /// Its name.
     pub volume: Option<String>,
@@ -42,7 +41,7 @@ impl Labels {
     pub const CLAIM_NAME: &str = "claimName";
     /// Name of its StorageClass.
     pub const STORAGE_CLASS: &str = "storageClass";
-    /// File system that its pods ask for; absent for a raw device.
+    /// File system that its pods request; absent for a raw device.
     pub const FS_TYPE: &str = "fsType";
 
     /// Name of the VolumeSnapshot object, which is the handle of the snapshot in CSI.
@@ -52,24 +51,24 @@ impl Labels {
     /// Name of the user's VolumeSnapshot.
     pub const USER_SNAPSHOT_NAME: &str = "userSnapshotName";
 
-    /// Purpose of a snapshot that no user asked for: [`Labels::FOR_CLONE`] or [`Labels::FOR_READERS`].
+    /// Purpose of a snapshot without a user's request: [`Labels::FOR_CLONE`] or [`Labels::FOR_READERS`].
     pub const MADE_FOR: &str = "madeFor";
     /// It was taken for a clone of the volume.
     pub const FOR_CLONE: &str = "clone";
     /// It was taken for the nodes that read the volume.
     pub const FOR_READERS: &str = "readers";
 
-    /// Bytes of the longest object that [`Labels::encode`] makes.
+    /// Maximum bytes of the object that [`Labels::encode`] creates.
     pub const MAX_ENCODED_BYTES: usize = wire::ENVELOPE_BYTES + MAX_LABEL_BYTES;
 
-    /// The object that the volume was created for.
+    /// Returns the object for which the volume was created.
     pub fn origin(&self) -> Origin {
         let owned = |name| self.get(name).map(str::to_owned);
         Origin { cluster: owned(Self::CLUSTER), volume: owned(Self::VOLUME) }
     }
 
-    /// Adds a label, and returns true; returns false, and adds nothing, where it is empty, is there already
-    /// or does not fit.
+    /// Adds a label and returns true; returns false, and adds nothing, if it is empty, already present or
+    /// too long.
     pub fn insert(&mut self, name: &str, value: &str) -> bool {
         let is_text = |text: &str| (1..=255).contains(&text.len());
         let fits = self.bytes() + bytes_of(name, value) <= MAX_LABEL_BYTES;
@@ -80,19 +79,19 @@ impl Labels {
         is_new
     }
 
-    /// The value of the label of that name.
+    /// Returns the value of the label with this name.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// The labels as an object of their own: the origin of a snapshot.
+    /// Returns the labels as a separate object: the origin of a snapshot.
     pub fn encode(&self) -> Vec<u8> {
         let mut payload = Vec::new();
         self.put(&mut payload);
         wire::enclose(Kind::Origin, &payload)
     }
 
-    /// Reads what [`Labels::encode`] made.
+    /// Reads the result of [`Labels::encode`].
     ///
     /// # Errors
     /// The first violation of the format.
@@ -130,7 +129,7 @@ impl Labels {
     }
 }
 
-/// Bytes that a label takes in a record.
+/// Returns the size of a label in a record, in bytes.
 fn bytes_of(name: &str, value: &str) -> usize {
     2 + name.len() + value.len()
 }

@@ -1,8 +1,8 @@
-//! The part of a turn of a ring thread that memory volumes take.
+//! The share of memory volumes in a turn of a ring thread.
 //!
-//! Their requests are the thread's own work: a codec takes up to 30 us for a page. Without a bound, a queue of
-//! 64 requests of 128 KiB kept all other volumes of the thread waiting for as long as it took to compress 8
-//! MiB. So a turn serves few bytes, and the next one begins at once, with whatever has come for others.
+//! The thread itself does the work of their requests: a codec takes up to 30 us per page. Without a bound, a
+//! queue of 64 requests of 128 KiB blocked all other volumes of the thread while it compressed 8 MiB. So a turn
+//! serves few bytes, and the next turn follows immediately and includes new completions of other volumes.
 //!
 //! Owns: the requests that wait for a turn. Runs on: the ring thread. No allocation for a request once as many
 //! waited at once.
@@ -18,7 +18,7 @@ pub(super) struct MemoryTurn<R> {
     left_bytes: u64,
     /// Each with its length.
     waiting: VecDeque<(R, u64)>,
-    /// The call for the next turn is in the ring.
+    /// The next turn is scheduled.
     is_called: bool,
 }
 
@@ -29,7 +29,7 @@ impl<R> Default for MemoryTurn<R> {
 }
 
 impl<R> MemoryTurn<R> {
-    /// Hands a request back that this turn serves, and keeps one that is for a later turn.
+    /// Returns the request if this turn serves it; otherwise keeps it for a later turn.
     #[inline]
     pub(super) fn admit(&mut self, request: R, len_bytes: u64) -> Option<R> {
         if self.waiting.is_empty() && self.takes(len_bytes) {
@@ -39,7 +39,7 @@ impl<R> MemoryTurn<R> {
         None
     }
 
-    /// The next of those that wait, if this turn serves it.
+    /// Returns the next waiting request if this turn serves it.
     pub(super) fn next(&mut self) -> Option<R> {
         let &(_, len_bytes) = self.waiting.front()?;
         if !self.takes(len_bytes) {
@@ -48,7 +48,7 @@ impl<R> MemoryTurn<R> {
         self.waiting.pop_front().map(|(request, _)| request)
     }
 
-    /// A turn is over. Returns the first of those that wait, if the ring is to be given a call for its turn.
+    /// Ends a turn. Returns the first waiting request if the caller must schedule another turn.
     #[inline]
     pub(super) fn end(&mut self) -> Option<&R> {
         self.left_bytes = MEMORY_TURN_BYTES;
@@ -56,12 +56,12 @@ impl<R> MemoryTurn<R> {
         (!std::mem::replace(&mut self.is_called, true)).then_some(first)
     }
 
-    /// The call came back.
+    /// Records that the scheduled turn has begun.
     pub(super) const fn called(&mut self) {
         self.is_called = false;
     }
 
-    /// Hands out all that wait, for the thread to leave.
+    /// Removes all waiting requests, for a thread that leaves.
     pub(super) fn leave(&mut self) -> impl Iterator<Item = R> {
         self.waiting.drain(..).map(|(request, _)| request)
     }
@@ -81,7 +81,7 @@ mod tests {
 
     const REQUEST: u64 = MEMORY_TURN_BYTES / 2;
 
-    /// Found by reading: a queue of large requests kept each other volume of its thread waiting for all of it.
+    /// Regression: a queue of large requests blocked the other volumes of its thread until all were served.
     #[test]
     fn a_turn_serves_few_bytes_and_the_next_one_follows() {
         let mut turn = MemoryTurn::default();
@@ -89,7 +89,7 @@ mod tests {
         let now: Vec<u32> = (0..7).filter_map(|request| turn.admit(request, REQUEST)).collect();
         assert_eq!(now, [0, 1]);
         assert_eq!(turn.end(), Some(&2));
-        assert_eq!(turn.end(), None, "one call is in the ring");
+        assert_eq!(turn.end(), None, "one is scheduled");
         assert_eq!(turn.admit(7, 0), None, "others came before");
         for expected in [vec![2, 3], vec![4, 5], vec![6, 7]] {
             turn.called();

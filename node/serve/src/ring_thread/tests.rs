@@ -93,11 +93,10 @@ fn new_volume(requests: u32) -> NewVolume {
         unix_ms_at_zero: 0,
     };
     let run = tempfile::tempdir_in("/dev/shm").unwrap();
-    let file = File::options().read(true).write(true).create_new(true).open(run.path().join("live")).unwrap();
-    file.set_len(map_bytes(SECTORS)).unwrap();
+    let live = File::options().read(true).write(true).create_new(true).open(run.path().join("live")).unwrap();
+    live.set_len(map_bytes(SECTORS)).unwrap();
     // SAFETY: a file of this test alone, for whose pages there is memory.
-    let live_map = unsafe { LiveMap::map(file) }.unwrap();
-    let live = live_map.file().try_clone().unwrap();
+    let live_map = unsafe { LiveMap::map(&live) }.unwrap();
     let manifest = Manifest::empty(volume.clone());
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
     let planned = start.make(setup, live_map).unwrap();

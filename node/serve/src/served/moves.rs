@@ -6,9 +6,9 @@
 //!     └──────► waits, in order ── another one ended ──► to the ring
 //! ```
 //!
-//! A disk takes requests in the order in which it gets them. Without a bound, a program with 128 requests of
-//! 1 MiB in flight has 128 MiB before each request of another volume. Small moves begin at once: a full queue
-//! of them is no more than the bound.
+//! A disk serves its queue in order. Without a bound, a program with 128 requests of 1 MiB in flight puts 128
+//! MiB in front of each request of another volume. Small moves begin at once: a full queue of them does not
+//! exceed the bound.
 //!
 //! Owns: the moves that wait. Does not own: their requests, which stay with their queue.
 //! Invariants: while a move waits, another one is in flight; moves that wait begin in order.

@@ -1,7 +1,7 @@
 //! Scenarios in which one write fails, and the checks after each.
 //!
-//! Owns: the choice of the write and of its failure; what must be possible while it lasts, and after it.
-//! A scenario ends with the write that fails. The process lives on, with that failure.
+//! Owns: the choice of the write and of its failure; the checks while the failure lasts, and afterwards.
+//! A scenario ends with the failed write. The process survives with that failure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::world::{Faults, World};
 
 /// Steps of a host while a condition lasts.
 const STEPS: usize = 120;
-/// Steps in which a full disk must have committed what was dirty.
+/// Steps within which a full disk must have committed its dirty data.
 const PATIENCE: usize = 5000;
 
 /// One failure.
@@ -23,7 +23,7 @@ const PATIENCE: usize = 5000;
 pub struct RefusedWrite {
     /// The scenario.
     pub scenario: Scenario,
-    /// Decides the rest.
+    /// Seed of all other choices.
     pub seed: u64,
     /// The write, and its failure.
     pub strike: Strike,
@@ -31,12 +31,12 @@ pub struct RefusedWrite {
 
 fn world(scenario: Scenario, seed: u64) -> World {
     let mut world = scenario.world(seed);
-    // What is evicted there is read back through slots.
+    // Evicted data is read back through slots.
     world.terms.has_slab = scenario == Scenario::Cramped;
     world
 }
 
-/// Counts the writes of each kind in `scenario` when none is made to fail.
+/// Counts the writes of each kind in `scenario` without a failure.
 pub fn writes(scenario: Scenario, seed: u64) -> BTreeMap<WriteStep, u64> {
     let mut world = world(scenario, seed);
     assert_eq!(scenario.play(&mut world), Ok(()), "nothing ends it");
@@ -44,11 +44,11 @@ pub fn writes(scenario: Scenario, seed: u64) -> BTreeMap<WriteStep, u64> {
 }
 
 impl RefusedWrite {
-    /// Plays up to the failure, continues until it is over and after it, and compares with the model: on the
-    /// same host, from the store alone, on another host.
+    /// Runs up to the failure and past it, and compares with the model: on the same host, from the store
+    /// alone, on another host.
     ///
     /// # Errors
-    /// The invariant that does not hold.
+    /// The violated invariant.
     pub fn run(self) -> Result<(), Violation> {
         violation::catch(|| {
             let mut world = world(self.scenario, self.seed);
@@ -72,7 +72,7 @@ impl RefusedWrite {
                 world.end_strike();
             }
             if world.is_detaching(home) {
-                // Its client asks for nothing more.
+                // Its client sends no more requests.
                 drive::detach(&mut world, home);
             }
             drive::check_everywhere(&mut world, home, other);
@@ -80,7 +80,7 @@ impl RefusedWrite {
     }
 }
 
-/// A file system that is full delays no commit: it is commits that make room.
+/// A full file system delays no commit, because commits free space.
 fn commits_meanwhile(world: &mut World, host: usize) {
     let Some(begun) = world.status(host).map(|status| status.seal.begun) else { return };
     world.commit_soon(host, true);
@@ -96,7 +96,7 @@ fn commits_meanwhile(world: &mut World, host: usize) {
     Invariant::ComesToRest.broken(&format!("a full disk keeps dirty data: {:?}", world.status(host)));
 }
 
-/// Names it, to find it again in [`refuse_each`].
+/// Writes its name, to find it again in [`refuse_each`].
 impl fmt::Display for RefusedWrite {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scenario, seed, strike: Strike { step, visit, condition, lasts } } = self;
@@ -105,20 +105,20 @@ impl fmt::Display for RefusedWrite {
     }
 }
 
-/// Findings of [`refuse_each`].
+/// Results of [`refuse_each`].
 #[derive(Debug, Default)]
 pub struct Refused {
-    /// Writes of each kind that were made to fail.
+    /// Writes of each kind that failed.
     pub writes: BTreeMap<WriteStep, u64>,
-    /// Failures that were played.
+    /// Number of failures.
     pub total: u64,
-    /// Those after which something did not come to rest, or did not commit.
+    /// Failures after which the volume did not come to rest, or did not commit.
     pub stuck: Vec<(RefusedWrite, Violation)>,
-    /// Those after which another invariant did not hold.
+    /// Failures after which another invariant was violated.
     pub lost: Vec<(RefusedWrite, Violation)>,
 }
 
-/// Fails each write of `scenarios` in every way, once and lasting.
+/// Fails each write of `scenarios` in every way, once and permanently.
 pub fn refuse_each(scenarios: &[Scenario], seed: u64) -> Refused {
     let mut found = Refused::default();
     for &scenario in scenarios {

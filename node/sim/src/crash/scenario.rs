@@ -1,5 +1,5 @@
-//! Scenarios up to a death. Small on purpose: few sectors of few map pages are written between two syncs, so
-//! that every outcome of a power cut can be tried.
+//! Scenarios up to a death. They are small, with few sectors of few map pages written between two syncs,
+//! so that every outcome of a power cut can be tried.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::round_size::RoundSize;
@@ -18,64 +18,64 @@ use crate::world::{Faults, World};
 pub(super) const HOSTS: usize = 2;
 /// One chunk, two map pages.
 const SECTORS: u64 = 5000;
-/// Each map page is a group of its own, and the journal has room for one record.
+/// Each map page is a separate group, and the journal has room for one record.
 const ONE_BY_ONE: RoundSize =
     RoundSize { copied: 1, journaled: 1, written: 1, saved: 1, journal_slots: Some(2) };
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, max_bytes: 24 * 4096, max_age_ms: 10_000 };
 
-/// A story with its own points.
+/// A fixed sequence of events that reaches certain crash points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scenario {
     /// Writes, flushes, zeroes; seals, commits and a checkpoint; the detach.
     Life,
-    /// The process dies, once with a record in flight, once while it detaches.
+    /// The process dies, once with a record in flight, once during its detach.
     Takeover,
-    /// The host dies with both sides dirty, and what it left is committed.
+    /// The host dies with both sides dirty, and their data is committed.
     Recovery,
-    /// Creates are answered ambiguously.
+    /// Creates get ambiguous answers.
     Doubt,
-    /// Another host takes the volume, and the first one finds out.
+    /// Another host takes the volume, and the first one detects it.
     Rival,
     /// Local reads, writes and syncs fail.
     BadDisk,
-    /// The sides may hold little.
+    /// The sides are limited to little data.
     Cramped,
     /// Two hosts attach at once.
     Race,
-    /// The host's clean data is stored again.
+    /// The host's clean data is uploaded again.
     Repair,
     /// Flushes wait for their commit.
     Object,
-    /// FUA writes: beside flushes and discards, over each other, across the death of the process, and last
-    /// without a flush.
+    /// FUA writes: concurrent with flushes and discards, overlapping, across a crash of the process, and
+    /// last without a flush.
     Fua,
-    /// FUA writes wait for their commit, and another host takes the volume meanwhile.
+    /// FUA writes wait for their commit, and another host takes the volume in the meantime.
     ObjectFua,
-    /// Map pages of a round are copied while others of it are on their way to the disk, and sectors of theirs
-    /// are written.
+    /// Map pages of a round are copied while others of it are in flight to the disk, and their sectors are
+    /// written.
     Groups,
-    /// The journal of the durable map: it fills up and begins again, a process takes it over, and what it
-    /// describes is evicted.
+    /// The journal of the durable map: it fills up and restarts, a process takes it over, and the data
+    /// that it describes is evicted.
     Journal,
-    /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
+    /// The local disk cannot read data to upload, once before and once after the loss of the host.
     Corruption,
     /// Commits whose runs are merged.
     Merges,
-    /// A read of an object takes so long that runs are merged meanwhile, and a sweep deletes it.
+    /// A read of an object takes so long that runs are merged, and a sweep deletes the object.
     SweptRead,
-    /// Snapshots: one that a commit carries, one of a volume in which nothing is dirty while a seal begins,
-    /// one that the detach waits for.
+    /// Snapshots: one that a commit carries, one of a clean volume while a seal begins, one that the
+    /// detach waits for.
     Snapshots,
-    /// The volume grows while it is served: by a record of its own, and by one that a commit makes.
+    /// The serving volume grows: by a separate record, and by that of a commit.
     Growth,
-    /// A process that attaches stands still until the place of its record was truncated.
+    /// An attaching process pauses until the position of its record was truncated.
     Sleeper,
-    /// The bucket is backed up before a commit whose round the death interrupts, and set back after it.
+    /// The bucket is backed up before a commit whose round the death interrupts, and restored after it.
     SetBack,
-    /// A round tears the slot of a map page; the journal could take that page in the next one.
+    /// A round tears the slot of a map page, which the journal could take in the next one.
     TornSlot,
-    /// The control plane takes snapshots of a detached volume: where the mark of another one is, where the
-    /// root of another one is, and while another control plane and then a writer extend the log.
+    /// The control plane takes snapshots of a detached volume: at a position with the mark of another one, at
+    /// one with the root of another one, and while another control plane and then a writer extend the log.
     Control,
 }
 
@@ -110,8 +110,8 @@ impl Scenario {
         Self::Control,
     ];
 
-    /// The scenario that meets a missing safeguard, where what goes wrong does so only at a death between two
-    /// certain steps, or in an order of steps that chance does not come to.
+    /// Returns the scenario that reveals a missing safeguard, if the failure needs a death between two
+    /// certain steps, or an order of steps that random runs do not reach.
     pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
         match bug {
             Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
@@ -179,7 +179,7 @@ impl Scenario {
             }
             Self::Object | Self::ObjectFua => world.set_durability(Durability::Object),
             Self::Sleeper => world.shorten_log(1),
-            // A record is worth its slot for two pages.
+            // A record justifies its slot with two pages.
             Self::TornSlot => world.slice_rounds(RoundSize {
                 copied: 4,
                 journaled: 4,
@@ -241,7 +241,7 @@ fn life(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Flush, 0, 0)])?;
     stage.ask(&[(Op::Write, 1, 2), (Op::Discard, 4094, 3), (Op::Write, 4999, 1)])?;
     stage.ask(&[(Op::Flush, 0, 0), (Op::Write, 3, 1)])?;
-    // Enough for a seal, which is committed while the rest comes.
+    // Enough for a seal, which is committed while the rest is written.
     stage.ask(&[(Op::Write, 30, 8), (Op::Write, 2, 1)])?;
     stage.ask(&[(Op::Write, 31, 1), (Op::WriteZeroes, 0, 1), (Op::Flush, 0, 0)])?;
     stage.ask(&[(Op::Write, 32, 1), (Op::Flush, 0, 0)])?;
@@ -309,7 +309,7 @@ fn swept_read(stage: &mut Stage<'_>) -> Played {
     stage.evict_all()?;
     stage.issue(&[(Op::Read, 0, 4)])?;
     stage.until_beside_reads(|world| world.asks_store(0, |ask| matches!(ask, StoreAsk::GetRange { .. })))?;
-    // All that the first segment has is hidden, then merged: the third commit carries that.
+    // All data of the first segment is overwritten, then merged: the third commit carries that.
     stage.issue(&[(Op::Write, 0, 12)])?;
     stage.until_beside_reads(World::stores_a_merge)?;
     stage.issue(&[(Op::Write, 20, 12)])?;
@@ -329,7 +329,7 @@ fn rival(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 0, 12)])?;
     stage.until(|world| world.holds_a_commit())?;
     stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
-    // Quiet for long enough to look, with no other writer there.
+    // Quiet for long enough to probe the log, without another writer.
     for _ in 0..24 {
         stage.step()?;
     }
@@ -337,9 +337,9 @@ fn rival(stage: &mut Stage<'_>) -> Played {
     stage.host = 1;
     stage.ask(&[(Op::Write, 3, 2), (Op::Flush, 0, 0)])?;
     stage.host = 0;
-    // It would commit by now, or look.
+    // By now it would commit, or probe.
     stage.until(|world| world.is_fenced(0))?;
-    // What it never uploaded is preserved when it comes again.
+    // Its data that was not uploaded is preserved when it returns.
     stage.until(|world| !world.has_device(0))?;
     stage.ask(&[(Op::Read, 0, 8)])
 }
@@ -363,12 +363,12 @@ fn bad_disk(stage: &mut Stage<'_>) -> Played {
 }
 
 fn cramped(stage: &mut Stage<'_>) -> Played {
-    // All that is there is evicted at once.
+    // All local data is evicted at once.
     stage.ask(&[(Op::Write, 0, 24)])?;
     stage.until(|world| world.held(0) == 0)?;
     for round in 0..5 {
         stage.ask(&[(Op::Write, round * 7, 8), (Op::Write, 4090 + round, 4), (Op::Flush, 0, 0)])?;
-        // Between them something is sealed, committed and evicted.
+        // In between, data is sealed, committed and evicted.
         for _ in 0..30 {
             stage.step()?;
         }
@@ -440,7 +440,7 @@ fn groups(stage: &mut Stage<'_>) -> Played {
         stage.until(committed)?;
     }
     stage.ask(&[(Op::Write, 0, 1), (Op::Write, 4200, 1)])?;
-    // It is written when the first page of a round was copied, and the side synced for it.
+    // Written after the first page of a round was copied, and the side synced for it.
     stage.issue(&[(Op::Flush, 0, 0)])?;
     stage.ask(&[(Op::Write, 4096, 1)])?;
     stage.ask(&[(Op::Write, 4201, 1), (Op::Write, 1, 1)])?;
@@ -454,7 +454,7 @@ fn journal(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Read, 0, 1)])?;
     stage.grow(CHUNK_SECTORS + SECTORS)?;
     stage.until(|world| world.device_sectors(0) == Some(CHUNK_SECTORS + SECTORS))?;
-    // There is no room for the third: both pages are written.
+    // The third does not fit: both pages are written.
     for start in [CHUNK_SECTORS, SECOND, SECOND + 1, CHUNK_SECTORS + 1] {
         stage.ask(&[(Op::Write, start, 1)])?;
         stage.ask(&[(Op::Flush, 0, 0)])?;
@@ -465,7 +465,7 @@ fn journal(stage: &mut Stage<'_>) -> Played {
     stage.world.kill(0);
     stage.ask(&[(Op::Write, 0, 1)])?;
     stage.ask(&[(Op::Flush, 0, 0)])?;
-    // Nothing stays on the sides.
+    // The sides are empty afterwards.
     stage.ask(&[(Op::Write, CHUNK_SECTORS + 4, 12)])?;
     stage.world.limit_cache(0);
     stage.until(|world| world.held(0) == 0)?;
@@ -519,7 +519,7 @@ fn growth(stage: &mut Stage<'_>) -> Played {
     stage.grow(2 * SECTORS)?;
     stage.until(has(2 * SECTORS))?;
     stage.ask(&[(Op::Write, SECTORS - 1, 2), (Op::Write, 2 * SECTORS - 1, 1), (Op::Flush, 0, 0)])?;
-    // Another chunk, while something is committed.
+    // Another chunk, during a commit.
     stage.issue(&[(Op::Write, 20, 12)])?;
     stage.until(|world| world.status(0).is_some_and(|status| status.seal.in_progress))?;
     stage.grow(CHUNK_SECTORS + 2)?;
@@ -552,12 +552,12 @@ fn set_back(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
     stage.ask(&[(Op::Write, 20, 12)])?;
     stage.until(committed)?;
-    // Its round says that what the backup lacks is clean.
+    // Its round marks data as clean that the backup lacks.
     stage.ask(&[(Op::Write, 40, 1), (Op::Write, 4200, 1), (Op::Flush, 0, 0)])
 }
 
 fn torn_slot(stage: &mut Stage<'_>) -> Played {
-    // Each page is alone in its round: slots take it.
+    // Each page is alone in its round: it goes to a slot.
     for page in [0, 4096] {
         stage.ask(&[(Op::Write, page, 1)])?;
         stage.ask(&[(Op::Flush, 0, 0)])?;
@@ -566,7 +566,7 @@ fn torn_slot(stage: &mut Stage<'_>) -> Played {
     stage.world.set_faults(Faults { local: Some(1), ..Faults::default() });
     stage.ask(&[(Op::Flush, 0, 0)])?;
     stage.world.set_faults(Faults::default());
-    // Both pages are worth a record, and the header says for the first time that there is a journal.
+    // Both pages justify a record, and the header mentions the journal for the first time.
     stage.ask(&[(Op::Write, 4097, 1)])?;
     stage.ask(&[(Op::Flush, 0, 0)])?;
     stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
@@ -584,7 +584,7 @@ fn control(stage: &mut Stage<'_>) -> Played {
     stage.world.leave_root();
     stage.world.begin_control_snapshot(false);
     stage.end_control()?;
-    // One that pauses until the place of its record was truncated.
+    // This one pauses until the position of its record was truncated.
     stage.world.begin_control_snapshot(false);
     stage.control_until(World::control_creates_record)?;
     stage.world.take_control_snapshot();
@@ -598,7 +598,7 @@ fn control(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Read, 0, 4)])
 }
 
-/// True if host 0 has a log record in flight that carries a merge.
+/// Returns true if host 0 has a log record in flight that carries a merge.
 fn carries(world: &World) -> bool {
     world.asks_store(0, |ask| {
         let StoreAsk::Create { body, .. } = ask else { return false };
@@ -608,7 +608,7 @@ fn carries(world: &World) -> bool {
     })
 }
 
-/// True if host 0 has a log record in flight.
+/// Returns true if host 0 has a log record in flight.
 fn creates(world: &World) -> bool {
     is_creating(world, 0)
 }
@@ -617,7 +617,7 @@ fn is_creating(world: &World, host: usize) -> bool {
     world.asks_store(host, |ask| matches!(ask, StoreAsk::Create { .. }))
 }
 
-/// A scenario in progress, on the host that is driven.
+/// A scenario in progress, on the driven host.
 struct Stage<'a> {
     world: &'a mut World,
     host: usize,
@@ -643,7 +643,7 @@ impl Stage<'_> {
         panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
     }
 
-    /// The same while no object that was asked for comes.
+    /// Runs until `done`, without completing object reads.
     fn until_beside_reads(&mut self, done: impl Fn(&World) -> bool) -> Played {
         for _ in 0..2000 {
             if done(self.world) {
@@ -658,7 +658,7 @@ impl Stage<'_> {
         panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
     }
 
-    /// Nothing stays on the sides.
+    /// Evicts all data from the sides.
     fn evict_all(&mut self) -> Played {
         let host = self.host;
         self.world.limit_cache(0);
@@ -682,7 +682,7 @@ impl Stage<'_> {
         self.makes_progress()
     }
 
-    /// The control plane works until `done`.
+    /// Runs the control plane until `done`.
     fn control_until(&mut self, done: impl Fn(&World) -> bool) -> Played {
         while !done(self.world) {
             assert!(!self.world.control_is_idle(), "the control plane has ended");
@@ -692,7 +692,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The control plane comes to its end.
+    /// Runs the control plane to its end.
     fn end_control(&mut self) -> Played {
         self.control_until(World::control_is_idle)
     }

@@ -9,16 +9,16 @@ use crate::memory::Killed;
 
 thread_local! {
     static VISITS: RefCell<BTreeMap<CrashPoint, u64>> = const { RefCell::new(BTreeMap::new()) };
-    /// The point to end at, and how many visits of it are let pass.
+    /// The point to end at, and the number of visits to skip before.
     static ARMED: Cell<Option<(CrashPoint, u64)>> = const { Cell::new(None) };
     static STRUCK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, the crash points of this thread are watched.
+/// Watches the crash points of this thread during its lifetime.
 pub(super) struct Watch(());
 
 impl Watch {
-    /// With `armed`, the process ends at that visit of that point, counted from zero.
+    /// Begins to watch. With `armed`, the process ends at that visit of that point, counted from zero.
     pub(super) fn begin(armed: Option<(CrashPoint, u64)>) -> Self {
         VISITS.take();
         ARMED.set(armed);
@@ -38,7 +38,7 @@ impl Drop for Watch {
     }
 }
 
-/// True if the process was ended.
+/// Returns true if the process was ended.
 pub(super) fn struck() -> bool {
     STRUCK.get()
 }

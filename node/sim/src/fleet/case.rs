@@ -1,4 +1,4 @@
-//! One run of a fleet: a seed, how many volumes and how long.
+//! One run of a fleet: a seed, the number of volumes and a length.
 
 use std::fmt;
 
@@ -8,27 +8,27 @@ use crate::case::{CaseOutcome, IDLE, shrink};
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
-/// A run of several volumes that can be repeated: the same case gives the same outcome.
+/// A reproducible run of several volumes: the same case gives the same outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FleetCase {
-    /// Decides everything that is not decided otherwise, the profile too.
+    /// Seed of all random choices, including the profile.
     pub seed: u64,
     /// Volumes on the same hosts.
     pub volumes: usize,
-    /// Requests, jobs, answers and deaths of all of them before everything is brought to rest and read.
+    /// Requests, jobs, answers and deaths of all volumes before the run is brought to rest and checked.
     pub operations: u64,
-    /// The bug that is planted.
+    /// The planted bug.
     pub bug: Option<Bug>,
 }
 
 impl FleetCase {
-    /// Runs it and keeps the last `story` lines of what happened to each volume.
+    /// Runs the case and keeps the last `story` lines of each volume's story.
     pub fn run(self, story: usize) -> CaseOutcome {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
-    /// The first of the `seeds` from 0 that notices that `bug` is planted, and what it sees: the invariant
-    /// that the bug is said to break, in a run that breaks none without it.
+    /// Returns the first of the `seeds` from 0 that detects the planted `bug`, and its violation: of the
+    /// invariant that the bug is declared to break, in a run that has no violation without it.
     pub fn that_finds(bug: Bug, seeds: u64, volumes: usize, operations: u64) -> Option<(Self, Violation)> {
         (0..seeds).find_map(|seed| {
             let case = Self { seed, volumes, operations, bug: Some(bug) };
@@ -38,8 +38,8 @@ impl FleetCase {
         })
     }
 
-    /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most
-    /// `tries` times. Returns what is left, or `None` when the case has no violation.
+    /// Removes steps of a case with a violation as long as a similar violation remains, with at most
+    /// `tries` runs. Returns the outcome, or `None` if the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<CaseOutcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
     }
@@ -61,7 +61,7 @@ impl FleetCase {
     }
 }
 
-/// The outcome of a run of these volumes, with the last `story` lines.
+/// Returns the outcome of a run of these volumes, with the last `story` lines.
 pub(super) fn outcome<'a>(
     volumes: impl IntoIterator<Item = &'a mut Schedule>,
     steps: u64,
@@ -98,7 +98,7 @@ pub(super) fn outcome<'a>(
     outcome
 }
 
-/// The command that repeats it.
+/// Writes the command that repeats the case.
 impl fmt::Display for FleetCase {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, volumes, operations, bug } = self;

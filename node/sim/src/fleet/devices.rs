@@ -1,4 +1,4 @@
-//! The daemon's way with the kernel's devices on one host: records in its run directory, one step at a time.
+//! The daemon's handling of the kernel's devices on one host, by records in its run directory.
 //!
 //! ```text
 //!   Begun --add--> Added --note the number--> Noted --start--> Serving --stop--> Stopped --clear the record--> Cleared --delete--> Gone
@@ -7,7 +7,7 @@
 //!     '--------- dead: clear the record -------------------------------------------------------------------------'
 //! ```
 //!
-//! Owns: the records, and what a process remembers of each volume's device. The process may die between any
+//! Owns: the records, and a process's knowledge of each volume's device. The process may die between any
 //! two steps.
 //! Invariant: a record with a number is written after the device was added and cleared before it is deleted.
 
@@ -23,7 +23,7 @@ use crate::invariant::Invariant;
 /// Record of an attached volume in the run directory.
 #[derive(Debug, Clone, Copy)]
 struct Record {
-    /// The tag of its device, known before there is one.
+    /// The tag of its device, known before the device exists.
     tag: u64,
     device: Option<u32>,
 }
@@ -31,9 +31,9 @@ struct Record {
 /// Progress of a process with the device of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The process has not looked at it.
+    /// The process has not checked it.
     Unknown,
-    /// An attach has not added it.
+    /// An attach has not added it yet.
     Begun,
     Added(u32),
     Noted(u32),
@@ -41,31 +41,31 @@ enum Stage {
     Serving(u32),
     Stopped(u32),
     Cleared(u32),
-    /// There is none any more.
+    /// It is removed.
     Gone,
 }
 
-/// A step that was done: a number for it, and words.
+/// A completed step: a number for it, and its description.
 pub(super) type Told = (u8, &'static str);
 
-/// Facts that a step needs about a volume that is served.
+/// Facts about a served volume that a step needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Served {
-    /// The engine allows a device.
+    /// True if the engine allows a device.
     pub(super) is_ready: bool,
-    /// The client has stopped for a detach.
+    /// True if the client has stopped for a detach.
     pub(super) is_closed: bool,
     /// Identifies the attach.
     pub(super) attach: u32,
 }
 
-/// The devices of the volumes of one host, as the daemon knows them.
+/// The devices of the volumes of one host, as known to the daemon.
 pub(super) struct Devices {
     /// The identity of the state directory.
     installation: u32,
     records: Vec<Option<Record>>,
     stages: Vec<Stage>,
-    /// This process has looked for devices that no record names.
+    /// True if this process has searched for devices without a record.
     has_swept: bool,
 }
 
@@ -83,24 +83,24 @@ impl Devices {
         u64::from(self.installation) << 32 | u64::from(attach)
     }
 
-    /// The process has ended, and what it remembered.
+    /// Drops the memory of a process that has ended.
     pub(super) fn daemon_died(&mut self) {
         self.stages.fill(Stage::Unknown);
         self.has_swept = false;
     }
 
-    /// The run directory lies in memory.
+    /// Drops the run directory, too, which is in memory.
     pub(super) fn lose_power(&mut self) {
         self.daemon_died();
         self.records.fill(None);
     }
 
-    /// True if a program that cleans up may take this device for one that is not needed: its server has gone.
+    /// Returns true if a clean-up program may consider this device unused: its server has exited.
     pub(super) fn is_unserved(&self, id: u32) -> bool {
         !self.stages.iter().any(|stage| stage.device() == Some(id))
     }
 
-    /// Does what comes next for a volume whose engine runs here; what was done, if anything was.
+    /// Takes the next step for a volume whose engine runs here. Returns the step, if any.
     pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<Told> {
         if !std::mem::replace(&mut self.has_swept, true) {
             self.sweep(kernel);
@@ -111,11 +111,11 @@ impl Devices {
         (before != after).then(|| after.words())
     }
 
-    /// The volume is neither served here nor to be recovered.
+    /// Handles a volume that is neither served here nor to be recovered.
     pub(super) fn left(&mut self, kernel: &mut Kernel, volume: usize) {
         let mut stage = std::mem::replace(&mut self.stages[volume], Stage::Unknown);
         if stage == Stage::Unknown && self.records[volume].is_some() {
-            // A process looks for the device of a record before it looks for the volume's files.
+            // A process searches for the device of a record before the volume's files.
             stage = self.find(kernel, volume);
             if let Stage::Cleared(id) = stage {
                 self.delete(kernel, volume, id);
@@ -131,7 +131,7 @@ impl Devices {
         self.records[volume] = None;
     }
 
-    /// Permissions of the volume.
+    /// Returns the permissions of the volume.
     pub(super) fn access(&self, volume: usize) -> Access {
         match self.stages[volume] {
             Stage::Serving(_) => Access::Open,
@@ -188,9 +188,9 @@ impl Devices {
         }
     }
 
-    /// Looks for the device with the tag of an earlier process's record: under the number there, then under
-    /// every other. That process may have died before it noted the number, or between clearing it and
-    /// deleting the device.
+    /// Searches for the device with the tag of an earlier process's record: under the number in the
+    /// record, then under every other. That process may have died before it noted the number, or between
+    /// clearing it and deleting the device.
     fn find(&mut self, kernel: &Kernel, volume: usize) -> Stage {
         let Record { tag, device } = self.records[volume].expect("an earlier process wrote it");
         let numbered = device.and_then(|id| kernel.look(id));
@@ -221,7 +221,7 @@ impl Devices {
         kernel.delete(id, Owner::Volume(volume));
     }
 
-    /// Deletes what an earlier process added and did not note. What served and has no record is left alone.
+    /// Deletes devices that an earlier process added and did not note, except those that served.
     fn sweep(&self, kernel: &mut Kernel) {
         let known = |tag| self.records.iter().flatten().any(|record| record.tag == tag);
         let is_ours = |tag: u64| tag >> 32 == u64::from(self.installation) || !safeguard(SweepOnlyOwn);
@@ -239,8 +239,7 @@ impl Devices {
 }
 
 impl Devices {
-    /// At the end of a run, when no volume is left: the next process finds nothing of its own but what it
-    /// deletes.
+    /// Checks, at the end of a run without volumes, that the next process deletes all of its own devices.
     pub(super) fn check_end(&mut self, kernel: &mut Kernel) {
         self.daemon_died();
         self.sweep(kernel);
@@ -284,7 +283,7 @@ mod tests {
 
     const SERVED: Served = Served { is_ready: true, is_closed: false, attach: 7 };
 
-    /// A process died between adding a device and noting its number.
+    /// Returns the state after a process died between adding a device and noting its number.
     fn unnoted() -> (Kernel, Devices) {
         let (mut kernel, mut devices) = (Kernel::default(), Devices::new(0xb100_0000, 1));
         for _ in 0..2 {
@@ -297,7 +296,7 @@ mod tests {
         (kernel, devices)
     }
 
-    /// Found by seed 76: a record that never got a number left a dead device for good.
+    /// Regression, found by seed 76: a record without a number left a dead device permanently.
     #[test]
     fn an_unnoted_device_is_found_by_its_tag() {
         let (mut kernel, mut devices) = unnoted();

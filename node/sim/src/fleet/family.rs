@@ -1,14 +1,14 @@
-//! Volumes of one bucket that are forked from each other and live on, on the same hosts.
+//! Volumes of one bucket that are forked from each other and live at the same time, on the same hosts.
 //!
 //! ```text
 //!   Unborn --made--> Living --chosen--> Leaving --on no host, and read--> Ending --removed--> Ended
 //!     '-- its snapshot was forgotten ----------------------------------------------------------^
 //! ```
 //!
-//! Owns: which volumes are made and removed, and when. Each keeps its own schedule, view of its log and
-//! model; its control plane makes it, takes and forgets its snapshots, sweeps the bucket and removes it, one
-//! thing at a time, with requests that fail and wait. Those of all volumes are at work at once.
-//! Invariants: 22, 23 and 30 between volumes that live, beside those of every volume.
+//! Owns: the creation and removal of volumes. Each keeps its own schedule, view of its log and model; its
+//! control plane creates it, takes and forgets its snapshots, sweeps the bucket and removes it, one operation
+//! at a time, with requests that fail and wait. The control planes of all volumes work concurrently.
+//! Invariants: 22, 23 and 30 between living volumes, besides those of every volume.
 
 mod case;
 
@@ -31,7 +31,7 @@ use crate::world::{Company, Death, Settled};
 
 use super::outages::Outages;
 
-/// The mixtures of faults that families have, in turns.
+/// The profiles of families, used alternately.
 const PROFILES: [Profile; 8] = [
     Profile::Sleepers,
     Profile::Calm,
@@ -42,23 +42,23 @@ const PROFILES: [Profile; 8] = [
     Profile::Rivals,
     Profile::Partitions,
 ];
-/// Volumes that are made in a run, for each that lives at once.
+/// Volumes created in a run, for each that lives at the same time.
 const BIRTHS: u64 = 4;
 /// Mean number of turns of a volume before it begins to leave.
 const LIFE: u64 = 300;
-/// Most steps that a control plane takes in a turn. Two of them may come close to each other.
+/// Maximum steps of a control plane in a turn. Two of them may be close together.
 const STRIDES: [usize; 3] = [1, 3, 12];
 
 /// Stages of a volume's life.
 enum Stage {
-    /// Its control plane makes it, a fork of this snapshot, which captured this.
+    /// Its control plane creates it, as a fork of this snapshot, which captured this content.
     Unborn(SnapshotName, Rc<Cut>),
     Living,
-    /// It leaves every host; the steps taken.
+    /// It leaves every host; the number of steps taken.
     Leaving(u32),
     /// No host has it, and its control plane removes it.
     Ending,
-    /// It is removed, or was never made. What was sent for it may still arrive.
+    /// It is removed, or was never created. Requests sent for it may still arrive.
     Ended,
 }
 
@@ -67,18 +67,18 @@ pub(crate) struct Family {
     fleet: Fleet,
     profile: Profile,
     story: usize,
-    /// Most volumes at once.
+    /// Maximum volumes at the same time.
     most: usize,
-    /// Of each volume of the fleet.
+    /// For each volume of the fleet.
     stages: Vec<Stage>,
-    /// Volumes that ended and whose places others took.
+    /// Volumes that ended and whose slots others took.
     past: Vec<Schedule>,
-    /// Volumes that were to be made so far, the first one too.
+    /// Volumes planned so far, including the first one.
     born: u64,
 }
 
 impl Family {
-    /// One volume, of which up to `most` are to be.
+    /// Creates a family of one volume that grows up to `most`.
     pub(crate) fn new(seed: u64, most: usize, story: usize) -> Self {
         let profile = PROFILES[(seed % PROFILES.len() as u64) as usize];
         let mut rng = Rng::new(seed);
@@ -101,13 +101,13 @@ impl Family {
         Self { fleet, profile, story, most, stages: vec![Stage::Living], past: Vec::new(), born: 1 }
     }
 
-    /// Requests, jobs, answers and deaths of all volumes.
+    /// Returns the number of requests, jobs, answers and deaths of all volumes.
     fn operations(&self) -> u64 {
         self.fleet.operations() + self.past.iter().map(|volume| volume.world.trace.operations).sum::<u64>()
     }
 
-    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
-    /// it.
+    /// Takes step `number`. It has its own randomness, so that it makes the same choices even if earlier
+    /// steps are left out.
     fn step(&mut self, number: u64) {
         self.fleet.begin_step(number);
         let fleet = &mut self.fleet;
@@ -145,8 +145,7 @@ impl Family {
 
     // ---- births ----
 
-    /// A fork of one of the volume's snapshots begins to be made, where there is a place for it: at times one
-    /// that is forgotten.
+    /// Begins a fork of one of the volume's snapshots, if a slot is free: sometimes of a forgotten one.
     fn fork(&mut self, volume: usize) {
         let has_snapshots = matches!(self.stages[volume], Stage::Living | Stage::Leaving(_) | Stage::Ending);
         let ended = self.stages.iter().position(|stage| matches!(stage, Stage::Ended));
@@ -185,8 +184,8 @@ impl Family {
         }
     }
 
-    /// The control plane of a volume works for a while. It makes a volume that is not born, and removes one
-    /// that no host has.
+    /// Lets the control plane of a volume work for a while. It creates a volume that is not born, and
+    /// removes one that no host has.
     fn step_control(&mut self, volume: usize) {
         let stride = *self.fleet.rng.pick(&STRIDES);
         let steps = 1 + self.fleet.rng.below(stride);
@@ -201,7 +200,7 @@ impl Family {
         }
     }
 
-    /// The snapshot begins to be forgotten, if its volume lives.
+    /// Begins to forget the snapshot, if its volume lives.
     fn forget(&mut self, snapshot: &SnapshotName) {
         let volumes = self.fleet.volumes.iter();
         let owner = volumes.zip(&self.stages).position(|(schedule, stage)| {
@@ -225,7 +224,7 @@ impl Family {
             Some(Settled::Made(sectors)) => {
                 self.fleet.with(volume, |schedule| schedule.begin_life(sectors, cut));
                 self.stages[volume] = Stage::Living;
-                // As of a clone, whose snapshot is there for it alone.
+                // Like the snapshot of a clone, which exists only for it.
                 if self.fleet.rng.once_in(2) {
                     self.forget(&source);
                 }
@@ -237,7 +236,7 @@ impl Family {
         }
     }
 
-    /// Begins what the control plane is to do, if it does nothing.
+    /// Begins an operation of the control plane, if it is idle.
     fn begin(&mut self, volume: usize, begin: impl FnOnce(&mut Schedule)) {
         self.fleet.with(volume, |schedule| {
             if schedule.world.control_is_idle() {
@@ -248,7 +247,7 @@ impl Family {
 
     // ---- ends ----
 
-    /// The volume is to be removed, if it is not the last one.
+    /// Marks the volume for removal, unless it is the last one.
     fn begin_leaving(&mut self, volume: usize) {
         let living = self.stages.iter().filter(|stage| matches!(stage, Stage::Living)).count();
         if living > 1 {
@@ -291,8 +290,9 @@ impl Family {
 
     // ---- the end ----
 
-    /// Everything leaves every host and comes to rest; each volume is read at home, from the store alone, and
-    /// elsewhere. Then all are removed in any order, and at each end the others stay what they are.
+    /// Detaches everything from every host and brings it to rest; each volume is read at home, from the store
+    /// alone, and elsewhere. Then all are removed in random order, and after each removal the others must be
+    /// unchanged.
     fn finish(&mut self) {
         self.leave_hosts();
         for volume in 0..self.stages.len() {
@@ -348,7 +348,7 @@ impl Family {
         }
     }
 
-    /// The creation or removal of a volume comes to its end, with a store that answers.
+    /// Completes the creation or removal of a volume, with a store that answers.
     fn settle(&mut self, volume: usize, stage: Stage) -> Stage {
         self.fleet.with(volume, |schedule| {
             schedule.end_control();

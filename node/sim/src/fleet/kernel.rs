@@ -1,6 +1,6 @@
-//! The ublk driver of one host: devices under small numbers, each with a tag of its server's choice.
+//! The ublk driver of one host: devices with small numbers, each with a tag chosen by its server.
 //!
-//! Owns: the true owner of each device, which no program can ask for. Each command is checked against it
+//! Owns: the true owner of each device, which programs cannot query. Each command is checked against it
 //! (invariant 26).
 
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ use crate::invariant::Invariant;
 pub(super) enum Owner {
     /// The volume with this number in the fleet.
     Volume(usize),
-    /// Another program's.
+    /// Another program.
     Foreign,
 }
 
 /// State of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceState {
-    /// Added and not started, or stopped.
+    /// Added but not started, or stopped.
     Dead,
     /// Served.
     Live,
-    /// Its server has gone.
+    /// Its server has exited.
     Quiesced,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Adds a device under the lowest free number, as `idr_alloc` hands them out.
+    /// Adds a device with the lowest free number, like `idr_alloc`.
     pub(super) fn add(&mut self, tag: u64, owner: Owner) -> u32 {
         let id = (0..).find(|id| !self.devices.contains_key(id)).expect("there are few devices");
         self.devices.insert(id, DeviceInfo { id, tag, state: DeviceState::Dead, owner });
@@ -55,17 +55,17 @@ impl Kernel {
         self.devices.get(&id).copied()
     }
 
-    /// True if the kernel has a device of this owner.
+    /// Returns true if the kernel has a device of this owner.
     pub(super) fn has_device_of(&self, owner: Owner) -> bool {
         self.devices.values().any(|device| device.owner == owner)
     }
 
-    /// All devices, by number.
+    /// Returns all devices, by number.
     pub(super) fn list(&self) -> impl Iterator<Item = DeviceInfo> {
         self.devices.values().copied()
     }
 
-    /// Starts a new device, or ends the recovery of one whose server has gone.
+    /// Starts a new device, or ends the recovery of one whose server has exited.
     pub(super) fn serve(&mut self, id: u32, by: Owner) {
         self.change(id, by, "served", DeviceState::Live);
     }
@@ -86,7 +86,7 @@ impl Kernel {
         self.devices.remove(&id);
     }
 
-    /// The daemon's process has ended: what it served waits for a successor.
+    /// Quiesces the devices of a daemon whose process has ended, for its successor.
     pub(super) fn daemon_died(&mut self) {
         for device in self.devices.values_mut() {
             if device.owner != Owner::Foreign && device.state == DeviceState::Live {
@@ -95,7 +95,7 @@ impl Kernel {
         }
     }
 
-    /// The host lost its power.
+    /// Removes all devices after a power loss of the host.
     pub(super) fn lose_power(&mut self) {
         self.devices.clear();
     }

@@ -1,11 +1,11 @@
-//! Stores that fail for long, one by one.
+//! Stores that fail for a long time, one by one.
 
 use super::{STORES, store_of};
 use crate::rng::Rng;
 use crate::schedule::Schedule;
 use crate::world::Outage;
 
-/// Mean number of turns before a store fails, and before it answers again.
+/// Mean number of turns before a store fails, and before it recovers.
 const FAILS: u64 = 40;
 const RECOVERS: u64 = 60;
 
@@ -20,7 +20,7 @@ impl Outages {
         Self { failing: [None; STORES], kinds }
     }
 
-    /// A store may begin to fail, or answer again. One always answers.
+    /// Lets a store begin to fail, or recover. One store always answers.
     pub(super) fn step(&mut self, rng: &mut Rng, volumes: &mut [Schedule]) {
         let store = rng.below(STORES);
         let outage = match self.failing[store] {
@@ -37,7 +37,7 @@ impl Outages {
         }
     }
 
-    /// All stores answer.
+    /// Lets all stores recover.
     pub(super) fn end(&mut self, volumes: &mut [Schedule]) {
         for store in 0..STORES {
             self.set(store, None, volumes);

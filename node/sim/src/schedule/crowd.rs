@@ -1,13 +1,13 @@
-//! A schedule that is one of several on the same hosts.
+//! A schedule that shares its hosts with others.
 
 use super::{PATIENCE, Schedule};
 use crate::profile::{Ailments, Deaths};
 
-/// Of the steps at which a record is being created, how many end in the death of the process.
+/// One in this many steps during the creation of a record ends in the death of the process.
 const DIES_CREATING: u64 = 25;
 
 impl Schedule {
-    /// `volumes` schedules share their hosts: each causes a share of the faults that hit all of them.
+    /// Joins `volumes` schedules that share their hosts: each causes a share of their common faults.
     pub(crate) fn join_crowd(&mut self, volumes: u64) {
         self.crowd = volumes;
         let Deaths { kill, kill_inside, lose_host, .. } = &mut self.deaths;
@@ -17,7 +17,7 @@ impl Schedule {
         }
     }
 
-    /// The host that is to serve the volume.
+    /// Returns the host that is to serve the volume.
     pub(crate) fn home(&self) -> usize {
         self.home
     }
@@ -27,13 +27,13 @@ impl Schedule {
         self.rng().once_in(times)
     }
 
-    /// From here on nothing fails and the volume leaves every host.
+    /// Begins to leave every host, without further failures.
     pub(crate) fn begin_leaving(&mut self) {
         self.calm();
         self.leaving = true;
     }
 
-    /// One step towards that; `number` counts them.
+    /// Takes a step towards leaving; `number` counts them.
     pub(crate) fn leave_step(&mut self, number: u32) {
         if number > PATIENCE {
             self.is_stuck();
@@ -47,7 +47,7 @@ impl Schedule {
         self.settle_step();
     }
 
-    /// True if nothing of the volume is served, or to be served again, on any host.
+    /// Returns true if no host serves the volume, or is to serve it again.
     pub(crate) fn has_left(&self) -> bool {
         self.world
             .hosts

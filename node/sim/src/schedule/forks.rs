@@ -1,16 +1,16 @@
-//! The end of some runs: the volume lives on as a fork of one of its snapshots, for some generations.
+//! The end of some runs: the volume continues as a fork of one of its snapshots, for some generations.
 
 use super::Schedule;
 use crate::invariant::Invariant;
 use crate::rng::Rng;
 
-/// Most generations.
+/// Maximum generations.
 const GENERATIONS: usize = 3;
 /// Steps of each.
 const STEPS: u64 = 400;
 
 impl Schedule {
-    /// Forks the volume, writes to the fork, and does so again with the fork.
+    /// Forks the volume, writes to the fork, and repeats this with the fork.
     pub(super) fn live_on(&mut self) {
         let mut rng = Rng::new(!self.seed);
         for _ in 0..=rng.below(GENERATIONS) {

@@ -10,27 +10,27 @@ use crate::profile::Profile;
 use crate::trace::Trace;
 
 impl Schedule {
-    /// A volume that is to be a fork in the same bucket. It has no hosts until it begins its life.
+    /// Creates a volume that is to be a fork in the same bucket. It has no hosts until it begins its life.
     pub(crate) fn beside(&self, volume: VolumeId, seed: u64, profile: Profile, story: usize) -> Self {
         let mut world = self.world.beside(volume, seed, profile.faults());
         world.trace = Trace::new(story);
         Self { fua: self.fua, ..Self::around(world, seed, profile) }
     }
 
-    /// The fork was made of a snapshot that captured `cut`.
+    /// Begins its life after the fork was created from a snapshot that captured `cut`.
     pub(crate) fn begin_life(&mut self, sectors: u64, cut: &Rc<Cut>) {
         self.world.begin_life(sectors, cut);
         let hosts = self.world.hosts.len();
         self.home = self.rng().below(hosts);
     }
 
-    /// The control plane does some steps of what it does.
+    /// Runs some steps of the control plane.
     pub(crate) fn step_control(&mut self, steps: usize) {
         (0..steps).for_each(|_| self.world.step_control());
     }
 
-    /// The volume has left every host, and is alone: everything is read at home, from the store alone, and on
-    /// another host.
+    /// Checks the volume, which has left every host and is alone: reads it at home, from the store alone,
+    /// and on another host.
     pub(crate) fn check_life(&mut self) {
         self.calm();
         self.read_everywhere();
@@ -38,7 +38,7 @@ impl Schedule {
         self.world.check_whole();
     }
 
-    /// Nothing fails any more, and the control plane ends what it began.
+    /// Ends all failures, and completes the operation of the control plane.
     pub(crate) fn end_control(&mut self) {
         self.calm();
         self.settle_control();

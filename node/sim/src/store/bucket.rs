@@ -1,5 +1,5 @@
-//! The bucket: what is stored, and the logs of all its volumes as they truly are. Each request is checked
-//! against the log of the volume whose object it is about.
+//! The bucket: the stored objects, and the actual logs of all its volumes. Each request is checked against
+//! the log of the volume that owns the object.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,23 +15,23 @@ use super::stored::Stored;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-/// Everything that is in the bucket, for any number of volumes.
+/// All contents of the bucket, for any number of volumes.
 #[derive(Clone, Default)]
 pub(crate) struct Bucket {
     pub(super) stored: Stored,
     pub(super) ledgers: BTreeMap<VolumeId, Ledger>,
 }
 
-/// Results of a create.
+/// Result of a create.
 pub(super) struct CreatedObject {
-    /// This PUT made the object.
+    /// True if this PUT created the object.
     pub(super) is_new: bool,
-    /// It is a record that came where another one had been truncated.
+    /// True for a record at the position of a truncated one.
     pub(super) is_stray: bool,
 }
 
 impl Bucket {
-    /// Creates an object unless it is there.
+    /// Creates an object unless it exists.
     pub(super) fn create(&mut self, key: &str, body: Bytes) -> CreatedObject {
         let there = self.stored.objects.get(key).is_ok();
         let is_stray = self.check_create(key, &body, there);
@@ -41,7 +41,7 @@ impl Bucket {
         CreatedObject { is_new: !there, is_stray }
     }
 
-    /// Returns true for a record that is no part of its log.
+    /// Returns true for a record that is not part of its log.
     fn check_create(&mut self, key: &str, body: &Bytes, there: bool) -> bool {
         match ObjectKey::parse(key) {
             Some(ObjectKey::Log(..)) if there => {}
@@ -69,7 +69,7 @@ impl Bucket {
         ledger.take(seq, body, &mut self.stored)
     }
 
-    /// The content that a volume begins with whose first record is `body`.
+    /// Returns the initial content of a volume whose first record is `body`.
     fn beginning(&self, body: &Bytes) -> Rc<Cut> {
         let created = Record::decode(body).expect("writers send whole records").body;
         let Body::Create { source: Some(fork), .. } = created else { return Rc::default() };

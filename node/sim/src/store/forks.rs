@@ -6,13 +6,13 @@ use holdfast_types::key::volume_prefix;
 use super::Store;
 
 impl Store {
-    /// The volume is `fork` from here on.
+    /// Continues as the volume `fork`.
     pub(crate) fn continue_as(&mut self, fork: &VolumeId) {
         self.volume = fork.clone();
         self.late.clear();
     }
 
-    /// The objects of a volume, each with its bytes.
+    /// Returns the objects of a volume, each with its bytes.
     pub(crate) fn objects_of(&self, volume: &VolumeId) -> Vec<(String, Vec<u8>)> {
         let those = self.bucket.stored.objects.under(&volume_prefix(volume));
         those.map(|(key, bytes)| (key.to_owned(), bytes.to_vec())).collect()

@@ -1,7 +1,7 @@
 //! Frames of stored segments, each unpacked once.
 //!
-//! A run reads the same frames again and again: for each snapshot, after each commit. Unpacking and its
-//! checksum would be half of the run's time.
+//! A run reads the same frames repeatedly: for each snapshot, after each commit. Unpacking and its
+//! checksum would take half of the run's time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, Block, SegmentId};
 use super::stamps;
 use crate::disk::Stamp;
 
-/// Stamps of a block's sectors; zero where a frame has none.
+/// Stamps of a block's sectors; zero for sectors without a frame.
 pub(super) type BlockStamps = [Stamp; BLOCK_SECTORS as usize];
 
 /// Frames unpacked so far. A frame whose segment was replaced is unpacked again.
@@ -23,13 +23,13 @@ pub(super) struct UnpackedFrames(RefCell<BTreeMap<(SegmentId, u64), Unpacked>>);
 
 #[derive(Clone)]
 struct Unpacked {
-    /// The object that it was unpacked from.
+    /// The object from which it was unpacked.
     object: Bytes,
     stamps: BlockStamps,
 }
 
 impl UnpackedFrames {
-    /// Stamps of the frame of `piece`, one of `block` in a segment whose object is `object`.
+    /// Returns the stamps of the frame of `piece`, one of `block` in a segment whose object is `object`.
     ///
     /// # Panics
     /// If the frame is damaged.

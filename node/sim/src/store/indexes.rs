@@ -1,6 +1,6 @@
-//! The indexes that the objects of a store hold, and what lists of runs make of them.
+//! The indexes in the objects of a store, and the results of composing lists of runs.
 //!
-//! Owns: the checks of merges. A merge says what its inputs said (invariant 28), and one that is due comes
+//! Owns: the checks of merges. A merge is equivalent to its inputs (invariant 28), and a due one is made
 //! (21).
 
 use std::borrow::Cow;
@@ -19,13 +19,13 @@ use super::frames::BlockStamps;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-/// Commits that one process may make while a merge is due and none is carried.
+/// Maximum commits of one process while a merge is due and none is carried.
 const MAX_COMMITS: u64 = 10;
 
 #[derive(Clone)]
 struct Segment {
     index: FrameIndex,
-    /// None where a merge may have made it.
+    /// `None` if a merge may have created it.
     cut: Option<Rc<Cut>>,
 }
 
@@ -35,13 +35,13 @@ struct MergedRun {
     pages: Vec<RunPage>,
 }
 
-/// The part of a run that has a block's entries, with the names of the volume that reads it.
+/// The part of a run with a block's entries, with ids from the view of the reading volume.
 enum KnownPart<'a> {
     Segment(SegmentId, &'a FrameIndex),
     Merged(Cow<'a, RunHead>, &'a RunPage),
 }
 
-/// The names by which the owners know the objects.
+/// Returns the id of an object from the view of its owner.
 fn own_segment(id: SegmentId) -> SegmentId {
     SegmentId(PlacedId { owner: 0, ..id.0 })
 }
@@ -50,7 +50,7 @@ fn own_run(id: RunId) -> RunId {
     RunId(PlacedId { owner: 0, ..id.0 })
 }
 
-/// Indexes of segments and runs, each by the name that its owner gave it.
+/// Indexes of segments and runs, by their owner's ids.
 #[derive(Clone, Default)]
 pub(super) struct StoredIndexes {
     segments: BTreeMap<SegmentId, Segment>,
@@ -62,7 +62,7 @@ impl StoredIndexes {
         self.segments.insert(id, Segment { index, cut });
     }
 
-    /// Adds the run that `body` holds.
+    /// Adds the run stored in `body`.
     pub(super) fn add_run(&mut self, id: RunId, head: RunHead, body: &[u8]) {
         let pages = (0..head.pages()).map(|page| {
             let Range { start, end } = head.page_range(page);
@@ -72,7 +72,7 @@ impl StoredIndexes {
         self.runs.insert(id, MergedRun { head, pages });
     }
 
-    /// Content that the seal of a segment captured.
+    /// Returns the content that the seal of a segment captured.
     pub(super) fn cut_of(&self, segment: SegmentId) -> Option<&Rc<Cut>> {
         self.segments.get(&segment)?.cut.as_ref()
     }
@@ -98,7 +98,7 @@ impl StoredIndexes {
         self.runs.contains_key(&run)
     }
 
-    /// Composition of `block` by the list `runs`, newest first.
+    /// Returns the composition of `block` by the list `runs`, newest first.
     pub(super) fn composition(&self, runs: &[Run], block: Block) -> Composition {
         let in_chunk = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
         let known: Vec<KnownPart<'_>> = in_chunk.filter_map(|run| self.known(run, block)).collect();
@@ -128,7 +128,7 @@ impl StoredIndexes {
         }
     }
 
-    /// Every block that `run` has an entry for.
+    /// Returns every block that `run` has an entry for.
     fn blocks_of(&self, run: &Run) -> Vec<u64> {
         let mut blocks = Vec::new();
         let mut add = |first: u32, count: u32| {
@@ -149,8 +149,8 @@ impl StoredIndexes {
         blocks
     }
 
-    /// The frames of a composition, wherever they are stored. Each is what the index of its segment has
-    /// there.
+    /// Returns the frames of a composition, regardless of their location. Each equals the frame in the
+    /// index of its segment.
     fn contents(&self, composition: &Composition) -> Vec<(Frame, Mask)> {
         let of_piece = |piece: &Piece| {
             let Piece { segment, frame, visible } = piece;
@@ -163,8 +163,8 @@ impl StoredIndexes {
         composition.pieces.iter().map(of_piece).collect()
     }
 
-    /// Each block reads as before now that the merges of `body` are in the list: the same frames under the
-    /// same name, or frames that a merge made, with the same stamps.
+    /// Checks that each block reads as before after the merges of `body`: the same frames with the same
+    /// key, or frames that a merge combined, with the same stamps.
     pub(super) fn check_merges(
         &self,
         before: &[Run],
@@ -172,7 +172,7 @@ impl StoredIndexes {
         body: &Body,
         stamps: impl Fn(Block, &Composition) -> BlockStamps,
     ) {
-        // The record added its own segments too.
+        // The record also added its own segments.
         let is_own = |run: &&Run| segments_of(body).iter().any(|segment| segment.id.0 == run.id());
         let after: Vec<Run> = after.iter().filter(|run| !is_own(run)).cloned().collect();
         let is_old = |run: &&Run| before.iter().any(|other| other.id() == run.id());
@@ -199,12 +199,12 @@ pub(super) struct MergesDue {
 }
 
 impl MergesDue {
-    /// `body` is in the log, after the list was `before`.
+    /// Notes that `body` is in the log; before it, the list was `before`.
     pub(super) fn note(&mut self, before: &[Run], body: &Body) {
         if let Body::Attach { .. } = body {
             self.commits = 0;
         }
-        // A snapshot alone takes no time in which a merge is made.
+        // Only a snapshot: that gives no time for a merge.
         if segments_of(body).is_empty() && merges_of(body).is_empty() {
             return;
         }
@@ -217,7 +217,7 @@ impl MergesDue {
     }
 }
 
-/// The segments that a record adds.
+/// Returns the segments that a record adds.
 pub(super) fn segments_of(body: &Body) -> &[SegmentRef] {
     match body {
         Body::Change { segments, .. } => segments,
@@ -225,7 +225,7 @@ pub(super) fn segments_of(body: &Body) -> &[SegmentRef] {
     }
 }
 
-/// The merges that a record carries.
+/// Returns the merges that a record carries.
 pub(super) fn merges_of(body: &Body) -> &[Merge] {
     match body {
         Body::Change { merges, .. } => merges,

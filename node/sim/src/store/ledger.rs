@@ -1,4 +1,4 @@
-//! The log of one volume as it truly is, and what the model knows of it.
+//! The actual log of one volume, with the model's knowledge of it.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,21 +18,21 @@ use crate::invariant::Invariant;
 /// A volume of the bucket.
 #[derive(Clone)]
 pub(super) struct Ledger {
-    /// The log as it is.
+    /// The actual state of the log.
     pub(super) truth: Manifest,
-    /// Its records, those that were truncated too.
+    /// Its records, including truncated ones.
     pub(super) history: BTreeMap<Seq, Bytes>,
     merges: MergesDue,
-    /// Contents that its last commit captured, or of the snapshot that it is a fork of.
+    /// The content captured by its last commit, or by the snapshot from which it was forked.
     pub(super) last_cut: Rc<Cut>,
-    /// Contents of the snapshots that were registered, dropped ones too.
+    /// Contents of the registered snapshots, including dropped ones.
     pub(super) snapshots: BTreeMap<Seq, Rc<Cut>>,
     /// Records that the model has not seen yet.
     pub(super) landed: Vec<Landed>,
 }
 
 impl Ledger {
-    /// A volume without records, which is to begin with this content.
+    /// Creates a volume without records, with this initial content.
     pub(super) fn new(volume: VolumeId, begins_with: Rc<Cut>) -> Self {
         Self {
             truth: Manifest::empty(volume),
@@ -44,11 +44,11 @@ impl Ledger {
         }
     }
 
-    /// Takes a record that stands at `seq`. It must follow from those before it: a fenced writer's would not.
-    /// Returns true if it came where another one had been truncated: then it is not in the log.
+    /// Appends a record at `seq`. It must follow from those before it, unlike a fenced writer's. Returns
+    /// true if it arrived at the position of a truncated one: then it is not in the log.
     pub(super) fn take(&mut self, seq: Seq, body: &Bytes, stored: &mut Stored) -> bool {
         if let Some(first) = self.history.get(&seq) {
-            // Of a removed volume all records may go, and what comes then is none of its log.
+            // All records of a removed volume may be deleted, and later ones are not part of its log.
             if !self.truth.is_deleted() {
                 check_stray(seq, first, body);
             }
@@ -69,7 +69,7 @@ impl Ledger {
         if let Err(error) = self.truth.apply(&record) {
             Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
         }
-        // A fork begins with runs that no merge made.
+        // A fork begins with runs that no merge created.
         if seq > Seq::FIRST {
             let lineage = self.truth.lineage();
             let stamps = |block, plan: &Composition| stored.stamps(lineage, block, plan);
@@ -88,7 +88,7 @@ impl Ledger {
         false
     }
 
-    /// The objects that a record adds are stored, and its place allows them.
+    /// Checks that the objects added by a record are stored, and that their places allow it.
     fn check_objects(&mut self, record: &Record, stored: &Stored) {
         let seq = record.seq;
         let runs = merges_of(&record.body).iter().map(|merge| merge.output.id.0);
@@ -103,7 +103,7 @@ impl Ledger {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
             };
             self.last_cut = Rc::clone(cut);
-            // A later one would keep it in the bucket for longer than it is needed.
+            // A later place would keep it in the bucket longer than needed.
             Invariant::PlaceIsKept.check(segment.id.place() == Place::until(seq), || {
                 format!("log/{} adds {}, which has another place", seq.0, segment.id)
             });
@@ -118,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// A checkpoint and the records after it say what the log says.
+    /// Checks that a checkpoint and the records after it give the state of the log.
     pub(super) fn check_checkpoint(&self, seq: Seq, body: &[u8]) {
         let mut manifest = Manifest::decode_checkpoint(body).expect("writers send whole checkpoints");
         Invariant::LogIsAChain
@@ -139,15 +139,15 @@ impl Ledger {
         }
     }
 
-    /// The process of the writer died: a merge that it had in progress is lost.
+    /// Handles a crash of the writer's process, which loses its merge in progress.
     pub(super) fn writer_died(&mut self) {
         self.merges = MergesDue::default();
     }
 }
 
-/// Checks a record that came in the place of a truncated one, and is not in the log. It must be an attach or
-/// a record of the control plane, which its maker must detect, or a repetition of the first one by the same
-/// writer.
+/// Checks a record that arrived at the position of a truncated one, and is not in the log. It must be an
+/// attach or a record of the control plane, whose creator must detect this, or a repetition of the
+/// original by the same writer.
 fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
     let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
     let says_the_same = first.nonce == stray.nonce && first.body == stray.body;

@@ -1,5 +1,5 @@
-//! The objects of a bucket: each is there from one change on and up to another, so that a LIST can show an
-//! older state.
+//! The objects of a bucket: each exists from one change until another, so that a LIST can show an older
+//! state.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -10,13 +10,13 @@ use holdfast_objects::{Entry, Page, StoreError};
 #[derive(Clone)]
 struct Object {
     body: Bytes,
-    /// Requests that had changed something before it was there.
+    /// Number of changes by earlier requests when it was created.
     born: u64,
-    /// The same of its end.
+    /// The same for its deletion.
     gone: Option<u64>,
 }
 
-/// All objects, those that were deleted too.
+/// All objects, including deleted ones.
 #[derive(Clone, Default)]
 pub(super) struct Objects {
     objects: BTreeMap<String, Object>,
@@ -29,19 +29,19 @@ impl Objects {
         there.map(|object| &object.body).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
     }
 
-    /// The same of one that may have been deleted.
+    /// Returns an object even if it was deleted.
     pub(super) fn get_past(&self, key: &str) -> Option<&Bytes> {
         self.objects.get(key).map(|object| &object.body)
     }
 
-    /// Changes before the object of this key was there; `None` if it is not.
+    /// Returns the number of changes before the object of this key was created; `None` if it does not exist.
     pub(super) fn born(&self, key: &str) -> Option<u64> {
         self.objects.get(key).filter(|object| object.gone.is_none()).map(|object| object.born)
     }
 
-    /// A LIST that shows what was there `behind` changes ago.
+    /// Returns a LIST of the state `behind` changes ago.
     pub(super) fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize, behind: u64) -> Page {
-        // No decision depends on an age here: each object is as old as the store.
+        // No decision here depends on an age: each object is as old as the store.
         let now = Some(SystemTime::UNIX_EPOCH);
         let as_of = self.changes.saturating_sub(behind);
         let from = start_after.filter(|after| *after > prefix).unwrap_or(prefix).to_owned();
@@ -65,14 +65,14 @@ impl Objects {
         self.objects.insert(key.to_owned(), Object { body, born: self.changes, gone: None });
     }
 
-    /// Says whether the object was there.
+    /// Deletes an object. Returns true if it existed.
     pub(super) fn delete(&mut self, key: &str) -> bool {
         self.changes += 1;
         let there = self.objects.get_mut(key).filter(|object| object.gone.is_none());
         there.map(|object| object.gone = Some(self.changes)).is_some()
     }
 
-    /// Puts `body` in the place of what is there under `key`, or nothing. Returns what was.
+    /// Replaces the object `key` by `body`, or deletes it. Returns the previous body.
     pub(super) fn replace(&mut self, key: &str, body: Option<Bytes>) -> Option<Bytes> {
         let was = self.get(key).ok().cloned();
         match body {
@@ -82,7 +82,7 @@ impl Objects {
         was
     }
 
-    /// All that is there under `prefix`, in the order of the keys.
+    /// Returns all objects under `prefix`, in the order of their keys.
     pub(super) fn under<'a>(&'a self, prefix: &str) -> impl Iterator<Item = (&'a str, &'a Bytes)> + use<'a> {
         let (from, prefix) = (prefix.to_owned(), prefix.to_owned());
         let those = self.objects.range(from..).take_while(move |(key, _)| key.starts_with(&prefix));

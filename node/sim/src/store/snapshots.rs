@@ -1,4 +1,4 @@
-//! Snapshots in the store: what was registered, and what each holds.
+//! Snapshots in the store: the registered ones, and their contents.
 
 use std::rc::Rc;
 
@@ -17,8 +17,8 @@ use crate::expect::Cut;
 use crate::invariant::Invariant;
 
 impl Stored {
-    /// The root of a snapshot is stored: it never changes, nor comes behind its record. One that another
-    /// history left there is of another place.
+    /// Checks a root that is stored: it never changes, nor follows its record. A root left by another
+    /// history belongs to another position.
     pub(super) fn check_root(&self, seq: Seq, key: &str, body: &Bytes) {
         let is_foreign = |there: &Bytes| Manifest::decode_checkpoint(there).is_ok_and(|of| of.seq() != seq);
         let there = self.objects.get(key).ok().filter(|there| !is_foreign(there));
@@ -29,14 +29,14 @@ impl Stored {
 }
 
 impl Ledger {
-    /// A mark is stored: in no other place than a snapshot's.
+    /// Checks a mark that is stored: only at the position of a snapshot.
     pub(super) fn check_mark(&self, seq: Seq) {
         Invariant::SnapshotIsItsCut.check(self.snapshots.contains_key(&seq), || {
             format!("{} is forgotten and was no snapshot", seq.0)
         });
     }
 
-    /// An origin is stored: of a snapshot that was registered. It may come late, after that was forgotten.
+    /// Checks a stored origin: of a registered snapshot. It may arrive late, after that was forgotten.
     pub(super) fn check_origin(&self, uid: SnapshotUid) {
         let mut records = self.history.values().filter_map(|body| Record::decode(body).ok());
         let was_registered = records.any(|record| record.body.snapshot_taken() == Some(uid));
@@ -44,8 +44,8 @@ impl Ledger {
             .check(was_registered, || format!("{uid} gets an origin and was no snapshot"));
     }
 
-    /// `record` is in the log. If it registers a snapshot, the root is stored and says what the log says, and
-    /// no mark there says that it is forgotten.
+    /// Handles `record` in the log. If it registers a snapshot, the root must be stored and match the log,
+    /// and no mark may exist that says it is forgotten.
     pub(super) fn note_snapshot(&mut self, record: &Record, stored: &Stored) {
         if record.body.snapshot_taken().is_none() {
             return;
@@ -65,7 +65,7 @@ impl Ledger {
         ObjectKey::Snapshot(self.truth.volume().clone(), seq).to_string()
     }
 
-    /// The snapshots that the log has registered and that were forgotten.
+    /// Returns the registered snapshots that were forgotten.
     fn forgotten(&self, objects: &Objects) -> Vec<Seq> {
         let volume = self.truth.volume();
         let is_marked =
@@ -73,31 +73,31 @@ impl Ledger {
         self.truth.snapshots().iter().map(|known| known.seq).filter(is_marked).collect()
     }
 
-    /// Those that count.
+    /// Returns the snapshots that count.
     pub(super) fn live(&self, objects: &Objects) -> Vec<Seq> {
         let forgotten = self.forgotten(objects);
         let registered = self.truth.snapshots().iter().map(|known| known.seq);
         registered.filter(|seq| !forgotten.contains(seq)).collect()
     }
 
-    /// The volume as a snapshot has it; `None` where its root is not there.
+    /// Returns the state of the volume in a snapshot; `None` if its root does not exist.
     pub(super) fn root(&self, seq: Seq, objects: &Objects) -> Option<Manifest> {
         Manifest::decode_checkpoint(objects.get(&self.root_key(seq)).ok()?).ok()
     }
 }
 
 impl Store {
-    /// The snapshots that the log has registered.
+    /// Returns the registered snapshots.
     pub(crate) fn registered(&self) -> &[Snapshot] {
         self.ledger().truth.snapshots()
     }
 
-    /// Those that were forgotten.
+    /// Returns those that were forgotten.
     pub(crate) fn forgotten(&self) -> Vec<Seq> {
         self.ledger().forgotten(&self.bucket.stored.objects)
     }
 
-    /// Those that count.
+    /// Returns those that count.
     pub(crate) fn live(&self) -> Vec<Seq> {
         self.ledger().live(&self.bucket.stored.objects)
     }
@@ -110,12 +110,12 @@ impl Store {
         })
     }
 
-    /// Content of a snapshot that was ever registered.
+    /// Returns the content of a snapshot that was ever registered.
     pub(crate) fn cut_of_snapshot(&self, seq: Seq) -> Option<Rc<Cut>> {
         self.ledger().snapshots.get(&seq).map(Rc::clone)
     }
 
-    /// Reads a snapshot from what is stored of it, and compares it with the content that it is of.
+    /// Reads a snapshot from its stored objects, and compares it with its content in the model.
     pub(crate) fn check_snapshot(&self, seq: Seq) {
         let ledger = self.ledger();
         let Some(root) = ledger.root(seq, &self.bucket.stored.objects) else {
@@ -124,8 +124,8 @@ impl Store {
         self.check_state(Invariant::SnapshotIsItsCut, &root, &ledger.snapshots[&seq]);
     }
 
-    /// Reads the volume, a fork, as the log's last record has it, and compares it with the content that its
-    /// snapshot is of.
+    /// Reads the volume, a fork, as of the log's last record, and compares it with the content of its
+    /// snapshot.
     pub(crate) fn check_content(&self, cut: &Cut) {
         self.check_state(Invariant::ForkIsItsSnapshot, &self.ledger().truth, cut);
     }

@@ -1,4 +1,4 @@
-//! The contents of a bucket, whichever volume they are of: its objects, and what the model unpacked of them.
+//! The contents of a bucket, for all volumes: its objects, and the model's unpacked form of them.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use super::objects::Objects;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-/// Objects, and the indexes in them. Ids of segments and runs are no two volumes' own.
+/// Objects, with their indexes. Ids of segments and runs are unique across volumes.
 #[derive(Clone, Default)]
 pub(super) struct Stored {
     pub(super) objects: Objects,
@@ -26,12 +26,12 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// A segment or a run is stored. Of an upload, its seal captured `cut`.
+    /// Stores a segment or a run. For an upload, its seal captured `cut`.
     pub(super) fn put(&mut self, key: &str, body: &Bytes, cut: Option<&Rc<Cut>>) {
         if let Some(before) = self.objects.get_past(key) {
             Invariant::NeverForeignBytes.check(before == body, || format!("{key} changes"));
             if self.objects.get(key).is_err() {
-                // It comes late, after a sweep deleted it.
+                // It arrived late, after a sweep deleted it.
                 self.objects.insert(key, body.clone());
             }
             return;
@@ -52,7 +52,7 @@ impl Stored {
         self.objects.insert(key, body.clone());
     }
 
-    /// The segment of an upload, or of a merge that relocates frames.
+    /// Adds the segment of an upload, or of a merge that relocates frames.
     fn add_segment(&mut self, id: SegmentId, body: &Bytes, cut: Option<&Rc<Cut>>) {
         let index = FrameIndex::decode(&body[index_range(body)]).expect("writers send whole segments");
         self.indexes.add_segment(id, index, cut.map(Rc::clone));
@@ -63,13 +63,13 @@ impl Stored {
         self.indexes.add_run(id, head, body);
     }
 
-    /// One block as `state` says.
+    /// Reads one block as of `state`.
     pub(super) fn read_block(&self, state: &Manifest, block: Block) -> BlockStamps {
         let plan = self.indexes.composition(state.runs(), block);
         self.stamps(state.lineage(), block, &plan)
     }
 
-    /// The stamps of one block, as composed.
+    /// Returns the stamps of one block, as composed.
     pub(super) fn stamps(&self, lineage: &Lineage, block: Block, plan: &Composition) -> BlockStamps {
         let mut read = BlockStamps::default();
         for piece in &plan.pieces {
@@ -86,7 +86,7 @@ impl Stored {
     }
 }
 
-/// The place of the index in a segment or a run, as its last bytes say.
+/// Returns the location of the index in a segment or a run, according to its last bytes.
 fn index_range(body: &[u8]) -> Range<usize> {
     let trailer = &body[body.len() - 16..];
     let length = u32::from_le_bytes(trailer[4..8].try_into().expect("4 bytes")) as usize;

@@ -1,4 +1,4 @@
-//! Deletions in the store: nothing that is needed goes, and sweeps let all else go.
+//! Deletions in the store: needed objects are kept, and sweeps delete all others.
 
 use holdfast_background::ColdError;
 use holdfast_format::manifest::Manifest;
@@ -14,7 +14,7 @@ use super::ledger::Ledger;
 use crate::invariant::Invariant;
 
 impl Bucket {
-    /// `key` is deleted: nothing needs it, or can come to need it.
+    /// Checks the deletion of `key`: nothing needs it, now or later.
     pub(super) fn check_delete(&self, key: &str) {
         if let Some(reader) = self.reader_of(key) {
             let is_own = ObjectKey::parse(key).is_some_and(|key| key.volume() == reader);
@@ -24,14 +24,14 @@ impl Bucket {
         }
     }
 
-    /// The keys of all that nothing needs.
+    /// Returns the keys of all garbage.
     fn garbage(&self) -> Vec<&str> {
         let all = self.stored.objects.under("").map(|(key, _)| key);
         all.filter(|key| self.reader_of(key).is_none()).collect()
     }
 
-    /// A volume that needs the object: itself, one of its snapshots that count, or a record to come may name
-    /// it.
+    /// Returns a volume that needs the object: itself, one of its snapshots that count, or a later record
+    /// may name it.
     fn reader_of(&self, key: &str) -> Option<&VolumeId> {
         let key = ObjectKey::parse(key).expect("nothing else is stored");
         let owner = self.ledgers.get(key.volume())?;
@@ -43,7 +43,7 @@ impl Bucket {
                 !truth.is_passed(Place::until(seq)) || owner.live(&self.stored.objects).contains(&seq)
             }
             ObjectKey::Checkpoint(..) => !truth.is_deleted(),
-            // Truncation has rules of its own.
+            // Truncation has separate rules.
             ObjectKey::Log(_, seq) => !truth.is_deleted() || seq == Seq::FIRST || seq == truth.seq(),
             ObjectKey::Origin(_, uid) => {
                 let live = owner.live(&self.stored.objects);
@@ -55,7 +55,7 @@ impl Bucket {
         is_needed.then(|| truth.volume())
     }
 
-    /// The owner first.
+    /// Checks the owner first.
     fn reader_of_data(&self, owner: &Ledger, id: PlacedId, is_run: bool) -> Option<&VolumeId> {
         let owner = owner.truth.volume();
         let others = self.ledgers.iter().filter(|(volume, _)| *volume != owner);
@@ -82,8 +82,8 @@ impl Bucket {
             || of_snapshots().any(|root| names(&root))
     }
 
-    /// Returns true for a fork whose record came after the mark of its snapshot. Its end is not in the log
-    /// yet, but nothing else can follow.
+    /// Returns true for a fork whose record arrived after the mark of its snapshot. Its end is not in the
+    /// log yet, but nothing else can follow.
     fn came_too_late(&self, ledger: &Ledger) -> bool {
         let first = ledger.history.get(&Seq::FIRST).filter(|_| ledger.truth.is_unconfirmed());
         let Some(Body::Create { source: Some(fork), .. }) =
@@ -100,19 +100,19 @@ impl Bucket {
 }
 
 impl Store {
-    /// Returns true if a cold read failed because an object is not there that nothing needs any more.
+    /// Returns true if a cold read failed because an object that nothing needs any more does not exist.
     pub(crate) fn is_swept(&self, failure: &ColdError) -> bool {
         matches!(failure, ColdError::Object(ObjectError::Store { key, source: StoreError::NotFound { .. } }) if !self.is_needed(key))
     }
 
-    /// At rest, after a sweep: everything in the bucket is needed.
+    /// Checks, at rest after a sweep, that everything in the bucket is needed.
     pub(crate) fn check_swept(&self) {
         let garbage = self.bucket.garbage();
         Invariant::GarbageGoes.check(garbage.is_empty(), || format!("a sweep leaves {garbage:?}"));
     }
 
-    /// Nothing is left of the volumes, which are removed, but what bars their ids: the first record and the
-    /// tombstone of each, the markers of places between them, and the marks of snapshots.
+    /// Checks that the removed volumes left only the objects that reserve their ids: the first record and the
+    /// tombstone of each, the truncation markers between them, and the marks of snapshots.
     pub(crate) fn check_all_removed(&self) {
         let left = self.keys();
         let is_data = |key: &&str| {
@@ -135,7 +135,7 @@ impl Store {
         self.check_swept();
     }
 
-    /// Returns true if a volume, one of its snapshots that count, or a record to come may name the object.
+    /// Returns true if a volume, one of its snapshots that count, or a later record may name the object.
     pub(crate) fn is_needed(&self, key: &str) -> bool {
         self.bucket.reader_of(key).is_some()
     }

@@ -18,7 +18,7 @@ use crate::failures::RequestFate;
 use crate::invariant::Invariant;
 
 impl World {
-    /// Does what a future asked for. `None` when the process died of it.
+    /// Executes the request of a future. Returns `None` if it killed the process.
     pub(super) fn answer(&mut self, host: usize, ask: &Ask) -> Option<Answer> {
         let (answer, step) = match ask {
             Ask::Sleep(_) => (Answer::Slept, None),
@@ -36,7 +36,7 @@ impl World {
 
     // ---- the store ----
 
-    /// With `is_stale`, LIST may show an older state.
+    /// Executes a request to the store. With `is_stale`, LIST may show an older state.
     pub(super) fn ask_store(&mut self, host: usize, ask: &StoreAsk, is_stale: bool) -> Answer {
         let cut = self.cut_of(host, ask);
         if matches!(ask, StoreAsk::Create { .. }) && self.rng.once_in(3) {
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// Content that the seal of an upload captured.
+    /// Returns the content captured by the seal of an upload.
     pub(super) fn cut_of(&self, host: usize, ask: &StoreAsk) -> Option<Rc<Cut>> {
         let StoreAsk::PutSegment { key, .. } = ask else { return None };
         if !matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..))) {
@@ -154,7 +154,7 @@ impl World {
     }
 }
 
-/// True if a full disk fails the job. `is_reserved`: what commits write has its room.
+/// Returns true if a full disk fails the job. `is_reserved`: commits have reserved space.
 fn takes_room(ask: &LocalAsk, is_reserved: bool) -> bool {
     match ask {
         LocalAsk::StorePending(_) => !is_reserved || is_mutated(Mutation::RecordNeedsRoom),
@@ -194,13 +194,13 @@ fn timed_out() -> StoreError {
     StoreError::TimedOut { after: Duration::from_secs(20) }
 }
 
-/// The store refuses these credentials.
+/// Returns the answer of a store that rejects these credentials.
 fn denied(ask: &StoreAsk) -> Answer {
     let source = io::Error::other("simulated").into();
     failed(ask, StoreError::Denied { code: "AccessDenied".to_owned(), source })
 }
 
-/// The sender cannot know if it was done.
+/// Returns an answer from which the sender cannot know if the request was executed.
 fn unanswered(ask: &StoreAsk) -> Answer {
     match ask {
         StoreAsk::Create { .. } => Answer::Created(Err(CreateError::Ambiguous(timed_out()))),

@@ -1,4 +1,4 @@
-//! An attach: begun here, carried out by the pipeline, ended here with a volume.
+//! An attach: begun here, executed by the pipeline, completed here with a volume.
 
 use holdfast_background::{Acquired, AttachError};
 use holdfast_engine::action::MapWrite;
@@ -24,8 +24,8 @@ use crate::terms::DEPTH;
 use crate::writers::Begun;
 
 impl World {
-    /// Attaches the volume at `host` and waits until it is clear what came of it. With `dies`, the process
-    /// dies after that step.
+    /// Attaches the volume at `host` and waits for the result. With `dies`, the process dies after that
+    /// step.
     pub fn attach(&mut self, host: usize, take_over: bool, dies: Option<AttachStep>) -> Attach {
         let replaces = self.holder().filter(|_| take_over);
         self.begin_attach(host, replaces, dies);
@@ -40,12 +40,12 @@ impl World {
         }
     }
 
-    /// The epoch of the writer that is attached now.
+    /// Returns the epoch of the attached writer.
     pub fn holder(&self) -> Option<Epoch> {
         self.store.manifest().attached().map(|writer| writer.epoch)
     }
 
-    /// A process begins to attach the volume at `host`, with permission to replace the writer of one epoch.
+    /// Begins an attach in a process on `host`, with permission to replace the writer of one epoch.
     pub(crate) fn begin_attach(&mut self, host: usize, replaces: Option<Epoch>, dies: Option<AttachStep>) {
         let claim = Claim {
             node: host.to_string(),
@@ -70,7 +70,7 @@ impl World {
         self.run_tasks(host);
     }
 
-    /// A process without a volume begins.
+    /// Begins a process without a volume.
     pub(super) fn begin_process(&mut self, host: usize) {
         let seed = self.rng.bits();
         let shared = self.shared(host);
@@ -92,8 +92,8 @@ impl World {
                 | AttachRefused::LocalStateMissing { .. }
                 | AttachRefused::ReplacedSince { .. },
             )) => {
-                // An older LIST, or a log that was read before its record arrived late, may refuse it: then
-                // it is tried again.
+                // An older LIST, or a log that was read before its record arrived late, may cause a
+                // rejection: then the attach is retried.
                 let told = self.failures.lists_are_sound()
                     && self.hosts[host].attempt.began_after(self.writers.count());
                 let own = self.writers.is_last(host) && told && self.hosts[host].disk_past.other().is_none();
@@ -119,7 +119,7 @@ impl World {
         here.attempt.end(came_of);
     }
 
-    /// An attach says that the log was set back only if it was.
+    /// Checks that an attach reports a log that was set back only if it was.
     fn check_set_back(&self, host: usize, came_of: &Result<Acquired<Restored>, AttachError<LocalError>>) {
         let says_so = match came_of {
             Ok(acquired) => acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
@@ -136,7 +136,7 @@ impl World {
     }
 
     fn serve(&mut self, host: usize, acquired: Acquired<Restored>) {
-        // The record may have come into the log with this very step.
+        // The record may have reached the log with this very step.
         self.take_note();
         Invariant::LogIsAChain
             .check(self.store.holds_attach(acquired.manifest.seq(), acquired.manifest.writer()), || {
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Each host attached this volume so often, without writing, that its header remembers no more nonces.
+    /// Attaches on each host, without writes, until its header is full of nonces.
     pub fn age_headers(&mut self) {
         for host in &mut self.hosts {
             let header = Header {
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Fills the log with records of writers that came and went.
+    /// Fills the log with records of former writers.
     pub fn age_log(&mut self, records: u64) {
         for count in 0..records {
             let manifest = self.store.manifest();

@@ -1,4 +1,4 @@
-//! The clients of a volume: what they ask for, and the stamps of what they write.
+//! The clients of a volume: their requests, and the stamps of their writes.
 
 use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
@@ -11,13 +11,13 @@ use crate::disk::Stamp;
 /// Stamps of the requests, each used once.
 #[derive(Default)]
 pub(crate) struct Stamps {
-    /// The last one that another volume may have.
+    /// The last stamp that another volume may have.
     before: Stamp,
     requests: u64,
 }
 
 impl Stamps {
-    /// Those of the volume with this number among several.
+    /// Returns the stamps of the volume with this number among several.
     pub(crate) fn of_volume(number: u64) -> Self {
         Self { before: number << 48, requests: 0 }
     }
@@ -29,7 +29,7 @@ impl Stamps {
 }
 
 impl World {
-    /// The client asks; `None` when the device is full.
+    /// Sends a client request; `None` if the device is full.
     pub fn request(&mut self, host: usize, op: Op, range: SectorRange) -> Option<RequestId> {
         let here = &mut self.hosts[host];
         let device = here.device.as_mut().expect("a client has a device");
@@ -39,7 +39,7 @@ impl World {
         Some(id)
     }
 
-    /// The volume that `host` serves is to have so many sectors.
+    /// Grows the volume that `host` serves to `sectors`.
     pub(crate) fn grow(&mut self, host: usize, sectors: u64) {
         let process = self.hosts[host].process.as_mut();
         let Some(volume) = process.and_then(|process| process.volume.as_mut()) else { return };
@@ -47,7 +47,7 @@ impl World {
         self.tell(host, Event::Grow { sectors });
     }
 
-    /// The volume that `host` serves gets these settings, and so does a process that takes over.
+    /// Gives these settings to the volume that `host` serves, and to a process that takes over.
     pub fn configure(&mut self, host: usize, settings: Settings) {
         let here = &mut self.hosts[host];
         here.settings = settings;
@@ -58,23 +58,23 @@ impl World {
         self.tell(host, Event::Configure(settings));
     }
 
-    /// The volume that `host` serves is to commit soon, or no longer.
+    /// Makes the volume that `host` serves commit soon, or no longer.
     pub fn commit_soon(&mut self, host: usize, soon: bool) {
         self.tell(host, Event::CommitSoon(soon));
     }
 
-    /// Sectors of the device of `host`.
+    /// Returns the size of the device of `host`, in sectors.
     pub(crate) fn device_sectors(&self, host: usize) -> Option<u64> {
         self.hosts[host].device.as_ref().map(|device| device.sectors)
     }
 
-    /// A reader found what is stored for these sectors damaged.
+    /// Requests the repair of these sectors, whose stored data a reader found damaged.
     pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
         self.dirty_check.repaired();
         self.tell(host, Event::Repair { ranges, checkpoint });
     }
 
-    /// Requests the clients made.
+    /// Returns the number of client requests.
     pub(crate) fn requests(&self) -> u64 {
         self.stamps.requests
     }

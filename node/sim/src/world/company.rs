@@ -1,4 +1,4 @@
-//! Company of a volume on its hosts: shared deaths, time, its store's failures, the daemon's memory.
+//! Other volumes on the hosts of a volume: shared deaths, time, its store's failures, the daemon's memory.
 
 use std::sync::Arc;
 
@@ -12,20 +12,20 @@ use crate::invariant::Invariant;
 use crate::shared::{Shared, UPLOAD_BYTES};
 use crate::slab::Slab;
 
-/// Time that a request waits for a store that is silent.
+/// Time for which a request waits for a silent store.
 const REQUEST_MS: Millis = 20_000;
-/// Time after a failure for which the volumes of a store may lag: a request that waits still, the longest
-/// backoff, and commits.
+/// Time after a failure for which the volumes of a store may lag: a request that is still waiting, the
+/// longest backoff, and commits.
 const AFTERMATH_MS: Millis = REQUEST_MS + 20_000;
 
-/// Ways in which a store fails.
+/// Kinds of store failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outage {
-    /// No request reaches it, and the sender gets an error at once.
+    /// Requests do not reach it, and the sender gets an error at once.
     Unreachable,
-    /// It refuses the credentials.
+    /// It rejects the credentials.
     Denies,
-    /// It takes connections and answers nothing.
+    /// It accepts connections but never responds.
     Silent,
 }
 
@@ -36,21 +36,21 @@ pub(crate) enum Death {
     Host,
 }
 
-/// Influences on one volume from outside, and those that it passes to the others.
+/// External influences on one volume, and those that it passes to the others.
 pub(crate) struct Company {
     /// Resources of each host's process.
     pub(crate) shared: Vec<Shared>,
     pub(crate) store: StoreKey,
-    /// Time that is to pass for all.
+    /// Time that must pass for all.
     pub(crate) owed: Millis,
-    /// Deaths that the others have not met.
+    /// Deaths that the others have not had yet.
     pub(crate) deaths: Vec<(usize, Death)>,
     pub(crate) outage: Option<Outage>,
-    /// Until when its store's last failure may delay it.
+    /// Time until which its store's last failure may delay it.
     pub(crate) failing_until: Millis,
     /// Delay of a commit by the other volumes of a host.
     pub(crate) queue_ms: Millis,
-    /// They are in one bucket.
+    /// True if they are in one bucket.
     pub(crate) shares_bucket: bool,
 }
 
@@ -60,20 +60,20 @@ impl Company {
         Self { shared, store, owed: 0, deaths, outage, failing_until: 0, queue_ms, shares_bucket: false }
     }
 
-    /// The same of volumes in one bucket.
+    /// Does the same for volumes in one bucket.
     pub(crate) fn in_one_bucket(shared: Vec<Shared>) -> Self {
         Self { shares_bucket: true, ..Self::new(shared, StoreKey(0), 0) }
     }
 }
 
 impl World {
-    /// This volume is one of several; its stamps are no other's.
+    /// Joins several volumes; its stamps are distinct from theirs.
     pub(crate) fn join(&mut self, number: u64, company: Company) {
         self.stamps = Stamps::of_volume(number);
         self.rejoin(company);
     }
 
-    /// It is one of several again.
+    /// Joins them again.
     pub(crate) fn rejoin(&mut self, company: Company) {
         self.company = Some(company);
         for here in &mut self.hosts {
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// From here on it is alone. Returns the company that it had.
+    /// Separates it from the others. Returns their common state.
     pub(crate) fn part(&mut self) -> Company {
         for here in &mut self.hosts {
             here.access = None;
@@ -93,32 +93,32 @@ impl World {
         self.company.as_mut().expect("it is one of several")
     }
 
-    /// The deaths that the others have not met.
+    /// Takes the deaths that the others have not had yet.
     pub(crate) fn take_deaths(&mut self) -> Vec<(usize, Death)> {
         std::mem::take(&mut self.company().deaths)
     }
 
-    /// Forgets the deaths of `host`, which all volumes have met.
+    /// Clears the deaths of `host`, which all volumes have had.
     pub(crate) fn forget_deaths(&mut self, host: usize) {
         self.company().deaths.retain(|(at, _)| *at != host);
     }
 
-    /// The process that runs next on `host` has this.
+    /// Sets the state of the next process on `host`.
     pub(crate) fn share(&mut self, host: usize, shared: Shared) {
         self.company().shared[host] = shared;
     }
 
-    /// The slab of the process that runs on `host`, or ran there last.
+    /// Returns the slab of the current or last process on `host`.
     pub(crate) fn slab(&mut self, host: usize) -> Arc<Slab> {
         Arc::clone(self.company().shared[host].slab.as_ref().expect("volumes in company have a slab"))
     }
 
-    /// The time that is to pass for all.
+    /// Takes the time that must pass for all.
     pub(crate) fn take_owed(&mut self) -> Millis {
         std::mem::take(&mut self.company().owed)
     }
 
-    /// Polls what another volume woke on `host`.
+    /// Polls the futures that another volume woke on `host`.
     pub(crate) fn run_woken(&mut self, host: usize) {
         let here = &self.hosts[host];
         let is_woken = here.process.as_ref().is_some_and(|process| process.tasks.is_woken());
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Resources that a new process on `host` shares.
+    /// Returns the resources that a new process on `host` shares.
     pub(super) fn shared(&self, host: usize) -> Shared {
         let company = self.company.as_ref();
         let alone = || if self.terms.has_slab { Shared::new(UPLOAD_BYTES) } else { Shared::alone() };
@@ -144,12 +144,12 @@ impl World {
         self.company.as_ref().and_then(|company| company.outage)
     }
 
-    /// True if a request that was sent at `since` is answered by now, or was long enough without an answer.
+    /// Returns true if a request sent at `since` is answered by now, or has timed out.
     pub(super) fn is_heard(&self, since: Millis) -> bool {
         self.outage() != Some(Outage::Silent) || since + REQUEST_MS <= self.clock.now()
     }
 
-    /// The store of this volume fails from now on, or works again.
+    /// Makes the store of this volume fail from now on, or work again.
     pub(crate) fn set_outage(&mut self, outage: Option<Outage>) {
         let until = self.clock.now() + AFTERMATH_MS;
         let company = self.company();
@@ -157,14 +157,14 @@ impl World {
         company.failing_until = until;
     }
 
-    /// True if commits may be late because of the volume's own store.
+    /// Returns true if commits may be late because of the volume's own store.
     pub(super) fn is_store_failing(&self) -> bool {
         self.company
             .as_ref()
             .is_some_and(|company| company.outage.is_some() || self.clock.now() < company.failing_until)
     }
 
-    /// The invariant that a late commit breaks, and the delay of one by other volumes.
+    /// Returns the invariant that a late commit breaks, and its delay by other volumes.
     pub(super) fn in_time(&self) -> (Invariant, Millis) {
         match &self.company {
             Some(company) => (Invariant::StoresAreIndependent, company.queue_ms),

@@ -1,5 +1,5 @@
-//! Something in the store is corrupted, at the end of a run: a scrub names it and says which volumes it
-//! affects, and so it is.
+//! Corruption in the store, at the end of a run: checks that a scrub names it and reports the affected
+//! volumes correctly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::store::stamps;
 use crate::surroundings::SimTime;
 
 impl World {
-    /// One object loses a byte's value, its end, or all of it. Afterwards everything is as it was before.
+    /// Changes a byte of one object, truncates it, or loses it. Afterwards the store is as before.
     pub(crate) fn check_decay(&mut self, mut rng: Rng) {
         let key = rng.pick(&self.perishable()).clone();
         let truth = self.store.manifest();
@@ -48,8 +48,8 @@ impl World {
         }
     }
 
-    /// The keys whose loss can be noticed: a log without its last record is a shorter log, and a mark only
-    /// says that it is there.
+    /// Returns the keys whose loss is detectable: a log without its last record is a shorter log, and only
+    /// the existence of a mark matters.
     fn perishable(&self) -> Vec<String> {
         let last = ObjectKey::Log(self.store.volume().clone(), self.store.manifest().seq()).to_string();
         let keys = self.store.keys().into_iter();
@@ -70,7 +70,7 @@ impl World {
         .collect()
     }
 
-    /// Stamps in every sector of each block that was ever written.
+    /// Returns the stamps of every sector of each block that was ever written.
     fn written(&self, truth: &Manifest) -> BTreeMap<u64, Vec<Stamp>> {
         let cut = self.store.last_cut();
         let blocks: BTreeSet<u64> = cut.touched().map(|sector| Sector(sector).block().0).collect();
@@ -83,8 +83,8 @@ impl World {
         report.expect("this store answers")
     }
 
-    /// An attach is refused, or reads what was written, or fails the reads of the sectors that the report
-    /// names.
+    /// Checks that an attach is rejected, or that reads return the written data, except those of the
+    /// sectors in the report, which fail.
     fn check_effect(
         &mut self,
         key: &str,
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// The stamps of `range`'s block, of which those of `range` are read; nothing if the read fails.
+    /// Returns the stamps of `range`'s block, of which those of `range` are read; `None` if the read fails.
     fn read_sound(
         &mut self,
         truth: &Manifest,
@@ -154,7 +154,7 @@ impl World {
     }
 }
 
-/// Corrupts an object; `None` if it is lost.
+/// Returns a corrupted object; `None` if it is lost.
 fn corrupted(rng: &mut Rng, key: &str, whole: &Bytes) -> Option<Bytes> {
     let is_segment = matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..)));
     match rng.below(4) {

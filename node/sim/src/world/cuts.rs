@@ -1,8 +1,8 @@
-//! Cuts: snapshots of the writer at one point with those of other volumes.
+//! Cuts: snapshots of the writer at the same point as those of other volumes.
 //!
-//! The other volumes of a cut are left out. What a cut promises follows from what each volume does alone:
-//! what had completed when its writes were released is in its snapshot, and nothing that was begun after
-//! that. So any point at which all volumes of a cut are held is the point of all their snapshots.
+//! The other volumes of a cut are left out. The guarantee of a cut follows from the behaviour of each volume:
+//! its snapshot has everything that had completed when its writes were released, and nothing that was begun
+//! later. Any point at which all volumes of a cut are held is thus the point of all their snapshots.
 
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::CutAnswer;
@@ -12,11 +12,11 @@ use super::World;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-/// Bit of the uids that ordinary snapshots do not have.
+/// Bit that only the uids of cuts have.
 const OF_A_CUT: u128 = 1 << 64;
 
 impl World {
-    /// The next step of a cut of the volume at `host`; `hasty`: whatever was answered to the last one.
+    /// Takes the next step of a cut of the volume at `host`; if `hasty`, without waiting for the last answer.
     pub(crate) fn advance_cut(&mut self, host: usize, hasty: bool) {
         if self.hosts[host].process.as_ref().is_none_or(|process| process.volume.is_none()) {
             return;
@@ -43,7 +43,7 @@ impl World {
         }
     }
 
-    /// The writes of a cut were released, and its snapshot was registered: it is of that point.
+    /// Checks that the registered snapshot of a cut is of the point at which its writes were released.
     pub(super) fn check_cut(&self, host: usize, uid: SnapshotUid, registered: &Cut) {
         let Some(released) = self.hosts[host].released.get(&uid) else { return };
         let sectors = released.touched().chain(registered.touched());

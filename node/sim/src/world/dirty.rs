@@ -6,31 +6,31 @@ use crate::invariant::Invariant;
 
 const SECTOR_BYTES: u64 = 4096;
 
-/// Times at which a writer's dirty bytes are looked at, and how strictly.
+/// Frequency and strictness of the checks of a writer's dirty bytes.
 #[derive(Default)]
 pub(crate) struct DirtyCheck {
-    /// Number of times that an engine got the time.
+    /// Number of ticks of the engines.
     ticks: u64,
-    /// Sectors were made dirty that no request had written.
+    /// True if a repair made sectors dirty that no request had written.
     repaired: bool,
 }
 
 impl DirtyCheck {
-    /// Counts a tick. Returns true if all that was ever written is looked at: not at every tick.
+    /// Counts a tick. Returns true if all data ever written is checked, which is not at every tick.
     pub(super) fn count_tick(&mut self) -> bool {
         self.ticks += 1;
         self.ticks.is_multiple_of(16)
     }
 
-    /// A repair makes sectors dirty.
+    /// Notes that a repair makes sectors dirty.
     pub(super) fn repaired(&mut self) {
         self.repaired = true;
     }
 }
 
 impl World {
-    /// Invariant 16: whatever the client wrote and no commit holds is counted. Where nothing is in progress
-    /// and nothing ever failed, nothing else is.
+    /// Checks invariant 16: all uncommitted client writes are counted, and nothing else, if nothing is in
+    /// progress and nothing ever failed.
     pub(super) fn check_dirty(&self, host: usize) {
         let here = &self.hosts[host];
         let Some(status) = self.status(host) else { return };

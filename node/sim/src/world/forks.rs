@@ -1,4 +1,4 @@
-//! Forks: made while the volume is removed; and the volume lives on as a fork of one of its snapshots.
+//! Forks: creation during the volume's removal; the volume's continuation as a fork of one of its snapshots.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,21 +22,21 @@ use crate::surroundings::SimObjects;
 use crate::tasks::Tasks;
 use crate::writers::Writers;
 
-/// A volume behind a fork.
+/// An ancestor of a fork.
 #[derive(Clone)]
 pub(super) struct Behind {
     volume: VolumeId,
-    /// Its objects when it was forked, but those that nothing needed, each with its bytes.
+    /// Its objects at the time of the fork, without garbage, each with its bytes.
     objects: Vec<(String, Vec<u8>)>,
 }
 
-/// The name of such a volume in messages.
+/// The name of an ancestor in messages.
 const BEHIND: &str = "a volume behind a fork";
 
 impl World {
-    /// A snapshot is restored while it is deleted, its volume is removed and the store is swept, in a copy of
-    /// the bucket. Either the fork holds what the snapshot held, or there is none; also if its creator dies
-    /// and another one comes later.
+    /// Restores a snapshot while it is deleted, its volume is removed and the store is swept, in a copy of
+    /// the bucket. Either the fork has the snapshot's content, or it does not exist; this also holds if
+    /// its creator dies and another one retries later.
     pub(crate) fn check_fork_beside_removal(&mut self, rng: &mut Rng) {
         let (source, cut) = self.snapshot_to_fork(rng);
         let whole = self.store.clone();
@@ -84,7 +84,7 @@ impl World {
         self.store = whole;
     }
 
-    /// A fork that was said to be made holds what its snapshot held; one that was not does not exist.
+    /// Checks that a fork reported as created has its snapshot's content, and that any other does not exist.
     fn check_made(&mut self, fork: &VolumeId, cut: &Rc<Cut>, made: &Result<u64, LogFailure>) {
         let named = fork.clone();
         let manifest =
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// The volume lives on as a fork of one of its snapshots, on hosts that never had it.
+    /// Continues the volume as a fork of one of its snapshots, on hosts that never had it.
     pub(crate) fn live_on_in_fork(&mut self, rng: &mut Rng) {
         let (source, cut) = self.snapshot_to_fork(rng);
         let fork = self.fork_id();
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Objects of the volumes behind are what they were: a fork changes nothing there, nor does a sweep.
+    /// Checks that the ancestors' objects are unchanged, by the fork and by sweeps.
     pub(crate) fn check_behind(&self) {
         for Behind { volume, objects } in &self.behind {
             let there: BTreeMap<String, Vec<u8>> = self.store.objects_of(volume).into_iter().collect();
@@ -142,8 +142,8 @@ impl World {
         }
     }
 
-    /// The volumes behind are removed, their snapshots are forgotten, and the fork exists: what it reads
-    /// stays.
+    /// Checks that the objects read by the fork stay when its ancestors are removed and their snapshots
+    /// forgotten.
     pub(super) fn check_behind_stays(&mut self) {
         if self.behind.is_empty() {
             return;
@@ -160,7 +160,7 @@ impl World {
         self.check_whole_as(Invariant::ForkIsItsSnapshot);
     }
 
-    /// Nothing stays of them once it is removed.
+    /// Checks that the ancestors leave nothing behind once the fork is removed.
     pub(super) fn check_behind_goes(&mut self) {
         self.check_sweep();
         while let Some(Behind { volume, .. }) = self.behind.pop() {
@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    /// One of the snapshots that count, or a new one, and what it holds. No writer is attached.
+    /// Returns one of the snapshots that count, or a new one, with its content. No writer is attached.
     fn snapshot_to_fork(&mut self, rng: &mut Rng) -> (SnapshotName, Rc<Cut>) {
         let live = self.store.live();
         let volume = self.store.volume().clone();
@@ -199,12 +199,12 @@ impl World {
     }
 }
 
-/// Again it looks whether something reads its objects still.
+/// Checks again if any fork still reads its objects.
 async fn forget_and_remove(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
 ) -> Result<Vec<VolumeId>, LogFailure> {
-    // A volume that was removed has none.
+    // A removed volume has none.
     for snapshot in snapshots(objects, volume).await.unwrap_or_default() {
         forget(objects, volume, snapshot.seq).await.expect("this store answers");
     }

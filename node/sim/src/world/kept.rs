@@ -5,8 +5,8 @@ use super::World;
 use crate::invariant::Invariant;
 
 impl World {
-    /// The durable map names every sector whose last write was never committed, and the side it names holds
-    /// that write: that is what is preserved, and exported.
+    /// Checks that the durable map names every sector whose last write was never committed, and that the
+    /// named side has that write: this data is preserved, and exported.
     pub(super) fn check_kept(&mut self, host: usize) {
         let here = &self.hosts[host];
         if !self.failures.disks_are_sound() || here.disk_past.was_full() {
@@ -22,9 +22,9 @@ impl World {
         Invariant::FencedIsKept.check(lacks.is_none(), || lacks.unwrap_or_default());
     }
 
-    /// Invariant 1, at once and not only where a client reads next: what the durable map names dirty is what
-    /// the side holds, and no older than what was flushed. Only of the disk that the last writer has: a
-    /// record that arrives late makes a host the last writer whose disk is another one by then.
+    /// Checks invariant 1 at once, not only on the client's next reads: the side has the data that the
+    /// durable map names dirty, no older than the flushed data. Only for the last writer's own disk: a
+    /// record that arrives late makes a host the last writer after its disk was replaced.
     pub(super) fn check_left(&self, host: usize) {
         let here = &self.hosts[host];
         if !self.writers.is_last(host) || here.disk_past.other().is_some() {

@@ -1,5 +1,5 @@
-//! A volume of a family: it begins as a fork of one that lives on in the same bucket, and is removed while
-//! others live. Both are done by its control plane, whose requests fail and wait.
+//! A volume of a family: it begins as a fork of a living volume in the same bucket, and is removed while
+//! others live. Its control plane does both, with requests that fail and wait.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::surroundings::SimObjects;
 use crate::terms::Terms;
 
 impl World {
-    /// New hosts, on the same terms, for a volume that is to be a fork in the same bucket.
+    /// Creates new hosts, with the same settings, for a volume that is to be a fork in the same bucket.
     pub(crate) fn beside(&self, volume: VolumeId, seed: u64, faults: Faults) -> Self {
         let Terms { limits, durability, share, timely, .. } = self.terms;
         let terms = Terms { durability, share, timely, ..Terms::new(0, limits) };
@@ -30,18 +30,18 @@ impl World {
         self.company.as_ref().is_some_and(|company| company.shares_bucket)
     }
 
-    /// Settled of what was begun last, once.
+    /// Takes the result of the last operation, once.
     pub(crate) fn take_settled(&mut self) -> Option<Settled> {
         self.control.settled.take()
     }
 
-    /// The process that creates or removes the volume dies, and what it had asked for is lost.
+    /// Crashes the process that creates or removes the volume, and loses its requests.
     pub(crate) fn lose_control(&mut self) {
         self.stop_control();
         self.control.settled = Some(Settled::Unclear);
     }
 
-    /// The volume begins to be made.
+    /// Begins to create the volume.
     pub(crate) fn begin_fork(&mut self, source: SnapshotName) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         let creation = self.creation(source);
@@ -55,14 +55,14 @@ impl World {
         Creation { source: Some(source), ..Creation::plain(0, nonce, now) }
     }
 
-    /// The same with requests that are answered truly.
+    /// Does the same with reliable requests.
     pub(crate) fn make_fork_soundly(&mut self, source: SnapshotName) {
         let (volume, creation) = (self.store.volume().clone(), self.creation(source));
         let made = self.ask_soundly(|objects| async move { provision(&objects, &volume, creation).await });
         self.fork_was_made(made);
     }
 
-    /// A fork that was said to be made exists, one that was not does not.
+    /// Checks that a fork reported as created exists, and that any other does not.
     pub(super) fn fork_was_made(&mut self, made: Result<u64, LogFailure>) {
         let exists = self.store.exists();
         self.control.settled = Some(match &made {
@@ -74,7 +74,7 @@ impl World {
         });
     }
 
-    /// The fork lives from here on, on hosts that never had it, and holds what its snapshot captured.
+    /// Begins the life of the fork, on hosts that never had it, with the content that its snapshot captured.
     pub(crate) fn begin_life(&mut self, sectors: u64, cut: &Rc<Cut>) {
         self.store.check_content(cut);
         self.check_whole_as(Invariant::ForkIsItsSnapshot);
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// The volume, which no host has, begins to be removed, and its snapshots to be forgotten before.
+    /// Begins to remove the volume, which no host has, after forgetting its snapshots.
     pub(crate) fn begin_removal(&mut self) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         let nonce = Nonce(self.rng.bytes());
@@ -94,7 +94,7 @@ impl World {
         self.run_control();
     }
 
-    /// The same with requests that are answered truly.
+    /// Does the same with reliable requests.
     pub(crate) fn remove_soundly(&mut self) {
         let (volume, nonce) = (self.store.volume().clone(), Nonce(self.rng.bytes()));
         let removed = self.ask_soundly(|objects| async move { forget_all(&objects, &volume, nonce).await });
@@ -106,7 +106,7 @@ impl World {
         let exists = self.store.exists();
         self.control.settled = Some(match &removed {
             Ok(_) if !exists => Settled::Removed,
-            // A snapshot that the control plane had asked for was registered since.
+            // A snapshot requested by the control plane was registered in the meantime.
             Err(SnapshotError::Log(LogFailure::HasSnapshots { .. })) => Settled::Unclear,
             Err(SnapshotError::Log(failure)) if is_passing(failure) => Settled::Unclear,
             Ok(_) | Err(_) => Invariant::LogIsAChain
@@ -114,8 +114,8 @@ impl World {
         });
     }
 
-    /// Every sector that a fork reads, or a volume that others were forked from, is what its last commit
-    /// captured.
+    /// Checks that every sector of a fork, or of a volume with forks, has the content captured by its last
+    /// commit.
     pub(crate) fn check_stays(&mut self) {
         self.store.check_content(&self.store.last_cut());
         self.check_whole_as(Invariant::ForkIsItsSnapshot);
@@ -131,7 +131,7 @@ async fn forget_all(
 ) -> Result<Vec<VolumeId>, SnapshotError> {
     let known = match snapshots(objects, volume).await {
         Ok(known) => known,
-        // An earlier try removed it.
+        // An earlier attempt removed it.
         Err(SnapshotError::Deleted(_)) => Vec::new(),
         Err(error) => return Err(error),
     };

@@ -1,4 +1,4 @@
-//! Deaths of processes and hosts, and the takeover from a dead process.
+//! Crashes of processes and hosts, and the takeover from a dead process.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ use crate::process::{Heard, What, failed_sync};
 use crate::terms::DEPTH;
 
 impl World {
-    /// The client is asked to stop, and once it has, the engine to detach.
+    /// Asks the client to stop, and then the engine to detach.
     pub fn begin_detach(&mut self, host: usize) {
         let here = &mut self.hosts[host];
         let is_held = here.is_held();
@@ -38,7 +38,7 @@ impl World {
         }
     }
 
-    /// Something of `host` ceases to work, or works again.
+    /// Changes the current faults of `host`.
     pub(crate) fn set_fault(&mut self, host: usize, fault: HostFault) {
         let here = &mut self.hosts[host];
         if fault.full {
@@ -57,8 +57,8 @@ impl World {
         }
     }
 
-    /// A slot of the header of the durable map on `host` decays: a byte of it changes. Returns false if it
-    /// was never written.
+    /// Changes a byte in a slot of the durable map's header on `host`. Returns false if it was never
+    /// written.
     pub fn decay_header(&mut self, host: usize, slot: u8) -> bool {
         let here = &mut self.hosts[host];
         let decays = here.disk.lock().map.decay(header_offset(slot));
@@ -69,7 +69,7 @@ impl World {
         decays
     }
 
-    /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its
+    /// Makes a sector with data unreadable on the disk of `host`, at or after `sector`, on both of its
     /// sides, until it is overwritten.
     pub fn corrupt(&mut self, host: usize, sector: u64) {
         self.failures.disk_failed();
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// The disk of `host` reads everything again.
+    /// Makes all data on the disk of `host` readable again.
     pub fn restore_reads(&mut self, host: usize) {
         for side in &mut self.hosts[host].disk.lock().sides {
             side.corrupted.clear();
@@ -123,7 +123,7 @@ impl World {
         self.take_note();
     }
 
-    /// The process died before it could act on a failed sync of this side.
+    /// Records that the process died before it could react to a failed sync of this side.
     pub(super) fn fail_unheard(&mut self, host: usize, side: Option<Side>) {
         if let Some(side) = side {
             self.hosts[host].disk.lock().side(side).failed_unheard = true;
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Keeps a request in flight that a dropped future had sent.
+    /// Keeps a request of a dropped future in flight.
     fn answer_unheard(&mut self, host: usize, ask: &Ask, cut: Option<&Rc<Cut>>) {
         match ask {
             Ask::Store(
@@ -190,18 +190,18 @@ impl World {
         }
     }
 
-    /// From now on what a dying process had submitted is written and not synced: a power cut right after it
-    /// may leave any part of it, and [`Fate::Nth`] counts them all.
+    /// From now on, submitted writes of a dying process are stored but not synced: a power cut right after
+    /// it may leave any part of them, and [`Fate::Nth`] counts them all.
     pub fn keep_every_outcome_open(&mut self) {
         self.failures.let_every_write_arrive();
     }
 
-    /// Number of states of the local files that a power cut of `host` can leave now; at most `u64::MAX`.
+    /// Returns the number of disk states that a power cut of `host` can leave; at most `u64::MAX`.
     pub fn outcomes(&self, host: usize) -> u64 {
         self.hosts[host].disk.lock().outcomes()
     }
 
-    /// The host loses power: unsynced writes meet their fate, tmpfs and client are gone.
+    /// Cuts the power of the host: `fate` decides about unsynced writes; tmpfs and client are lost.
     pub fn lose_host(&mut self, host: usize, fate: Option<Fate<'_>>) {
         self.process_died(host);
         self.trace.host_event(host, 65, "the host loses power");
@@ -216,7 +216,7 @@ impl World {
         self.check_left(host);
     }
 
-    /// A new process takes over from a dead one. Says whether there was a live map to take over.
+    /// Starts a process that takes over from a dead one. Returns true if a live map existed.
     pub(crate) fn resume(&mut self, host: usize) -> bool {
         let here = &mut self.hosts[host];
         if !here.tmpfs.holds_a_map() {
@@ -235,7 +235,7 @@ impl World {
         let now = self.clock.now();
         let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
         let Ok(volume) = resumed else {
-            // The process died while it made the map: nothing was served from it.
+            // The process died while it created the map: it served nothing.
             here.tmpfs.remove();
             here.device = None;
             return false;
@@ -260,7 +260,7 @@ impl World {
         true
     }
 
-    /// The writer of `host` released the volume: its process ends, its files stay.
+    /// Ends the process of `host`, whose writer released the volume; its files stay.
     pub(super) fn has_ended(&mut self, host: usize) {
         let here = &mut self.hosts[host];
         let unanswered = here.process.as_ref().map_or(0, |process| process.snapshots.len());

@@ -1,8 +1,8 @@
-//! Hosts whose disk is not the one they had: emptied, set back to a snapshot, copied from another host. And a
-//! bucket that is set back to a backup, or emptied, and then the volume is created a second time.
+//! Hosts with a replaced disk: emptied, set back to a snapshot, or copied from another host. And a bucket
+//! that is set back to a backup, or emptied before the volume is created again.
 //!
-//! The model does not look at what the engine keeps on such a disk. It counts the commits that came into the
-//! log since the disk was as it is, and knows whose it was.
+//! The model does not inspect the engine's data on such a disk. It counts the commits in the log since the
+//! disk's state, and knows its owner.
 
 use holdfast_format::displaced::Displaced;
 use holdfast_format::manifest::Writer;
@@ -17,8 +17,8 @@ use crate::invariant::Invariant;
 use crate::store::Store;
 
 impl World {
-    /// Keeps the disk of `host` as a power cut would leave it now, if that names anything dirty: no other can
-    /// do harm.
+    /// Keeps a snapshot of the disk of `host`, as a power cut would leave it now, if that names dirty
+    /// data: others are harmless.
     pub fn take_snapshot(&mut self, host: usize) {
         let Some(snapshot) = self.disk_of(host) else { return };
         if snapshot.disk.holds_dirty() {
@@ -26,8 +26,8 @@ impl World {
         }
     }
 
-    /// The disk of `host` as a power cut would leave it now; `None` where it is not the one that its last
-    /// attach left.
+    /// Returns the disk of `host` as a power cut would leave it now; `None` if its last attach used
+    /// another one.
     fn disk_of(&mut self, host: usize) -> Option<Snapshot> {
         let here = &self.hosts[host];
         let age = Age {
@@ -40,7 +40,7 @@ impl World {
         here.disk_past.other().is_none().then_some(snapshot)
     }
 
-    /// The host loses power, and its disk all that it held.
+    /// Cuts the power of the host, and empties its disk.
     pub fn empty_disk(&mut self, host: usize) {
         self.lose_host(host, None);
         self.trace.host_event(host, 80, "the disk is emptied");
@@ -49,14 +49,14 @@ impl World {
         here.disk_past.replace(OtherDisk::Empty);
     }
 
-    /// The host loses power, and its disk is set back to its last snapshot, if there is one.
+    /// Cuts the power of the host, and sets its disk back to its last snapshot, if any.
     pub fn set_disk_back(&mut self, host: usize) {
         if let Some(snapshot) = self.hosts[host].disk_past.snapshot().cloned() {
             self.give_disk(host, snapshot, "the disk is set back to an earlier state");
         }
     }
 
-    /// Host `to` loses power, and gets a copy of what the disk of host `from` holds.
+    /// Cuts the power of host `to`, and gives it a copy of the disk of host `from`.
     pub fn copy_disk(&mut self, from: usize, to: usize) {
         if let Some(snapshot) = self.disk_of(from) {
             self.give_disk(to, snapshot, "the disk is a copy of another host's");
@@ -72,7 +72,7 @@ impl World {
         here.disk_past.replace(OtherDisk::Copy(snapshot.age));
     }
 
-    /// All hosts lose power, the bucket is emptied, and the volume is created again.
+    /// Cuts the power of all hosts, empties the bucket, and creates the volume again.
     pub fn create_volume_again(&mut self) {
         for host in 0..self.hosts.len() {
             self.lose_host(host, None);
@@ -85,18 +85,18 @@ impl World {
         self.change_bucket(empty, OtherDisk::OtherVolume);
     }
 
-    /// Keeps a backup of the bucket as it is.
+    /// Keeps a backup of the bucket in its current state.
     pub fn take_backup(&mut self) {
         self.backup = Some(Box::new(self.store.clone()));
     }
 
-    /// True if there is a backup of the bucket.
+    /// Returns true if a backup of the bucket exists.
     pub fn has_backup(&self) -> bool {
         self.backup.is_some()
     }
 
-    /// All hosts lose power, and the bucket is set back to its last backup, if there is one. The disks are as
-    /// they were, and may know records that the log has lost.
+    /// Cuts the power of all hosts, and sets the bucket back to its last backup, if any. The disks are
+    /// unchanged, and may have records that the log has lost.
     pub fn set_bucket_back(&mut self) {
         let Some(backup) = self.backup.clone() else { return };
         for host in 0..self.hosts.len() {
@@ -117,13 +117,13 @@ impl World {
         }
     }
 
-    /// True if commits have made the snapshot of `host` surely older than the log; `None` where there is
-    /// none.
+    /// Returns true if commits have certainly made the snapshot of `host` older than the log; `None`
+    /// without a snapshot.
     pub fn has_old_snapshot(&self, host: usize) -> Option<bool> {
         self.hosts[host].disk_past.snapshot().map(|snapshot| self.writers.have_passed(snapshot.age))
     }
 
-    /// Invariant 19, as a record of an attach comes into the log.
+    /// Checks invariant 19, when the record of an attach reaches the log.
     pub(super) fn check_replaced(&mut self, host: usize, nonce: Nonce, replaced: Option<&Writer>) {
         let Some(writer) = replaced else {
             self.hosts[host].attempt.replaced(Displaces::None);
@@ -132,7 +132,7 @@ impl World {
         let owner = self.writers.host_of(writer.nonce);
         let claim = self.writers.begun_on(host, nonce);
         let is_named = claim.replaces == Some(writer.epoch);
-        // Since then its disk may have been emptied, or an earlier record of its own have arrived late.
+        // Since then its disk may have been emptied, or an earlier record of its own may have arrived late.
         let of_writer = self.writers.begun_with(writer.nonce);
         let same_disk = of_writer.is_some_and(|before| (before.host, before.disk) == (host, claim.disk));
         let other_disk = self.hosts[host].disk_past.other().and(claim.other_disk).filter(|_| !same_disk);
@@ -151,13 +151,13 @@ impl World {
             .check(is_named || !matches!(displaces, Displaces::Epoch(_)), || {
                 format!("host {host} replaces the writer of epoch {} without permission", writer.epoch.0)
             });
-        // An attach that continues one of this host repeats what that one said.
+        // An attach that continues one of this host repeats that one's report.
         if displaces != Displaces::None {
             self.hosts[host].attempt.replaced(displaces);
         }
     }
 
-    /// The attach says whom it replaced.
+    /// Checks that the attach reports the writer that it replaced.
     pub(super) fn check_displaced(&self, host: usize, said: Option<&Displaced>) {
         let said = said.map_or(Displaces::None, |displaced| Displaces::Epoch(displaced.epoch));
         let known = self.hosts[host].attempt.displaces();
@@ -166,15 +166,15 @@ impl World {
         });
     }
 
-    /// A host attached that has another disk: what the engine made of it.
+    /// Checks the engine's use of a replaced disk after an attach.
     pub(super) fn attached_with_other_disk(&mut self, host: usize, nonce: Nonce) {
         let here = &mut self.hosts[host];
         let Some(other) = here.disk_past.other() else { return };
         let last_cut = self.store.last_cut();
         let kept = here.disk.lock().read_map().ok().flatten();
         let Some(kept) = kept.filter(|map| map.header.nonces.contains(&nonce)) else {
-            // The record arrived late, and the disk was changed again since: nothing on it is this writer's.
-            // What is expected of it stays: it counts again if the log loses the record.
+            // The record arrived late, and the disk was changed again since: no data on it is this
+            // writer's. The expected content stays: it counts again if the log loses the record.
             return;
         };
         here.disk_past.make_own();
@@ -183,7 +183,7 @@ impl World {
             return;
         }
         match other {
-            // What it holds was written by an attach that was begun since.
+            // Its data was written by an attach that began later.
             OtherDisk::Empty => {}
             OtherDisk::OtherVolume => {
                 Invariant::OneVolumeOneState.broken("data of another volume is mistaken for this one's")
@@ -196,7 +196,7 @@ impl World {
                     "what a writer that was replaced since left is mistaken for the volume's".into()
                 });
             }
-            // Only where the log has all that the disk does not call dirty.
+            // Only if the log has all data that is not dirty on the disk.
             OtherDisk::SetBackLog => {
                 let disk = here.disk.lock();
                 let (header, dirty) = disk.read_dirty().ok().flatten().expect("it was read just now");

@@ -1,5 +1,5 @@
-//! Actions of the engine on the local host, done by its own thread: files, the live map, answers to the
-//! client.
+//! Actions of the engine on the local host, executed by its own thread: files, the live map, answers to
+//! the client.
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
@@ -13,7 +13,7 @@ use crate::disk::SyncMark;
 use crate::invariant::Invariant;
 
 impl World {
-    /// Does it; returns the event for the engine.
+    /// Executes the action; returns the event for the engine.
     pub(super) fn perform(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) -> Option<Event> {
         if let Some(refused) = self.refuse_action(host, action, mark) {
             return Some(refused);
@@ -35,7 +35,7 @@ impl World {
                 let has_room = disk.overwrite(*side, *range, stamp);
                 Event::IoCompleted { id: *id, result: if has_room { Ok(()) } else { Err(Errno::ENOSPC) } }
             }
-            // A hole in the middle of an extent makes two of it.
+            // A hole in the middle of an extent splits it.
             Action::Punch { id, .. } if here.fault.full && self.rng.once_in(2) => {
                 Event::IoCompleted { id: *id, result: Err(Errno::ENOSPC) }
             }
@@ -112,7 +112,7 @@ impl World {
         })
     }
 
-    /// The client gets its answer.
+    /// Delivers the client's answer.
     fn complete(&mut self, host: usize, id: RequestId, result: Result<(), Errno>) {
         let here = &mut self.hosts[host];
         let device = here.device.as_mut().expect("requests come from a device");
@@ -122,11 +122,11 @@ impl World {
                 format!("a request failed without a cause: {result:?}")
             });
         }
-        // What is zeroed where nothing was leaves nothing to commit, and a FUA write may be committed before
-        // it ends.
+        // Zeroing unwritten data leaves nothing to commit, and a FUA write may be committed before it
+        // ends.
         let op = device.request(id).op;
         let wrote = op == Op::Write;
-        // What a FLUSH promises is looked up in the log while this host is its newest writer.
+        // The guarantee of a FLUSH is checked in the log while this host is its newest writer.
         let promises = device.request(id).answered_as == Durability::Object
             && self.writers.is_last(host)
             && result.is_ok();

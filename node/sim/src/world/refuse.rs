@@ -12,22 +12,22 @@ use crate::host::HostFault;
 use crate::strike::{Condition, Strike, WriteStep};
 
 impl World {
-    /// A write is to fail.
+    /// Arms the failure of a write.
     pub(crate) fn arm(&mut self, strike: Strike) {
         self.strikes.arm(strike);
     }
 
-    /// The host whose write failed.
+    /// Returns the host whose write failed.
     pub(crate) fn struck(&self) -> Option<usize> {
         self.strikes.struck()
     }
 
-    /// The engine on `host` detaches.
+    /// Returns true if the engine on `host` detaches.
     pub(crate) fn is_detaching(&self, host: usize) -> bool {
         self.hosts[host].process.as_ref().is_some_and(|process| process.detaching)
     }
 
-    /// The file system has room again, and takes writes.
+    /// Ends the failure: the file system has space again, and accepts writes.
     pub(crate) fn end_strike(&mut self) {
         if let Some(host) = self.strikes.end() {
             let fault = self.hosts[host].fault;
@@ -50,7 +50,7 @@ impl World {
         Some(strike)
     }
 
-    /// Fails the action, if it is to fail: the answer to it. Parts of what it writes may be written.
+    /// Fails the action, if armed, and returns the answer. Parts of its data may be written.
     pub(super) fn refuse_action(
         &mut self,
         host: usize,
@@ -116,7 +116,7 @@ impl World {
         })
     }
 
-    /// The same of what the pipeline asks for.
+    /// Does the same for a request of the pipeline.
     pub(super) fn refuse_ask(&mut self, host: usize, ask: &LocalAsk) -> Option<LocalError> {
         let strike = self.meet(host, WriteStep::of_ask(ask)?)?;
         let mut disk = self.hosts[host].disk.lock();

@@ -1,7 +1,7 @@
-//! Snapshots: of the writer, asked for by its client; of the control plane, beside whatever the hosts do; and
-//! sweeps of the store.
+//! Snapshots: of the writer, requested by its client; of the control plane, concurrent with the hosts'
+//! work; and sweeps of the store.
 //!
-//! Owns: the control plane's process, whose requests meet the faults of host 0's connection.
+//! Owns: the control plane's process, whose requests are subject to the faults of host 0's connection.
 
 use std::mem;
 use std::rc::Rc;
@@ -24,16 +24,16 @@ use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
 use crate::tasks::Tasks;
 
-/// The host whose connection the control plane has.
+/// The host whose connection the control plane uses.
 const CONTROL: usize = 0;
 
-/// No removal waits for a writer: each host was called lost, or has detached.
+/// Removals do not wait for a writer: each host was declared lost, or has detached.
 pub(super) const CUT_OFF: Option<Epoch> = Some(Epoch(u64::MAX));
-/// A sweep that relies on nothing but what it reads: the age of an object counts for nothing.
+/// A sweep that relies only on the data that it reads: the age of objects is ignored.
 pub(super) const AT_ONCE: SweepOptions =
     SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
 
-/// Settled of what the control plane did.
+/// Result of an operation of the control plane.
 pub(super) enum Done {
     Taken(Result<Snapshot, SnapshotError>),
     Forgotten(Result<(), SnapshotError>),
@@ -42,43 +42,42 @@ pub(super) enum Done {
     Removed(Result<Vec<VolumeId>, SnapshotError>),
 }
 
-/// Outcomes of the creation of a fork, or of a removal.
+/// Result of the creation of a fork, or of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// The fork was made, with so many sectors.
+    /// The fork was created, with this many sectors.
     Made(u64),
     /// The fork came too late: it does not exist.
     Void,
     /// The volume is removed.
     Removed,
-    /// The store failed: that is to be tried again.
+    /// The store failed: retry.
     Unclear,
 }
 
-/// The control plane at work on the volume's snapshots and on what nothing needs any more: one thing at a
-/// time.
+/// The control plane, which works on the volume's snapshots and garbage, one operation at a time.
 #[derive(Default)]
 pub(crate) struct ControlPlane {
-    /// Left by its last sweep, for the next one.
+    /// State of its last sweep, for the next one.
     memory: SweepMemory,
     pub(super) calls: Calls,
     pub(super) tasks: Tasks<Done>,
     waiting: Option<Call>,
-    /// Settled of the volume's creation as a fork, or of its removal.
+    /// Result of the volume's creation as a fork, or of its removal.
     pub(super) settled: Option<Settled>,
-    /// The last snapshot that was asked for anywhere.
+    /// The last requested snapshot of any host.
     last: u64,
 }
 
 impl World {
-    /// The client of `host` asks for a snapshot, or again for the last one.
+    /// Requests a snapshot as the client of `host`, or again the last one.
     pub fn ask_snapshot(&mut self, host: usize, again: bool) {
         let uid = self.snapshot_uid(again);
         let forgotten = self.store.forgotten();
         let here = &mut self.hosts[host];
         let Some(process) = here.process.as_mut().filter(|process| process.volume.is_some()) else { return };
         process.snapshots.insert(uid);
-        // One that is there already says nothing about what completed since.
+        // An existing snapshot says nothing about later completions.
         if self.store.registered().iter().all(|known| known.uid != uid) {
             here.asked.entry(uid).or_insert_with(|| here.content.expect.cut());
         }
@@ -90,12 +89,12 @@ impl World {
         SnapshotUid(u128::from(self.control.last).to_le_bytes())
     }
 
-    /// The writer of `host` answered.
+    /// Handles the answer of the writer on `host`.
     pub(super) fn snapshot_taken(&mut self, host: usize, taken: Snapshot) {
         let cut = self.check_registered(taken);
         self.check_cut(host, taken.uid, &cut);
         let here = &self.hosts[host];
-        // What a client was promised is looked up while its host is the newest writer.
+        // The guarantee to a client is checked while its host is the newest writer.
         if let Some(asked) = here.asked.get(&taken.uid).filter(|_| self.writers.is_last(host)) {
             here.content.expect.check_snapshot(&cut, asked);
         }
@@ -107,12 +106,12 @@ impl World {
         self.store.cut_of_snapshot(taken.seq).expect("it was registered")
     }
 
-    /// The control plane does one step of what it does.
+    /// Takes one step of the control plane.
     pub(crate) fn step_control(&mut self) {
         let Some(call) = self.control.waiting.take() else { return };
         self.trace.operations += 1;
         let answer = match &call.ask {
-            // Sweeps and removals rely on a LIST that shows the forks made before it.
+            // Sweeps and removals rely on a LIST that shows the forks created before it.
             Ask::Store(ask) => self.ask_store(CONTROL, ask, !self.shares_bucket()),
             Ask::Sleep(_) => Answer::Slept,
             Ask::Local(_) => unreachable!("it has no disk"),
@@ -123,12 +122,12 @@ impl World {
         self.take_note();
     }
 
-    /// Returns true if the control plane waits for nothing.
+    /// Returns true if the control plane is idle.
     pub(crate) fn control_is_idle(&self) -> bool {
         self.control.waiting.is_none()
     }
 
-    /// The control plane begins to take a snapshot, as if no writer was attached.
+    /// Begins a snapshot by the control plane, as if no writer was attached.
     pub(crate) fn begin_control_snapshot(&mut self, again: bool) {
         let (uid, nonce) = (self.snapshot_uid(again), Nonce(self.rng.bytes()));
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
@@ -155,8 +154,8 @@ impl World {
         matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..)))
     }
 
-    /// Another process of the control plane takes a snapshot, with requests that are answered at once and
-    /// truly.
+    /// Takes a snapshot in another process of the control plane, with reliable requests that are answered
+    /// at once.
     pub(crate) fn take_control_snapshot(&mut self) {
         let (uid, nonce) = (self.snapshot_uid(false), Nonce(self.rng.bytes()));
         let (volume, unix_ms) = (self.store.volume().clone(), self.clock.now());
@@ -167,15 +166,14 @@ impl World {
         self.take_note();
     }
 
-    /// The mark of a snapshot is in the next place of the log, whose end the bucket lost.
+    /// Leaves the mark of a snapshot at the next position of the log, whose end the bucket lost.
     pub(crate) fn leave_mark(&mut self) {
         let seq = self.store.manifest().seq().next();
         let mark = ObjectKey::Forgotten(self.store.volume().clone(), seq).to_string();
         self.store.replace(&mark, Some(Bytes::new()));
     }
 
-    /// The root of a snapshot is there that is another one's: that of the newest registered one, for want of
-    /// another history.
+    /// Leaves a root of another snapshot: that of the newest registered one, for lack of another history.
     pub(crate) fn leave_root(&mut self) {
         let newest = self.store.registered().last().expect("one is registered").seq;
         let key = |seq| ObjectKey::Snapshot(self.store.volume().clone(), seq).to_string();
@@ -185,7 +183,7 @@ impl World {
         self.store.replace(&to, root);
     }
 
-    /// The control plane begins to forget one of the snapshots.
+    /// Begins to forget one of the snapshots.
     pub(crate) fn begin_forget(&mut self) {
         let registered = self.store.registered();
         if registered.is_empty() {
@@ -195,7 +193,7 @@ impl World {
         self.begin_forget_of(seq);
     }
 
-    /// The same of this one. It may be forgotten already.
+    /// Begins to forget this one. It may be forgotten already.
     pub(crate) fn begin_forget_of(&mut self, seq: Seq) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         self.control.tasks.start(async move { Done::Forgotten(forget(&objects, &volume, seq).await) });
@@ -203,7 +201,7 @@ impl World {
         self.run_control();
     }
 
-    /// The control plane begins a sweep.
+    /// Begins a sweep by the control plane.
     pub(crate) fn begin_sweep(&mut self) {
         let (objects, mut memory) =
             (SimObjects(self.control.calls.clone()), mem::take(&mut self.control.memory));
@@ -215,7 +213,7 @@ impl World {
         self.run_control();
     }
 
-    /// Everything is at rest: a sweep leaves what is needed, and nothing else.
+    /// Checks, at rest, that a sweep keeps exactly the needed objects.
     pub(crate) fn check_sweep(&mut self) {
         let swept =
             self.ask_soundly(
@@ -256,13 +254,13 @@ impl World {
         Invariant::LogIsAChain.check(has_cause, || format!("the control plane is told {failed:?}"));
     }
 
-    /// Ends the control plane: requests of its are lost.
+    /// Ends the control plane, and loses its requests.
     pub(super) fn stop_control(&mut self) {
         let (last, memory) = (self.control.last, mem::take(&mut self.control.memory));
         self.control = ControlPlane { last, memory, ..ControlPlane::default() };
     }
 
-    /// Reads one of the snapshots that count from what is stored of it.
+    /// Reads one of the snapshots that count from its stored objects.
     pub(crate) fn check_a_snapshot(&mut self) {
         let live = self.store.live();
         if !live.is_empty() {
@@ -278,7 +276,7 @@ impl World {
         }
     }
 
-    /// Forgets all of them, with requests that are answered truly. Returns their places.
+    /// Forgets all of them, with reliable requests. Returns their places.
     pub(super) fn forget_all(&mut self) -> Vec<Seq> {
         let seqs: Vec<Seq> = self.store.registered().iter().map(|known| known.seq).collect();
         for seq in &seqs {
@@ -290,7 +288,7 @@ impl World {
     }
 }
 
-/// Returns true for a failure of the store, which may end. In a fleet a store denies for a while.
+/// Returns true for a temporary failure of the store. In a fleet a store denies requests for a while.
 pub(super) fn is_passing(failure: &LogFailure) -> bool {
     let denied = matches!(
         failure,

@@ -1,4 +1,4 @@
-//! The space that a host's sides take, and the share of the cache they may.
+//! The space used by a host's sides, and their share of the cache.
 
 use holdfast_engine::event::Event;
 use holdfast_types::SECTOR_BYTES;
@@ -6,17 +6,17 @@ use holdfast_types::SECTOR_BYTES;
 use super::World;
 
 impl World {
-    /// From here on the sides of each host are to hold at most `sectors` sectors.
+    /// Limits the sides of each host to `sectors` sectors from here on.
     pub fn limit_cache(&mut self, sectors: u64) {
         self.terms.share = Some(sectors);
     }
 
-    /// Sectors that the sides of `host` hold.
+    /// Returns the number of sectors on the sides of `host`.
     pub fn held(&self, host: usize) -> u64 {
         self.hosts[host].disk.lock().sides.iter().map(|side| side.held).sum()
     }
 
-    /// Tells the engine how its sides stand to their share.
+    /// Reports the space of its sides, relative to their share, to the engine.
     pub(super) fn measure_space(&mut self, host: usize) {
         let Some(share) = self.terms.share else { return };
         let held = self.held(host);

@@ -1,4 +1,4 @@
-//! Traces of random runs that found a fault, kept as they are.
+//! Traces of random runs that found a fault, kept unchanged.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::settings::DirtyLimits;
@@ -10,8 +10,8 @@ use crate::drive;
 
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1000 };
 
-/// A process that dies with its detach record in flight, and its successor, which has read the log. `None`
-/// where the record was lost with the process.
+/// Returns a world with a process that died with its detach record in flight, and its successor, which has
+/// read the log. `None` if the record was lost with the process.
 fn detach_in_flight(seed: u64) -> Option<World> {
     let mut world = World::new(seed, 2, 1000, LIMITS, Faults::default());
     assert_eq!(world.attach(0, false, None), Attach::Acquired);
@@ -27,8 +27,8 @@ fn detach_in_flight(seed: u64) -> Option<World> {
     (!world.store.late.is_empty()).then_some(world)
 }
 
-/// The successor looked whether anybody had replaced it, met the late record and took it for another
-/// writer's.
+/// Regression: the successor checked for a writer that had replaced it, found the late record and took it
+/// for another writer's.
 #[test]
 fn a_late_detach_record_does_not_fence_its_own_writer() {
     for mut world in (0..16).filter_map(detach_in_flight) {
@@ -42,8 +42,8 @@ fn a_late_detach_record_does_not_fence_its_own_writer() {
     }
 }
 
-/// Found by seed 215: what the successor stored again was to be committed where the late record came to
-/// stand.
+/// Regression, found by seed 215: the successor's repair was to be committed at the position where the
+/// late record arrived.
 #[test]
 fn nothing_is_repaired_while_a_detach_record_may_come_late() {
     let worlds: Vec<World> = (0..16).filter_map(detach_in_flight).collect();
@@ -63,8 +63,8 @@ fn nothing_is_repaired_while_a_detach_record_may_come_late() {
     }
 }
 
-/// Found by seed 505: the model took the host of a late attach record for one whose disk holds what the last
-/// writer wrote, although the disk was another host's by then.
+/// Regression, found by seed 505: the model assumed that the host of a late attach record had the last
+/// writer's data on its disk, although the disk was another host's by then.
 #[test]
 fn a_late_attach_record_says_nothing_of_a_replaced_disk() {
     let mut landed = 0;
@@ -86,9 +86,9 @@ fn a_late_attach_record_says_nothing_of_a_replaced_disk() {
     assert!(landed > 2, "in some the record comes late");
 }
 
-/// Found by seed 301871: the record of an attach came late, when the disk was an older one again, and the
-/// model forgot what that disk held. The bucket was set back to before the record: the disk's data counted
-/// again.
+/// Regression, found by seed 301871: the record of an attach arrived late, after the disk was replaced by
+/// an older one, and the model dropped that disk's content. The bucket was set back to before the record:
+/// the disk's data counted again.
 #[test]
 fn a_replaced_disk_counts_again_without_the_late_attach_record() {
     let limits = DirtyLimits { max_age_ms: 1 << 40, ..LIMITS };
@@ -118,8 +118,8 @@ fn a_replaced_disk_counts_again_without_the_late_attach_record() {
     assert!(landed > 2, "in some the record comes late");
 }
 
-/// Host 0 commits a first write, the bucket is backed up, and it commits another one. Its last round, where
-/// there is one, says that all is committed.
+/// Commits a first write on host 0, backs up the bucket, and commits another one. With `rounds`, the last
+/// round records that all data is committed.
 fn backed_up(seed: u64, rounds: usize) -> World {
     let mut world = World::new(seed, 2, 1000, LIMITS, Faults::default());
     let clean = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
@@ -163,8 +163,8 @@ fn a_log_that_was_set_back_beneath_dirty_data_is_continued() {
     assert!(continued > 0, "in some the map names the write dirty");
 }
 
-/// A process that dies while it uploads leaves a segment that no record will name: its successor uploads and
-/// commits one of its own, before or after that one comes.
+/// A process that dies during an upload leaves a segment that no record will name: its successor uploads
+/// and commits another one, before or after the old one arrives.
 #[test]
 fn a_segment_of_a_dead_process_comes_after_its_successor() {
     let mut landed = 0;

@@ -1,4 +1,4 @@
-//! Virtual time: it passes between steps, and in a timely world no job takes long.
+//! Virtual time: it passes between steps, and in a timely world every job is short.
 
 use holdfast_types::Millis;
 
@@ -6,7 +6,7 @@ use super::World;
 use crate::lag::JOB_MS;
 
 impl World {
-    /// Time passes on every host.
+    /// Lets time pass on every host.
     pub(super) fn pass(&mut self, passed: Millis) {
         match &mut self.company {
             Some(company) => company.owed += passed,
@@ -14,7 +14,7 @@ impl World {
         }
     }
 
-    /// The same, of this volume alone.
+    /// Lets time pass for this volume alone.
     pub(crate) fn pass_here(&mut self, passed: Millis) {
         let end = self.clock.now() + passed;
         if !self.terms.timely {
@@ -40,7 +40,7 @@ impl World {
             .find(|index| jobs[*index].since + JOB_MS <= self.clock.now() && self.is_due(host, *index))
     }
 
-    /// Invariant 14: were this host lost now, the store would hold all but the last writes.
+    /// Checks invariant 14: if this host was lost now, the store would have all but the last writes.
     fn check_age(&mut self) {
         let (invariant, queue_ms) = self.in_time();
         let is_store_failing = self.is_store_failing();
@@ -51,7 +51,7 @@ impl World {
             if volume.is_none_or(|volume| volume.status().committed.is_none()) {
                 here.lag.down(self.clock.now());
             }
-            // A write that its seal captured before the client heard of it counts as younger than the seal.
+            // A write captured by its seal before the client got the answer counts as younger than the seal.
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
                 here.lag.clear();
             }

@@ -1,4 +1,4 @@
-//! The whole volume in the store, at the end of a run: what a scrub says of it, and what its removal leaves.
+//! The whole volume in the store, at the end of a run: the findings of a scrub, and the remains of a removal.
 
 use holdfast_format::log_length::mark_after;
 use holdfast_log::{LogFailure, remove, scrub};
@@ -13,7 +13,7 @@ use crate::surroundings::SimObjects;
 use crate::tasks::Tasks;
 
 impl World {
-    /// A scrub reads everything that the log refers to and finds nothing wrong.
+    /// Checks that a scrub reads everything that the log refers to and finds no damage.
     pub(crate) fn check_whole(&mut self) {
         self.check_whole_as(Invariant::NothingReferencedIsMissing);
     }
@@ -26,9 +26,9 @@ impl World {
         invariant.check(findings.is_empty(), || format!("a scrub finds {findings:?}"));
     }
 
-    /// Nothing is left of a volume that is removed but what bars its id: the first record, the tombstone, and
-    /// the truncation markers that say that records between them are missing; and the marks of its snapshots,
-    /// without which it is not removed.
+    /// Checks that a removed volume leaves only the objects that reserve its id: the first record, the
+    /// tombstone, and the truncation markers that explain missing records between them; and the marks of its
+    /// snapshots, without which it is not removed.
     pub(crate) fn check_removal(&mut self) {
         self.check_behind_stays();
         let volume = self.store.volume().clone();
@@ -68,7 +68,7 @@ impl World {
         self.check_behind_goes();
     }
 
-    /// Runs requests that are all answered, at once and truly; time passes as needed.
+    /// Runs reliable requests, all answered at once; time passes as needed.
     pub(super) fn ask_soundly<F: Future + 'static>(
         &mut self,
         begin: impl FnOnce(SimObjects) -> F,
@@ -84,7 +84,7 @@ impl World {
         }
     }
 
-    /// Answers a request of no host, truly.
+    /// Answers a request of no host reliably.
     pub(super) fn answer_soundly(&mut self, call: Call) {
         let answer = match &call.ask {
             Ask::Store(ask) => self.store.apply(ask, None, 0),

@@ -69,6 +69,10 @@ enum Message {
         buffers: u32,
         reply: mpsc::Sender<Result<()>>,
     },
+    #[cfg(test)]
+    Unregistered {
+        reply: mpsc::Sender<u64>,
+    },
 }
 
 /// The ring thread, seen from the main thread.
@@ -81,10 +85,15 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts the thread; requests are moved in parts of at most `part_bytes`.
     pub(crate) fn spawn(part_bytes: u32) -> Result<Self> {
+        Self::with_buffers(part_bytes, RingOptions::MAX_BUFFERS)
+    }
+
+    /// The same with so many buffers for requests of all devices.
+    pub(crate) fn with_buffers(part_bytes: u32, buffers: u16) -> Result<Self> {
         let inbox = Arc::new(Mutex::new(VecDeque::new()));
         let (ready, started) = mpsc::channel();
         let messages = Arc::clone(&inbox);
-        let thread = thread::spawn(move || match RingThread::new(part_bytes) {
+        let thread = thread::spawn(move || match RingThread::new(part_bytes, buffers) {
             Ok(mut ring_thread) => {
                 drop(ready.send(Ok(ring_thread.ring.waker())));
                 match ring_thread.run(&messages) {
@@ -132,6 +141,12 @@ impl Worker {
         self.call(|reply| Message::Occupy { buffers, reply })?
     }
 
+    /// Number of requests whose pages the kernel did not register.
+    #[cfg(test)]
+    pub(crate) fn unregistered(&self) -> Result<u64> {
+        self.call(|reply| Message::Unregistered { reply })
+    }
+
     /// Ends the thread, then closes its ring: all devices are left to a successor. In this order: before
     /// Linux 6.15 the kernel may hand a request to a living thread whose ring is being closed, and then waits
     /// for its answer permanently.
@@ -167,10 +182,10 @@ struct RingThread {
 }
 
 impl RingThread {
-    fn new(part_bytes: u32) -> Result<Self> {
+    fn new(part_bytes: u32, buffers: u16) -> Result<Self> {
         become_io_flusher()?;
         Ok(Self {
-            ring: Ring::new(&RingOptions::default())?,
+            ring: Ring::new(&RingOptions { buffers, ..RingOptions::default() })?,
             served: Vec::new(),
             part_bytes,
             is_leaving: false,
@@ -226,6 +241,8 @@ impl RingThread {
             }
             #[cfg(test)]
             Message::Occupy { buffers, reply } => drop(reply.send(self.occupy(buffers))),
+            #[cfg(test)]
+            Message::Unregistered { reply } => drop(reply.send(self.ring.unregistered())),
             Message::Leave => {
                 self.is_leaving = true;
                 for served in self.served.iter_mut().flatten() {

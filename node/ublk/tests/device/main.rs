@@ -298,6 +298,49 @@ fn requests_whose_pages_are_not_registered_are_copied() {
     assert!(read == put, "the device shows what the file holds");
 }
 
+/// A ring served 128 devices of 128 requests: each had buffers of its own, of which a ring has 16,384.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn devices_that_share_buffers_keep_their_data() {
+    const ROUNDS: u8 = 8;
+    let worker = Worker::with_buffers(64 << 10, spec(Transport::ZeroCopy).depth).unwrap();
+    let mut fixtures = [(); 2].map(|()| Fixture::add(Transport::ZeroCopy));
+    for (index, fixture) in (0..).zip(&fixtures) {
+        worker.serve(index, &fixture.device, fixture.backing.try_clone().unwrap()).unwrap();
+        fixture.device.start().unwrap();
+    }
+    thread::scope(|scope| {
+        for (seed, fixture) in (0..).step_by(100).zip(&fixtures) {
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let data = pattern(seed + round, 4 << 20);
+                    let block = fixture.open_block();
+                    block.write_all_at(&data, 0).unwrap();
+                    block.sync_all().unwrap();
+                    // Its last use takes the pages of the cache with it.
+                    drop(block);
+                    let mut stored = vec![0; data.len()];
+                    fixture.backing.read_exact_at(&mut stored, 0).unwrap();
+                    assert!(stored == data, "round {round}: the file holds what was written");
+                    let put = pattern(seed + round + 50, 4 << 20);
+                    fixture.backing.write_all_at(&put, 8 << 20).unwrap();
+                    let mut read = vec![0; put.len()];
+                    fixture.open_block().read_exact_at(&mut read, 8 << 20).unwrap();
+                    assert!(read == put, "round {round}: the device shows what the file holds");
+                }
+            });
+        }
+    });
+    let copied = worker.unregistered().unwrap();
+    let requests: u64 =
+        fixtures.iter().map(|fixture| fixture.counts()).map(|it| it[READS] + it[WRITES]).sum();
+    eprintln!("{copied} of {requests} requests found their buffer in use");
+    assert!(copied > 0 && copied < requests, "{copied} of {requests}");
+    fixtures[1].device.stop().unwrap();
+    worker.close(1).unwrap();
+    fixtures[0].worker = Some(worker);
+}
+
 /// A forced write reaches the server as one request, not as a write and a flush: the one flush that is
 /// counted is what `O_DSYNC` on a block device does besides.
 #[test]

@@ -14,7 +14,7 @@ fn task(step: &str, progress: Option<&str>) -> Option<Task> {
 #[test]
 fn a_node_makes_the_step_that_the_operator_wrote() {
     assert_eq!(next(&VolumeSnapshotStatus::default()), None, "the operator has not written one");
-    // Without it a deletion could not tell the node from one that takes a snapshot at once.
+    // Without it, a deletion could not distinguish this node from one that takes a snapshot at once.
     assert_eq!(task("Prepare", None), Some(Task::Announce));
     for done in [Some("Preparing"), Some("Prepared")] {
         assert_eq!(task("Prepare", done), Some(Task::Cut(CutStep::Prepare)), "prepared ends by itself");
@@ -27,14 +27,14 @@ fn a_node_makes_the_step_that_the_operator_wrote() {
     assert_eq!(task("Release", Some("Released")), Some(Task::Await));
 }
 
-/// A volume that was prepared again would say so, before the operator has seen that the attempt failed, and
-/// would be kept from other groups.
+/// A second preparation would be reported before the operator has noticed the failed attempt, and would block
+/// other groups from the volume.
 #[test]
 fn a_preparation_that_lapsed_is_not_made_again() {
     assert_eq!(task("Prepare", Some("Lapsed")), Some(Task::Take), "as any other that lapsed");
 }
 
-/// Its deletion waits for it: the node may have begun it.
+/// Its deletion waits for the snapshot: the node may have started it.
 #[test]
 fn a_cut_that_lapsed_still_ends_in_a_snapshot() {
     assert_eq!(task("Hold", Some("Lapsed")), Some(Task::Take));
@@ -67,7 +67,7 @@ async fn a_hold_that_fails_has_lapsed_and_a_preparation_is_tried_again() {
     assert_eq!(volumes.cuts().len(), 6);
 }
 
-/// A process that took over knows nothing of the cut: what it would take is of another point.
+/// A process that took over has no state of the cut: its snapshot would be of another point.
 #[tokio::test]
 async fn a_snapshot_that_is_of_no_common_point_is_not_reported_as_one() {
     let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));

@@ -16,7 +16,7 @@ fn now() -> Time {
     Time("2026-01-01T00:00:00Z".parse().unwrap())
 }
 
-/// A volume that is granted to node `a`, requested there, and not here yet.
+/// Returns a volume granted to node `a`, requested there, and not attached yet.
 fn granted() -> NodeFacts {
     let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a", "durability": "object" });
     NodeFacts {
@@ -38,7 +38,7 @@ fn granted() -> NodeFacts {
     }
 }
 
-/// The same volume, served and reported.
+/// Returns the same volume, served and reported.
 fn served() -> NodeFacts {
     let mut facts =
         NodeFacts { here: Some(attached("v")), last: Some(OperationOutcome::Attached), ..granted() };
@@ -46,7 +46,7 @@ fn served() -> NodeFacts {
     facts
 }
 
-/// Takes what the plan reports as reported.
+/// Applies the status that the plan reports.
 fn reported(facts: &mut NodeFacts) {
     if let Some(status) = written(&plan(facts, &now())) {
         facts.status = VolumeStatus { assigned_node: facts.status.assigned_node.clone(), ..status };
@@ -112,21 +112,21 @@ fn other() -> Option<String> {
 
 const WAIT: Duration = Duration::from_secs(3);
 
-/// A volume that is not here.
+/// Returns a volume that is not on this node.
 fn absent(change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     let mut facts = granted();
     change(&mut facts);
     facts
 }
 
-/// A volume that is here.
+/// Returns a volume on this node.
 fn present(change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     let mut facts = served();
     change(&mut facts);
     facts
 }
 
-/// A volume that is here in another state than served.
+/// Returns a volume on this node in another state than served.
 fn present_as(state: VolumeState, change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     present(|f| {
         f.here.as_mut().unwrap().state = state;
@@ -134,21 +134,21 @@ fn present_as(state: VolumeState, change: impl FnOnce(&mut NodeFacts)) -> NodeFa
     })
 }
 
-/// The host was lost while it served the volume, which is wanted elsewhere now.
+/// The host was lost while it served the volume, which is now wanted elsewhere.
 fn left_behind(facts: &mut NodeFacts) {
     facts.status.node = me();
     facts.status.epoch = Some(3);
     facts.spec.node_name = other();
 }
 
-/// For each case: words, the facts, and what is done.
+/// Checks cases: a description, the facts, and the expected steps.
 fn check<const N: usize>(cases: [(&str, NodeFacts, &[&str]); N]) {
     for (name, facts, expected) in cases {
         assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
     }
 }
 
-/// The API server refused every report of a memory volume whose content was lost: it stayed attached.
+/// Regression: the API server rejected all reports of a memory volume with lost content: it stayed attached.
 #[test]
 fn the_policy_lets_a_node_write_its_own_conditions() {
     let policies = include_str!("../../../../../charts/holdfast/templates/policies.yaml");
@@ -158,7 +158,7 @@ fn the_policy_lets_a_node_write_its_own_conditions() {
     assert_eq!(listed, own.join(", "));
 }
 
-/// It said that it waited for the node, which did nothing before the next attach.
+/// Regression: the status said that it waited for the node, which did nothing before the next attach.
 #[test]
 fn a_device_that_is_served_gets_the_size_of_the_spec() {
     fn larger(facts: &mut NodeFacts) {
@@ -208,8 +208,8 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
     assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
 }
 
-/// Found by reading: the user did what the refusal says, stopped the pods, and the detach waited for a
-/// minute.
+/// Regression, found in review: the user followed the message and stopped the pods, but the detach waited for
+/// a minute.
 #[test]
 fn a_growth_that_failed_delays_no_detach() {
     let failed = |f: &mut NodeFacts| (f.last, f.wait) = (not_grown(2 << 30), WAIT);
@@ -320,7 +320,7 @@ fn a_served_volume_is_detached_once_it_is_not_wanted() {
     ]);
 }
 
-/// Both wrote at the change of the spec, and the daemon's report was refused in most lives of a claim.
+/// Regression: both reacted to the change of the spec, and the daemon's report was usually rejected.
 #[test]
 fn a_detach_begins_after_the_operator_observed_the_spec() {
     fn withdrawn(facts: &mut NodeFacts) {
@@ -367,7 +367,7 @@ fn a_detach_begins_after_the_operator_observed_the_spec() {
     assert_eq!(plan(&present(withdrawn), &now()).again, Some(Duration::from_millis(1700)));
 }
 
-/// It was three reports: that it begins, that the device takes no more writes, that the device is gone.
+/// Regression: three reports: at the start, when the device stopped writes, and when it was removed.
 #[test]
 fn a_detach_is_reported_once_before_it_begins() {
     let mut facts = present(|f| f.spec.node_name = None);
@@ -455,7 +455,7 @@ fn an_operation_that_came_half_way_is_ended() {
     ]);
 }
 
-/// Data that only this node has is committed by any transport: the volume could never leave the node.
+/// Data that only this node has is committed over any transport: the volume could never leave the node.
 #[test]
 fn a_volume_for_ublk_is_attached_by_it_where_it_is_wanted() {
     let for_ublk = |f: &mut NodeFacts| f.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);
@@ -469,7 +469,7 @@ fn a_volume_for_ublk_is_attached_by_it_where_it_is_wanted() {
             }),
             &["claim", "attach as it is"],
         ),
-        // It waited a minute for what was refused before.
+        // Regression: it waited a minute for the earlier rejection.
         (
             "left behind after it was refused",
             absent(|f| {
@@ -624,7 +624,7 @@ fn a_condition_says_why_a_device_cannot_detach() {
     assert_eq!(plan.again, Some(facts.wait));
 }
 
-/// Found by reading: each retry wrote `Attaching` over the reason and what to do about it.
+/// Regression, found in review: each retry replaced the reason and its remedy by `Attaching`.
 #[test]
 fn every_failure_stays_reported_until_the_volume_is_attached() {
     use crate::failure::Failure;
@@ -667,7 +667,7 @@ fn every_failure_stays_reported_until_the_volume_is_attached() {
     }
 }
 
-/// A retry that comes as far as a recovery says so.
+/// A retry that reaches recovery reports it.
 #[test]
 fn a_retry_that_recovers_is_reported() {
     let mut facts = granted();

@@ -1,12 +1,12 @@
-//! Devices without ublk: connections of FUSE with a loop device on each.
+//! Devices without ublk: FUSE connections, each with a loop device.
 //!
-//! Owns: the order in which connections, loop devices and the keeper follow each other, the server's lock.
-//! Does not own: the way to the keeper (`kept_connections.rs`).
-//! Runs on: threads that may block, but never on requests of the daemon's own devices: what may wait for
-//! those is a process of its own ([`LoopCommand`](holdfast_fuse::LoopCommand)).
-//! Invariants: the keeper has a connection from before its device is bound until after that is cleared; a
-//! recovery begins once the ring of the last server has gone, with its writes to the local files.
-//! On failure: an attach that fails leaves nothing; a detach may be called again.
+//! Owns: the order of operations on connections, loop devices and the keeper; the server's lock.
+//! Does not own: communication with the keeper (`kept_connections.rs`).
+//! Runs on: threads that may block, but never on requests of the daemon's own devices: operations that may
+//! wait for those run in a separate process ([`LoopCommand`](holdfast_fuse::LoopCommand)).
+//! Invariants: the keeper holds a connection from before its device is bound until after it is cleared; a
+//! recovery starts once the ring of the last server is gone, together with its writes to the local files.
+//! On failure: a failed attach leaves nothing behind; a detach may be retried.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -32,21 +32,21 @@ use crate::node::QUEUE_DEPTH;
 
 /// The command of the daemon's own program that binds or clears a loop device.
 pub(crate) const LOOP_DEVICE: &str = "loop-device";
-/// The program of this process, also after an upgrade has replaced its file.
+/// The program of this process, even after an upgrade has replaced its file.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The file in the run directory that a server holds locked until its ring has gone.
+/// The file in the run directory that a server keeps locked until its ring is gone.
 const LOCK: &str = "fuse.lock";
 const MAX_PARTITIONS: &str = "/sys/module/loop/parameters/max_part";
-/// The longest wait for the lock where no device is recovered.
+/// Maximum wait for the lock if no device is recovered.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The longest wait for programs that open a device only for a moment, as udev does.
+/// Maximum wait for programs that open a device briefly, such as udev.
 const UNUSED_WITHIN: Duration = Duration::from_secs(2);
 const CLEARED_WITHIN: Duration = Duration::from_secs(1);
-// A device of this version has the same shape with each transport; longer requests come in pieces.
+// A device of this version has the same shape for each transport; longer requests are split.
 const _: () = assert!(DEPTH == QUEUE_DEPTH && holdfast_fuse::protocol::MAX_IO_BYTES <= MAX_IO_BYTES);
 
-/// Fails where the kernel cannot serve devices by FUSE.
+/// Checks that the kernel can serve devices over FUSE.
 ///
 /// # Errors
 /// [`Unsupported::NoFuse`], [`Unsupported::Release`].
@@ -67,7 +67,7 @@ pub(crate) fn probe() -> Result<(), Unsupported> {
     Err(Unsupported::NoFuse { release, lack })
 }
 
-/// Fails where a daemon of this configuration could add no device, now.
+/// Checks that a daemon of this configuration could add a device now.
 ///
 /// # Errors
 /// Those of [`probe`]; [`Unsupported::NoKeeper`].
@@ -75,24 +75,24 @@ pub(crate) fn check(run_dir: &Path, starts: KeeperStart) -> Result<(), Unsupport
     FuseDevices::new(run_dir, starts).check()
 }
 
-/// True if the module loop reads partitions while it binds a device, by its parameter.
+/// Returns true if the loop module reads partitions while it binds a device, according to its parameter.
 fn reads_partitions(max_partitions: io::Result<String>) -> bool {
     max_partitions.is_ok_and(|number| number.trim() != "0")
 }
 
-/// The devices of this host that are loop devices on files of FUSE.
+/// The devices of this host that are loop devices on FUSE files.
 #[derive(Clone)]
 pub(in crate::node) struct FuseDevices(Arc<FuseInner>);
 
 struct FuseInner {
     connections: KeptConnections,
     lock_path: PathBuf,
-    /// The server's lock, once it has it.
+    /// The server's lock, once acquired.
     lock: Mutex<Option<Arc<File>>>,
 }
 
 impl FuseDevices {
-    /// Those with connections that the keeper of a run directory holds.
+    /// Creates the set of devices whose connections the keeper of a run directory holds.
     pub(in crate::node) fn new(run_dir: &Path, starts: KeeperStart) -> Self {
         Self(Arc::new(FuseInner {
             connections: KeptConnections::new(run_dir, starts),
@@ -101,8 +101,8 @@ impl FuseDevices {
         }))
     }
 
-    /// Fails where no device can be added: the kernel lacks a part, or a keeper that another process runs
-    /// does not serve, or is about to end.
+    /// Checks that a device can be added. Fails if the kernel lacks a part, or if a keeper run by another
+    /// process does not serve or is about to exit.
     ///
     /// # Errors
     /// Those of [`probe`]; [`Unsupported::NoKeeper`].
@@ -111,7 +111,7 @@ impl FuseDevices {
         self.0.connections.check()
     }
 
-    /// Has the keeper close connections whose device was never bound, or is gone.
+    /// Makes the keeper close connections whose device was never bound, or is gone.
     pub(in crate::node) fn sweep(&self) {
         let swept = self.0.connections.keeper().list().and_then(|tags| {
             let bound = LoopDevice::list()?;
@@ -123,7 +123,7 @@ impl FuseDevices {
         }
     }
 
-    /// The ids of all loop devices on files of ours.
+    /// Returns the ids of all loop devices on our files.
     pub(in crate::node) fn list(&self) -> Result<Vec<u32>, ControlError> {
         let devices = LoopDevice::list().map_err(file("/sys/block", "read"))?;
         Ok(devices.into_iter().map(|device| LOOP_IDS + device.number).collect())
@@ -137,17 +137,17 @@ impl FuseDevices {
         } else if self.is_kept(device.tag)? {
             DeviceState::Quiesced
         } else {
-            // Its connection has ended: no request to it is answered.
+            // Its connection has ended: its requests get no response.
             DeviceState::Dead
         };
         Ok(info(id, state, device.tag))
     }
 
-    /// True if the keeper has a connection, or another server lives, which may have it.
+    /// Returns true if the keeper has a connection, or another server runs, which may have it.
     fn is_kept(&self, tag: u64) -> Result<bool, ControlError> {
         let is_listed =
             || self.0.connections.keeper().list().map(|tags| tags.contains(&tag)).map_err(self.unreachable());
-        // That server may have replaced the keeper before it ended, so the keeper is asked again.
+        // That server may have replaced the keeper before it exited, so the keeper is asked again.
         Ok(is_listed()? || self.other_server_lives()? || is_listed()?)
     }
 
@@ -192,7 +192,7 @@ impl FuseDevices {
             }
             Err(source) => {
                 self.0.connections.forget(tag);
-                // The requests of one that is bound fail from here on.
+                // If it is bound, its requests fail from here on.
                 drop(connection);
                 self.clear_unserved(tag);
                 Err(file(LOOP_CONTROL_PATH, "bound to a file of FUSE")(source))
@@ -200,7 +200,7 @@ impl FuseDevices {
         }
     }
 
-    /// Clears the device with this tag, which no program was given.
+    /// Clears the device with this tag, which was never exposed to any program.
     fn clear_unserved(&self, tag: u64) {
         let cleared = LoopDevice::list().and_then(|devices| {
             let mut ours = devices.into_iter().filter(|device| device.tag == tag);
@@ -223,7 +223,7 @@ impl FuseDevices {
         sectors_of(loop_device(device.id())?)
     }
 
-    /// Has the kernel learn that the file is larger, and the loop device with it.
+    /// Makes the kernel grow the file, and the loop device with it.
     pub(in crate::node) fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError> {
         let connection = self.0.connections.get(device.tag());
         let connection = connection.ok_or(ControlError::NotFound { id: device.id() })?;
@@ -238,19 +238,19 @@ impl FuseDevices {
         Err(file(bound.path(), "grown")(seen))
     }
 
-    /// Gives a loop device that no program has bound since the attributes that the kernel gives to a new one.
+    /// Resets the attributes of a loop device to the kernel's defaults, unless a program has bound it since.
     pub(in crate::node) fn restore_queue(id: u32) {
         let restored = id.checked_sub(LOOP_IDS).map(|number| {
             let program = own_program(LOOP_DEVICE);
             LoopDevice::restore_queue(number, program)
         });
         if let Some(Err(error)) = restored {
-            // The next attach that takes the number sets them, too.
+            // The next attach with this number sets them, too.
             tracing::warn!(%error, device = id, "a loop device that is free keeps the attributes of its queue");
         }
     }
 
-    /// True once a device is cleared, and as the kernel makes one; looks for at most `within`.
+    /// Returns true once a device is cleared and reset to the kernel's defaults; waits for at most `within`.
     fn is_cleared(device: Device, bound: LoopDevice, within: Duration) -> Result<bool, ControlError> {
         let is_cleared = bound.await_cleared(within).map_err(file(bound.path(), "looked at"))?;
         if is_cleared {
@@ -259,7 +259,7 @@ impl FuseDevices {
         Ok(is_cleared)
     }
 
-    /// Waits until the last server's ring has gone, and takes the connection.
+    /// Waits until the last server's ring is gone, and takes over the connection.
     pub(in crate::node) fn start_recovery(
         &self,
         device: Device,
@@ -276,16 +276,16 @@ impl FuseDevices {
         taken.ok_or(ControlError::NotFound { id })
     }
 
-    /// Clears the device of all users: their requests fail.
+    /// Clears the device regardless of its users: their requests fail.
     pub(in crate::node) fn stop(&self, device: Device) -> Result<(), ControlError> {
         let bound = of_tag(device)?;
-        // The ring's use of the connection is the last one from here on.
+        // From here on only the ring uses the connection.
         self.0.connections.forget(device.tag());
         bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))
     }
 
     /// Clears the device if no program has it open, and waits until it is cleared: a program that closes it
-    /// writes back first, which is served meanwhile. It stays where that takes too long.
+    /// first writes back, which is still served. If that takes too long, the device stays.
     pub(in crate::node) fn stop_unused(&self, device: Device) -> Result<(), ControlError> {
         let bound = of_tag(device)?;
         let begun = Instant::now();
@@ -307,7 +307,7 @@ impl FuseDevices {
         }
     }
 
-    /// The kernel was told to clear the device, which it does once the last program has closed it.
+    /// Waits until the kernel clears the device, which it does once the last program has closed it.
     fn await_cleared_or_keep(&self, device: Device, bound: LoopDevice) -> Result<(), ControlError> {
         if Self::is_cleared(device, bound, UNUSED_WITHIN)? {
             return Ok(());
@@ -329,7 +329,7 @@ impl FuseDevices {
             }
             bound => bound?,
         };
-        // It was never served, or a program opened it while it was cleared.
+        // It was never served, or a program opened it during the clear.
         bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))?;
         if Self::is_cleared(device, bound, CLEARED_WITHIN)? {
             return Ok(());
@@ -338,7 +338,7 @@ impl FuseDevices {
         Err(ControlError::TimedOut { id: device.id(), command: "LOOP_CLR_FD", waited_ms })
     }
 
-    /// The server's lock; `None` if another server has it for as long as `within`.
+    /// Acquires the server's lock; `None` if another server holds it longer than `within`.
     fn lock(&self, within: Duration) -> Result<Option<Arc<File>>, ControlError> {
         let begun = Instant::now();
         let path = &self.0.lock_path;
@@ -350,7 +350,7 @@ impl FuseDevices {
             match opened.try_lock() {
                 Ok(()) => break,
                 Err(std::fs::TryLockError::WouldBlock) if begun.elapsed() >= within => {
-                    // Another thread of this process may have it by now.
+                    // Another thread of this process may have acquired it.
                     return Ok(self.0.lock.lock().clone());
                 }
                 Err(std::fs::TryLockError::WouldBlock) => {
@@ -375,7 +375,7 @@ impl FuseDevices {
         file(&self.0.lock_path, "locked")(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Number of connections of this process that no keeper has now.
+    /// Returns the number of connections of this process that no keeper currently has.
     pub(in crate::node) fn unkept(&self) -> usize {
         self.0.connections.unkept()
     }
@@ -398,7 +398,7 @@ fn loop_device(id: u32) -> Result<LoopDevice, ControlError> {
     found.ok_or(ControlError::NotFound { id })
 }
 
-/// The loop device of a device, while its file is that of the device's tag.
+/// Returns the loop device of a device, if its file has the device's tag.
 fn of_tag(device: Device) -> Result<LoopDevice, ControlError> {
     let id = device.id();
     let bound = loop_device(id)?;
@@ -437,7 +437,7 @@ mod tests {
         FuseDevices::new(run_dir.path(), KeeperStart::Outside)
     }
 
-    /// The binding waited for the partitions, which are read before requests are answered.
+    /// Regression: the binding waited for the partitions, which are read before requests are served.
     #[test]
     fn a_loop_module_that_reads_partitions_is_refused() {
         assert!(reads_partitions(Ok("15\n".to_owned())));
@@ -445,7 +445,7 @@ mod tests {
         assert!(!reads_partitions(Err(io::ErrorKind::NotFound.into())), "it is built in, or not loaded yet");
     }
 
-    /// A restarted daemon had called a device dead, and cleared it, that another server still had.
+    /// Regression: a restarted daemon took a device for dead, and cleared it, while another server had it.
     #[test]
     fn a_connection_may_be_with_another_server() {
         let run_dir = tempfile::tempdir().unwrap();

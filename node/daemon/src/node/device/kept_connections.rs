@@ -1,14 +1,14 @@
-//! Connections of this process, by the tag of their device, and the keeper that holds them too.
+//! This process's connections, by the tag of their device, and the keeper that holds them, too.
 //!
-//! Owns: the connections, and the way to the keeper.
+//! Owns: the connections, and the communication with the keeper.
 //! Does not own: devices.
-//! Runs on: threads that may block, and one that follows the keeper while there are connections.
-//! Invariants: the keeper has a connection from before its device is bound until after that is cleared, but
-//! while none serves.
-//! On failure: the end of the keeper is noted, and the next one gets all connections. A daemon of Kubernetes
-//! does not start one: its children end with its pod. Another one does, also where a keeper that a person
-//! runs was told to end: each would wait for the other. A connection that the keeper did not close is closed
-//! later.
+//! Runs on: threads that may block, and one that watches the keeper while connections exist.
+//! Invariants: while a keeper serves, it holds a connection from before its device is bound until after it is
+//! cleared.
+//! On failure: the exit of the keeper is detected, and the next one gets all connections. A daemon under
+//! Kubernetes does not start one, because its children end with its pod. Any other daemon does, even if a
+//! keeper run by a user was asked to exit: they would wait for each other. A connection that the keeper did
+//! not close is closed later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,23 +25,23 @@ use parking_lot::Mutex;
 
 /// The command of the daemon's own program that becomes the keeper.
 pub(crate) const KEEPER: &str = "keeper";
-/// Its option for a keeper that a daemon has started.
+/// Its option for a keeper started by a daemon.
 pub(crate) const KEEPER_FOR_DAEMON: &str = "for-daemon";
-/// The program of this process, also after an upgrade has replaced its file.
+/// The program of this process, even after an upgrade has replaced its file.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-/// Time between two tries to start a keeper, or to reach one.
+/// Interval between attempts to start or reach a keeper.
 const KEEPER_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Time between two looks for the keeper that another process starts.
+/// Interval between checks for a keeper started by another process.
 const KEEPER_LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The longest wait for a keeper that was started to take the place of another one.
+/// Maximum wait for a started keeper to replace another one.
 const REPLACED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Processes that run the keeper.
+/// Process that runs the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeeperStart {
     /// The daemon starts it with its first device.
     ByDaemon,
-    /// Another one runs it, as a pod of its own: without it no device is added.
+    /// Another process runs it, in a separate pod: without it, no device can be added.
     Outside,
 }
 
@@ -55,8 +55,8 @@ struct KeptInner {
     run_dir: PathBuf,
     /// Program that becomes a keeper of a run directory.
     own_keeper: fn(&Path) -> Command,
-    /// Held while the keeper is given a connection, is asked for one or loses one, and while it is replaced:
-    /// what it holds follows what this process holds, and one thread at a time starts a keeper.
+    /// Held while a connection is given to, requested from or closed by the keeper, and while the keeper is
+    /// replaced: its connections follow this process's, and only one thread at a time starts a keeper.
     keeping: Mutex<()>,
     state: Mutex<KeptState>,
 }
@@ -64,17 +64,17 @@ struct KeptInner {
 #[derive(Default)]
 struct KeptState {
     connections: BTreeMap<u64, FuseConnection>,
-    /// The connections of these that a keeper has which was not told to end.
+    /// Connections held by a keeper that was not asked to exit.
     kept: BTreeSet<u64>,
-    /// Connections that are none of this process any more, and that the keeper could not be told to close.
+    /// Connections that this process no longer has, and that the keeper failed to close.
     unclosed: BTreeSet<u64>,
-    /// The keeper was told to end.
+    /// The keeper was asked to exit.
     is_ending: bool,
     is_watching: bool,
 }
 
 impl KeptConnections {
-    /// None yet, of a daemon with this run directory.
+    /// Creates an empty set, for a daemon with this run directory.
     pub(super) fn new(run_dir: &Path, starts: KeeperStart) -> Self {
         Self(Arc::new(KeptInner {
             keeper: Keeper::of(run_dir),
@@ -86,18 +86,18 @@ impl KeptConnections {
         }))
     }
 
-    /// The keeper.
+    /// Returns the client of the keeper.
     pub(super) fn keeper(&self) -> &Keeper {
         &self.0.keeper
     }
 
-    /// One of this process.
+    /// Returns a connection of this process.
     pub(super) fn get(&self, tag: u64) -> Option<FuseConnection> {
         self.0.state.lock().connections.get(&tag).cloned()
     }
 
-    /// Takes one from the keeper, which keeps it: `open` makes it of its file. `None` where the keeper does
-    /// not have it.
+    /// Takes a connection from the keeper, which keeps it, too: `open` creates it from its file. `None` if
+    /// the keeper does not have it.
     pub(super) fn take(
         &self,
         tag: u64,
@@ -108,7 +108,7 @@ impl KeptConnections {
         Ok(kept.map(|file| self.serves(tag, open(file.into()))))
     }
 
-    /// Fails where a keeper that another process runs does not serve, or is about to end.
+    /// Checks that a keeper run by another process serves, and is not about to exit.
     ///
     /// # Errors
     /// [`Unsupported::NoKeeper`].
@@ -125,7 +125,7 @@ impl KeptConnections {
         Err(Unsupported::NoKeeper { socket: self.0.keeper.socket().to_owned(), found })
     }
 
-    /// Gives a new connection to the keeper, which is started where that is this daemon's part.
+    /// Gives a new connection to the keeper, and starts that if it is this daemon's responsibility.
     pub(super) fn keep(&self, tag: u64, connection: &FuseConnection) -> io::Result<()> {
         let _alone = self.0.keeping.lock();
         self.give(tag, connection)?;
@@ -133,7 +133,7 @@ impl KeptConnections {
         Ok(())
     }
 
-    /// Gives the keeper a connection. Returns whether it was started for that.
+    /// Gives the keeper a connection. Returns whether the keeper was started for that.
     fn give(&self, tag: u64, connection: &FuseConnection) -> io::Result<bool> {
         let KeptInner { keeper, starts, run_dir, own_keeper, .. } = &*self.0;
         match starts {
@@ -142,7 +142,7 @@ impl KeptConnections {
         }
     }
 
-    /// Notes a connection of this process, which the keeper has.
+    /// Records a connection of this process that the keeper has.
     fn serves(&self, tag: u64, connection: FuseConnection) {
         let mut state = self.0.state.lock();
         state.connections.insert(tag, connection);
@@ -153,7 +153,7 @@ impl KeptConnections {
         self.watch();
     }
 
-    /// Closes a connection, but for its use by a ring.
+    /// Closes a connection, except for its use by a ring.
     pub(super) fn forget(&self, tag: u64) {
         let _alone = self.0.keeping.lock();
         let mut state = self.0.state.lock();
@@ -171,14 +171,14 @@ impl KeptConnections {
         }
     }
 
-    /// Has the keeper close what it could not be told to. The next start sweeps what is left at the end of
-    /// this process.
+    /// Retries the closing of connections by the keeper. Those that remain when this process exits are closed
+    /// by the sweep of the next start.
     fn close_later(&self) {
         loop {
             thread::sleep(KEEPER_AGAIN_AFTER);
             let _alone = self.0.keeping.lock();
             let mut unclosed = self.0.state.lock().unclosed.clone();
-            // One that is used again has a later end.
+            // A connection that is in use again is closed later.
             unclosed.retain(|tag| self.get(*tag).is_none() && self.0.keeper.drop(*tag).is_err());
             let mut state = self.0.state.lock();
             state.unclosed = unclosed;
@@ -188,7 +188,7 @@ impl KeptConnections {
         }
     }
 
-    /// Follows the keeper while there are connections, so that the next one gets all whenever one ends.
+    /// Watches the keeper while connections exist, so that the next one gets all of them when it exits.
     fn watch(&self) {
         if std::mem::replace(&mut self.0.state.lock().is_watching, true) {
             return;
@@ -204,7 +204,7 @@ impl KeptConnections {
                 match devices.follow_keeper(is_next) {
                     Ok(()) => is_logged = false,
                     Err(error) => {
-                        // Also one that had a connection for a moment only.
+                        // Including one that had a connection only briefly.
                         let unkept = devices.lose(false);
                         if !std::mem::replace(&mut is_logged, true) {
                             tracing::error!(
@@ -221,14 +221,14 @@ impl KeptConnections {
         });
     }
 
-    /// False if no connection is left that needs a keeper: then it is followed no more.
+    /// Returns false, and ends the watch, if no connection needs a keeper any more.
     fn is_needed(&self) -> bool {
         let mut state = self.0.state.lock();
         state.is_watching = !state.connections.is_empty();
         state.is_watching
     }
 
-    /// Gives the keeper that serves what it does not have, and waits until it is gone.
+    /// Gives the current keeper the missing connections, and waits until it is gone.
     fn follow_keeper(&self, is_next: bool) -> io::Result<()> {
         let mut watch = match self.0.keeper.watch() {
             Err(error) if is_absent(&error) && self.0.starts == KeeperStart::ByDaemon => {
@@ -237,7 +237,7 @@ impl KeptConnections {
             }
             watch => watch?,
         };
-        // Of the keeper that is watched, or of its successor.
+        // From the watched keeper, or its successor.
         let listed = self.0.keeper.list()?.into_iter().collect();
         self.give_missing(&listed, watch.is_ending())?;
         if is_next {
@@ -268,11 +268,11 @@ impl KeptConnections {
         Ok(())
     }
 
-    /// Has a keeper of this daemon take the place of one that was told to end.
+    /// Replaces a keeper that was asked to exit by one of this daemon.
     fn replace(&self, watch: &mut KeeperWatch) -> io::Result<()> {
         Keeper::start((self.0.own_keeper)(&self.0.run_dir))?;
         if watch.ends(REPLACED_WITHIN) {
-            // One that holds nothing ends after a question: the last device may be gone by now.
+            // A keeper without connections exits after a request: the last device may be gone by now.
             return self.0.keeper.list().map(drop);
         }
         let waits =
@@ -280,7 +280,7 @@ impl KeptConnections {
         Err(io::Error::new(io::ErrorKind::TimedOut, waits))
     }
 
-    /// Counts no connection as kept. Returns their number.
+    /// Marks all connections as not kept. Returns their number.
     fn lose(&self, is_ending: bool) -> usize {
         let mut state = self.0.state.lock();
         state.kept.clear();
@@ -288,7 +288,7 @@ impl KeptConnections {
         state.connections.len()
     }
 
-    /// Gives the keeper, which has those listed, the other connections.
+    /// Gives the connections that are not `listed` to the keeper.
     fn give_missing(&self, listed: &BTreeSet<u64>, is_ending: bool) -> io::Result<()> {
         let _alone = self.0.keeping.lock();
         let connections = self.0.state.lock().connections.clone();
@@ -303,7 +303,7 @@ impl KeptConnections {
         Ok(())
     }
 
-    /// Number of connections of this process that no keeper has now.
+    /// Returns the number of connections of this process that no keeper currently has.
     pub(super) fn unkept(&self) -> usize {
         let state = self.0.state.lock();
         state.connections.keys().filter(|tag| !state.kept.contains(tag)).count()
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// A keeper that another process runs.
+    /// A keeper run by another process.
     struct KeeperProcess(std::process::Child);
 
     impl KeeperProcess {
@@ -355,7 +355,7 @@ mod tests {
         }
 
         fn begin(run_dir: &tempfile::TempDir) -> Self {
-            // The threads of the tests' program would end it on SIGTERM.
+            // The threads of the test program would end it on SIGTERM.
             Self(test("becomes_a_keeper", run_dir.path()).spawn().unwrap())
         }
 
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// A test of these in a process of its own, about a run directory.
+    /// Runs one of these tests in a separate process, for a run directory.
     fn test(name: &str, run_dir: &Path) -> Command {
         let mut itself = Command::new("env");
         itself.arg("--block-signal=TERM").arg(std::env::current_exe().unwrap());
@@ -396,9 +396,9 @@ mod tests {
         }
     }
 
-    /// A daemon without Kubernetes and a keeper in the foreground that were told to end at the same time: the
-    /// daemon waited for a keeper that would stay, and the keeper for the daemon's devices, until they were
-    /// killed.
+    /// Regression: when a daemon without Kubernetes and a keeper in the foreground were asked to exit at the
+    /// same time, the daemon waited for a keeper that would stay, and the keeper for the daemon's devices,
+    /// until they were killed.
     #[test]
     fn a_keeper_that_was_told_to_end_is_replaced_by_the_daemon() {
         let run_dir = tempfile::tempdir().unwrap();
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(STARTED.load(Ordering::Relaxed), 1);
     }
 
-    /// The keeper had the connection until the next start of the daemon: the kernel kept what belongs to it.
+    /// Regression: until the daemon's next start, the keeper held the connection and the kernel its state.
     #[test]
     fn a_connection_that_was_not_closed_is_closed_later() {
         let run_dir = tempfile::tempdir().unwrap();
@@ -458,7 +458,7 @@ mod tests {
         until("nothing is left", || kept.0.state.lock().unclosed.is_empty());
     }
 
-    /// Without a keeper an attach fails before it changes anything, and says why.
+    /// Without a keeper, an attach fails with the reason, before it changes anything.
     #[test]
     fn no_device_is_added_while_no_keeper_serves() {
         let run_dir = tempfile::tempdir().unwrap();
@@ -480,7 +480,7 @@ mod tests {
         assert!(keeper_of(&kept).unwrap_err().contains("about to end"));
     }
 
-    /// The daemon gives the next keeper all connections: after a hand-over, and after a kill.
+    /// The daemon gives the next keeper all connections: after a replacement, and after a kill.
     #[test]
     fn the_next_keeper_has_all_connections() {
         let run_dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,8 @@
-//! The host's devices, of ublk and without it, as attach, detach and recovery use them.
+//! The host's devices, with and without ublk, as used by attach, detach and recovery.
 //!
-//! Owns: the one way from the daemon to the kernel's control commands. A test puts a kernel of its own in its
-//! place.
+//! Owns: the daemon's only access to the kernel's control commands. Tests replace it by a fake kernel.
 //! Runs on: threads that may block.
-//! Invariants: a device is found by its tag, never by its number alone ([`super::tag`]).
+//! Invariants: a device is identified by its tag, never by its number alone ([`super::tag`]).
 
 use std::io;
 use std::num::NonZero;
@@ -27,57 +26,57 @@ use holdfast_serve::{OpenQueues, QueueShare, VolumeQueue};
 
 /// The command of the daemon's own program that flushes a block device.
 pub(crate) const FLUSH_DEVICE: &str = "flush-device";
-/// The program of this process, also after an upgrade has replaced its file.
+/// The program of this process, even after an upgrade has replaced its file.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The longest wait for the flush of a lost device.
+/// Maximum wait for the flush of a lost device.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
-/// Operations of the kernel on devices. Each function blocks.
+/// The kernel's operations on devices. Each function blocks.
 pub(in crate::node) trait Devices: Send + Sync {
-    /// The transport that a new device gets.
+    /// Returns the transport of new devices.
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported>;
-    /// The ids of all devices of the host.
+    /// Returns the ids of all devices of the host.
     fn list(&self) -> Result<Vec<u32>, ControlError>;
-    /// Most queues that a new device may have: each has two of the daemon's processors at least. A processor
-    /// that goes offline as the last of its queue waits for the requests of that, and a daemon that starts
-    /// then waits for the processor (`docs/kernels.md`).
+    /// Returns the maximum number of queues of a new device: each has at least two of the daemon's
+    /// processors. A processor that goes offline as the last one of its queue waits for that queue's
+    /// requests, and a starting daemon then waits for the processor (`docs/kernels.md`).
     fn most_queues(&self) -> u16;
-    /// Description of any device.
+    /// Returns the description of any device.
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError>;
-    /// The device with this id, if it is the one expected.
+    /// Returns the device with this id, if it is the expected one.
     fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError>;
     /// Adds a device.
     fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError>;
-    /// Opens the character device of a device for its queues, which so many ring threads share: each gets
-    /// its [`QueueShare`], in their order. A device without ublk has one queue.
+    /// Opens the character device of a device for its queues, shared by this many ring threads: each gets its
+    /// [`QueueShare`], in their order. A device without ublk has one queue.
     fn open(&self, device: Device, threads: u16) -> Result<Vec<OpenQueues>, ControlError>;
-    /// Starts a device whose queues are armed.
+    /// Starts a device with armed queues.
     fn start(&self, device: Device) -> Result<(), ControlError>;
-    /// True if the size of a device that is served by this transport can be changed.
+    /// Returns true if a device served over this transport can be resized.
     fn can_resize(&self, transport: Transport) -> Result<bool, Unsupported>;
-    /// The size of a device, in sectors.
+    /// Returns the size of a device, in sectors.
     fn sectors(&self, device: Device) -> Result<u64, ControlError>;
     /// Changes the size of a started device, in sectors.
     fn resize(&self, device: Device, sectors: u64) -> Result<(), ControlError>;
-    /// Waits until the last server of a device has ended, and has the kernel take new queues. Once for each
+    /// Waits until the last server of a device is gone, and makes the kernel accept new queues. Once for each
     /// device and daemon.
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError>;
-    /// Has a process of its own flush a device that the kernel has lost, which may free it.
+    /// Runs a separate process that flushes a device lost by the kernel, which may free it.
     fn flush_from_outside(&self, id: u32) -> io::Result<()>;
-    /// Hands out the requests that waited, once the queues are armed.
+    /// Releases the queued requests, once the queues are armed.
     fn end_recovery(&self, device: Device) -> Result<(), ControlError>;
     /// Removes the block device.
     fn stop(&self, device: Device) -> Result<(), ControlError>;
-    /// The same unless it is in use.
+    /// Removes the block device unless it is in use.
     fn stop_unused(&self, device: Device) -> Result<(), ControlError>;
     /// Removes the device.
     fn delete(&self, device: Device) -> Result<(), ControlError>;
-    /// Gives the number of a deleted device back as the kernel made it.
+    /// Resets the attributes of a deleted device's number to the kernel's defaults.
     fn restore_number(&self, device: Device);
-    /// Fails where no device without ublk can be added.
+    /// Checks that a device without ublk can be added.
     fn check_fuse(&self) -> Result<(), Unsupported>;
-    /// Number of devices without ublk that this process serves and whose connection no keeper has now: an end
-    /// of this process fails their requests. It does not block.
+    /// Returns the number of devices without ublk that this process serves and whose connection no keeper
+    /// currently has: an exit of this process fails their requests. It does not block.
     fn unkept_devices(&self) -> usize;
 }
 
@@ -88,17 +87,17 @@ pub(in crate::node) struct Kernel {
 }
 
 impl Kernel {
-    /// Those of this host, for a daemon with this run directory. Nothing is written yet.
+    /// Returns the devices of this host, for a daemon with this run directory. Nothing is written yet.
     pub(in crate::node) fn of_this_host(run_dir: &Path, keeper: KeeperStart) -> Self {
         Self { udev: Udev::new(Path::new(UDEV)), fuse: FuseDevices::new(run_dir, keeper) }
     }
 
-    /// Closes what an earlier daemon left of devices without ublk that it never bound.
+    /// Closes connections of devices without ublk that an earlier daemon never bound.
     pub(in crate::node) fn sweep_connections(&self) {
         self.fuse.sweep();
     }
 
-    /// Gives udev its rules early, so that the first attach need not wait for it, and removes old marks.
+    /// Installs the udev rules early, so that the first attach does not wait for them, and removes old marks.
     pub(in crate::node) fn prepare_udev(&self) {
         if let Err(error) = self.udev.install() {
             tracing::warn!(
@@ -139,7 +138,7 @@ impl Devices for Kernel {
         }
         let device = Device::add(&Features::probe()?, spec)?;
         if let Err(error) = self.udev.mark(device.id(), spec.tag) {
-            // One that stays is found by its tag at the next start.
+            // If it stays, the next start finds it by its tag.
             let _deleted = device.delete();
             return Err(error);
         }
@@ -217,7 +216,7 @@ impl Devices for Kernel {
             return self.fuse.start_recovery(device, within);
         }
         device.start_recovery(within)?;
-        // An earlier version gave it none.
+        // An earlier version did not set one.
         if let Err(error) = self.udev.mark(device.id(), device.tag()) {
             tracing::warn!(
                 device = device.id(),
@@ -236,10 +235,10 @@ impl Devices for Kernel {
 
     fn end_recovery(&self, device: Device) -> Result<(), ControlError> {
         if is_fuse(device) {
-            // The queue had the kernel send its requests again when it was opened.
+            // Opening the queue made the kernel send its requests again.
             return Ok(());
         }
-        // An earlier call may have ended after its caller stopped waiting.
+        // An earlier call may have succeeded after its caller stopped waiting.
         match device.info()?.state {
             DeviceState::Live => Ok(()),
             DeviceState::Dead | DeviceState::Quiesced | DeviceState::FailIo => device.end_recovery(),
@@ -280,7 +279,7 @@ impl Devices for Kernel {
     }
 }
 
-/// True for a device without ublk.
+/// Returns true for a device without ublk.
 fn is_fuse(device: Device) -> bool {
     device.transport() == Transport::Fuse
 }

@@ -1,9 +1,9 @@
-//! Devices of this installation that no record of the run directory refers to.
+//! Devices of this installation without a record in the run directory.
 //!
-//! A daemon that ends between adding a device and noting it leaves one that is DEAD: no program can have used
-//! it, it is deleted. A device that served may be mounted, so one whose record is missing is named and left
+//! A daemon that exits between adding a device and recording it leaves a DEAD device: no program can have
+//! used it, so it is deleted. A device that served may be mounted, so without a record it is logged and left
 //! alone.
-//! Runs: once, at the start, before an attach can add a device.
+//! Runs: once, at the start, before any attach can add a device.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,22 +18,21 @@ use crate::node::error::NodeError;
 use crate::node::local::volume_files::Local;
 use crate::node::run_blocking::blocking;
 
-/// The devices of this host that this installation may have made.
+/// Scans the host's devices for those that this installation may have added.
 pub(in crate::node) struct DeviceSweep<'a> {
     pub(in crate::node) devices: &'a Arc<dyn Devices>,
     pub(in crate::node) installation: Installation,
-    /// Owner of the deletions, which may outlive the sweep.
+    /// Owner of the deletions, which may outlive the scan.
     pub(in crate::node) tasks: &'a Tasks,
 }
 
 impl DeviceSweep<'_> {
-    /// Deletes what is ours and was never served, and names what is ours and has none of these volumes.
-    /// Devices of these tags, of memory volumes, are known too.
+    /// Deletes our devices that never served, and logs our devices that belong to none of these volumes.
+    /// Devices of memory volumes with these tags are known, too.
     pub(in crate::node) async fn run(&self, locals: Vec<Local>, memory: BTreeSet<u64>) {
         let (devices, installation) = (Arc::clone(self.devices), self.installation);
         let found = blocking(move || {
-            // The device of a record that cannot be read is ours too; recovery says what is wrong with the
-            // record.
+            // A device whose record is unreadable is ours, too; recovery reports the fault of the record.
             let known = locals.iter().filter_map(|local| local.read_record().ok()?).map(|record| record.tag);
             Ok(orphans(&*devices, installation, &known.chain(memory).collect())?)
         });
@@ -80,7 +79,7 @@ impl DeviceSweep<'_> {
     }
 }
 
-/// The devices of an installation whose tag is not `known`, whatever their state.
+/// Returns the devices of an installation whose tag is not `known`, in any state.
 pub(in crate::node) fn orphans(
     devices: &dyn Devices,
     installation: Installation,

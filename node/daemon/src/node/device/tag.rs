@@ -1,7 +1,7 @@
-//! Tag that distinguishes a device of ours from every other device of the host.
+//! Tag that distinguishes our devices from all other devices of the host.
 //!
-//! The kernel names devices by the lowest free number, so a number that was noted may be another device's by
-//! the time it is read. Each device is added with a tag, which the kernel keeps:
+//! The kernel gives a device the lowest free number, so a recorded number may belong to another device by the
+//! time it is read. Each device is added with a tag, which the kernel keeps:
 //!
 //! ```text
 //! 63        56 55                     32 31                                0
@@ -10,8 +10,8 @@
 //! +-----------+-------------------------+----------------------------------+
 //! ```
 //!
-//! *Layout* is a constant. It changes with this drawing, or when a device must be served in another way: no
-//! version then takes a device that it cannot serve. *Installation* and *volume and epoch* are parts of
+//! *Layout* is a constant. It changes with this layout, or when a device must be served differently, so that
+//! no version takes over a device that it cannot serve. *Installation* and *volume and epoch* are parts of
 //! BLAKE3 hashes. An epoch belongs to one attach, so the device of an earlier attach of a volume has another
 //! tag.
 
@@ -33,11 +33,11 @@ const VOLUME_BITS: u32 = 32;
 /// The file in the state directory that holds the installation's identity.
 const FILE: &str = "installation";
 
-/// The identity of one state directory: devices of another one on the same host are not ours.
+/// Identity of one state directory: devices of other ones on the same host are not ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) struct Installation([u8; 16]);
 
-/// Tag that a device is known by.
+/// Tag that identifies a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::node) struct DeviceTag(pub(in crate::node) u64);
 
@@ -48,7 +48,7 @@ impl fmt::Display for Installation {
 }
 
 impl Installation {
-    /// Reads the identity of a state directory, or gives it one.
+    /// Reads the identity of a state directory, or creates it.
     pub(in crate::node) fn of(state_dir: &Path) -> Result<Self, NodeError> {
         let path = state_dir.join(FILE);
         match fs::read(&path) {
@@ -68,7 +68,7 @@ impl Installation {
         }
     }
 
-    /// The tag of the device that an attach of a volume adds.
+    /// Returns the tag of the device added by an attach of a volume.
     pub(in crate::node) fn tag(self, volume: &VolumeId, epoch: u64) -> DeviceTag {
         let hash =
             blake3::keyed_hash(&self.key(), &[&epoch.to_le_bytes()[..], volume.as_str().as_bytes()].concat());
@@ -76,7 +76,7 @@ impl Installation {
         DeviceTag(self.prefix() << VOLUME_BITS | u64::from(u32::from_be_bytes([a, b, c, d])))
     }
 
-    /// True if a daemon of this installation added the device.
+    /// Returns true if a daemon of this installation added the device.
     pub(in crate::node) fn made(self, tag: u64) -> bool {
         tag >> VOLUME_BITS == self.prefix()
     }

@@ -1,15 +1,15 @@
-//! Rules that keep the host's udev from looking into our devices (`docs/adr/0017-udev.md`).
+//! Rules that keep the host's udev from probing our devices (`docs/adr/0017-udev.md`).
 //!
 //! ```text
 //! /run/udev/rules.d/59-holdfast.rules    the rules, the same for every installation of the host (tmpfs)
 //! /run/udev/holdfast/ublkbN              mark of a device: its tag in hexadecimal digits
 //! ```
 //! Owns: these files.
-//! Does not own: udev, and the programs of the host that scan devices by themselves.
+//! Does not own: udev, or the host's programs that scan devices by themselves.
 //! Runs on: threads that may block.
 //! Invariants: a device has its mark from before its start until after its stop; none is started before udev
 //! has read the rules.
-//! On failure: without its mark no device is started. On a host without `/run/udev` nothing is written.
+//! On failure: a device is not started without its mark. On a host without `/run/udev` nothing is written.
 
 use std::fs;
 use std::io;
@@ -22,9 +22,9 @@ use holdfast_ublk::ControlError;
 /// Directory of the host's udev.
 pub(in crate::node) const UDEV: &str = "/run/udev";
 const RULES: &str = include_str!("../../../udev/59-holdfast.rules");
-/// Before `60-block.rules` and `60-persistent-storage.rules`, which they change.
+/// Sorts before `60-block.rules` and `60-persistent-storage.rules`, whose effect it changes.
 const RULES_FILE: &str = "59-holdfast.rules";
-/// systemd-udevd looks for changed rules before an event, and not again for three seconds. Source: its
+/// systemd-udevd checks for changed rules before an event, at most every three seconds. Source: its
 /// `manager_reload`.
 const READ_WITHIN: Duration = Duration::from_secs(4);
 
@@ -35,12 +35,12 @@ pub(in crate::node) struct Udev {
 }
 
 impl Udev {
-    /// Those in udev's directory, which need not exist.
+    /// Uses udev's directory, which may be missing.
     pub(in crate::node) fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// Writes the rules where they are missing or differ.
+    /// Writes the rules if they are missing or differ.
     ///
     /// # Errors
     /// [`ControlError::File`].
@@ -56,14 +56,14 @@ impl Udev {
         written.map_err(not_written(path))
     }
 
-    /// Marks a device that was not started.
+    /// Marks a device that was not started yet.
     ///
     /// # Errors
     /// [`ControlError::File`].
     pub(in crate::node) fn mark(&self, id: u32, tag: u64) -> Result<(), ControlError> {
         let path = self.mark_of(id);
         if fs::read_to_string(&path).is_ok_and(|found| found == mark(tag)) {
-            // A recovery: a write into a full file system could only empty it.
+            // A recovery: in a full file system, a write could only empty it.
             return Ok(());
         }
         self.install()?;
@@ -74,16 +74,16 @@ impl Udev {
         written.map_err(not_written(path))
     }
 
-    /// Waits, some seconds at most, until udev knows the rules.
+    /// Waits, for at most a few seconds, until udev has read the rules.
     pub(in crate::node) fn await_rules(&self) {
         let written = fs::metadata(self.rules()).and_then(|found| found.modified());
         let Ok(written) = written else { return };
-        // A clock that was set back since counts as no time.
+        // If the clock was set back since, the age is zero.
         let age = SystemTime::now().duration_since(written).unwrap_or_default();
         sleep(READ_WITHIN.saturating_sub(age));
     }
 
-    /// Takes the mark of a stopped device away. That of another device, which has the number by now, stays.
+    /// Removes the mark of a stopped device, unless its number belongs to another device by now.
     pub(in crate::node) fn unmark(&self, id: u32, tag: u64) {
         if fs::read_to_string(self.mark_of(id)).is_ok_and(|found| found == mark(tag)) {
             self.remove(id);
@@ -99,8 +99,8 @@ impl Udev {
         }
     }
 
-    /// Removes the marks that daemons left which were killed: of devices that are gone, or another program's.
-    /// `tag_of` asks the kernel for the tag of a device; where it cannot say, the mark stays.
+    /// Removes marks left by killed daemons, of devices that are gone or belong to another program. `tag_of`
+    /// asks the kernel for the tag of a device; if it fails, the mark stays.
     pub(in crate::node) fn sweep(&self, tag_of: impl Fn(u32) -> Result<u64, ControlError>) {
         for entry in fs::read_dir(self.marks()).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -134,7 +134,7 @@ impl Udev {
     }
 }
 
-/// Content of the mark of a device with this tag.
+/// Returns the content of the mark of a device with this tag.
 fn mark(tag: u64) -> String {
     format!("{tag:016x}\n")
 }
@@ -193,8 +193,8 @@ mod tests {
         assert!(written(2 * READ_WITHIN) < Duration::from_millis(100));
     }
 
-    /// Each recovery emptied the mark and wrote it again: in a full `/run` it stayed empty, and the host
-    /// looked into the volume.
+    /// Regression: each recovery emptied the mark and rewrote it: in a full `/run` it stayed empty, and the
+    /// host probed the volume.
     #[test]
     fn a_recovery_leaves_the_mark_that_is_there() {
         let dir = tempfile::tempdir().unwrap();
@@ -228,7 +228,7 @@ mod tests {
         assert!(!udev.mark_of(1).exists());
     }
 
-    /// A loop device has no mark: udev and the programs behind it had looked into volumes without ublk.
+    /// Regression: a loop device has no mark: udev and the programs behind it probed volumes without ublk.
     #[test]
     fn the_rules_know_the_file_of_a_loop_device() {
         let name = holdfast_fuse::file_name(0xb1_00_00_00_00_00_00_07);

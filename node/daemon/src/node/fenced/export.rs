@@ -1,8 +1,7 @@
-//! The export of a fenced writer's data to a file: a sparse image of the volume that holds only what was
-//! never uploaded, and beside it, as JSON, which bytes those are, and which of them the local disk cannot
-//! read.
+//! Export of a fenced writer's data: a sparse image of the volume with only the un-uploaded data, and a JSON
+//! file next to it, which lists the ranges of this data, and those that the local disk cannot read.
 //!
-//! Invariant: under its name the image is whole; what a failure leaves under another name is removed.
+//! Invariant: under its final name the image is complete; a failure removes its temporary files.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -17,7 +16,7 @@ use serde::Serialize;
 use super::{Contents, FencedError, Kept, file};
 use crate::node::local::file::{open_mode, sync_dir};
 
-/// Bytes copied at once.
+/// Bytes per copy operation.
 const COPY_BYTES: usize = 1 << 20;
 
 /// Result of an export.
@@ -29,23 +28,23 @@ pub(crate) struct Exported {
     pub(crate) map: PathBuf,
     /// The size of the image, most of it holes.
     pub(crate) size_bytes: u64,
-    /// Bytes that were never uploaded and are in the image.
+    /// Un-uploaded bytes in the image.
     pub(crate) bytes: u64,
-    /// Ranges they lie in.
+    /// Number of their ranges.
     pub(crate) ranges: usize,
-    /// Bytes that were never uploaded and are not in the image: the local disk cannot read them.
+    /// Un-uploaded bytes missing in the image, because the local disk cannot read them.
     pub(crate) unreadable_bytes: u64,
 }
 
-/// The JSON beside the image.
+/// The JSON file next to the image.
 #[derive(Debug, Serialize)]
 struct ImageMap<'a> {
     volume: &'a str,
     epoch: u64,
     size_bytes: u64,
-    /// Ascending, apart; everything else in the image is a hole and says nothing.
+    /// Ascending, disjoint; everything else in the image is a hole without meaning.
     ranges: Vec<ByteRange>,
-    /// Ranges that belong into the image and could not be read; also ascending, apart.
+    /// Ranges missing in the image because they could not be read; also ascending, disjoint.
     unreadable: Vec<ByteRange>,
 }
 
@@ -55,12 +54,12 @@ struct ByteRange {
     length_bytes: u64,
 }
 
-/// Writes what `kept` holds to `output` and `<output>.json`.
+/// Writes the data of `kept` to `output` and `<output>.json`.
 ///
 /// # Errors
-/// [`FencedError::OutputExists`] unless `overwrite`; else which file could not be used. Sectors that the disk
-/// cannot read are no error: [`Exported`] and the JSON say which are missing. Nothing is left behind by a
-/// failure; with `overwrite`, an image without a map is what a failure at the very end may leave.
+/// [`FencedError::OutputExists`] unless `overwrite`; otherwise the error of a file. Unreadable sectors are
+/// not an error: [`Exported`] and the JSON file list them. A failure leaves nothing behind, except that with
+/// `overwrite` a failure at the very end may leave an image without its JSON file.
 pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Exported, FencedError> {
     let map = with_suffix(output, ".json");
     if let Some(there) = [output, &map].into_iter().find(|path| path.exists())
@@ -90,7 +89,7 @@ pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Expo
     .map_err(|error| file(&map, "written")(error.into()))?;
     let mut fresh_map = Fresh::create(&map)?;
     fresh_map.handle.write_all(&text).map_err(file(&fresh_map.path, "written"))?;
-    // A map lies beside its own image or not at all: the old one goes before the old image is replaced.
+    // The JSON file must match the image: the old one is removed before the old image is replaced.
     match fs::remove_file(&map) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(file(&map, "removed")(error).into());
@@ -102,7 +101,7 @@ pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Expo
     Ok(exported)
 }
 
-/// Result of copying the data that was never uploaded, whichever side holds it.
+/// Result of copying the un-uploaded data of both sides.
 #[derive(Default)]
 struct Copied {
     ranges: Vec<ByteRange>,
@@ -142,7 +141,7 @@ fn copy(kept: &Kept, contents: &Contents, image: &Fresh) -> Result<Copied, Fence
     Ok(copied)
 }
 
-/// Copies a piece. Returns true if the disk could read all of it.
+/// Copies a piece. Returns true if the disk was able to read all of it.
 fn copy_piece(
     piece: SectorRange,
     from: &File,
@@ -153,7 +152,7 @@ fn copy_piece(
     let bytes = usize::try_from(piece.bytes()).expect("a piece is at most COPY_BYTES");
     let piece_bytes = &mut buffer[..bytes];
     match from.read_exact_at(piece_bytes, piece.start.byte_offset()) {
-        // A side that ends early is no side.
+        // A side that is too short is not valid.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             return Err(file(path, "read")(error).into());
         }
@@ -163,7 +162,7 @@ fn copy_piece(
         }
         Ok(()) => {}
     }
-    // What reads as zeros stays a hole.
+    // Zeros stay a hole.
     if piece_bytes.iter().any(|byte| *byte != 0) {
         image
             .handle
@@ -173,7 +172,7 @@ fn copy_piece(
     Ok(true)
 }
 
-/// A file that has not got its name yet; removed unless it gets it.
+/// A file under its temporary name, which is removed unless it gets its final one.
 struct Fresh {
     path: PathBuf,
     handle: File,
@@ -203,7 +202,7 @@ impl Fresh {
 impl Drop for Fresh {
     fn drop(&mut self) {
         match fs::remove_file(&self.path) {
-            // It has its name.
+            // It has its final name.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => tracing::warn!(path = %self.path.display(), %error, "a partial export stays"),
             Ok(()) => {}

@@ -1,4 +1,4 @@
-//! Files that a fenced writer leaves, made as the engine makes them, and the data exported from them.
+//! Files left by a fenced writer, produced by the engine, and the data exported from them.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,8 +22,8 @@ use super::*;
 const SECTORS: u64 = 9000;
 const SIZE: u64 = SECTORS * 4096;
 
-/// A state directory with one fenced writer `disk-1`: sectors 3 and 4 were sealed, then 4 written again; 4095
-/// and 4096 lie on both sides of a border between map pages; 100 and 101 are committed.
+/// Returns a state directory with one fenced writer `disk-1`: sectors 3 and 4 were sealed, then 4 rewritten;
+/// 4095 and 4096 are on both sides of a map page boundary; 100 and 101 are committed.
 fn state() -> TempDir {
     let state = tempfile::tempdir().unwrap();
     let dir = fenced_dir(state.path()).join("disk-1");
@@ -38,7 +38,7 @@ fn state() -> TempDir {
     state
 }
 
-/// Memory of a live map, in a file once it is not mapped.
+/// Memory of a live map, saved to a file once it is no longer mapped.
 struct Live {
     bytes: Vec<u8>,
     path: PathBuf,
@@ -62,13 +62,13 @@ impl Drop for Live {
     }
 }
 
-/// The engine over those files, by hand.
+/// Drives the engine on those files.
 struct Writer {
     volume: Volume<Live>,
     sides: [File; 2],
     map: File,
     fill: u8,
-    /// True if uploads are answered.
+    /// True if uploads get responses.
     store: bool,
 }
 
@@ -110,12 +110,12 @@ impl Writer {
     }
 
     fn live(mut self) {
-        // 8 KiB seal: this pair goes to the store.
+        // The seal size is 8 KiB: this pair is uploaded.
         self.ask(Op::Write, SectorRange::new(100, 2), 1);
         self.store = false;
-        // Sealed and never uploaded.
+        // Sealed, but not uploaded.
         self.ask(Op::Write, SectorRange::new(3, 2), 2);
-        // The other side takes these.
+        // These go to the other side.
         self.ask(Op::Write, SectorRange::new(4, 1), 3);
         self.ask(Op::Write, SectorRange::new(4095, 2), 4);
         self.ask(Op::Flush, SectorRange::new(0, 0), 0);
@@ -221,7 +221,7 @@ fn an_export_replaces_a_file_only_on_request_and_completely() {
     assert_eq!(refused.kind(), FailureKind::Invalid);
     assert!(refused.to_string().contains("--overwrite"), "{refused}");
     assert_eq!(fs::read(&output).unwrap(), b"mine");
-    // A side that ends early fails the copy half-way.
+    // A side that is too short fails the copy halfway.
     let side = File::options().write(true).open(kept.dir.join("a.data")).unwrap();
     side.set_len(8 * 4096).unwrap();
     let failed = export(&kept, &output, true).unwrap_err();
@@ -234,12 +234,12 @@ fn an_export_replaces_a_file_only_on_request_and_completely() {
     assert_eq!(fs::metadata(&output).unwrap().len(), SIZE);
 }
 
-/// Found by reading: one bad sector kept everything from being exported.
+/// Regression, found in review: one bad sector prevented the whole export.
 #[test]
 fn an_export_names_unreadable_ranges_and_contains_the_rest() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
-    // Every read there fails with EIO: nothing is mapped so low.
+    // Every read there fails with EIO: no memory is mapped at low addresses.
     let side = kept.dir.join("b.data");
     fs::remove_file(&side).unwrap();
     std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
@@ -273,7 +273,7 @@ fn no_map_lies_beside_an_image_of_another_export() {
     let state = state();
     let kept = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
-    // The image cannot take its name.
+    // The image cannot be renamed to this.
     fs::create_dir(&output).unwrap();
     fs::write(state.path().join("disk.img.json"), "of the old image").unwrap();
     export(&kept, &output, true).unwrap_err();

@@ -1,5 +1,4 @@
-//! The record of an attached volume in the tmpfs directory, from which a restarted daemon recovers its
-//! device.
+//! The record of an attached volume in the tmpfs directory, used by a restarted daemon to recover its device.
 
 use holdfast_engine::settings::Durability;
 use holdfast_format::displaced::Displaced;
@@ -12,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::node::error::LocalDamage;
 use crate::node::store::record::StoreRecord;
 
-/// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
+/// Version of [`AttachedRecord`]; it rises when a field is added, changed or removed.
 pub(crate) const ATTACHED_VERSION: u32 = 3;
-/// The same of the record of a device without ublk: a release that knows no such device refuses the record,
-/// instead of taking it for that of a volume without a device.
+/// Version of the record of a device without ublk: a release without support for these rejects the record,
+/// instead of assuming a volume without a device.
 const LOOP_VERSION: u32 = 4;
-/// The same of the record of a volume with limits, whatever its device: a release that knows none refuses it,
-/// instead of serving the volume without them.
+/// Version of the record of a volume with limits, with any device: a release without support for limits
+/// rejects it, instead of serving the volume without them.
 const LIMITS_VERSION: u32 = 5;
 
 /// Record of an attached volume in the tmpfs directory.
@@ -27,20 +26,20 @@ const LIMITS_VERSION: u32 = 5;
 pub(crate) struct AttachedRecord {
     /// [`ATTACHED_VERSION`] of the daemon that wrote it.
     pub(crate) version: u32,
-    /// The tag of the volume's device, known before there is one.
+    /// The tag of the volume's device, known before the device exists.
     pub(crate) tag: u64,
-    /// The number of its device, from its addition to its deletion. From [`LOOP_IDS`] on it is a loop device
-    /// on a file of FUSE, below a ublk device.
+    /// The number of its device, from its addition to its deletion. [`LOOP_IDS`] and above are loop devices
+    /// on FUSE files, lower numbers are ublk devices.
     pub(crate) device_id: Option<u32>,
     pub(crate) sectors: u64,
     pub(crate) epoch: u64,
     pub(crate) max_age_ms: u64,
     #[serde(with = "DurabilityWord")]
     pub(crate) durability: Durability,
-    /// Limits of its requests, where it has any.
+    /// Limits of its I/O, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) limits: Option<LimitsRecord>,
-    /// The writer that was replaced when the node took the volume.
+    /// The writer that this attach replaced.
     pub(crate) displaced: Option<DisplacedRecord>,
     pub(crate) detaching: bool,
     pub(crate) store_name: String,
@@ -48,7 +47,7 @@ pub(crate) struct AttachedRecord {
 }
 
 impl AttachedRecord {
-    /// The version that a record with its device has.
+    /// Returns the version for a record with its device and limits.
     pub(super) fn written_version(&self) -> u32 {
         if self.limits.is_some() {
             LIMITS_VERSION
@@ -104,8 +103,8 @@ impl From<LimitsRecord> for IoLimits {
     }
 }
 
-/// Reads an [`AttachedRecord`]: JSON in an envelope. Its version comes first, because another one may have
-/// other fields.
+/// Parses an [`AttachedRecord`]: JSON in an envelope. The version is checked first, because other versions
+/// may have other fields.
 pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, LocalDamage> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -119,7 +118,7 @@ pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, LocalDamag
     Ok(serde_json::from_slice(text)?)
 }
 
-/// [`Durability`] in words.
+/// Name of a [`Durability`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Durability", rename_all = "snake_case")]
 enum DurabilityWord {

@@ -1,12 +1,11 @@
-//! Local files of volumes that were detached: kept as cache for their next attach, until others need the
-//! space.
+//! Local files of detached volumes: kept as cache for their next attach, until other volumes need the space.
 //!
-//! Owns: finding them and purging them, the longest unused first. Only what a clean detach left is
-//! purged: all of it is in the store.
+//! Owns: finding and purging them, least recently used first. Only the files of a clean detach are purged:
+//! all of their data is in the store.
 //! Runs on: threads that may block.
-//! Invariants: while the files of a volume are looked at and moved, its entry keeps attaches from them; no
-//! other volume waits.
-//! On failure: what cannot be deleted stays; no volume waits for it.
+//! Invariants: while a volume's files are examined and moved, its entry blocks attaches of it; no other
+//! volume waits.
+//! On failure: undeletable files stay; no volume waits for them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +20,7 @@ use crate::node::local::file::random;
 use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
 use crate::node::volume::table::NodeVolumes;
 
-/// Directory of what is being purged, in a state directory.
+/// Returns the directory of files to be purged, in a state directory.
 pub(in crate::node) fn trash_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("trash")
 }
@@ -34,7 +33,7 @@ struct DetachedCache {
     used: SystemTime,
 }
 
-/// Caches that cannot be purged, by when they were last written.
+/// Caches that cannot be purged, with the time at which they were last written.
 #[derive(Default)]
 pub(in crate::node) struct Needed(BTreeMap<VolumeId, SystemTime>);
 
@@ -43,7 +42,7 @@ pub(in crate::node) struct DetachedCaches<'a> {
     state_dir: &'a Path,
     run_dir: &'a Path,
     volumes: &'a NodeVolumes,
-    /// The longest unused first.
+    /// Least recently used first.
     found: Vec<DetachedCache>,
 }
 
@@ -54,7 +53,7 @@ impl<'a> DetachedCaches<'a> {
         volumes: &'a NodeVolumes,
     ) -> Result<Self, NodeError> {
         let mut caches = Self { state_dir, run_dir, volumes, found: Vec::new() };
-        // What could not be recovered may have a live map that knows more than the durable one.
+        // A volume whose recovery failed may have a live map that is newer than the durable one.
         let live = volumes_under(&run_volumes(run_dir))?;
         for volume in volumes_under(&state_volumes(state_dir))? {
             if live.contains(&volume) || volumes.contains(&volume) {
@@ -64,7 +63,7 @@ impl<'a> DetachedCaches<'a> {
             match written_at(&local.map_path()).and_then(|used| Ok((used, local.held_bytes()?))) {
                 Ok((Some(used), held_bytes)) => caches.found.push(DetachedCache { held_bytes, volume, used }),
                 Ok((None, _)) => {}
-                // Several times a second: `debug`. The others are measured all the same.
+                // Repeated several times a second: `debug`. The others are still measured.
                 Err(error) => {
                     tracing::debug!(%volume, error = &error as &dyn std::error::Error, "files were not measured");
                 }
@@ -74,13 +73,13 @@ impl<'a> DetachedCaches<'a> {
         Ok(caches)
     }
 
-    /// Bytes that they all hold.
+    /// Returns the bytes held by all of them.
     pub(in crate::node) fn held_bytes(&self) -> u64 {
         self.found.iter().map(|cache| cache.held_bytes).sum()
     }
 
-    /// Moves caches to the trash until `excess_bytes` are evicted, or there is none left that is not
-    /// `needed`. Returns whether there is something to [`purge`].
+    /// Moves caches to the trash until `excess_bytes` are evicted, or only `needed` ones remain. Returns true
+    /// if there are files to [`purge`].
     pub(in crate::node) fn evict(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
         let (mut evicted, mut has_trash) = (0, false);
         let mut kept = Vec::new();
@@ -107,7 +106,7 @@ impl<'a> DetachedCaches<'a> {
         has_trash
     }
 
-    /// Moves the cache to the trash. Returns false if it was not closed clean, or was used since.
+    /// Moves the cache to the trash. Returns false if it was not closed cleanly, or was used since.
     fn trash(&self, cache: &DetachedCache) -> Result<bool, NodeError> {
         let DetachedCache { volume, held_bytes, used } = cache;
         let local = Local::new(self.state_dir, self.run_dir, volume);
@@ -129,23 +128,23 @@ impl<'a> DetachedCaches<'a> {
     fn move_to_trash(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
         let trash = trash_dir(self.state_dir);
         fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
-        // An attach takes the volume's entry before it touches a file, and so does this.
+        // Both an attach and this take the volume's entry before they touch a file.
         let Some(_no_attach) = self.volumes.keep_from_attaches(volume) else { return Ok(false) };
         if written_at(&local.map_path())? != Some(used) {
             return Ok(false);
         }
         let dir = local.dir();
-        // What is being deleted under this volume's name does not stand in the way.
+        // Files already being deleted under this volume's name do not conflict.
         let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
         fs::rename(&dir, trash.join(name)).map_err(file(&dir, "moved to the trash"))?;
         Ok(true)
     }
 }
 
-/// Empties the trash, also of what an earlier process left there.
+/// Empties the trash, including files left by an earlier process.
 ///
 /// # Errors
-/// The first one: what cannot be removed stays, and all else is removed.
+/// The first error: undeletable files stay, all others are deleted.
 pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
     let trash = trash_dir(state_dir);
     let entries = match fs::read_dir(&trash) {
@@ -160,7 +159,7 @@ pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
     removed
 }
 
-/// Time at which a file was last written; none if there is no such file.
+/// Returns the time at which a file was last written; `None` if it does not exist.
 pub(in crate::node) fn written_at(path: &Path) -> Result<Option<SystemTime>, NodeError> {
     match fs::metadata(path).and_then(|metadata| metadata.modified()) {
         Ok(time) => Ok(Some(time)),
@@ -180,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// A volume's files, as a detach leaves them or a lost host; used so many seconds after others.
+    /// Creates a volume's files as after a detach or the loss of the host; used this many seconds later.
     async fn leave(dirs: &Path, name: &str, closed_clean: bool, used: u64) {
         let volume: VolumeId = name.parse().unwrap();
         let local = Local::new(dirs, &dirs.join("run"), &volume);
@@ -251,7 +250,7 @@ mod tests {
         assert_eq!(fs::read_dir(trash_dir(dirs)).unwrap().count(), 0);
     }
 
-    /// The first that could not be removed kept all others on the disk.
+    /// Regression: the first undeletable file kept all others on the disk.
     #[test]
     fn trash_that_cannot_be_removed_keeps_no_other() {
         let dirs = tempfile::tempdir().unwrap();
@@ -274,7 +273,7 @@ mod tests {
         let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
         let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();
-        // Attached and detached again in between.
+        // Attached and detached again in the meantime.
         leave(dirs.path(), "v", true, 20).await;
         caches.evict(u64::MAX, &mut Needed::default());
         assert_eq!(left(dirs.path()), ["v"]);
@@ -296,14 +295,14 @@ mod tests {
         assert_eq!((caches.held_bytes(), left(dirs.path()).len()), (held, 2));
     }
 
-    /// One file that could not be looked at stopped the measurement for all, and writes waited.
+    /// Regression: one file without a readable size stopped the measurement for all, and writes waited.
     #[tokio::test]
     async fn one_volume_that_cannot_be_measured_stops_no_other() {
         let dirs = tempfile::tempdir().unwrap();
         for name in ["bad", "good"] {
             leave(dirs.path(), name, true, 10).await;
         }
-        // Looking at what is behind a link to itself fails, as a disk does that cannot be read.
+        // A link to itself fails like an unreadable disk.
         let side = dirs.path().join("volumes/bad/a.data");
         fs::remove_file(&side).unwrap();
         std::os::unix::fs::symlink(&side, &side).unwrap();

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use crate::node::error::{LocalDamage, NodeError, file};
 
-/// `st_blocks` counts in these. Source: stat(3type).
+/// Unit of `st_blocks`. Source: stat(3type).
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// Opens a file for direct I/O where the filesystem allows it, else buffered; grows it to `length`.
+/// Opens a file for direct I/O if the filesystem supports it, otherwise buffered; grows it to `length`.
 pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -22,7 +22,7 @@ pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
     Ok(handle)
 }
 
-/// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else
+/// Opens a file in the same mode for all its users: direct I/O if the filesystem supports it, otherwise
 /// buffered.
 pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match options.custom_flags(libc::O_DIRECT).open(path) {
@@ -41,17 +41,17 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<(), NodeError> {
     File::open(dir).and_then(|handle| handle.sync_all()).map_err(file(dir, "synced"))
 }
 
-/// Random bits from the kernel.
+/// Returns random bytes from the kernel.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("every Linux has getrandom(2)");
     bytes
 }
 
-/// Cuts a file to a length.
+/// Truncates a file to a length.
 ///
 /// # Errors
-/// [`NodeError::Damaged`]: it is shorter. The kernel's.
+/// [`NodeError::Damaged`] if it is shorter; the kernel's error.
 pub(in crate::node) fn cut(handle: &File, path: &Path, length: u64) -> Result<(), NodeError> {
     let found = handle.metadata().map_err(file(path, "read"))?.len();
     if found < length {
@@ -65,7 +65,7 @@ pub(in crate::node) fn cut(handle: &File, path: &Path, length: u64) -> Result<()
     Ok(())
 }
 
-/// Bytes a file takes of its filesystem; none when there is no such file.
+/// Returns the bytes that a file occupies in its filesystem; 0 if it does not exist.
 pub(in crate::node) fn allocated_bytes(path: &Path) -> Result<u64, NodeError> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(metadata.blocks() * STAT_BLOCK_BYTES),

@@ -1,11 +1,10 @@
-//! The instances of the daemon that used a run directory, in the order in which they first did.
+//! The daemon instances that used a run directory, in the order of their first use.
 //!
 //! ```text
 //! <run>/instances    their names, a list in JSON (tmpfs)
 //! ```
-//! A pod is an instance: its daemon may be restarted. The owner of the directories leaves them to a younger
-//! instance, and to no older one: else the daemons of an old and a new pod would hand over to each other
-//! without end.
+//! A pod is an instance: its daemon may be restarted. The owner of the directories hands them over to younger
+//! instances only: otherwise the daemons of an old and a new pod would alternate indefinitely.
 
 use std::fmt;
 use std::path::Path;
@@ -17,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::node::error::NodeError;
 use crate::node::local::record_json::{read, write};
 
-/// Instances that are remembered; those before never ask again, their pods are gone.
+/// Maximum of remembered instances; older ones do not return, because their pods are gone.
 const MAX_INSTANCES: usize = 64;
 
 /// Name of an instance, such as the uid of its pod.
@@ -25,7 +24,7 @@ const MAX_INSTANCES: usize = 64;
 #[serde(try_from = "String")]
 pub(crate) struct Instance(String);
 
-/// A name that no instance has.
+/// An invalid name of an instance.
 #[derive(Debug, thiserror::Error)]
 #[error("the name of an instance has 1 to 63 of a-z, A-Z, 0-9 and '-', such as the uid of a pod")]
 pub(crate) struct InstanceError;
@@ -57,7 +56,7 @@ impl fmt::Display for Instance {
     }
 }
 
-/// The instances that used a run directory until now, and the one that does.
+/// The instances that have used a run directory, including the current one.
 #[derive(Debug)]
 pub(crate) struct Instances {
     /// Oldest first.
@@ -66,8 +65,8 @@ pub(crate) struct Instances {
 }
 
 impl Instances {
-    /// Those of `run_dir`, which this process owns from now on, as `own` if it has a name. Where the file
-    /// cannot be read or written, a warning: the node is served all the same.
+    /// Returns those of `run_dir`, which this process owns now, as `own` if it has a name. If the file cannot
+    /// be read or written, it logs a warning: the node is still served.
     pub(crate) fn join(run_dir: &Path, own: Option<Instance>) -> Self {
         let path = run_dir.join("instances");
         let mut known =
@@ -117,7 +116,7 @@ mod tests {
         assert!(first.is_younger(&instance("two")));
         let second = Instances::join(run, Some(instance("two")));
         assert!(!second.is_younger(&instance("one")), "its pod is the one that is replaced");
-        // The first is served again because the second died; it is still the older one.
+        // The first one serves again because the second one died; it is still the older one.
         let again = Instances::join(run, Some(instance("one")));
         assert!(again.is_younger(&instance("two")) && again.is_younger(&instance("three")));
         let unnamed = Instances::join(run, None);

@@ -1,4 +1,4 @@
-//! The file of a volume's live map: made, opened and checked in the run directory.
+//! Creates, opens and checks the file of a volume's live map in the run directory.
 #![allow(unsafe_code)] // mmap of a file of our own
 
 use std::fs::{File, OpenOptions};
@@ -11,9 +11,9 @@ use holdfast_types::{Chunk, VolumeId};
 
 use crate::node::error::{LocalDamage, NodeError, file};
 
-/// A new, zeroed map with the fixed part allocated.
+/// Creates a zeroed map with the fixed part allocated.
 pub(crate) fn create(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
-    // A map left by an attach that never finished is worth nothing.
+    // A map of an unfinished attach is discardable.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(file(path, "removed")(error));
@@ -23,17 +23,22 @@ pub(crate) fn create(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
     let mut options = OpenOptions::new();
     let handle = options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))?;
     allocate_fixed(path, &handle, sectors)?;
-    map(path, handle)
+    map(path, &handle)
 }
 
-/// The map a predecessor left, with room for one of `sectors` sectors: it may be of a smaller volume.
+/// Opens a predecessor's map, with room for `sectors` sectors: it may belong to a smaller volume.
 pub(crate) fn open(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
-    let handle = OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))?;
+    let handle = open_file(path)?;
     allocate_fixed(path, &handle, sectors)?;
-    map(path, handle)
+    map(path, &handle)
 }
 
-/// Checks that the map at `path` is the volume's, and that this version can read it. Changes nothing.
+/// The file of a map, for the allocation of chunks.
+pub(crate) fn open_file(path: &Path) -> Result<File, NodeError> {
+    OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))
+}
+
+/// Checks that the map at `path` belongs to the volume, and that this version can read it. Changes nothing.
 pub(crate) fn check(path: &Path, volume: &VolumeId) -> Result<(), NodeError> {
     let mut head = Vec::new();
     let handle = File::open(path).map_err(file(path, "opened"))?;
@@ -47,20 +52,20 @@ pub(crate) fn check(path: &Path, volume: &VolumeId) -> Result<(), NodeError> {
     }
 }
 
-fn map(path: &Path, handle: File) -> Result<LiveMap, NodeError> {
-    // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user. It is
-    // not truncated while it is mapped, and the planner allocates pages before it touches them. A map that
-    // grows is written through the new mapping alone.
+fn map(path: &Path, handle: &File) -> Result<LiveMap, NodeError> {
+    // SAFETY: the file is in a directory of the daemon, whose lock makes this process its only user. It is
+    // not truncated while it is mapped, and the planner allocates pages before it touches them. A growing map
+    // is written through the new mapping only.
     unsafe { LiveMap::map(handle) }.map_err(file(path, "mapped"))
 }
 
-/// Allocates a chunk: its part may be touched.
-pub(crate) fn allocate_chunk(map: &LiveMap, path: &Path, chunk: Chunk) -> Result<(), NodeError> {
-    allocate(path, map.file(), chunk_extent(chunk))
+/// Allocates a chunk in the file of a map, so that its part may be accessed.
+pub(crate) fn allocate_chunk(handle: &File, path: &Path, chunk: Chunk) -> Result<(), NodeError> {
+    allocate(path, handle, chunk_extent(chunk))
 }
 
-/// Gives the file the length of a map of `sectors` sectors, unless it is longer, and allocates its fixed
-/// parts. What is there stays.
+/// Extends the file to the length of a map of `sectors` sectors, unless it is longer, and allocates its fixed
+/// parts. Existing content stays.
 fn allocate_fixed(path: &Path, handle: &File, sectors: u64) -> Result<(), NodeError> {
     let length = handle.metadata().map_err(file(path, "read"))?.len();
     if length < map_bytes(sectors) {
@@ -84,14 +89,13 @@ mod tests {
 
     const CHUNK_BYTES: u64 = 16 << 10;
 
-    /// The map of a small volume had its parts at other places than that of a large one: a restart in the
-    /// middle of a growth found a map that it could not use.
+    /// Regression: the layout depended on the volume's size: a restart during a growth found an unusable map.
     #[test]
     fn a_map_is_opened_for_a_volume_that_grew() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("map");
         let mut small = create(&path, CHUNK_SECTORS).unwrap();
-        allocate_chunk(&small, &path, Chunk(0)).unwrap();
+        allocate_chunk(&open_file(&path).unwrap(), &path, Chunk(0)).unwrap();
         let (offset, length) = chunk_extent(Chunk(0));
         let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
         small.as_mut()[marks.clone()].fill(0x55);
@@ -101,31 +105,33 @@ mod tests {
         let large = open(&path, sectors).unwrap();
         assert_eq!(large.as_ref().len() as u64, map_bytes(sectors));
         assert!(large.as_ref()[marks].iter().all(|byte| *byte == 0x55), "nothing has moved");
-        let allocated = large.file().metadata().unwrap().blocks() * 512;
+        let allocated = path.metadata().unwrap().blocks() * 512;
         assert_eq!(allocated, 4096 + groups * 4096 + CHUNK_BYTES, "and only fixed parts are new");
         drop(large);
         let again = open(&path, CHUNK_SECTORS).unwrap();
         assert_eq!(again.as_ref().len() as u64, map_bytes(sectors), "it is never cut off");
     }
 
-    /// As the ring does for `Action::PrepareMap` and `Action::ReleaseMap`.
+    /// Like the ring for `Action::PrepareMap` and `Action::ReleaseMap`.
     #[test]
     fn a_chunk_that_is_given_back_takes_no_memory() {
         use rustix::fs::{FallocateFlags, fallocate};
         let dir = tempfile::tempdir().unwrap();
-        let mut map = create(&dir.path().join("map"), 8 * CHUNK_SECTORS).unwrap();
-        let allocated = |map: &LiveMap| map.file().metadata().unwrap().blocks() * 512;
-        let empty = allocated(&map);
+        let path = dir.path().join("map");
+        let mut map = create(&path, 8 * CHUNK_SECTORS).unwrap();
+        let handle = open_file(&path).unwrap();
+        let allocated = || handle.metadata().unwrap().blocks() * 512;
+        let empty = allocated();
         let (offset, length) = chunk_extent(Chunk(5));
         let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
         for _ in 0..2 {
-            fallocate(map.file(), FallocateFlags::KEEP_SIZE, offset, length).unwrap();
+            fallocate(&handle, FallocateFlags::KEEP_SIZE, offset, length).unwrap();
             assert!(map.as_ref()[marks.clone()].iter().all(|byte| *byte == 0));
             map.as_mut()[marks.clone()].fill(0x55);
-            assert_eq!(allocated(&map), empty + CHUNK_BYTES);
+            assert_eq!(allocated(), empty + CHUNK_BYTES);
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(map.file(), hole, offset, length).unwrap();
-            assert_eq!(allocated(&map), empty);
+            fallocate(&handle, hole, offset, length).unwrap();
+            assert_eq!(allocated(), empty);
         }
     }
 }

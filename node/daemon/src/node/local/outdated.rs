@@ -1,9 +1,8 @@
-//! Local files of volumes that this node does not serve: another node may hold the volume since.
+//! Local files of volumes that this node does not serve: another node may own the volume by now.
 //!
-//! Data that such a volume had not uploaded here is preserved, as it is when a fenced writer notices. Data
-//! that it had uploaded is of no use any more and is removed. Only the log decides, not a report. What a
-//! clean detach left of a volume is cache alone: that of one that was deleted is removed after a day, without
-//! a look at its log.
+//! Un-uploaded data of these volumes is preserved, as when a fenced writer detects the loss. Uploaded data is
+//! obsolete and is removed. Only the log decides, not a report. The files of a clean detach are cache only:
+//! those of a deleted volume are removed after a day, without reading its log.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,12 +20,12 @@ use crate::node::run_blocking::blocking;
 use crate::node::store::change::NodeStores;
 use crate::node::volume::table::NodeVolumes;
 
-/// Time that the cache of a deleted volume stays after its detach. A control plane that was lost knows no
-/// volumes until they are restored, and a bucket that lags behind may lack what was uploaded last: neither
-/// is to cost the only copy.
+/// Time that the cache of a deleted volume is kept after its detach. A lost control plane knows no volumes
+/// until they are restored, and a bucket restored to an earlier state may lack the last uploads: neither must
+/// cost the only copy.
 const KEPT_FOR: Duration = Duration::from_hours(24);
 
-/// The local files of volumes that are not on this node.
+/// The local files of volumes that are not attached on this node.
 pub(crate) struct OutdatedFiles<'a> {
     pub(in crate::node) volumes: &'a NodeVolumes,
     pub(in crate::node) stores: &'a NodeStores,
@@ -34,15 +33,15 @@ pub(crate) struct OutdatedFiles<'a> {
 }
 
 impl OutdatedFiles<'_> {
-    /// True if the node has files of a volume that it does not serve. One whose recovery failed after a
-    /// restart is not among them: its live map may know more than its durable one.
+    /// Returns true if the node has files of a volume that it does not serve. A volume whose recovery failed
+    /// after a restart does not count: its live map may be newer than its durable one.
     pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
         let local = self.dirs.of(volume);
         let attached = self.volumes.contains(volume) || local.live_map_path().exists();
         !attached && local.map_path().exists()
     }
 
-    /// The volumes that [`keeps`](Self::keeps) is true for; none while the state directory cannot be read.
+    /// Returns the volumes for which [`keeps`](Self::keeps) is true; none without a readable state directory.
     pub(crate) fn kept(&self) -> Vec<VolumeId> {
         let dir = state_volumes(&self.dirs.state);
         let volumes = volumes_under(&dir).unwrap_or_else(|error| {
@@ -52,12 +51,12 @@ impl OutdatedFiles<'_> {
         volumes.into_iter().filter(|volume| self.keeps(volume)).collect()
     }
 
-    /// Clears the local files of a volume that another writer holds: what was not uploaded is preserved. An
-    /// attach of it waits only for that.
+    /// Clears the local files of a volume that another writer owns; un-uploaded data is preserved. An attach
+    /// of the volume waits only for this.
     ///
     /// # Errors
-    /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot
-    /// be read.
+    /// [`NodeError::Busy`] while the volume is served or attached; an error of reading the log or the local
+    /// files.
     pub(crate) async fn clear(
         &self,
         volume: &VolumeId,
@@ -72,10 +71,10 @@ impl OutdatedFiles<'_> {
         let manifest = read_manifest_to_end(&*objects, volume).await?;
         let _no_attach = self.volumes.keep_from_attaches(volume).ok_or_else(busy)?;
         let local = self.dirs.of(volume);
-        // Read last: what an attach wrote meanwhile knows more than this log, and stays.
+        // Read last: the result of a concurrent attach is newer than this log, and stays.
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         match worth(&manifest, Some(&found)) {
-            // Nothing else may hold what a log that was set back lacks: an attach decides.
+            // If the log was set back, this may be the only copy of what it lacks: an attach decides.
             LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
             LocalData::Foreign(_) if found.pages.holds_dirty() => {
                 LocalState::preserve(&local, found.header.epoch).await
@@ -84,8 +83,8 @@ impl OutdatedFiles<'_> {
         }
     }
 
-    /// Removes the files of a volume that was deleted, if a clean detach left them at least [`KEPT_FOR`] ago.
-    /// Returns false if they stay: they are younger, the volume is served or attached, or something in them
+    /// Removes the files of a deleted volume, if a clean detach left them at least [`KEPT_FOR`] ago. Returns
+    /// false if they stay, because they are younger, the volume is served or attached, or some of their data
     /// is not uploaded.
     ///
     /// # Errors

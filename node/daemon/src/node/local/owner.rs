@@ -8,9 +8,9 @@
 //!
 //! Owns: the locks, the ids.
 //! Invariants: local state and devices are touched only while an [`Owner`] exists.
-//! On failure: a directory that belongs to another one is refused while volumes are attached through it. A
-//! run directory that was emptied while the host ran on is refused while a device of its volumes is left;
-//! without one only the live maps are lost, as they are when the host restarts.
+//! On failure: a directory of another pair is rejected while volumes are attached through it. A run directory
+//! that was emptied without a reboot of the host is rejected while a device of its volumes remains; without
+//! one only the live maps are lost, as after a reboot.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -40,11 +40,11 @@ use crate::node::local::volume_files::{
 };
 use crate::node::run_blocking::blocking;
 
-/// Time between two reminders that another daemon holds a lock.
+/// Interval of reminders that another daemon holds a lock.
 const REMIND_EVERY: Duration = Duration::from_secs(300);
 /// `f_type` of a tmpfs. Source: `linux/magic.h`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// Changes with every start of the host. Source: random(4).
+/// Changes at every boot of the host. Source: random(4).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The right to use the directories of a node.
@@ -60,7 +60,7 @@ pub(crate) struct Owner {
 struct RunOwner {
     id: String,
     state_id: String,
-    /// For people.
+    /// For users.
     state_dir: PathBuf,
 }
 
@@ -70,22 +70,22 @@ struct RunOwner {
 struct LastRun {
     boot_id: String,
     run_id: String,
-    /// For people.
+    /// For users.
     run_dir: PathBuf,
 }
 
 impl Owner {
-    /// Makes the directories and waits until no other daemon uses them, for as long as that takes.
+    /// Creates the directories and waits until no other daemon uses them, without a time limit.
     ///
     /// # Errors
-    /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] where the two do not
-    /// belong together; a file that cannot be used.
+    /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] if the two do not
+    /// belong together; an unusable file.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
         let kernel = Kernel::of_this_host(&config.run_dir, config.keeper);
         Self::wait_with(config, Arc::new(kernel)).await
     }
 
-    /// The same with the devices of this kernel.
+    /// Does the same with this implementation of the devices.
     pub(in crate::node) async fn wait_with(
         config: NodeConfig,
         devices: Arc<dyn Devices>,
@@ -94,7 +94,7 @@ impl Owner {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
         }
         for dir in [trash_dir(&config.state_dir), fenced_dir(&config.state_dir)] {
-            // What makes room on a full disk must not need any.
+            // Freeing space on a full disk must not depend on free space.
             if let Err(error) = fs::create_dir_all(&dir) {
                 tracing::warn!(directory = %dir.display(), %error, "a directory was not made before it is needed");
             }
@@ -112,10 +112,10 @@ impl Owner {
         &self.config
     }
 
-    /// Lets the next daemon begin. Nothing of this process may use the directories any more.
+    /// Lets the next daemon start. Nothing in this process may use the directories any more.
     ///
     /// # Errors
-    /// The lock that could not be released; the end of the process releases it.
+    /// The lock could not be released; the exit of the process releases it.
     pub(crate) fn release(self) -> Result<(), NodeError> {
         let Self { config, locks } = self;
         let dirs = [&config.state_dir, &config.run_dir];
@@ -123,7 +123,7 @@ impl Owner {
     }
 }
 
-/// An owner whose drop does not let the next daemon begin: only the end of the process does.
+/// An owner whose drop does not let the next daemon start: only the exit of the process does.
 pub(in crate::node) struct HeldOwner(ManuallyDrop<Owner>);
 
 impl HeldOwner {
@@ -131,16 +131,16 @@ impl HeldOwner {
         Self(ManuallyDrop::new(owner))
     }
 
-    /// Nothing of this process uses the directories any more.
+    /// Returns the owner. Nothing in this process may use the directories any more.
     pub(in crate::node) fn into_owner(self) -> Owner {
         ManuallyDrop::into_inner(self.0)
     }
 }
 
-/// Checks that the two directories, which exist, can be used together.
+/// Checks that the two directories, which must exist, can be used together.
 ///
 /// # Errors
-/// [`NodeError::RunDir`]; [`NodeError::SameDir`]; a directory that cannot be read.
+/// [`NodeError::RunDir`]; [`NodeError::SameDir`]; an unreadable directory.
 pub(crate) fn check_dirs(config: &NodeConfig) -> Result<(), NodeError> {
     let NodeConfig { state_dir, run_dir, .. } = config;
     let found = rustix::fs::statfs(run_dir).map_err(|errno| file(run_dir, "read")(errno.into()))?;
@@ -155,10 +155,10 @@ pub(crate) fn check_dirs(config: &NodeConfig) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// True if a daemon uses the state directory. Takes the lock for a moment where it is free.
+/// Returns true if a daemon uses the state directory. Briefly takes the lock if it is free.
 ///
 /// # Errors
-/// The lock's file cannot be opened or asked. Where there is none, no daemon uses the directory.
+/// The lock file cannot be opened or tested. Without a lock file, no daemon uses the directory.
 pub(crate) fn is_held(state_dir: &Path) -> io::Result<bool> {
     let lock = match File::open(lock_path(state_dir)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -188,9 +188,9 @@ async fn lock(dir: &Path) -> Result<File, NodeError> {
         "another holdfast-node held the lock; this one serves nothing and waits until that one has ended"
     );
     let (locked, mut answer) = oneshot::channel();
-    // Not a thread of the runtime, whose end would wait for it.
+    // Not a thread of the runtime, whose shutdown would wait for it.
     let waiting = std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
-        // The receiver is gone when the daemon was stopped meanwhile.
+        // The receiver is gone if the daemon was stopped in the meantime.
         drop(locked.send(lock.lock().map(|()| lock)));
     });
     waiting.map_err(file(&path, "waited for"))?;
@@ -205,7 +205,7 @@ async fn lock(dir: &Path) -> Result<File, NodeError> {
     }
 }
 
-/// Holds both directories against what each remembers of the other, and records it again.
+/// Compares the two directories with each one's record of the other, and updates the records.
 fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     let NodeConfig { state_dir, run_dir, .. } = config;
     let installation = Installation::of(state_dir)?;
@@ -239,7 +239,7 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
              of the host"
         );
     }
-    // Nothing is written where nothing changed: volumes are recovered from a full tmpfs too.
+    // Unchanged records are not written: volumes are recovered from a full tmpfs, too.
     if found.as_ref() != Some(&owner) {
         write(&owner_path, &owner)?;
     }
@@ -249,9 +249,9 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// True if a volume of the state was attached and not detached. One whose header cannot be read counts: its
-/// attach reports the fault. So does a memory volume with a spill file, which would be removed without the
-/// other files of the volume.
+/// Returns true if a volume of the state directory was attached and not detached. A volume with an unreadable
+/// header counts: its attach reports the fault. A memory volume with a spill file counts, too, because the
+/// file would be removed without the volume's other files.
 fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
     let is_open = |volume: &VolumeId| {
         let header = Local::new(&config.state_dir, &config.run_dir, volume).read_header();
@@ -268,8 +268,8 @@ fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
     Ok(has_spilled || volumes_under(&state_volumes(&config.state_dir))?.iter().any(is_open))
 }
 
-/// The numbers of the installation's devices that programs may use: all but those that never served or were
-/// stopped.
+/// Returns the numbers of the installation's devices that programs may use: all except those that never
+/// served or were stopped.
 fn devices_left(devices: &dyn Devices, installation: Installation) -> Result<Vec<u32>, NodeError> {
     let ours = orphans(devices, installation, &BTreeSet::new())?;
     Ok(ours.into_iter().filter(|info| info.state != DeviceState::Dead).map(|info| info.id).collect())

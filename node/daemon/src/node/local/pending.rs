@@ -1,16 +1,16 @@
-//! The log record that a writer is about to create: a successor repeats the same bytes.
+//! The log record that a writer is about to create: a successor retries it with the same bytes.
 //!
 //! ```text
-//! u64 seq    the record's place
-//! record     its bytes, its root included
-//! zeros      as many as the head of an envelope has: what follows is no root of it
+//! u64 seq    position of the record
+//! record     its bytes, including its root
+//! zeros      in the length of an envelope header, so that the remains cannot be read as its root
 //! remains    of older records
 //! ```
-//! Room for the largest record of a volume is taken when it is attached, twice: each record is written into
-//! the file that holds none, which then takes the place of the other. So a commit needs no room, and it is
-//! commits that let data be evicted. Earlier versions made the file again for each record; they read this
-//! one, with the remains.
-//! Invariants: a crash, or the loss of power, leaves the old record or the new one, whole.
+//! Room for the largest record of a volume is allocated at its attach, twice: each record is written into the
+//! spare file, which then replaces the other one. A commit thus needs no free space, and commits are required
+//! to evict data. Earlier versions created a new file for each record; they can read this one, including the
+//! remains.
+//! Invariants: a crash or a power failure leaves the complete old or new record.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ use crate::node::local::record_file::{replace_synced, reserve_both};
 
 const SEQ_BYTES: usize = size_of::<Seq>();
 
-/// Takes the room for every record of a volume of `sectors` sectors, in the file at `path` and beside it.
+/// Allocates room for every record of a volume of `sectors` sectors, at `path` and in its spare file.
 ///
 /// # Errors
 /// No room.
@@ -34,16 +34,16 @@ pub(super) fn reserve(path: &Path, sectors: u64) -> Result<(), NodeError> {
     reserve_both(path, Record::max_writer_bytes(sectors) + (SEQ_BYTES + ENVELOPE_BYTES) as u64)
 }
 
-/// Puts `pending` in the place of the last record.
+/// Replaces the last record by `pending`.
 ///
 /// # Errors
-/// The local disk's; the last record stays.
+/// An error of the local disk; the last record stays.
 pub(super) fn store(path: &Path, pending: &Pending) -> Result<(), NodeError> {
     let Pending { seq, bytes } = pending;
     replace_synced(path, &[&seq.0.to_le_bytes()[..], bytes, &[0; ENVELOPE_BYTES]].concat())
 }
 
-/// The record that was stored last; nothing where none was. Its own checksum says whether it is whole.
+/// Returns the last stored record, if any. Its own checksum shows if it is complete.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -72,7 +72,7 @@ mod tests {
 
     const SECTORS: u64 = 1 << 20;
 
-    /// A record at `seq`, of more bytes the more snapshots it drops.
+    /// Returns a record at `seq` whose length rises with the number of `dropped` snapshots.
     fn pending(seq: u64, dropped: u64) -> Pending {
         let dropped = (0..dropped).map(Seq).collect();
         let body = Body::of_snapshots(SnapshotChange { taken: None, dropped });
@@ -81,8 +81,8 @@ mod tests {
         Pending { seq: Seq(seq), bytes: record.encode() }
     }
 
-    /// Others filled the disk: the segment was in the bucket, its record was never created, and nothing could
-    /// be evicted to make room.
+    /// Regression: on a disk filled by others, the segment was uploaded but its record was never created, so
+    /// nothing could be evicted.
     #[test]
     fn a_full_disk_keeps_every_record() {
         let Some(tmpfs) = SmallTmpfs::mount(512 << 10) else { return };
@@ -100,7 +100,7 @@ mod tests {
         reserve(&path, SECTORS).expect("a recovery finds its room");
     }
 
-    /// Records of two kinds have the same length up to a root: it is never one of an older record.
+    /// Records of two kinds can have equal length up to a root: an older record's root must not be used.
     #[test]
     fn remains_of_an_older_record_are_no_root() {
         let dir = tempfile::tempdir().unwrap();
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(read(&path).unwrap().unwrap().seq, Seq(9));
     }
 
-    /// An upgrade finds the file of an earlier version, and the other way round.
+    /// An upgrade finds the file of an earlier version, and vice versa.
     #[test]
     fn records_of_earlier_versions_are_read_and_replaced() {
         let dir = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ mod tests {
         }
         store(&path, &pending(8, 4096)).unwrap();
         store(&path, &pending(9, 2)).unwrap();
-        // As an earlier version reads it: all that is behind the seq.
+        // As an earlier version reads it: everything after the seq.
         let all = fs::read(&path).unwrap();
         let record = Record::decode(&all[SEQ_BYTES..]).unwrap();
         assert_eq!(record.encode(), pending(9, 2).bytes);

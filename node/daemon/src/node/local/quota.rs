@@ -1,15 +1,18 @@
-//! The node's cache quota: how much the sides of each volume may hold.
+//! The node's cache quota: the space that the sides of each volume may use.
 //!
-//! Owns: measuring the sides and dividing the quota. What a volume evicts is its engine's to choose; what
-//! detached volumes left goes first (`detached_cache`).
-//! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
-//! The rule: each volume has an equal share (the *level*, so chosen that all together stay at seven eighths
-//! of the quota); what some do not need, the others may have. What is free is handed out in equal parts at
-//! every measurement, so that all together never pass the quota.
+//! Owns: measuring the sides and dividing the quota. Each engine chooses the data that its volume evicts;
+//! caches of detached volumes are evicted first (`detached_cache`).
+//! Runs on: the runtime; it queries the filesystem on its blocking threads, several times a second while
+//! volumes have I/O.
+//! The rule: each volume has an equal share (the *level*, chosen so that all together stay at seven eighths
+//! of the quota); unused shares are available to the others. Free space is divided equally at every
+//! measurement, so that the total never exceeds the quota.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use holdfast_engine::event::Event;
 use tokio::sync::Notify;
@@ -20,12 +23,18 @@ use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
 use crate::node::memory::spill_file_bytes;
+use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::blocking;
 use crate::node::store::block_cache::slab_path;
 use crate::node::volume::present::Present;
 use crate::node::volume::table::NodeVolumes;
 use crate::node::{NodeConfig, ticks};
 use holdfast_serve::Message;
+
+/// Longest time for which a measurement holds.
+const AT_LEAST_EACH: Duration = Duration::from_secs(60);
+/// Parts of the disk: a measurement holds while as many of them are free.
+const DISK_PARTS: u64 = 256;
 
 /// Allowance of a volume until the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,36 +43,60 @@ struct Space {
     room_bytes: u64,
 }
 
+/// Things on which a measurement depends: while they stay the same, so does its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Surroundings {
+    /// Ticks at which volumes of the ring threads did something.
+    busy_ticks: u64,
+    /// The volumes on the ring threads.
+    volumes: u64,
+    /// Free part of the disk.
+    free_parts: u64,
+}
+
+/// The last measurement: when it was, and of what.
+#[derive(Debug, Clone, Copy)]
+struct LastMeasured(Instant, Surroundings);
+
+impl LastMeasured {
+    /// True if a measurement now would find the same, as far as can be told.
+    fn holds(last: Option<Self>, now: Instant, surroundings: Surroundings) -> bool {
+        last.is_some_and(|Self(at, measured)| measured == surroundings && now - at < AT_LEAST_EACH)
+    }
+}
+
 /// The cache of all volumes, and its limit.
 #[derive(Clone)]
 pub(in crate::node) struct CacheQuota {
+    /// The ring threads, whose volumes alone write to the sides.
+    pub(in crate::node) rings: Arc<[RingHandle]>,
     pub(in crate::node) volumes: NodeVolumes,
     pub(in crate::node) dirs: LocalDirs,
-    /// As configured.
+    /// The configured limit, if any.
     pub(in crate::node) cache_bytes: Option<u64>,
-    /// Bytes that are set apart from it.
+    /// Bytes reserved for other uses.
     pub(in crate::node) apart_bytes: u64,
-    /// Notified when caches wait to be deleted.
+    /// Notified when caches wait for deletion.
     pub(in crate::node) trash: Arc<Notify>,
 }
 
 impl CacheQuota {
-    /// Measures all sides four times a second, and has deleted what makes room.
+    /// Measures all sides four times a second while volumes have I/O, and triggers deletions to free space.
     pub(in crate::node) async fn keep(self) {
         let _alone = ExitOnPanic("the measurement of the cache");
-        let mut needed = Needed::default();
+        let (mut needed, mut last) = (Needed::default(), None);
         let mut ticks = ticks();
         loop {
             ticks.tick().await;
             let cache = self.clone();
             let measured = blocking(move || {
-                let has_trash = cache.measure_space(&mut needed)?;
-                Ok((needed, has_trash))
+                let has_trash = cache.measure_if_due(&mut needed, &mut last)?;
+                Ok((needed, last, has_trash))
             });
             let has_trash;
-            (needed, has_trash) = measured.await.unwrap_or_else(|error| {
+            (needed, last, has_trash) = measured.await.unwrap_or_else(|error| {
                 tracing::error!(error = &error as &dyn std::error::Error, "the cache could not be measured");
-                (Needed::default(), false)
+                (Needed::default(), None, false)
             });
             if has_trash {
                 self.trash.notify_one();
@@ -71,35 +104,70 @@ impl CacheQuota {
         }
     }
 
-    /// Measures the sides of all volumes, makes room and sends each engine its share. Returns whether
-    /// files wait to be deleted.
-    fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
+    /// Measures unless the last measurement holds. Returns whether files wait to be deleted.
+    fn measure_if_due(
+        &self,
+        needed: &mut Needed,
+        last: &mut Option<LastMeasured>,
+    ) -> Result<bool, NodeError> {
+        let state_dir = &self.dirs.state;
+        let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
+        let (now, surroundings) = (Instant::now(), self.surroundings(&disk));
+        if LastMeasured::holds(*last, now, surroundings) {
+            return Ok(false);
+        }
+        let SpaceMeasured { has_trash, is_settled } = self.measure_space(&disk, needed)?;
+        *last = (is_settled && !has_trash).then_some(LastMeasured(now, surroundings));
+        Ok(has_trash)
+    }
+
+    fn surroundings(&self, disk: &Disk) -> Surroundings {
+        let mut volumes = DefaultHasher::new();
+        self.volumes.for_each_present(|_, present| Arc::as_ptr(present).hash(&mut volumes));
+        Surroundings {
+            busy_ticks: self.rings.iter().map(|ring| ring.status().busy_ticks).sum(),
+            volumes: volumes.finish(),
+            free_parts: disk.free_bytes / (disk.capacity_bytes / DISK_PARTS).max(1),
+        }
+    }
+
+    /// Measures the sides of all volumes, frees space and sends each engine its share.
+    fn measure_space(&self, disk: &Disk, needed: &mut Needed) -> Result<SpaceMeasured, NodeError> {
         let volumes: Vec<Arc<Present>> =
             self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
-        let Self { volumes: on_node, dirs, cache_bytes, apart_bytes, trash: _ } = self;
+        let Self { volumes: on_node, dirs, cache_bytes, apart_bytes, rings: _, trash: _ } = self;
         let mut caches = DetachedCaches::find(&dirs.state, &dirs.run, on_node)?;
         let all_bytes = held.iter().sum::<u64>() + caches.held_bytes();
-        let disk = Disk::of(&dirs.state).map_err(file(&dirs.state, "read"))?;
         let quota = disk.quota(*cache_bytes, *apart_bytes, all_bytes);
-        // Attached volumes evict nothing as long as others can.
+        // Attached volumes evict nothing while detached caches can be evicted.
         let has_trash = caches.evict(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(caches.held_bytes()), &held);
+        let mut is_settled = true;
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.published.cached_bytes.store(*held, Ordering::Relaxed);
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
-            // Where the inbox is full, the next measurement follows soon.
-            present.ring.offer(Message::Event { key: present.key, event });
+            // If the inbox is full, the next measurement follows soon.
+            let is_heard = present.ring.offer(Message::Event { key: present.key, event });
+            is_settled &= is_heard && excess_bytes == 0;
         }
-        Ok(has_trash)
+        Ok(SpaceMeasured { has_trash, is_settled })
     }
 }
 
-/// Empties the trash, each time there is something in it: large files take long, and no volume waits for it.
+/// Outcome of a measurement.
+struct SpaceMeasured {
+    /// Files wait to be deleted.
+    has_trash: bool,
+    /// Each volume was sent its share, and none has to evict.
+    is_settled: bool,
+}
+
+/// Empties the trash whenever it has files: deleting large files takes long, and no volume waits for it.
 pub(in crate::node) async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
     let _alone = ExitOnPanic("the deletion of files of detached volumes");
-    // What an earlier process did not come to delete.
+    // Files that an earlier process did not delete.
     trash.notify_one();
     loop {
         trash.notified().await;
@@ -113,12 +181,12 @@ pub(in crate::node) async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>)
     }
 }
 
-/// Bytes that the sides of a volume hold. If the measurement fails, returns the former value: the others are
-/// not affected.
+/// Returns the bytes held by the sides of a volume. If the measurement fails, it returns the previous value,
+/// so that the other volumes are not affected.
 fn held_bytes(present: &Arc<Present>) -> u64 {
     let known = &present.published.cached_bytes;
     present.local.held_bytes().unwrap_or_else(|error| {
-        // Several times a second: `debug`, for errors of the disk are reported elsewhere.
+        // Repeated several times a second: `debug`, because disk errors are reported elsewhere.
         tracing::debug!(
             volume = %present.local.volume(),
             error = &error as &dyn std::error::Error,
@@ -128,8 +196,8 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
     })
 }
 
-/// Room that the filesystem of the state directory has for the cache, once the slab and the spill files of
-/// memory volumes are filled.
+/// Space of the state directory's filesystem for the cache, with the slab and the spill files of memory
+/// volumes at full size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheRoom {
     /// Free bytes of the filesystem.
@@ -139,10 +207,10 @@ pub(crate) struct CacheRoom {
 }
 
 impl CacheRoom {
-    /// Measures the filesystem, and what a daemon of the same directories holds of it.
+    /// Measures the filesystem, and the space used by a daemon with the same directories.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// An unreadable file.
     pub(crate) fn of(config: &NodeConfig) -> Result<Self, NodeError> {
         let NodeConfig { state_dir, run_dir, cache_bytes, .. } = config;
         let apart_bytes = config.bytes_apart_from_cache();
@@ -165,14 +233,14 @@ impl CacheRoom {
 struct Disk {
     capacity_bytes: u64,
     free_bytes: u64,
-    /// The host's other software is there too.
+    /// True if it also holds other software of the host.
     is_shared: bool,
 }
 
 impl Disk {
     fn of(state_dir: &Path) -> std::io::Result<Self> {
         let found = rustix::fs::statvfs(state_dir)?;
-        // In a pod the kubelet mounts this file from its own directory; elsewhere the root filesystem has it.
+        // In a pod, the kubelet mounts this file from its directory; otherwise it is on the root filesystem.
         let shared = rustix::fs::stat("/etc/hosts").ok();
         let device = rustix::fs::stat(state_dir)?.st_dev;
         Ok(Self {
@@ -182,10 +250,10 @@ impl Disk {
         })
     }
 
-    /// Bytes that all sides, which hold `held_bytes` now, may hold where nothing is configured: nine tenths
-    /// of what `apart_bytes` leave. Of a filesystem that others use it is a quarter, with these, and a fifth
-    /// stays free, but always a 16th: the kubelet deletes images when 85 % are used and evicts pods at 90 %
-    /// (its defaults of `imageGCHighThresholdPercent` and `evictionHard`).
+    /// Returns the default limit of all sides, which currently hold `held_bytes`: nine tenths of the
+    /// filesystem without `apart_bytes`. On a shared filesystem it is a quarter, including these, reduced so
+    /// that a fifth stays free, but at least a 16th: the kubelet deletes images at 85 % usage and evicts pods
+    /// at 90 % (its defaults of `imageGCHighThresholdPercent` and `evictionHard`).
     fn share(&self, apart_bytes: u64, held_bytes: u64) -> u64 {
         let capacity = self.capacity_bytes;
         if self.is_shared {
@@ -196,8 +264,8 @@ impl Disk {
         }
     }
 
-    /// Bytes that all sides together may hold: the configured limit, or their share. Never so many that the
-    /// rest of the daemon's files do not find their place.
+    /// Returns the limit of all sides together: the configured one, or their share. Leaves a reserve for the
+    /// daemon's other files.
     fn quota(&self, configured: Option<u64>, apart_bytes: u64, held_bytes: u64) -> u64 {
         let reserve = self.capacity_bytes / 64;
         let most = configured.unwrap_or_else(|| self.share(apart_bytes, held_bytes));
@@ -205,14 +273,14 @@ impl Disk {
     }
 }
 
-/// Bytes that all together should hold, for there to be room for writes.
+/// Returns the bytes that all sides should hold at most, so that there is room for writes.
 fn target(quota_bytes: u64) -> u64 {
     quota_bytes - quota_bytes / 8
 }
 
-/// Divides `quota_bytes` among volumes that hold `held` bytes each. What all hold and may write before the
-/// next measurement is never more than the quota; a sixteenth of it is for volumes that hold next to nothing,
-/// one that comes next included.
+/// Divides `quota_bytes` among volumes that hold `held` bytes each. The bytes held plus those written before
+/// the next measurement never exceed the quota; a sixteenth of it is for volumes that hold next to nothing,
+/// including a new one.
 fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
     let level = level(target(quota_bytes), held);
     let volumes = held.len() as u64;
@@ -230,7 +298,7 @@ fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
         .collect()
 }
 
-/// The most bytes that one volume may hold, for all together to hold `target`; `None` when they hold less.
+/// Returns the maximum per volume at which all together hold `target`; `None` if they hold less.
 fn level(target: u64, held: &[u64]) -> Option<u64> {
     let mut sorted = held.to_vec();
     sorted.sort_unstable();
@@ -251,6 +319,25 @@ fn level(target: u64, held: &[u64]) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// 512 idle volumes were measured four times a second.
+    #[test]
+    fn a_measurement_holds_until_something_changes() {
+        let measured = Surroundings { busy_ticks: 7, volumes: 0xabc, free_parts: 100 };
+        let at = Instant::now();
+        let last = Some(LastMeasured(at, measured));
+        let soon = at + Duration::from_millis(250);
+        assert!(LastMeasured::holds(last, soon, measured));
+        for changed in [
+            Surroundings { busy_ticks: 8, ..measured },
+            Surroundings { volumes: 0xabd, ..measured },
+            Surroundings { free_parts: 99, ..measured },
+        ] {
+            assert!(!LastMeasured::holds(last, soon, changed), "{changed:?}");
+        }
+        assert!(!LastMeasured::holds(last, at + AT_LEAST_EACH, measured), "a minute ago");
+        assert!(!LastMeasured::holds(None, soon, measured));
+    }
+
     fn spaces(quota: u64, held: &[u64]) -> Vec<(u64, u64)> {
         divide(quota, held).iter().map(|space| (space.excess_bytes, space.room_bytes)).collect()
     }
@@ -262,7 +349,7 @@ mod tests {
         assert_eq!(excess, [0, 0]);
     }
 
-    /// Every volume writes all it may, as long as it may; nothing is uploaded.
+    /// Every volume writes as much as permitted; nothing is uploaded.
     fn fill(quota: u64, held: &mut [u64]) {
         for _ in 0..200 {
             let rooms = spaces(quota, held);
@@ -338,12 +425,12 @@ mod tests {
         assert_eq!(disk(0, false).quota(None, 0, 10 << 20), 10 << 20);
     }
 
-    /// A default installation took nine tenths of the node's root filesystem: the kubelet deleted images and
-    /// evicted pods.
+    /// Regression: a default installation used nine tenths of the node's root filesystem: the kubelet deleted
+    /// images and evicted pods.
     #[test]
     fn the_cache_leaves_a_filesystem_of_the_kubelet_room() {
         assert_eq!(disk(CAPACITY, true).quota(None, 20 << 20, 0), 60 << 20, "a quarter with the slab");
-        // Others hold 200 MiB: a fifth, 64 MiB, stays free.
+        // Others use 200 MiB: a fifth, 64 MiB, stays free.
         assert_eq!(disk(90 << 20, true).quota(None, 0, 30 << 20), 56 << 20);
         let least = disk(60 << 20, true).quota(None, 0, 0);
         assert_eq!(least, 20 << 20, "writes do not end where others fill it");
@@ -352,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_filesystem_of_the_host_is_told_from_one_of_ours() {
-        // The file itself: where tests run in a container it is mounted there alone.
+        // The file itself: in a container, only the file is mounted there.
         assert!(Disk::of(Path::new("/etc/hosts")).unwrap().is_shared);
         assert!(!Disk::of(Path::new("/proc")).unwrap().is_shared);
     }

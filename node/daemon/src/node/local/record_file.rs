@@ -1,15 +1,15 @@
-//! A small file that is replaced even when its file system is full.
+//! A small file that can be replaced even if its file system is full.
 //!
 //! ```text
 //! <name>      the file
-//! <name>.new  as many pages, kept for the next form
+//! <name>.new  as many pages, reserved for the next version
 //! ```
-//! A new form is written over the pages of `<name>.new`, then both change places in one step. Bytes behind a
-//! form are what an older one left: the form says where it ends. On ext4, XFS and tmpfs that takes no room;
-//! Btrfs copies what it overwrites.
-//! A form that ends where its file does ([`replace_exact`]) keeps a page of it.
-//! Invariants: a crash leaves the old or the new form; once written, or once its room was taken, a form that
-//! needs no more pages needs no room.
+//! The next version is written over the pages of `<name>.new`, then both files are exchanged atomically.
+//! Bytes after a version's end are remains of an older one: the content encodes its length. On ext4, XFS and
+//! tmpfs this allocates nothing; Btrfs copies overwritten data.
+//! A version that ends at the end of its file ([`replace_exact`]) keeps one page allocated.
+//! Invariants: a crash leaves the old or the new version; after the first write or reservation, a version
+//! that needs no more pages allocates nothing.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -22,18 +22,18 @@ use crate::node::error::{NodeError, file};
 use crate::node::local::file::sync_dir;
 
 const PAGE_BYTES: u64 = 4096;
-/// Bytes that a form may grow by without another page.
+/// Bytes by which a version may grow without another page.
 const SPARE_BYTES: u64 = 256;
 
-/// Path where the next form of the file is written.
+/// Returns the path of the next version of the file.
 pub(in crate::node) fn spare(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
 
-/// Replaces the file; the first time it also takes the room for all later ones.
+/// Replaces the file; the first call also allocates the space for all later ones.
 ///
 /// # Errors
-/// No room; the old form stays.
+/// No space; the old version stays.
 pub(in crate::node) fn replace_reserved(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let spare = spare(path);
     let handle = reserve(&spare, bytes.len() as u64)?;
@@ -41,16 +41,16 @@ pub(in crate::node) fn replace_reserved(path: &Path, bytes: &[u8]) -> Result<(),
     exchange(path, &spare, bytes.len() as u64)
 }
 
-/// The same on a disk: the loss of power leaves the old or the new form, too.
+/// Does the same on a disk: a power failure leaves the old or the new version, too.
 ///
 /// # Errors
-/// The disk's; the old form stays.
+/// An error of the disk; the old version stays.
 pub(in crate::node) fn replace_synced(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let spare = spare(path);
     let handle = reserve(&spare, bytes.len() as u64)?;
     if let Err(error) = handle.write_all_at(bytes, 0).and_then(|()| handle.sync_all()) {
         if ![io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind()) {
-            // The next try may find pages that the disk can write.
+            // A retry may get pages that the disk can write.
             drop(fs::remove_file(&spare));
         }
         return Err(file(&spare, "written")(error));
@@ -59,11 +59,11 @@ pub(in crate::node) fn replace_synced(path: &Path, bytes: &[u8]) -> Result<(), N
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// The same, of a form of less than a page that ends where the file does. It keeps its page: later ones need
-/// no room, either.
+/// Does the same for a version of less than a page that ends at the end of its file. It keeps its page: later
+/// ones allocate nothing, either.
 ///
 /// # Errors
-/// The disk's; the old form stays.
+/// An error of the disk; the old version stays.
 pub(in crate::node) fn replace_exact(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
     let spare = spare(path);
     let mut options = OpenOptions::new();
@@ -75,10 +75,10 @@ pub(in crate::node) fn replace_exact(path: &Path, bytes: &[u8], mode: u32) -> Re
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// Takes the room for forms of up to that many bytes. The form that is there stays.
+/// Allocates space for versions of up to that many bytes. The current version stays.
 ///
 /// # Errors
-/// No room.
+/// No space.
 pub(in crate::node) fn reserve_both(path: &Path, bytes: u64) -> Result<(), NodeError> {
     for file in [path, &spare(path)] {
         reserve(file, bytes)?;
@@ -86,11 +86,11 @@ pub(in crate::node) fn reserve_both(path: &Path, bytes: u64) -> Result<(), NodeE
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// Puts the form that was written into `spare` in the place of the one at `path`.
+/// Replaces the version at `path` by the one written to `spare`.
 fn exchange(path: &Path, spare: &Path, bytes: u64) -> Result<(), NodeError> {
     match renameat_with(CWD, spare, CWD, path, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(()),
-        // There is none yet, or the file system cannot exchange two.
+        // The first version, or a file system without exchange.
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::INVAL) => {
             fs::rename(spare, path).map_err(file(path, "replaced"))?;
             reserve(spare, bytes).map(drop)
@@ -99,8 +99,8 @@ fn exchange(path: &Path, spare: &Path, bytes: u64) -> Result<(), NodeError> {
     }
 }
 
-/// Opens the file with pages for that many bytes and some more. What has its room is not asked for again: a
-/// full XFS refuses even that.
+/// Opens the file with pages for that many bytes and a reserve. Allocated space is not requested again: a
+/// full XFS rejects even that.
 fn reserve(path: &Path, bytes: u64) -> Result<fs::File, NodeError> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::node::tests::host::SmallTmpfs;
 
-    /// A detach wrote its record into a full tmpfs and failed, so that no volume could make room.
+    /// Regression: a detach failed to write its record to a full tmpfs, so no volume could free space.
     #[test]
     fn a_full_tmpfs_takes_the_next_form() {
         let Some(tmpfs) = SmallTmpfs::mount(64 << 10) else { return };
@@ -137,12 +137,12 @@ mod tests {
         assert!(fs::read(&path).unwrap().starts_with(&form(19)), "the old form stays");
     }
 
-    /// A host that restarted with a full disk had no daemon: it could not note the boot that it served in.
+    /// Regression: with a full disk, the daemon failed after a reboot, because it could not record the boot.
     #[test]
     fn a_full_disk_takes_the_next_exact_form() {
         let Some(tmpfs) = SmallTmpfs::mount(64 << 10) else { return };
         let path = tmpfs.path().join("run");
-        // As an earlier version left it.
+        // As written by an earlier version.
         fs::write(&path, "{}").unwrap();
         replace_exact(&path, &[b'a'; 300], 0o600).unwrap();
         tmpfs.fill();

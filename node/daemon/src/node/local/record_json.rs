@@ -1,4 +1,4 @@
-//! Small files of JSON that are replaced whole, also on a full disk.
+//! Small JSON files that are replaced as a whole, even on a full disk.
 
 use std::fs;
 use std::io;
@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 use crate::node::error::{NodeError, file};
 use crate::node::local::record_file::replace_exact;
 
-/// The value in a file of JSON; none where there is no file.
+/// Returns the value in a JSON file; `None` if the file does not exist.
 ///
 /// # Errors
-/// [`NodeError::Damaged`]; the file cannot be read.
+/// [`NodeError::Damaged`]; an unreadable file.
 pub(in crate::node) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, NodeError> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
@@ -24,7 +24,7 @@ pub(in crate::node) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T
     }
 }
 
-/// Puts `value` in the place of the file's.
+/// Replaces the file's value by `value`.
 ///
 /// # Errors
 /// The file cannot be written.

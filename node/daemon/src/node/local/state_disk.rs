@@ -1,12 +1,12 @@
-//! Promise of the disk under the state directory for a write that is in flight when the power fails.
+//! Guarantee of the disk under the state directory for writes in flight during a power failure.
 //!
-//! Volumes announce sectors of 4096 bytes, so file systems on them take the write of one for atomic. Sides
-//! are written in place: a volume keeps that promise only on a disk that does. What a disk promises is its
-//! physical block size: the kernel takes the write of one physical block for atomic, and limits the size to
-//! what the device promises of a loss of power (`nvme_update_disk_info` in Linux,
+//! Volumes announce sectors of 4096 bytes, so their file systems assume atomic writes of a sector. Sides are
+//! written in place: a volume keeps this guarantee only on a disk with atomic writes of that size. A disk's
+//! guarantee is its physical block size: the kernel treats the write of one physical block as atomic, and
+//! limits the size to the device's guarantee for a power failure (`nvme_update_disk_info` in Linux,
 //! `drivers/nvme/host/core.c`). See `docs/adr/0005-atomic-sectors.md`.
 //!
-//! Owns: the look into sysfs. Changes nothing, refuses nothing.
+//! Owns: reading sysfs. Changes nothing, rejects nothing.
 
 use std::fs;
 use std::io;
@@ -14,31 +14,31 @@ use std::path::Path;
 
 use holdfast_types::SECTOR_BYTES;
 
-/// Directory where the kernel shows block devices by their numbers.
+/// Directory of the kernel's block devices, by their numbers.
 const BLOCK_DEVICES: &str = "/sys/dev/block";
 const PHYSICAL_BLOCK_SIZE: &str = "queue/physical_block_size";
-/// The devices that a device is made of, such as those of a RAID.
+/// The components of a device, such as the disks of a RAID.
 const PARTS: &str = "slaves";
-/// Layers of stacked devices, at most.
+/// Maximum layers of stacked devices.
 const MAX_LAYERS: u32 = 16;
 
-/// The block device that holds the state directory; of a stack of devices, the one that promises least.
+/// The block device that holds the state directory; in a stack, the one with the weakest guarantee.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StateDisk {
     /// Its name, as in `/sys/block`.
     pub(crate) device: String,
-    /// Bytes that it writes wholly or not at all.
+    /// Size of its atomic writes, in bytes.
     pub(crate) physical_block_bytes: u64,
 }
 
 impl StateDisk {
-    /// True if a power cut leaves each sector of a volume as one write made it.
+    /// Returns true if a power failure leaves the result of one whole write in each sector of a volume.
     pub(crate) fn keeps_sectors_whole(&self) -> bool {
         self.physical_block_bytes >= SECTOR_BYTES
     }
 
-    /// Finds the device under a directory and logs what that means for the volumes. Nothing if the file
-    /// system shows no device (tmpfs, overlay, btrfs).
+    /// Finds the device under a directory and logs its effect on the volumes. `None` if the file system
+    /// exposes no device (tmpfs, overlay, btrfs).
     pub(crate) fn look(state_dir: &Path) -> Option<Self> {
         match Self::find(Path::new(BLOCK_DEVICES), state_dir) {
             Ok(disk) if disk.keeps_sectors_whole() => Some(disk),
@@ -69,12 +69,12 @@ impl StateDisk {
         Self::least(&block_devices.join(numbers), MAX_LAYERS)
     }
 
-    /// Of a device and those it is made of, the one with the smallest blocks. A stack announces the largest
-    /// size of its parts (`blk_stack_limits` in Linux, `block/blk-settings.c`), so its own says little.
+    /// Returns the device with the smallest blocks of a device and its components. A stack announces its
+    /// components' largest size (`blk_stack_limits` in Linux, `block/blk-settings.c`), so that is not enough.
     fn least(device: &Path, layers: u32) -> io::Result<Self> {
         let mut disk = fs::canonicalize(device)?;
         if !disk.join(PHYSICAL_BLOCK_SIZE).try_exists()? {
-            // A partition: what it promises is its disk's.
+            // A partition has the guarantee of its disk.
             disk.pop();
         }
         let size = fs::read_to_string(disk.join(PHYSICAL_BLOCK_SIZE))?;
@@ -126,7 +126,7 @@ mod tests {
             symlink(self.0.path().join(part), parts.join(Path::new(part).file_name().unwrap())).unwrap();
         }
 
-        /// Finds the disk when `device` is the one under the directory.
+        /// Finds the disk if `device` is the one under the directory.
         fn find(&self, device: &str) -> io::Result<StateDisk> {
             let stat = rustix::fs::stat(self.0.path()).unwrap().st_dev;
             let numbers = format!("{}:{}", rustix::fs::major(stat), rustix::fs::minor(stat));

@@ -2,21 +2,21 @@
 //!
 //! ```text
 //! <state>/lock  run                 see `owner.rs`
-//! <state>/installation              16 random bytes: whose devices are ours
+//! <state>/installation              16 random bytes that identify our devices
 //! <state>/slab.data  zeros.data     shared by all volumes
 //! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
 //! <state>/volumes/<id>/b.data       side B
 //! <state>/volumes/<id>/map          the durable map
 //! <state>/volumes/<id>/pending      the log record about to be created (see `pending.rs`)
-//! <state>/volumes/<id>/pending.new  room for the next one
-//! <state>/trash/<id>/              what a volume left that is detached, being deleted
-//! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
+//! <state>/volumes/<id>/pending.new  space for the next one
+//! <state>/trash/<id>/              files of a detached volume, being deleted
+//! <state>/fenced/<id>-<epoch>/      un-uploaded data of a fenced writer
 //! <run>/lock  owner                 see `owner.rs`
 //! <run>/volumes.d/<id>/map          the live map (tmpfs)
-//! <run>/volumes.d/<id>/attached     what a restarted daemon needs to recover the device (tmpfs)
-//! <run>/volumes.d/<id>/attached.new room for its next form
+//! <run>/volumes.d/<id>/attached     record for the recovery of the device by a restarted daemon (tmpfs)
+//! <run>/volumes.d/<id>/attached.new space for its next version
 //! ```
-//! Nothing else below `<run>` is removed, and nothing else read but the records of earlier versions.
+//! Nothing else below `<run>` is removed, or read, except for records of earlier versions.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -56,35 +56,35 @@ pub(crate) struct Local {
     run_dir: PathBuf,
 }
 
-/// Volumes whose durable maps may be read at the same time.
+/// Limits the durable maps that may be read concurrently.
 static READERS: Semaphore = Semaphore::const_new(MAP_READERS);
 
-/// The live map of a fenced writer, kept beside its sides.
+/// The live map of a fenced writer, preserved next to its sides.
 pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
 
-/// Directory of the volumes' files in a state directory.
+/// Returns the directory of the volumes' files in a state directory.
 pub(crate) fn state_volumes(state_dir: &Path) -> PathBuf {
     state_dir.join("volumes")
 }
 
-/// Directory of the spill files of memory volumes in a state directory.
+/// Returns the directory of the memory volumes' spill files in a state directory.
 pub(crate) fn spill_files_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("memory.d")
 }
 
-/// Directory of the volumes' files in a run directory, which may be shared with other programs. Its name is
-/// no volume's: earlier versions take every directory beside it that could be a volume's for one, and remove
-/// it.
+/// Returns the directory of the volumes' files in a run directory, which may be shared with other programs.
+/// Its name is not a valid volume id: earlier versions treat every directory next to it that could be a
+/// volume's as one, and remove it.
 pub(crate) fn run_volumes(run_dir: &Path) -> PathBuf {
     run_dir.join("volumes.d")
 }
 
-/// Parents of the directories of attached volumes in earlier versions.
+/// Returns the parents of the directories of attached volumes in earlier versions.
 fn older_run_volumes(run_dir: &Path) -> [PathBuf; 2] {
     [run_dir.to_owned(), run_dir.join("volumes")]
 }
 
-/// Directory of the local files of fenced writers.
+/// Returns the directory of the local files of fenced writers.
 pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("fenced")
 }
@@ -111,7 +111,7 @@ pub(crate) struct LocalDirs {
 }
 
 impl LocalDirs {
-    /// The local files of a volume.
+    /// Returns the local files of a volume.
     pub(crate) fn of(&self, volume: &VolumeId) -> Local {
         Local::new(&self.state, &self.run, volume)
     }
@@ -150,15 +150,15 @@ impl Local {
         self.run().join(RECORD)
     }
 
-    /// The record of the volume that an earlier version left.
+    /// Returns the record of the volume left by an earlier version.
     fn older_record(&self) -> Option<PathBuf> {
         let records = older_run_volumes(&self.run_dir).map(|dir| dir.join(self.volume.as_str()).join(RECORD));
-        // What cannot be read may be one.
+        // An unreadable file may be one.
         let is_ours = |path: &Path| fs::read(path).map_or(true, |bytes| wire::begins_as_ours(&bytes));
         records.into_iter().find(|path| path.is_file() && is_ours(path))
     }
 
-    /// Makes sure that no earlier version has the volume attached.
+    /// Checks that no earlier version has the volume attached.
     pub(crate) fn check_layout(&self) -> Result<(), NodeError> {
         match self.older_record() {
             Some(record) => Err(NodeError::OlderLayout { volume: self.volume.clone(), record }),
@@ -166,7 +166,7 @@ impl Local {
         }
     }
 
-    /// Makes the volume's directories; a power cut does not take them back.
+    /// Creates the volume's directories durably.
     fn make_dirs(&self) -> Result<(), NodeError> {
         for dir in [self.dir(), self.run()] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
@@ -175,18 +175,18 @@ impl Local {
         Ok(())
     }
 
-    /// Opens the sides and the durable map of a volume that is attached, growing them for `sectors`.
+    /// Opens the sides and the durable map of an attached volume, growing them for `sectors`.
     pub(crate) fn open_files(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
         let files = self.open_or_make(sectors)?;
         if let Err(error) = self.reserve_commits(&files.map, sectors) {
-            // A device that waits for this process does not wait for room, and commits ask for it again.
+            // A device that waits for this process must not wait for space, and commits request it again.
             tracing::warn!(volume = %self.volume, error = &error as &dyn std::error::Error,
                 "no room for what commits of the volume write: they fail where the disk is full");
         }
         Ok(files)
     }
 
-    /// The same of any volume; what is not there is made.
+    /// Does the same for any volume; missing files are created.
     fn open_or_make(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
         let dir = self.dir();
         let side = |name| {
@@ -197,7 +197,7 @@ impl Local {
         let pages = sectors.div_ceil(PAGE_SECTORS);
         let map = open_direct(&self.map_path(), file_bytes(pages))?;
         if let Err(error) = allocate_journal(&map, pages) {
-            // Flushes do without it.
+            // Flushes work without it.
             tracing::warn!(volume = %self.volume, %error, "no room for the journal of the durable map: \
                 flushes of scattered writes cost more until the volume is attached again");
         }
@@ -205,7 +205,7 @@ impl Local {
         Ok(VolumeFiles { sides: [a, b], map })
     }
 
-    /// The error of a side that cannot be as large as the device, in words of the volume.
+    /// Returns the error for a side that cannot be as large as the device, in terms of the volume.
     fn too_large(&self, side: &Path, sectors: u64, error: NodeError) -> NodeError {
         let is_limit =
             matches!(&error, NodeError::File { source, .. } if source.kind() == io::ErrorKind::FileTooLarge);
@@ -221,7 +221,7 @@ impl Local {
         }
     }
 
-    /// Bytes that the sides take of the filesystem.
+    /// Returns the bytes that the sides occupy in the filesystem.
     pub(crate) fn held_bytes(&self) -> Result<u64, NodeError> {
         let dir = self.dir();
         Ok(allocated_bytes(&dir.join("a.data"))? + allocated_bytes(&dir.join("b.data"))?)
@@ -230,13 +230,14 @@ impl Local {
     /// Fills a new live map with the content of the durable one.
     fn restore(&self, live_map: LiveMap, sectors: u64, restore: &Restore) -> Result<LiveMap, NodeError> {
         let (path, live_path) = (self.map_path(), self.live_map_path());
-        let mut filled = RestoredMap::new(live_map, sectors, restore);
+        let (live, mut filled) =
+            (live_map::open_file(&live_path)?, RestoredMap::new(live_map, sectors, restore));
         let Some(map) = open_map(&path)? else {
             return Err(file(&path, "read")(io::ErrorKind::NotFound.into()));
         };
         read_parts(&map, &path, &restore.found, &mut |part| {
             if let Some(chunk) = filled.needs(&part) {
-                live_map::allocate_chunk(filled.memory(), &live_path, chunk)?;
+                live_map::allocate_chunk(&live, &live_path, chunk)?;
             }
             filled.add(&part);
             Ok(())
@@ -244,14 +245,14 @@ impl Local {
         Ok(filled.into_memory())
     }
 
-    /// The durable header with its generation, and a summary of its pages; nothing when the volume was never
-    /// here.
+    /// Reads the durable header with its generation, and a summary of its pages; `None` if the volume has no
+    /// durable map here.
     pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
         read_map(&self.map_path())
     }
 
-    /// The durable header with its generation, without a look at the pages: where a live map is left, they
-    /// are not read, and the next rounds repair a damaged one.
+    /// Reads the durable header with its generation, without the pages: if a live map exists, they are not
+    /// needed, and the next flush rounds repair damaged ones.
     pub(crate) fn read_header(&self) -> Result<Option<(u64, Header)>, NodeError> {
         let path = self.map_path();
         Ok(open_map(&path)?.map(|map| read_header(&map, &path)).transpose()?.flatten())
@@ -266,22 +267,22 @@ impl Local {
         map.sync_data().map_err(file(&path, "synced"))
     }
 
-    /// Keeps a log record through a crash, in place of the last one.
+    /// Stores a log record durably, in place of the last one.
     pub(crate) fn store_pending(&self, pending: &Pending) -> Result<(), NodeError> {
         pending::store(&self.pending_path(), pending)
     }
 
-    /// The log record a predecessor was about to create.
+    /// Reads the log record that a predecessor was about to create.
     pub(crate) fn read_pending(&self) -> Result<Option<Pending>, NodeError> {
         pending::read(&self.pending_path())
     }
 
-    /// Takes the room for all that a commit writes: both slots of the header of the durable map, and each log
-    /// record of a volume of `sectors` sectors. The pages of the map have theirs before a chunk is written.
-    /// So a full disk stops no commit, which is what lets data be evicted.
+    /// Allocates the space for all writes of a commit: both slots of the durable map's header, and each log
+    /// record of a volume of `sectors` sectors. Map pages are allocated before their chunk is written. A full
+    /// disk thus blocks no commit, and commits are required to evict data.
     fn reserve_commits(&self, map: &File, sectors: u64) -> Result<(), NodeError> {
         let path = self.map_path();
-        // What has its room is not asked for again: a full XFS refuses even that.
+        // Allocated space is not requested again: a full XFS rejects even that.
         let written = rustix::fs::seek(map, SeekFrom::Hole(0));
         let header_bytes = page_offset(0, 0);
         if written.is_ok_and(|end| end < header_bytes) {
@@ -310,14 +311,14 @@ impl Local {
         }
     }
 
-    /// Forgets that the volume is attached; the sides stay as cache. Files of others are left where they are.
+    /// Removes the attach record; the sides stay as cache. Files that are not ours stay.
     pub(crate) fn forget_attached(&self) -> Result<(), NodeError> {
         let record = self.record_path();
         let gone = |removed: io::Result<()>, path: &Path| match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(path, "removed")(error)),
             Ok(()) | Err(_) => Ok(()),
         };
-        // The record first: without it the rest is what an attach left that never had a device.
+        // The record first: without it, the rest counts as the remains of an attach that had no device yet.
         for path in [record.clone(), spare(&record), self.live_map_path()] {
             gone(fs::remove_file(&path), &path)?;
         }
@@ -331,7 +332,7 @@ impl Local {
         }
     }
 
-    /// Discards the local files: nothing in them is the volume's newest data.
+    /// Discards the local files: none of them has the volume's newest data.
     pub(crate) fn discard(&self) -> Result<(), NodeError> {
         let dir = self.dir();
         match fs::remove_dir_all(&dir) {
@@ -340,18 +341,18 @@ impl Local {
         }
     }
 
-    /// Copies the live map beside the sides, where the durable one could not be brought up to date.
+    /// Copies the live map to the sides' directory, if the durable one could not be updated.
     pub(crate) fn keep_live_map(&self) -> Result<(), NodeError> {
         let path = self.dir().join(KEPT_LIVE_MAP);
         let copied = fs::copy(self.live_map_path(), &path).and_then(|_| File::open(&path)?.sync_all());
         if copied.is_err() {
-            // Part of a map is none; nothing is there if even this fails.
+            // A partial map is useless. The removal fails if no file was created.
             drop(fs::remove_file(&path));
         }
         copied.map_err(file(&path, "written"))
     }
 
-    /// Preserves the local files of a fenced writer. Returns where.
+    /// Preserves the local files of a fenced writer. Returns their directory.
     pub(crate) fn preserve(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
         let fenced = fenced_dir(&self.state_dir);
         fs::create_dir_all(&fenced).map_err(file(&fenced, "created"))?;
@@ -421,13 +422,13 @@ impl LocalState for Local {
     }
 }
 
-/// Waits until few enough maps are read.
+/// Waits until another map may be read.
 async fn turn_to_read() -> SemaphorePermit<'static> {
     READERS.acquire().await.expect("never closed")
 }
 
-/// The journal of the durable map finds its place before anything is written there: else a flush may find
-/// that it has none, and does without it.
+/// Allocates the journal of the durable map before anything is written there: otherwise a flush may find no
+/// space for it, and works without it.
 fn allocate_journal(map: &File, pages: u64) -> io::Result<()> {
     let (offset, length) = journal_extent(pages);
     if length > 0 {
@@ -436,15 +437,15 @@ fn allocate_journal(map: &File, pages: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The durable map at `path`, with what a predecessor wrote synced; nothing when there is none.
+/// Opens the durable map at `path`, and syncs a predecessor's writes; `None` if it does not exist.
 fn open_map(path: &Path) -> Result<Option<File>, NodeError> {
     let map = match open_mode(path, OpenOptions::new().read(true).write(true)) {
         Ok(map) => map,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(file(path, "opened")(error)),
     };
-    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: a decision
-    // based on it would write over the slot that holds.
+    // Unsynced writes of a predecessor can be read now and lost at the next power failure: a decision based
+    // on them would overwrite the valid slot.
     map.sync_data().map_err(file(path, "synced"))?;
     Ok(Some(map))
 }
@@ -462,15 +463,15 @@ fn read_header(map: &File, path: &Path) -> Result<Option<(u64, Header)>, NodeErr
     Header::newest(&head).map_err(|error| damaged(path, error))
 }
 
-/// Reads the durable map at `path`; nothing when there is none.
+/// Reads the durable map at `path`; `None` if it does not exist.
 pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
     let mut pages = PageSummary::default();
     let read = read_map_parts(path, &mut |part| pages.add(&part))?;
     Ok(read.map(|(generation, header)| FoundMap { generation, header, pages }))
 }
 
-/// The header of the durable map at `path` with its generation, once each of its parts was handed to `each`;
-/// nothing when there is none.
+/// Passes each part of the durable map at `path` to `each`, then returns its header with its generation;
+/// `None` if it does not exist.
 pub(crate) fn read_map_parts(
     path: &Path,
     each: &mut dyn FnMut(FoundPart),
@@ -484,7 +485,7 @@ pub(crate) fn read_map_parts(
     Ok(Some((generation, header)))
 }
 
-/// Hands each part of a durable map to `each`, in windows of [`MAP_WINDOW_BYTES`] of the file.
+/// Passes each part of a durable map to `each`, in windows of [`MAP_WINDOW_BYTES`] of the file.
 fn read_parts(
     map: &File,
     path: &Path,
@@ -497,7 +498,7 @@ fn read_parts(
     let mut window = HeapBuffer::zeroed(MAP_WINDOW_BYTES);
     let mut at = page_offset(0, 0);
     while at < length.min(JOURNAL_OFFSET) {
-        // Holes are pages never written.
+        // Holes are pages that were never written.
         let data = match rustix::fs::seek(map, SeekFrom::Data(at)) {
             Ok(data) if data >= JOURNAL_OFFSET => break,
             Ok(data) => data,
@@ -528,7 +529,7 @@ fn read_parts(
     reader.end().map_err(|error| damaged(path, error))
 }
 
-/// The volumes that were attached through a run directory, by this version or an earlier one.
+/// Returns the volumes that were attached through a run directory, by this version or an earlier one.
 pub(crate) fn attached_volumes(dirs: &LocalDirs) -> Result<BTreeSet<VolumeId>, NodeError> {
     let mut volumes = BTreeSet::from_iter(volumes_under(&run_volumes(&dirs.run))?);
     for dir in older_run_volumes(&dirs.run).into_iter().filter(|dir| dir.is_dir()) {
@@ -538,10 +539,10 @@ pub(crate) fn attached_volumes(dirs: &LocalDirs) -> Result<BTreeSet<VolumeId>, N
     Ok(volumes)
 }
 
-/// Reads of each attached volume what a recovery reads, without a change: this version can read it.
+/// Reads each attached volume's recovery data, without changes: checks that this version can read it.
 ///
 /// # Errors
-/// The file that it cannot read.
+/// The unreadable file.
 pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
     let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
     for volume in attached_volumes(&dirs)? {
@@ -550,7 +551,7 @@ pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
         let Some(record) = local.read_record()? else { continue };
         local.read_header()?;
         local.read_pending()?;
-        // Without a device the attach may be making the map.
+        // Without a device, an attach may be creating the map.
         if record.device_id.is_some() {
             live_map::check(&local.live_map_path(), &volume)?;
         }
@@ -558,13 +559,13 @@ pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// The volumes with a directory under `dir`: [`run_volumes`] or [`state_volumes`].
+/// Returns the volumes with a directory under `dir`: [`run_volumes`] or [`state_volumes`].
 pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
     let entries = fs::read_dir(dir).map_err(file(dir, "listed"))?;
     let mut volumes = Vec::new();
     for entry in entries {
         let name = entry.map_err(file(dir, "listed"))?.file_name();
-        // Other files are no volumes.
+        // Other files are not volumes.
         if let Some(volume) = name.to_str().and_then(|name| name.parse().ok())
             && dir.join(&name).is_dir()
         {
@@ -574,7 +575,7 @@ pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
     Ok(volumes)
 }
 
-/// Largest size in bytes that the filesystem allows for a file of holes, found by trying; less than
+/// Returns the maximum size in bytes of a sparse file on the filesystem, found by trial; less than
 /// `refused_bytes`.
 fn max_bytes(path: &Path, refused_bytes: u64) -> u64 {
     let Ok(handle) = OpenOptions::new().write(true).open(path) else { return 0 };

@@ -1,4 +1,4 @@
-//! Attaching a memory volume: place on a ring thread, files, record, device, in this order.
+//! Attaches a memory volume: place on a ring thread, files, record, device, in this order.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -29,14 +29,14 @@ use crate::node::volume::device::or_gone;
 use crate::node::{Attached, Node, NodeConfig, NodeError, TransportChoice};
 
 impl Node {
-    /// Attaches a memory volume, all zeros, and returns its device, ready for use. An attached one answers
-    /// with the device it has.
+    /// Attaches a memory volume, all zeros, and returns its device, ready for use. For an attached one,
+    /// returns the existing device.
     ///
     /// # Errors
-    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`];
-    /// [`NodeError::MemoryLimit`]; [`NodeError::MemorySpill`]; [`NodeError::MemorySpillRoom`];
-    /// [`NodeError::MemoryRoom`]; [`NodeError::MemoryLeft`]. The volume is not attached then.
-    /// [`NodeError::MemoryDiffers`] for one that is attached with another size, limit or codec.
+    /// [`NodeError::Size`]; [`NodeError::Busy`]; [`NodeError::RingsFull`]; [`NodeError::MemoryLimit`];
+    /// [`NodeError::MemorySpill`]; [`NodeError::MemorySpillRoom`]; [`NodeError::MemoryRoom`];
+    /// [`NodeError::MemoryLeft`]: the volume is not attached. [`NodeError::MemoryDiffers`] if it is attached
+    /// with another size, limit or codec.
     #[tracing::instrument(name = "attach_memory", skip_all, fields(volume = %request.volume, device))]
     pub(crate) async fn attach_memory(&self, request: MemoryAttach) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach of a memory volume");
@@ -45,7 +45,7 @@ impl Node {
         if let Some(attached) = self.0.memory.reserve(&volume, &shape)? {
             return Ok(attached);
         }
-        // Files of this name may be there that are not of this attach.
+        // Files of this name may exist from another attach.
         if let Err(error) = self.check_memory_name(&volume).await {
             self.0.memory.forget(&volume);
             return Err(error);
@@ -57,8 +57,8 @@ impl Node {
         attached
     }
 
-    /// Fails if another volume has this name, or the files of it. An attach of a volume of an object store
-    /// looks here after it has reserved its name, too: of two at once, one at least sees the other.
+    /// Fails if this name, or its files, belong to another volume. An attach of an object store's volume
+    /// checks this after it has reserved its name, too: of two concurrent ones, at least one sees the other.
     async fn check_memory_name(&self, volume: &VolumeId) -> Result<(), NodeError> {
         if self.0.volumes.contains(volume) {
             return Err(NodeError::Busy { volume: volume.clone(), doing: "attached from an object store" });
@@ -66,8 +66,8 @@ impl Node {
         self.refuse_left_memory(volume).await
     }
 
-    /// Fails if a volume may take more as `to` than as `from`, and more than the limits of the node leave it
-    /// next to the others. Of two attaches at once each counts the other.
+    /// Fails if the maximum of the volume rises from `from` to `to`, and exceeds the node's limits,
+    /// considering the other volumes. Of two concurrent attaches, each counts the other.
     pub(super) fn check_memory_limits(
         &self,
         volume: &VolumeId,
@@ -99,8 +99,8 @@ impl Node {
         Ok(())
     }
 
-    /// Fails if the state disk has no room for `more_bytes` of spill files; `spill`: what all of them take
-    /// and may take before. For 0 bytes it does not ask the disk.
+    /// Fails if the state disk has no space for another `more_bytes` of spill files; `spill`: current use and
+    /// maximum of all of them. Does not query the disk for 0 bytes.
     pub(super) async fn check_spill_disk(
         &self,
         volume: &VolumeId,
@@ -130,7 +130,7 @@ impl Node {
         let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
         blocking(move || check_room(&run_dir, &named, shape.file_bytes(), promised_bytes)).await?;
         let kernel = Arc::clone(self.0.devices.kernel());
-        // The daemon has to see the data: the kernel copies it.
+        // The daemon needs access to the data: the kernel copies it.
         let kernel_copy = TransportChoice::Only(Transport::KernelCopy);
         let transport = blocking({
             let kernel = Arc::clone(&kernel);
@@ -189,8 +189,8 @@ impl Node {
         Ok(attached)
     }
 
-    /// Puts an opened memory volume on the ring threads that share the queues of its device. `device`: the
-    /// sectors and the queues of that.
+    /// Adds an opened memory volume to the ring threads that share the queues of its device. `device`: its
+    /// sectors and queues.
     pub(super) async fn add_memory(
         &self,
         volume: &VolumeId,
@@ -202,8 +202,8 @@ impl Node {
         let OpenedMemory { volume: opened, spill_file } = opened;
         let places = match spill_file {
             None => self.0.rings.reserve_shares(queues, 0)?,
-            // The order of its requests is that of one thread.
-            Some(_) => vec![self.0.rings.reserve(RingNeed { files: u32::from(queues) + 1, buffers: 0 })?],
+            // All of its requests must be ordered by one thread.
+            Some(_) => vec![self.0.rings.reserve(RingNeed(u32::from(queues) + 1))?],
         };
         let figures = opened.figures();
         let slabs = figures.limit_bytes / SLAB_BYTES as u64;
@@ -235,7 +235,7 @@ impl Node {
                 published: Arc::clone(&published),
                 place: Box::new(place),
             };
-            // A ring refuses nothing but a spill file: then there is no other thread.
+            // A ring rejects only spill files, in which case there is no other thread.
             let added = ring.call(|done| Message::AddMemory { volume: Box::new(new), done }).await?;
             let key = added.map_err(|error| NodeError::Queue(error.into()))?;
             present.threads.push(ServingThread { ring, key });
@@ -245,7 +245,7 @@ impl Node {
         Ok(present)
     }
 
-    /// Removes what an attach left that failed, whose device is stopped if there was one.
+    /// Removes the remains of a failed attach, whose device, if any, is stopped.
     async fn abandon_memory(&self, volume: &VolumeId) {
         let left = async {
             if let Some(present) = self.0.memory.present(volume) {
@@ -264,8 +264,8 @@ impl Node {
     }
 }
 
-/// Queues of a new device where it may have `most`. With a spill file the order of all requests is that of
-/// one queue.
+/// Returns the number of queues of a new device that may have `most`. With a spill file, all requests must be
+/// ordered by one queue.
 fn queues_of(shape: &MemoryShape, most: u16) -> u16 {
     if shape.spill_pages > 0 { 1 } else { most.min(MOST_QUEUES) }
 }

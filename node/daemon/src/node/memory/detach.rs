@@ -1,4 +1,4 @@
-//! Detaching a memory volume: device, record, ring thread, files, in this order. Its content goes with it.
+//! Detaches a memory volume: device, record, ring thread, files, in this order. Its content is dropped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::device::{Deletion, LOOK_EVERY, await_number, delete_stopped, or_gone};
 use crate::node::{Node, NodeError};
 
-/// The longest wait for the deletion of a stopped device.
+/// Maximum wait for the deletion of a stopped device.
 const DELETED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Node {
-    /// Stops the device of a memory volume and drops its content. One that failed after the stop is
-    /// continued.
+    /// Stops the device of a memory volume and drops its content. Resumes a detach that failed after the
+    /// stop.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted: nothing was changed. [`NodeError::NotAttached`], or
-    /// what its state refuses.
+    /// a conflict with its state.
     #[tracing::instrument(name = "detach_memory", skip_all, fields(%volume))]
     pub(crate) async fn detach_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let _alone = ExitOnPanic("a detach of a memory volume");
@@ -62,7 +62,7 @@ impl Node {
     }
 }
 
-/// Deletes a stopped device, and waits for it, but not for long on a program that has it open.
+/// Deletes a stopped device, with a limited wait for programs that have it open.
 pub(super) async fn delete_device(tasks: &Tasks, kernel: &Arc<dyn Devices>, device: Device) {
     let (ends, deleted) = oneshot::channel::<()>();
     let kernel = Arc::clone(kernel);

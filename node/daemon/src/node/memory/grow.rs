@@ -1,15 +1,15 @@
-//! Growth of a memory volume that is served: its files, its record, its pages, its device, in this order.
+//! Growth of a served memory volume: its files, its record, its pages, its device, in this order.
 //!
-//! 1. the volume counts with its new shape, if the limits of the node allow that; the room of the filesystems
-//!    is checked;
-//! 2. the files are made long enough;
-//! 3. the record says the new shape, and then the head of the table: a daemon that restarts from here on
-//!    recovers it and does the rest;
+//! 1. the volume counts with its new shape, if the node's limits permit that; the filesystems' free space is
+//!    checked;
+//! 2. the files are extended;
+//! 3. the new shape is written to the record, and then to the head of the table: a daemon that restarts from
+//!    here on recovers it and completes the growth;
 //! 4. the ring threads use the new shape;
-//! 5. the kernel makes the device larger: requests to the new sectors come from then on.
+//! 5. the kernel grows the device: requests to the new sectors may arrive from then on.
 //!
-//! On failure: the volume serves as before. Before its record says the new shape nothing is left of it; after
-//! that the next growth, which is for no less, continues.
+//! On failure: the volume serves as before. A growth that failed before its record was written is undone;
+//! afterwards the next growth, to the same shape or a larger one, resumes it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,14 +26,14 @@ use crate::node::run_blocking::blocking;
 use crate::node::{Attached, GrowTo, Node, NodeError, sectors_of};
 
 impl Node {
-    /// Makes a memory volume that is served larger, or its limits higher. Again it changes nothing. It
-    /// continues where the caller waits no longer.
+    /// Increases the size or the limits of a served memory volume. Repeating it is a no-op. It continues even
+    /// if the caller stops waiting.
     ///
     /// # Errors
     /// [`NodeError::Size`]; [`NodeError::MemoryShrinks`]; [`NodeError::MemoryLimit`];
     /// [`NodeError::MemorySpill`]; [`NodeError::MemorySpillRoom`]; [`NodeError::MemoryRoom`];
-    /// [`NodeError::MemoryDeviceCannotGrow`], with its limits as they are asked for;
-    /// [`NodeError::NotAttached`], or what its state refuses.
+    /// [`NodeError::MemoryDeviceCannotGrow`], with the requested limits applied; [`NodeError::NotAttached`],
+    /// or a conflict with its state.
     #[tracing::instrument(name = "grow_memory", skip_all, fields(%volume, bytes = to.bytes))]
     pub(crate) async fn grow_memory(&self, volume: &VolumeId, to: GrowTo) -> Result<Attached, NodeError> {
         sectors_of(to.bytes)?;
@@ -41,7 +41,7 @@ impl Node {
         let kernel = Arc::clone(self.0.devices.kernel());
         let can_resize = blocking(move || Ok(kernel.can_resize(device.transport())?)).await?;
         let begun = self.0.memory.begin_growth(volume, |from, others| {
-            // The limits of a full volume rise on every kernel.
+            // The limits of a full volume can be raised on every kernel.
             let most_bytes = if can_resize { u64::MAX } else { from.pages * SECTOR_BYTES };
             let grown = from.grown(volume, &GrowTo { bytes: to.bytes.min(most_bytes), ..to })?;
             self.check_memory_limits(volume, (Some(from), &grown), others)?;
@@ -85,7 +85,7 @@ impl Node {
             });
             let (growth, grown) = (growth.await?, Arc::clone(present));
             blocking(move || {
-                // It takes long to unmap what has much content.
+                // Unmapping a lot of content takes long.
                 let former = grown.grow(growth).ok_or(NodeError::NotOnRing(grown.volume.clone()))?;
                 grown.identity.lock().shape = to;
                 drop(former);

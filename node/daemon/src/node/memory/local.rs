@@ -3,12 +3,12 @@
 //! ```text
 //! <run>/memory.d/<id>/table     head and words (`docs/formats/memory-volume.md`)
 //! <run>/memory.d/<id>/slabs     contents
-//! <run>/memory.d/<id>/attached  what a restarted daemon needs to recover the device; JSON
-//! <state>/memory.d/<id>/spill-<nonce>  pages that found no memory, where the volume may spill
+//! <run>/memory.d/<id>/attached  record for the recovery of the device by a restarted daemon; JSON
+//! <state>/memory.d/<id>/spill-<nonce>  pages that did not fit in memory, if the volume may spill
 //! ```
-//! The first three are in the tmpfs of the run directory: they outlive the daemon, and are gone after a
-//! restart of the host; then the next daemon removes the spill file. The nonce is that of the attach, so that
-//! the file of an earlier one is never read. Only root reads them: directories have mode 0700, files 0600.
+//! The first three are in the tmpfs of the run directory: they outlive the daemon, and are lost when the host
+//! restarts; the next daemon then removes the spill file. The nonce belongs to the attach, so that an earlier
+//! attach's file is never read. Only root has access: directories have mode 0700, files 0600.
 #![allow(unsafe_code)] // mmap of files of our own
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -44,20 +44,20 @@ pub(in crate::node) struct MemoryRecord {
     /// The tag of its device.
     pub(super) tag: u64,
     pub(super) sectors: u64,
-    /// The nonce of its attach, of which the tag is made.
+    /// The nonce of its attach, part of the tag.
     pub(super) nonce: u64,
-    /// The number of its attach; 0 where a person attached it.
+    /// The epoch of its attach; 0 if a user attached it.
     #[serde(default)]
     pub(super) epoch: u64,
-    /// The uid of its Volume object; none where a person attached it.
+    /// The uid of its Volume object; `None` if a user attached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) owner: Option<String>,
-    /// It grows: the head of its table is to say this, and may say what was before.
+    /// A growth in progress: the table gets this head, but may still have the previous one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     growth: Option<RecordedGrowth>,
 }
 
-/// The head of a table as a record has it: with the size and the nonce of the record.
+/// The head of a table as recorded; size and nonce are those of the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordedGrowth {
@@ -71,14 +71,14 @@ impl MemoryRecord {
         Self { version: VERSION, tag, sectors, nonce, epoch, owner, growth: None }
     }
 
-    /// The record of the volume while its head becomes this one.
+    /// Returns the record of the volume while its head changes to this one.
     fn growing(self, head: &TableHead) -> Self {
         let &TableHead { pages, slabs, codec, nonce: _, spill_pages } = head;
         let growth = RecordedGrowth { slabs, spill_pages, zstd: codec == PageCodec::Zstd };
         Self { sectors: pages, growth: Some(growth), ..self }
     }
 
-    /// The head that a growth was to write.
+    /// Returns the head to be written by a growth.
     fn head(&self) -> Option<TableHead> {
         self.growth.as_ref().map(|&RecordedGrowth { slabs, spill_pages, zstd }| TableHead {
             pages: self.sectors,
@@ -90,7 +90,7 @@ impl MemoryRecord {
     }
 }
 
-/// The most bytes that the files of a memory volume may take.
+/// Maximum bytes of the files of a memory volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MostBytes {
     /// In the run directory.
@@ -114,12 +114,12 @@ pub(in crate::node) struct OpenedMemory {
     pub(in crate::node) spill_file: Option<File>,
 }
 
-/// Directory of the files of memory volumes in a run directory.
+/// Returns the directory of the memory volumes' files in a run directory.
 fn memory_dir(run_dir: &Path) -> PathBuf {
     run_dir.join("memory.d")
 }
 
-/// Bytes that the spill files of all volumes take of the disk.
+/// Returns the bytes that the spill files of all volumes occupy on the disk.
 ///
 /// # Errors
 /// They cannot be listed or measured.
@@ -138,8 +138,8 @@ pub(in crate::node) fn spill_file_bytes(state_dir: &Path) -> Result<u64, NodeErr
     Ok(bytes)
 }
 
-/// Moves the spill files of volumes that have no other files to the trash: the host restarted, or an attach
-/// or a detach did not end. What is in the trash is deleted once the volumes are served.
+/// Moves spill files of volumes without other files to the trash: the host restarted, or an attach or a
+/// detach did not finish. The trash is deleted once the volumes are served.
 ///
 /// # Errors
 /// They cannot be listed; or the first of those that cannot be moved, which stay.
@@ -155,7 +155,7 @@ pub(super) fn trash_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> 
     moved
 }
 
-/// The memory volumes with files in a run directory.
+/// Returns the memory volumes with files in a run directory.
 ///
 /// # Errors
 /// It cannot be listed.
@@ -167,20 +167,20 @@ pub(super) fn attached_memory(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError
     volumes_under(&dir)
 }
 
-/// Slabs of a volume of so many pages whose content may take `limit_bytes`: at most what any content needs,
-/// which is a slab for each 16 pages, and one that is partly used for each class.
+/// Returns the slabs of a volume of this many pages whose content may take `limit_bytes`: at most enough for
+/// any content, which is a slab for each 16 pages, plus a partly used one for each class.
 pub(super) fn slabs_of(pages: u64, limit_bytes: Option<u64>) -> Option<u32> {
     let most = pages.div_ceil(SLAB_BYTES as u64 / SECTOR_BYTES).checked_add(u64::from(PAGE_CLASS))?;
     let slabs = limit_bytes.map_or(most, |limit| most.min(limit.div_ceil(SLAB_BYTES as u64).max(1)));
     u32::try_from(slabs).ok().filter(|slabs| *slabs < u32::MAX)
 }
 
-/// Bytes of a table.
+/// Returns the length of a table in bytes.
 const fn table_bytes(head: &TableHead) -> u64 {
     HEAD_BYTES as u64 + head.pages * size_of::<u64>() as u64
 }
 
-/// Bytes of the slabs.
+/// Returns the length of the slabs in bytes.
 const fn slab_bytes(head: &TableHead) -> u64 {
     head.slabs as u64 * SLAB_BYTES as u64
 }
@@ -210,17 +210,17 @@ impl MemoryLocal {
         SpillFile { path: self.spill_dir.join(format!("spill-{nonce:016x}")) }
     }
 
-    /// Makes the files of a new volume. Its table is allocated: 8 bytes a page.
+    /// Creates the files of a new volume. Its table is allocated: 8 bytes a page.
     ///
     /// # Errors
-    /// No room.
+    /// No space.
     pub(super) fn create(&self, head: &TableHead) -> Result<OpenedMemory, NodeError> {
-        // What an attach that never ended left is worth nothing. Of the state disk a volume without a spill
-        // file needs nothing.
+        // Files of an unfinished attach are discardable. A volume without a spill file does not need the
+        // state disk.
         if head.spill_pages > 0 || self.has_files()? {
             self.remove()?;
         }
-        // The content is the owner's alone, as it is on the device.
+        // Only the owner has access to the content, as for the device.
         let mut directories = DirBuilder::new();
         directories.recursive(true).mode(0o700);
         directories.create(&self.dir).map_err(file(&self.dir, "created"))?;
@@ -241,7 +241,7 @@ impl MemoryLocal {
         Ok(OpenedMemory { volume, spill_file })
     }
 
-    /// Opens the files that a predecessor left, which writes no more, and ends a growth that it began.
+    /// Opens a predecessor's files, which it no longer writes, and completes its unfinished growth.
     ///
     /// # Errors
     /// [`NodeError::Damaged`]; they cannot be opened.
@@ -260,7 +260,7 @@ impl MemoryLocal {
             }
             None => self.read_head(&table, record)?,
         };
-        // A growth of which the record says nothing may have made them longer.
+        // An unrecorded growth may have extended them.
         cut(&table, &self.table_path(), table_bytes(&head))?;
         cut(&slabs, &self.slabs_path(), slab_bytes(&head))?;
         let volume = self.map(&table, slabs, &head)?;
@@ -293,8 +293,7 @@ impl MemoryLocal {
         table.write_all_at(&head.encode(&self.volume), 0).map_err(file(&self.table_path(), "written"))
     }
 
-    /// Makes the files as long as the volume needs, and the table's memory its own. They do not become
-    /// shorter.
+    /// Extends the files to the volume's needs, and allocates the table. They are not shortened.
     fn allocate(&self, table: &File, slabs: &File, head: &TableHead) -> Result<(), NodeError> {
         let length = |handle: &File, path: &Path| {
             handle.metadata().map(|found| found.len()).map_err(file(path, "read"))
@@ -311,7 +310,7 @@ impl MemoryLocal {
         Ok(())
     }
 
-    /// Cuts the files to the lengths of a volume with this head.
+    /// Truncates the files to the lengths of a volume with this head.
     fn shorten(&self, head: &TableHead) -> Result<(), NodeError> {
         let (table, slabs) = self.open_memory()?;
         cut(&table, &self.table_path(), table_bytes(head))?;
@@ -322,12 +321,12 @@ impl MemoryLocal {
         }
     }
 
-    /// Makes a growth the volume's. From the record on, one that is opened has it; if that cannot be written,
-    /// the files are as before. Returns its memory as the volume is to have it.
+    /// Applies a growth to the volume. Once it is recorded, the next open applies it; if recording fails, the
+    /// files are unchanged. Returns the grown volume's memory.
     ///
     /// # Errors
-    /// No room; the files cannot be written or mapped. `is_recorded` says whether the record has the growth:
-    /// then it may be made again, and not be undone.
+    /// No space; the files cannot be written or mapped. `is_recorded` shows if the growth was recorded: it
+    /// may then be retried, but not undone.
     pub(super) fn grow(
         &self,
         record: MemoryRecord,
@@ -335,7 +334,7 @@ impl MemoryLocal {
         is_recorded: &AtomicBool,
     ) -> Result<MemoryFiles, NodeError> {
         let recorded = self.lengthen(to).and_then(|()| {
-            // What a growth that failed left longer, an older release would take for damage.
+            // An older release would report the extra length left by a failed growth as damage.
             self.shorten(to)?;
             let (table, slabs) = self.open_memory()?;
             let memory = self.map_files(&table, slabs, to)?;
@@ -353,10 +352,10 @@ impl MemoryLocal {
         Ok(memory)
     }
 
-    /// Makes the files long enough for a volume that is served.
+    /// Extends the files of a served volume.
     ///
     /// # Errors
-    /// No room.
+    /// No space.
     fn lengthen(&self, to: &TableHead) -> Result<(), NodeError> {
         let (table, slabs) = self.open_memory()?;
         if to.spill_pages > 0 {
@@ -365,7 +364,7 @@ impl MemoryLocal {
         self.allocate(&table, &slabs, to)
     }
 
-    /// Writes the head that a record has. Then the record is one that each release reads.
+    /// Writes the recorded head. Afterwards every release can read the record.
     fn end_growth(&self, table: &File, record: &MemoryRecord, to: &TableHead) -> Result<(), NodeError> {
         self.write_head(table, to)?;
         self.remember(&MemoryRecord { growth: None, ..record.clone() })
@@ -382,40 +381,40 @@ impl MemoryLocal {
     }
 
     fn map_files(&self, table: &File, slabs: File, head: &TableHead) -> Result<MemoryFiles, NodeError> {
-        // SAFETY: the files lie in a directory of the daemon, whose lock makes this process their only user.
-        // The table of volumes has each once, and one that grows uses the mapping that it got last. They are
-        // cut to the lengths that its volume has, never below; the table is allocated, and the volume takes
-        // the memory of a slab before it touches it.
+        // SAFETY: the files are in a directory of the daemon, whose lock makes this process their only user.
+        // The table of volumes has each of them once, and a growing one uses its newest mapping. They are
+        // truncated to the lengths of the volume, never below; the table is allocated, and the volume
+        // allocates a slab before it touches it.
         let files = unsafe { MemoryFiles::map(table, slabs, head.slabs) };
         files.map_err(file(&self.slabs_path(), "mapped"))
     }
 
-    /// Makes the volume one of the node: a restarted daemon recovers it.
+    /// Records the volume as attached, so that a restarted daemon recovers it.
     pub(super) fn remember(&self, record: &MemoryRecord) -> Result<(), NodeError> {
         record_json::write(&self.record_path(), record)
     }
 
-    /// True if the volume has files in the run directory.
+    /// Returns true if the volume has files in the run directory.
     ///
     /// # Errors
-    /// The run directory does not answer.
+    /// An error of the run directory.
     pub(super) fn has_files(&self) -> Result<bool, NodeError> {
         self.dir.try_exists().map_err(file(&self.dir, "looked for"))
     }
 
-    /// The head of the table; none where it cannot be read.
+    /// Returns the head of the table; `None` if it is unreadable.
     fn head(&self) -> Option<TableHead> {
         let mut head = [0; HEAD_BYTES];
         File::open(self.table_path()).and_then(|table| table.read_exact_at(&mut head, 0)).ok()?;
         TableHead::decode(&head, &self.volume).ok()
     }
 
-    /// The head that a growth was to write, or the one of the table; none where neither can be read.
+    /// Returns the head to be written by a growth, or that of the table; `None` if neither is readable.
     fn recorded_head(&self) -> Option<TableHead> {
         self.record().ok().flatten().and_then(|record| record.head()).or_else(|| self.head())
     }
 
-    /// The most bytes that the files of a predecessor may take; 0 where they cannot be looked at.
+    /// Returns the maximum bytes of a predecessor's files; 0 if they cannot be examined.
     pub(super) fn most_bytes(&self) -> MostBytes {
         let bytes = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
         MostBytes {
@@ -424,7 +423,7 @@ impl MemoryLocal {
         }
     }
 
-    /// The record; none of an attach that never got so far.
+    /// Returns the record; `None` for an attach that did not get that far.
     pub(in crate::node) fn record(&self) -> Result<Option<MemoryRecord>, NodeError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -440,8 +439,8 @@ impl MemoryLocal {
         MemoryRecord::deserialize(&value).map(Some).map_err(|error| damaged(error.into()))
     }
 
-    /// Removes the files, the record first: without it the rest is what an attach left. The spill file goes
-    /// before the table that says whether there is one: a disk that hangs stops no volume without.
+    /// Removes the files, the record first: without it, the rest counts as remains of an attach. The table
+    /// shows if there is a spill file, and is removed after it: a hanging disk affects no volume without one.
     pub(super) fn remove(&self) -> Result<(), NodeError> {
         let gone = |removed: io::Result<()>, path: &Path| match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(path, "removed")(error)),
@@ -467,7 +466,7 @@ impl MemoryLocal {
         }
         let trash = trash_dir(state_dir);
         fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
-        // What is being deleted under this name does not stand in the way.
+        // Files already being deleted under this name do not conflict.
         let name = format!("{}-{:016x}", self.volume, u64::from_le_bytes(random()));
         fs::rename(&self.spill_dir, trash.join(name)).map_err(file(&self.spill_dir, "moved to the trash"))
     }

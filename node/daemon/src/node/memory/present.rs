@@ -20,7 +20,7 @@ use crate::node::{Attached, NodeError};
 /// A ring thread that has queues of a volume.
 pub(super) struct ServingThread {
     pub(super) ring: RingHandle,
-    /// The volume there.
+    /// The volume's key on that thread.
     pub(super) key: VolumeKey,
 }
 
@@ -28,16 +28,16 @@ pub(super) struct ServingThread {
 pub(super) struct PresentMemory {
     pub(super) volume: VolumeId,
     pub(super) local: MemoryLocal,
-    /// Changes when it grows, once the new shape is served.
+    /// Changes with a growth, once the new shape is served.
     pub(super) identity: Mutex<MemoryIdentity>,
-    /// The shape that its record has, from which a growth begins. It is ahead of that of `identity` where a
-    /// growth failed after its record was written.
+    /// The recorded shape, from which a growth starts. It is ahead of that of `identity` after a growth that
+    /// failed once its record was written.
     pub(super) recorded: Mutex<MemoryShape>,
     /// Sectors of its device, which grows last.
     pub(super) device_sectors: AtomicU64,
-    /// The record of its attach, with the size that it had then.
+    /// The record of its attach, with the size at that time.
     pub(super) record: MemoryRecord,
-    /// They share the queues of its device, in this order.
+    /// The threads that share the queues of its device, in this order.
     pub(super) threads: Vec<ServingThread>,
     /// Its pages, until it has left its rings.
     pub(super) pages: Mutex<Option<Arc<MemoryVolume<MemoryFiles>>>>,
@@ -45,7 +45,7 @@ pub(super) struct PresentMemory {
 }
 
 impl PresentMemory {
-    /// The volume with a device that serves its requests.
+    /// Returns the volume as attached through this device.
     pub(super) fn attached_by(&self, device: Device) -> Attached {
         Attached {
             device_path: device.block_path(),
@@ -56,12 +56,12 @@ impl PresentMemory {
         }
     }
 
-    /// Its shape.
+    /// Returns its shape.
     pub(super) fn shape(&self) -> MemoryShape {
         self.identity.lock().shape
     }
 
-    /// Makes the device as large as the volume. Again it changes nothing.
+    /// Grows the device to the volume's size. Repeating it is a no-op.
     pub(super) async fn grow_device(
         self: &Arc<Self>,
         kernel: &Arc<dyn Devices>,
@@ -78,14 +78,14 @@ impl PresentMemory {
         .await
     }
 
-    /// Opens the queues of a device that was added, or whose recovery was begun, on all threads, and arms
-    /// them: all of them or none.
+    /// Opens the queues of a new device, or of one in recovery, on all threads, and arms them: all of them or
+    /// none.
     pub(super) async fn arm(&self, kernel: &Arc<dyn Devices>, device: Device) -> Result<(), NodeError> {
         let (kernel, threads) = (Arc::clone(kernel), u16::try_from(self.threads.len()));
         let threads = threads.expect("a device has few queues");
         let queues = blocking(move || Ok(kernel.open(device, threads)?)).await?;
         if let Err(error) = self.open(device, queues).await {
-            // The next try opens the device again, which the kernel allows one process once.
+            // A retry opens the device again, which the kernel permits to one process at a time.
             self.close().await?;
             return Err(error);
         }
@@ -96,7 +96,7 @@ impl PresentMemory {
         Ok(())
     }
 
-    /// Has each thread open its queues. Nothing of them is with the kernel yet.
+    /// Opens each thread's queues. None is armed yet.
     async fn open(&self, device: Device, queues: Vec<OpenQueues>) -> Result<(), NodeError> {
         for (ServingThread { ring, key }, queues) in self.threads.iter().zip(queues) {
             let opened = ring.call(|done| Message::Open { key: *key, device, queues, done }).await?;
@@ -105,8 +105,7 @@ impl PresentMemory {
         Ok(())
     }
 
-    /// Makes the volume larger. Returns its files as they were mapped before; `None` if it has left its
-    /// rings.
+    /// Grows the volume. Returns its files as previously mapped; `None` if it has left its rings.
     pub(super) fn grow(&self, growth: MemoryGrowth<MemoryFiles>) -> Option<MemoryFiles> {
         let pages = self.pages.lock().clone()?;
         let former = pages.grow(growth);
@@ -114,7 +113,7 @@ impl PresentMemory {
         Some(former)
     }
 
-    /// The outcome of a command that waits for the device's queues, or the refusal of those by the kernel.
+    /// Returns the result of a command that depends on the device's queues, or their rejection by the kernel.
     pub(super) async fn unless_refused(
         &self,
         device: Device,
@@ -127,15 +126,15 @@ impl PresentMemory {
         }
     }
 
-    /// Takes the queues of a stopped device from the rings. Again it changes nothing.
+    /// Closes the queues of a stopped device on its rings. Repeating it is a no-op.
     pub(super) async fn close(&self) -> Result<(), NodeError> {
         self.end_on_each(|key, done| Message::Close { key, done }).await
     }
 
-    /// Takes the volume off its rings, and unmaps its files. Again it changes nothing.
+    /// Removes the volume from its rings, and unmaps its files. Repeating it is a no-op.
     pub(super) async fn leave_rings(&self) -> Result<(), NodeError> {
         self.end_on_each(|key, done| Message::Remove { key, done }).await?;
-        // It takes long to unmap what has much content.
+        // Unmapping a lot of content takes long.
         let pages = self.pages.lock().take();
         blocking(move || {
             drop(pages);
@@ -144,12 +143,12 @@ impl PresentMemory {
         .await
     }
 
-    /// Sends each thread a message that ends its work for the volume, also after one that failed.
+    /// Sends each thread a message that ends its work for the volume, even after an error of another thread.
     async fn end_on_each(&self, message: impl Fn(VolumeKey, Reply) -> Message) -> Result<(), NodeError> {
         let mut ended = Ok(());
         for ServingThread { ring, key } in &self.threads {
             let one = match ring.call(|done| message(*key, done)).await {
-                // A detach that failed later took it off the ring.
+                // A detach that failed later has removed it from the ring.
                 Ok(Ok(()) | Err(RingRefusal::Gone)) => Ok(()),
                 Ok(Err(why)) => Err(self.refused(why)),
                 Err(lost) => Err(lost),

@@ -1,5 +1,5 @@
-//! Recovery of the memory volumes that the previous process left: device paused, files opened, queues armed,
-//! requests served again.
+//! Recovery of the previous process's memory volumes: device paused, files opened, queues armed, requests
+//! served again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::node::run_blocking::blocking;
 use crate::node::volume::recover::tagged;
 use crate::node::{Node, NodeError};
 
-/// Time that a device may take to become quiesced after its last server died.
+/// Maximum time from the death of a device's last server until it is quiesced.
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
-/// Time between two tries.
+/// Interval between attempts.
 const AGAIN_AFTER: Backoff =
     Backoff { first: Duration::from_secs(1), last: Duration::from_secs(5), jitter: Jitter::Half };
 
-/// Steps of a recovery that are made once, also where a later one fails.
+/// Steps of a recovery that are done only once, even if a later one fails.
 #[derive(Default)]
 struct RecoverySteps {
     begun: Option<Device>,
@@ -33,16 +33,16 @@ struct RecoverySteps {
     is_armed: bool,
 }
 
-/// Record and device that a predecessor left of a volume.
+/// Record and device of a volume left by a predecessor.
 struct LeftMemory {
     record: MemoryRecord,
     device: Device,
 }
 
 impl Node {
-    /// Begins the recovery of every memory volume of the run directory, once the other volumes are in their
-    /// table. Returns the tags of their devices, and the ends of their first tries. One whose name another
-    /// volume has stays as it is, with its device paused.
+    /// Starts the recovery of every memory volume of the run directory, once the other volumes are in their
+    /// table. Returns the tags of their devices, and receivers for the ends of their first attempts. A volume
+    /// whose name is taken by another one stays as it is, with its device paused.
     ///
     /// # Errors
     /// The run directory cannot be listed.
@@ -72,10 +72,10 @@ impl Node {
         Ok((tags, tries))
     }
 
-    /// Fails where the device of a memory volume of this name is left, whose recovery was refused.
+    /// Fails if the device of a memory volume of this name remains, because its recovery was rejected.
     ///
     /// # Errors
-    /// [`NodeError::MemoryLeft`]; its record cannot be read.
+    /// [`NodeError::MemoryLeft`]; an unreadable record.
     pub(in crate::node) async fn refuse_left_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let (kernel, volume) = (Arc::clone(self.0.devices.kernel()), volume.clone());
         let local = MemoryLocal::new(&self.0.dirs, &volume);
@@ -114,7 +114,7 @@ impl Node {
         }
     }
 
-    /// Continues where the last try ended.
+    /// Resumes where the last attempt ended.
     async fn try_recover_memory(
         &self,
         volume: &VolumeId,
@@ -133,7 +133,7 @@ impl Node {
         let present = match &progress.present {
             Some(present) => Arc::clone(present),
             None => {
-                // Only now: the last server may have written until its end.
+                // Not earlier: the last server may have written until its exit.
                 let files = local.clone();
                 let read = record.clone();
                 let opened = blocking(move || files.open(&read)).await?;
@@ -150,9 +150,9 @@ impl Node {
         }
         let ends = Arc::clone(&kernel);
         present.unless_refused(device, blocking(move || Ok(ends.end_recovery(device)?))).await?;
-        // A growth ended with its predecessor.
+        // The predecessor died during a growth.
         if let Err(error) = present.grow_device(&kernel, device).await {
-            // It serves as it is, and grows when that is asked for again.
+            // It serves with its current size; the next request for the growth resumes it.
             tracing::warn!(error = chain(&error), "the device of a memory volume that was to grow did not");
         }
         self.0.memory.set(volume, MemoryState::Serving(device));
@@ -160,8 +160,8 @@ impl Node {
         Ok(())
     }
 
-    /// The record and the device of a volume. Nothing if it never served, or was being detached: then its
-    /// files are removed.
+    /// Returns the record and the device of a volume. `None` if it never served, or was being detached: its
+    /// files are removed in that case.
     async fn find_memory(
         &self,
         volume: &VolumeId,

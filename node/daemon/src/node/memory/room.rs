@@ -1,6 +1,6 @@
-//! Room for memory volumes in the run directory: what they may come to take has to fit.
+//! Space for memory volumes in the run directory, which must fit their maximum use.
 //!
-//! A tmpfs that is full fails their writes, and stops the live maps of other volumes and other programs.
+//! A full tmpfs fails their writes, and blocks the live maps of other volumes and other programs.
 
 use std::path::Path;
 
@@ -11,16 +11,16 @@ use rustix::fs::StatVfs;
 use crate::node::NodeError;
 use crate::node::error::file;
 
-/// The part of the free space that is left to live maps and other programs: one in so many.
+/// Reciprocal of the fraction of free space that is reserved for live maps and other programs.
 const RESERVE: u64 = 4;
-/// Sizes in the message are rounded to this.
+/// Granularity of sizes in the message.
 const SHOWN_BYTES: u64 = 1 << 20;
 
-/// Fails if the run directory has no room for a volume that may take `most_bytes`, in addition to
-/// `promised_bytes` that others may still take.
+/// Fails if the run directory has no space for a volume of at most `most_bytes`, in addition to the
+/// `promised_bytes` of other volumes.
 ///
 /// # Errors
-/// [`NodeError::MemoryRoom`]; the filesystem does not answer.
+/// [`NodeError::MemoryRoom`]; an error of the filesystem.
 pub(super) fn check_room(
     run_dir: &Path,
     volume: &VolumeId,
@@ -40,18 +40,18 @@ pub(super) fn check_room(
     })
 }
 
-/// Bytes that other memory volumes may take, in addition to `promised_bytes`; none where the filesystem has
-/// no limit, or does not answer.
+/// Returns the bytes available to other memory volumes, in addition to `promised_bytes`; `None` if the
+/// filesystem has no limit, or does not respond.
 pub(super) fn room_bytes(run_dir: &Path, promised_bytes: u64) -> Option<u64> {
     left(&rustix::fs::statvfs(run_dir).ok()?, promised_bytes)
 }
 
 fn left(found: &StatVfs, promised_bytes: u64) -> Option<u64> {
-    // A tmpfs that was mounted without a limit has a size of 0.
+    // A tmpfs mounted without a limit reports a size of 0.
     (found.f_blocks > 0).then(|| room(found.f_bavail.saturating_mul(found.f_frsize), promised_bytes))
 }
 
-/// Bytes that another memory volume may take.
+/// Returns the bytes available to another memory volume.
 const fn room(free_bytes: u64, promised_bytes: u64) -> u64 {
     (free_bytes - free_bytes / RESERVE).saturating_sub(promised_bytes)
 }

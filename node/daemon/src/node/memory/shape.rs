@@ -1,4 +1,4 @@
-//! Size, limits, codec and owner of a memory volume, as an attach asks for them and its files have them.
+//! Size, limits, codec and owner of a memory volume, as requested by an attach and stored in its files.
 
 use holdfast_crds::ByteSize;
 use holdfast_memory::pool::SLAB_BYTES;
@@ -8,16 +8,15 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use super::local::slabs_of;
 use crate::node::{GrowTo, NodeError, sectors_of};
 
-/// Most queues of a memory volume's device: each is served by a ring thread of its own where there are as
-/// many.
+/// Maximum queues of a memory volume's device: if enough ring threads exist, each has its own.
 pub(super) const MOST_QUEUES: u16 = 4;
-/// Requests of a memory volume's device, those of all queues, and the longest read or write. With kernel copy
-/// each request has a buffer of this length, which is locked in memory: longer requests come in pieces.
+/// Maximum requests of a memory volume's device, over all queues, and the longest read or write. With kernel
+/// copy each request has a buffer of this length, locked in memory: longer requests are split.
 pub(super) const DEPTH: u16 = 64;
 pub(super) const MAX_IO_BYTES: u32 = 128 << 10;
-/// The most bytes a discard covers: the ring thread serves no other volume meanwhile.
+/// Maximum bytes of a discard, during which the ring thread serves no other volume.
 pub(super) const MAX_ZERO_BYTES: u32 = 4 << 20;
-/// Bytes of the buffers of a device.
+/// Total buffer size of a device, in bytes.
 pub(super) const BUFFER_BYTES: u64 = DEPTH as u64 * MAX_IO_BYTES as u64;
 
 /// Request to attach a memory volume.
@@ -27,28 +26,28 @@ pub(crate) struct MemoryAttach {
     pub(crate) volume: VolumeId,
     /// Its size.
     pub(crate) bytes: u64,
-    /// Bytes of memory that its content may take; absent: as much as any content needs.
+    /// Memory limit of its content, in bytes; `None`: enough for any content.
     pub(crate) limit_bytes: Option<u64>,
-    /// Bytes of the state disk that pages without memory may take; absent: none.
+    /// Disk space for pages without memory, in bytes; `None`: no spill file.
     pub(crate) spill_bytes: Option<u64>,
     /// Codec of its pages.
     pub(crate) codec: PageCodec,
-    /// Number of the attach, which rises, for a Volume of Kubernetes; 0 for a volume that a person attaches.
+    /// The epoch, which rises with each attach, of a Kubernetes Volume; 0 for a volume that a user attaches.
     pub(crate) epoch: u64,
-    /// The uid of that Volume; none for a volume that a person attaches.
+    /// The uid of that Volume; `None` for a volume that a user attaches.
     pub(crate) owner: Option<String>,
 }
 
-/// Distinguishes the memory volumes that a node may have under one name.
+/// Distinguishes successive memory volumes of one name on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemoryIdentity {
     pub(super) shape: MemoryShape,
-    /// The uid of its Volume object; none where a person attached it.
+    /// The uid of its Volume object; `None` if a user attached it.
     pub(crate) owner: Option<String>,
 }
 
 impl MemoryIdentity {
-    /// The identity of a volume that is attached as `request` asks.
+    /// Returns the identity of a volume attached by `request`.
     ///
     /// # Errors
     /// [`NodeError::Size`].
@@ -56,13 +55,13 @@ impl MemoryIdentity {
         Ok(Self { shape: MemoryShape::of(request)?, owner: request.owner.clone() })
     }
 
-    /// The first of size, limits and codec that cannot become what is asked for by a growth: its name in a
-    /// request, and its two values.
+    /// Returns the first of size, limits and codec that no growth can change to the `asked` one: its name in
+    /// a request, and both values.
     pub(crate) fn difference(&self, asked: &Self) -> Option<(&'static str, String, String)> {
         self.shape.difference(&asked.shape, true)
     }
 
-    /// True if a growth makes of it what is asked for.
+    /// Returns true if a growth leads to the `asked` identity.
     pub(crate) fn grows_to(&self, asked: &Self) -> bool {
         self.shape != asked.shape && self.difference(asked).is_none()
     }
@@ -75,12 +74,12 @@ pub(super) struct MemoryShape {
     /// Its limit.
     pub(super) slabs: u32,
     pub(super) codec: PageCodec,
-    /// Pages that its spill file may have; 0: it has none.
+    /// Maximum pages of its spill file; 0: no spill file.
     pub(super) spill_pages: u64,
 }
 
 impl MemoryShape {
-    /// The shape that an attach asks for.
+    /// Returns the shape requested by an attach.
     ///
     /// # Errors
     /// [`NodeError::Size`].
@@ -92,7 +91,7 @@ impl MemoryShape {
         Ok(Self { pages, slabs, codec, spill_pages })
     }
 
-    /// The shape after a growth.
+    /// Returns the shape after a growth.
     ///
     /// # Errors
     /// [`NodeError::Size`]; [`NodeError::MemoryShrinks`].
@@ -114,33 +113,33 @@ impl MemoryShape {
         Ok(grown)
     }
 
-    /// Its head.
+    /// Returns its head.
     pub(super) const fn head(&self, nonce: u64) -> TableHead {
         let &Self { pages, slabs, codec, spill_pages } = self;
         TableHead { pages, slabs, codec, nonce, spill_pages }
     }
 
-    /// The most memory that it may take, in bytes: its files, and the buffers of its device.
+    /// Returns its maximum memory in bytes: its files, and the buffers of its device.
     pub(super) const fn most_bytes(&self) -> u64 {
         self.file_bytes() + BUFFER_BYTES
     }
 
-    /// The most bytes that its files may take: the table, and slabs up to the limit.
+    /// Returns the maximum bytes of its files: the table, and slabs up to the limit.
     pub(super) const fn file_bytes(&self) -> u64 {
         self.table_bytes() + self.slabs as u64 * SLAB_BYTES as u64
     }
 
-    /// The most bytes of the state disk that it may take.
+    /// Returns its maximum disk space, in bytes.
     pub(super) const fn spill_bytes(&self) -> u64 {
         self.spill_pages * SECTOR_BYTES
     }
 
-    /// Bytes of its table.
+    /// Returns the length of its table in bytes.
     pub(super) const fn table_bytes(&self) -> u64 {
         HEAD_BYTES as u64 + self.pages * size_of::<u64>() as u64
     }
 
-    /// Fails if an attach asks for another one than the volume has.
+    /// Fails if an attach requests another shape than the volume's.
     ///
     /// # Errors
     /// [`NodeError::MemoryDiffers`].
@@ -153,14 +152,14 @@ impl MemoryShape {
         }
     }
 
-    /// The first of size, limits and codec that is not what is asked for, nor can become it by a growth if it
-    /// `may_grow`.
+    /// Returns the first of size, limits and codec that differs from `asked`, and, if it `may_grow`, cannot
+    /// be changed to it by a growth.
     fn difference(&self, asked: &Self, may_grow: bool) -> Option<(&'static str, String, String)> {
         let numbers = |shape: &Self| {
             let limit_bytes = u64::from(shape.slabs) * SLAB_BYTES as u64;
             [shape.pages * SECTOR_BYTES, limit_bytes, shape.spill_bytes()]
         };
-        // A spill file is made at an attach.
+        // A spill file is only created at an attach.
         let grows = [may_grow, may_grow, may_grow && self.spill_pages > 0];
         for (((field, grows), had), wanted) in ["size_bytes", "limit_bytes", "spill_bytes"]
             .into_iter()
@@ -186,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// The controller promises what the node takes.
+    /// The controller counts the same maximum as the node.
     #[test]
     fn a_volume_takes_what_kubernetes_counts() {
         for (bytes, limit_bytes, spill_bytes) in [

@@ -1,9 +1,9 @@
-//! The spill file of a memory volume: made, and found again after a daemon was killed.
+//! The spill file of a memory volume: its creation, and its recovery after the daemon was killed.
 //!
-//! Page N of the device lies at `N * 4096`, and the table says which pages are there. One more page, which is
-//! always a hole, lies behind the last.
+//! Page N of the device is at `N * 4096`; the table names the pages with data. The last page of the file is
+//! followed by one more page, which is always a hole.
 //!
-//! Invariants: a page that the table names is data of the file, and what it does not name is a hole.
+//! Invariants: a page named by the table is data in the file, all others are holes.
 //! On failure: the volume is not opened, and its device stays paused.
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -26,22 +26,22 @@ pub(super) struct SpillFile {
 }
 
 impl SpillFile {
-    /// Makes the file of a volume of so many pages.
+    /// Creates the file for a volume of this many pages.
     ///
     /// # Errors
-    /// The filesystem refuses it.
+    /// An error of the filesystem.
     pub(super) fn create(&self, pages: u64) -> Result<File, NodeError> {
         let dir = self.path.parent().expect("it lies in the volume's directory");
-        // The content is the owner's alone, as it is on the device.
+        // Only the owner has access to the content, as for the device.
         let mut directories = DirBuilder::new();
         directories.recursive(true).mode(0o700).create(dir).map_err(file(dir, "created"))?;
         open_direct(&self.path, file_bytes(pages))
     }
 
-    /// Makes the file long enough for a volume of so many pages. It does not become shorter.
+    /// Extends the file for a volume of this many pages. It is never shortened.
     ///
     /// # Errors
-    /// The filesystem refuses it.
+    /// An error of the filesystem.
     pub(super) fn lengthen(&self, pages: u64) -> Result<(), NodeError> {
         let spill_file = self.open_for_length()?;
         let found = spill_file.metadata().map_err(file(&self.path, "read"))?.len();
@@ -51,10 +51,10 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Cuts the file to the length of a volume of so many pages.
+    /// Truncates the file to the length of a volume of this many pages.
     ///
     /// # Errors
-    /// [`NodeError::Damaged`]: it is shorter. The filesystem refuses it.
+    /// [`NodeError::Damaged`] if it is shorter; an error of the filesystem.
     pub(super) fn cut(&self, pages: u64) -> Result<(), NodeError> {
         cut(&self.open_for_length()?, &self.path, file_bytes(pages))
     }
@@ -63,10 +63,10 @@ impl SpillFile {
         OpenOptions::new().write(true).open(&self.path).map_err(file(&self.path, "opened"))
     }
 
-    /// Opens the file that a predecessor left, and makes holes of what the table does not name.
+    /// Opens the file of a predecessor, and punches holes for all pages that the table does not name.
     ///
     /// # Errors
-    /// [`NodeError::Damaged`]: pages that the table names are not there. It cannot be opened.
+    /// [`NodeError::Damaged`] if pages named by the table are missing; it cannot be opened.
     pub(super) fn open(&self, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> Result<File, NodeError> {
         let damaged = |source| NodeError::Damaged { path: self.path.clone(), source };
         let opened = open_mode(&self.path, OpenOptions::new().read(true).write(true));
@@ -87,16 +87,15 @@ impl SpillFile {
     }
 }
 
-/// Bytes of the file of a volume of so many pages.
+/// Returns the file length for a volume of this many pages.
 const fn file_bytes(pages: u64) -> u64 {
     (pages + 1) * SECTOR_BYTES
 }
 
-/// Waits for what a process that was killed still writes, and makes holes of what the table does not name.
-/// Returns how many pages that it names are holes; then nothing was made one.
+/// Waits for writes of a killed process, and punches holes for all pages that the table does not name.
+/// Returns the number of named pages that are holes; unless it is 0, nothing is punched.
 fn settle(spill_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64) -> io::Result<u64> {
-    // A filesystem makes a hole once no direct write to the file is in flight. One that is full has waited,
-    // too.
+    // A filesystem punches a hole once no direct write to the file is in flight. A full one has waited, too.
     match punch(spill_file, pages..pages + 1) {
         Err(error) if error.kind() != io::ErrorKind::StorageFull => return Err(error),
         Ok(()) | Err(_) => {}
@@ -117,14 +116,14 @@ fn settle(spill_file: &File, volume: &MemoryVolume<impl PageMemory>, pages: u64)
         }
         unnamed.push(from..run.end);
     }
-    // What stays takes room, and nothing reads it.
+    // The remaining pages occupy space, but are never read.
     if let Err(error) = unnamed.into_iter().try_for_each(|pages| punch(spill_file, pages)) {
         tracing::warn!(%error, "blocks of a spill file that no page needs were not freed");
     }
     Ok(0)
 }
 
-/// Pages with data, of so many from the beginning on.
+/// Returns the runs of pages with data, among the first `pages`.
 fn data_runs(spill_file: &File, pages: u64) -> io::Result<Vec<Range<u64>>> {
     let end_bytes = pages * SECTOR_BYTES;
     let mut runs = Vec::new();
@@ -132,7 +131,7 @@ fn data_runs(spill_file: &File, pages: u64) -> io::Result<Vec<Range<u64>>> {
     while at < end_bytes {
         let data = match seek(spill_file, SeekFrom::Data(at)) {
             Ok(data) => data,
-            // No data behind it.
+            // No data after it.
             Err(Errno::NXIO) => break,
             Err(errno) => return Err(errno.into()),
         };

@@ -1,7 +1,7 @@
-//! Room for spill files on the state disk: what they may come to take has to fit.
+//! Space for spill files on the state disk, which must fit their maximum use.
 //!
-//! What the cache of other volumes holds is not counted as room, though its clean data gives way when the
-//! disk fills up: of the rest, nothing says when the store has it.
+//! Space held by other volumes' cache does not count as available. Its clean data is evicted if the disk
+//! fills up, but nothing bounds the time until the rest is uploaded.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ use crate::node::error::file;
 use crate::node::local::file::allocated_bytes;
 use crate::node::store::block_cache::slab_path;
 
-/// The part of the disk that is left to other files of the daemon: one in so many. The cache leaves as much.
+/// Reciprocal of the fraction of the disk that is reserved for other files of the daemon, as by the cache.
 const RESERVE: u64 = 64;
 
-/// Fails if the state disk has no room for a spill file of `most_bytes`, in addition to a slab of
-/// `slab_bytes` and to `promised_bytes` that other spill files may still take.
+/// Fails if the state disk has no space for a spill file of `most_bytes`, in addition to a slab of
+/// `slab_bytes` and the `promised_bytes` of other spill files.
 ///
 /// # Errors
-/// [`NodeError::MemorySpillRoom`]; the filesystem does not answer.
+/// [`NodeError::MemorySpillRoom`]; an error of the filesystem.
 pub(super) fn check_spill_room(
     state_dir: &Path,
     volume: &VolumeId,
@@ -40,10 +40,10 @@ pub(super) fn check_spill_room(
     })
 }
 
-/// Bytes that other spill files may take, in addition to what [`check_spill_room`] counts.
+/// Returns the bytes available to other spill files, in addition to those counted by [`check_spill_room`].
 ///
 /// # Errors
-/// The filesystem does not answer.
+/// An error of the filesystem.
 pub(super) fn spill_room_bytes(
     state_dir: &Path,
     slab_bytes: u64,
@@ -56,7 +56,7 @@ pub(super) fn spill_room_bytes(
     Ok(room(capacity_bytes, free_bytes, slab_bytes.saturating_add(promised_bytes)))
 }
 
-/// Bytes that another spill file may take where so many are promised and not filled.
+/// Returns the bytes available to another spill file, with `unfilled_bytes` promised but unused.
 const fn room(capacity_bytes: u64, free_bytes: u64, unfilled_bytes: u64) -> u64 {
     free_bytes.saturating_sub(capacity_bytes / RESERVE).saturating_sub(unfilled_bytes)
 }

@@ -16,44 +16,44 @@ use crate::node::{Attached, NodeError};
 /// State of a memory volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MemoryState {
-    /// Its files and its device are being made.
+    /// Its files and its device are being created.
     Attaching,
-    /// The volume of the previous process is recovered: requests to its device wait.
+    /// The previous process's volume is being recovered: requests to its device wait.
     Recovering {
-        /// Reason why the last try failed.
+        /// Reason why the last attempt failed.
         error: Option<String>,
     },
     /// Its device serves requests.
     Serving(Device),
-    /// Its device is being removed, or was and its files are.
+    /// Its device is being removed, or its files after that.
     Detaching,
-    /// Its device is stopped, and its detach failed after that: the next detach continues.
+    /// Its device is stopped, but its detach failed later: the next detach resumes it.
     Stopped(Device),
 }
 
 struct TableEntry {
     state: MemoryState,
-    /// Once it is on a ring thread.
+    /// Present once it is on a ring thread.
     present: Option<Arc<PresentMemory>>,
-    /// The most that its files may take, in memory and on the disk: of one that grows, after that.
+    /// Maximum use of its files, in memory and on the disk; during a growth, the new maximum.
     most: MostBytes,
     is_growing: bool,
 }
 
-/// A growth that was begun.
+/// A growth in progress.
 pub(super) struct BegunGrowth {
     pub(super) present: Arc<PresentMemory>,
     pub(super) device: Device,
-    /// The shape that the record has.
+    /// The recorded shape.
     pub(super) from: MemoryShape,
     pub(super) to: MemoryShape,
-    /// Bytes that the files of all volumes might still take before.
+    /// Unused bytes of all volumes' limits before the growth.
     pub(super) promised_bytes: u64,
-    /// The same of the state disk, of the spill files.
+    /// The same for the spill files on the state disk.
     pub(super) spill: SpillBytes,
 }
 
-/// The most that the other volumes may take.
+/// Maximum use of the other volumes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OthersMost {
     /// Bytes of memory.
@@ -73,12 +73,12 @@ impl TableEntry {
         Self { state, present: None, most, is_growing: false }
     }
 
-    /// The most memory that it may take, in bytes.
+    /// Returns its maximum memory, in bytes.
     fn most_bytes(&self) -> u64 {
         self.most.memory + BUFFER_BYTES
     }
 
-    /// Bytes that its files may still take.
+    /// Returns the bytes by which its files may still grow.
     fn unused_bytes(&self) -> u64 {
         let taken_bytes = self
             .present
@@ -87,21 +87,21 @@ impl TableEntry {
         self.most.memory.saturating_sub(taken_bytes)
     }
 
-    /// Bytes of memory that it takes, with its table and the buffers of its device.
+    /// Returns its memory use in bytes, including its table and its device's buffers.
     fn used_bytes(&self) -> u64 {
         self.present.as_ref().map_or(0, |present| {
             present.shape().table_bytes() + present.published.figures().slab_bytes + BUFFER_BYTES
         })
     }
 
-    /// Bytes of the state disk that its pages take.
+    /// Returns the disk space used by its pages, in bytes.
     fn spilled_bytes(&self) -> u64 {
         self.present.as_ref().map_or(0, |present| present.published.figures().spilled_pages * SECTOR_BYTES)
     }
 }
 
-/// The state disk in bytes that spill files may take together, and take. One that is recovered takes none
-/// before it is on a ring thread: too little room is reported then, and never too much.
+/// Maximum and current use of the state disk by spill files, in bytes. A volume in recovery counts as using
+/// none until it is on a ring thread: until then, too little free space is reported, but never too much.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SpillBytes {
     pub(super) promised_bytes: u64,
@@ -117,20 +117,20 @@ impl SpillBytes {
     }
 }
 
-/// The table.
+/// The memory volumes of this node, by id.
 #[derive(Default)]
 pub(in crate::node) struct MemoryTable(Mutex<BTreeMap<VolumeId, TableEntry>>);
 
 impl MemoryTable {
-    /// True if there is the volume, in whatever state.
+    /// Returns true if the volume exists, in any state.
     pub(in crate::node) fn contains(&self, volume: &VolumeId) -> bool {
         self.0.lock().contains_key(volume)
     }
 
-    /// Reserves a volume for an attach; or returns its device if it is attached with the same shape.
+    /// Reserves a volume for an attach, or returns its device if it is attached with the same shape.
     ///
     /// # Errors
-    /// [`NodeError::MemoryDiffers`]; what its state refuses.
+    /// [`NodeError::MemoryDiffers`]; a conflict with its state.
     pub(super) fn reserve(
         &self,
         volume: &VolumeId,
@@ -150,25 +150,25 @@ impl MemoryTable {
         }
     }
 
-    /// Reserves a volume for its recovery, whose files may take so many bytes.
+    /// Reserves a volume for its recovery, with this maximum use of its files.
     pub(super) fn recover(&self, volume: VolumeId, most: MostBytes) {
         let state = MemoryState::Recovering { error: None };
         self.0.lock().insert(volume, TableEntry::new(state, most));
     }
 
-    /// The most that the volumes but this one may take in all.
+    /// Returns the maximum use of all volumes except this one.
     pub(super) fn others_most(&self, apart: &VolumeId) -> OthersMost {
         others_most(&self.0.lock(), apart)
     }
 
-    /// Bytes of the state disk that spill files may take and take: of all volumes, or of all but one.
+    /// Returns maximum and current use of the state disk by spill files: of all volumes, or of all but one.
     pub(super) fn spill_bytes(&self, apart: Option<&VolumeId>) -> SpillBytes {
         let entries = self.0.lock();
         let counted = entries.iter().filter(|(volume, _)| Some(*volume) != apart);
         SpillBytes::of(counted.map(|(_, entry)| entry))
     }
 
-    /// The most bytes that all volumes may take, and those that they take now.
+    /// Returns the maximum and the current memory use of all volumes, in bytes.
     pub(super) fn bytes(&self) -> (u64, u64) {
         let entries = self.0.lock();
         entries.values().fold((0, 0), |(most, used): (u64, u64), entry| {
@@ -176,19 +176,19 @@ impl MemoryTable {
         })
     }
 
-    /// Bytes that the files of the volumes but this one may still take.
+    /// Returns the bytes by which the files of all volumes except this one may still grow.
     pub(super) fn promised_bytes(&self, apart: &VolumeId) -> u64 {
         let entries = self.0.lock();
         let others = entries.iter().filter(|(volume, _)| *volume != apart);
         unused_bytes(others.map(|(_, entry)| entry))
     }
 
-    /// Bytes that the files of all volumes may still take.
+    /// Returns the bytes by which the files of all volumes may still grow.
     pub(super) fn unused_bytes(&self) -> u64 {
         unused_bytes(self.0.lock().values())
     }
 
-    /// Publishes that a volume came onto a ring thread.
+    /// Publishes that a volume was added to its ring threads.
     pub(super) fn came(&self, volume: &VolumeId, present: Arc<PresentMemory>) {
         if let Some(entry) = self.0.lock().get_mut(volume) {
             entry.most = MostBytes::from(&present.shape());
@@ -196,10 +196,10 @@ impl MemoryTable {
         }
     }
 
-    /// The device of a volume that is served and may grow.
+    /// Returns the device of a served volume that may grow.
     ///
     /// # Errors
-    /// What its state refuses.
+    /// A conflict with its state.
     pub(super) fn growing_device(&self, volume: &VolumeId) -> Result<Device, NodeError> {
         let entries = self.0.lock();
         let entry = entries.get(volume).ok_or_else(|| NodeError::NotAttached(volume.clone()))?;
@@ -209,11 +209,11 @@ impl MemoryTable {
         }
     }
 
-    /// Begins a growth to the shape that `grown` makes of the volume's and allows: from here on it counts
-    /// with that.
+    /// Starts a growth to the shape that `grown` derives from the volume's and permits, and counts the volume
+    /// with the new shape from now on.
     ///
     /// # Errors
-    /// What its state refuses, and `grown`.
+    /// A conflict with its state; the error of `grown`.
     pub(super) fn begin_growth(
         &self,
         volume: &VolumeId,
@@ -237,7 +237,7 @@ impl MemoryTable {
         Ok(begun)
     }
 
-    /// A growth ended: the volume counts with the shape that its record has.
+    /// Ends a growth: the volume counts with its recorded shape.
     pub(super) fn end_growth(&self, volume: &VolumeId) {
         if let Some(entry) = self.0.lock().get_mut(volume) {
             entry.is_growing = false;
@@ -247,17 +247,16 @@ impl MemoryTable {
         }
     }
 
-    /// Changes the state of a volume. Returns the one before.
+    /// Changes the state of a volume. Returns the previous one.
     pub(super) fn set(&self, volume: &VolumeId, state: MemoryState) -> Option<MemoryState> {
         let mut entries = self.0.lock();
         Some(std::mem::replace(&mut entries.get_mut(volume)?.state, state))
     }
 
-    /// Begins a detach, or continues one that failed. Returns the volume, its device, and true if that is
-    /// stopped.
+    /// Starts a detach, or resumes a failed one. Returns the volume, its device, and true if that is stopped.
     ///
     /// # Errors
-    /// What its state refuses.
+    /// A conflict with its state.
     pub(super) fn begin_detach(
         &self,
         volume: &VolumeId,
@@ -275,17 +274,17 @@ impl MemoryTable {
         Ok(found)
     }
 
-    /// The volume, if it is on a ring thread.
+    /// Returns the volume, if it is on a ring thread.
     pub(super) fn present(&self, volume: &VolumeId) -> Option<Arc<PresentMemory>> {
         self.0.lock().get(volume)?.present.clone()
     }
 
-    /// The volume is not on this node any more.
+    /// Removes a volume that is no longer on this node.
     pub(super) fn forget(&self, volume: &VolumeId) {
         self.0.lock().remove(volume);
     }
 
-    /// Status of all.
+    /// Returns the status of all volumes.
     pub(super) fn list(&self) -> Vec<NodeVolumeStatus> {
         let entries = self.0.lock();
         let all = entries.iter().map(|(volume, TableEntry { state, present, .. })| {
@@ -305,7 +304,7 @@ impl MemoryTable {
                 message,
                 attached: present.as_ref().zip(device).map(|(present, device)| present.attached_by(device)),
                 served: served.unwrap_or_default(),
-                // Before the first tick of its ring thread its content is not known.
+                // Before the first tick of its ring thread its content is unknown.
                 holds_data: figures
                     .filter(|figures| figures.limit_bytes > 0)
                     .map(|figures| figures.content_pages() > 0),

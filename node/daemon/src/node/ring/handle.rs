@@ -37,9 +37,9 @@ impl RingHandle {
     }
 
     /// Sends a message that another one follows soon; it is dropped where the inbox is full, so that this
-    /// ring thread holds up no other.
-    pub(in crate::node) fn offer(&self, message: Message) {
-        drop(self.send_now(message));
+    /// ring thread holds up no other. Returns true if it was sent.
+    pub(in crate::node) fn offer(&self, message: Message) -> bool {
+        self.send_now(message).is_none()
     }
 
     /// Returns the message if the inbox is full.
@@ -110,8 +110,8 @@ mod tests {
     async fn an_offer_to_a_full_inbox_is_dropped_and_counted() {
         let (inbox, mut messages) = mpsc::channel(1);
         let ring = RingHandle::new(inbox, waker(), Arc::default());
-        ring.offer(Message::Tick);
-        ring.offer(Message::Leave);
+        assert!(ring.offer(Message::Tick));
+        assert!(!ring.offer(Message::Leave));
         assert!(matches!(messages.try_recv(), Ok(Message::Tick)));
         assert!(messages.try_recv().is_err());
         assert_eq!(ring.status().full_inbox, 1);

@@ -1,29 +1,29 @@
 //! Placement of volumes on ring threads.
 
-use holdfast_ring::RingOptions;
-
 use crate::node::error::NodeError;
 use crate::node::ring::handle::RingHandle;
-use crate::node::ring::room::{ReservedPlace, RingNeed, Rooms};
+use crate::node::ring::room::{ReservedPlace, RingNeed, Rooms, VOLUME_FILES, files_of_volumes};
 use holdfast_serve::RingStatus;
 
 /// The ring threads.
 pub(in crate::node) struct Rings {
     handles: Vec<RingHandle>,
     rooms: Rooms,
+    /// Slots for files that the volumes of each ring may have.
+    files: u32,
 }
 
 impl Rings {
-    pub(in crate::node) fn new(handles: Vec<RingHandle>) -> Self {
-        let rooms = Rooms::new(handles.len(), &RingOptions::default());
-        Self { handles, rooms }
+    /// Those of a process with this limit of open files.
+    pub(in crate::node) fn new(handles: Vec<RingHandle>, open_files: u64) -> Self {
+        let files = files_of_volumes(handles.len(), open_files);
+        let rooms = Rooms::new(handles.len(), files);
+        Self { handles, rooms, files }
     }
 
-    /// Volumes with devices of so many queues of this depth that all rings can carry. A volume whose requests
-    /// are copied needs fewer slots.
-    pub(in crate::node) fn max_volumes(&self, queues: u16, depth: u16) -> u32 {
-        let of_one = u32::from(RingOptions::default().buffers) / (u32::from(queues) * u32::from(depth));
-        of_one * u32::try_from(self.handles.len()).expect("a node has few ring threads")
+    /// Volumes with devices of so many queues that all rings can carry, by any transport.
+    pub(in crate::node) fn max_volumes(&self, queues: u16) -> u32 {
+        self.files / (VOLUME_FILES + u32::from(queues)) * u32::from(self.count())
     }
 
     /// Reserves a place on the ring with the fewest volumes that has room.
@@ -48,7 +48,7 @@ impl Rings {
     ) -> Result<Vec<(RingHandle, ReservedPlace)>, NodeError> {
         let most = self.count().min(queues);
         let shares = (1..=most).rev().find_map(|threads| {
-            let need = RingNeed { files: u32::from(queues.div_ceil(threads)) + files, buffers: 0 };
+            let need = RingNeed(u32::from(queues.div_ceil(threads)) + files);
             self.rooms.reserve_apart(need, usize::from(threads))
         });
         let places = shares.ok_or(NodeError::RingsFull(self.handles.len()))?;

@@ -1,8 +1,10 @@
 //! The room on the rings.
 //!
-//! Owns: how much room each ring has left. A place is reserved before anything is sent to the thread, and is
-//! free again when the thread has released the volume, so that volumes which arrive together spread and none
-//! meets a full table.
+//! Owns: how many files each ring can still take. A place is reserved before anything is sent to the thread,
+//! and is free again when the thread has released the volume, so that volumes which arrive together spread
+//! and none meets a full table.
+//! Does not own: the buffers of requests. Devices share them where a ring has none left (`node/ring`), so
+//! that they limit no number of devices.
 
 use std::sync::Arc;
 
@@ -13,21 +15,18 @@ use parking_lot::{Mutex, MutexGuard};
 pub(in crate::node) const VOLUME_FILES: u32 = 4;
 /// Files that all volumes of a ring share.
 const SHARED_FILES: u32 = 3;
+/// Open files of a process that are no volume's: connections, rings, logs, and what a command opens for a
+/// moment.
+const OTHER_FILES: u64 = 1024;
 
-/// Slots of a ring that a volume needs.
+/// Slots for files of a ring that a volume needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::node) struct RingNeed {
-    /// Slots for files.
-    pub(in crate::node) files: u32,
-    /// Slots for the buffers of requests.
-    pub(in crate::node) buffers: u32,
-}
+pub(in crate::node) struct RingNeed(pub(in crate::node) u32);
 
 #[derive(Debug, Clone, Copy)]
 struct Room {
     volumes: usize,
     files: u32,
-    buffers: u32,
 }
 
 /// The room on each ring.
@@ -42,10 +41,18 @@ pub(in crate::node) struct ReservedPlace {
     need: RingNeed,
 }
 
+/// Slots for files that the volumes of each of so many rings may have, in a process with this limit of open
+/// files: a volume has no more open files than slots.
+pub(super) fn files_of_volumes(rings: usize, open_files: u64) -> u32 {
+    let of_table = RingOptions::default().files - SHARED_FILES;
+    let of_process = open_files.saturating_sub(OTHER_FILES) / rings.max(1) as u64;
+    of_process.try_into().unwrap_or(u32::MAX).min(of_table)
+}
+
 impl Rooms {
-    pub(super) fn new(rings: usize, options: &RingOptions) -> Self {
-        let room = Room { volumes: 0, files: options.files - SHARED_FILES, buffers: options.buffers.into() };
-        Self(Arc::new(Mutex::new(vec![room; rings])))
+    /// Those of so many rings, each with these slots for files.
+    pub(super) fn new(rings: usize, files: u32) -> Self {
+        Self(Arc::new(Mutex::new(vec![Room { volumes: 0, files }; rings])))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Room>> {
@@ -80,13 +87,12 @@ impl Rooms {
 
 impl Room {
     const fn fits(&self, need: RingNeed) -> bool {
-        self.files >= need.files && self.buffers >= need.buffers
+        self.files >= need.0
     }
 
     const fn take(&mut self, need: RingNeed) {
         self.volumes += 1;
-        self.files -= need.files;
-        self.buffers -= need.buffers;
+        self.files -= need.0;
     }
 }
 
@@ -101,8 +107,7 @@ impl Drop for ReservedPlace {
     fn drop(&mut self) {
         let room = &mut self.rooms.lock()[self.ring];
         room.volumes -= 1;
-        room.files += self.need.files;
-        room.buffers += self.need.buffers;
+        room.files += self.need.0;
     }
 }
 
@@ -110,48 +115,74 @@ impl Drop for ReservedPlace {
 mod tests {
     use super::*;
 
-    const ZERO_COPY: RingNeed = RingNeed { files: VOLUME_FILES + 1, buffers: 128 };
-    const USER_COPY: RingNeed = RingNeed { buffers: 0, ..ZERO_COPY };
+    const VOLUME: RingNeed = RingNeed(VOLUME_FILES + 1);
+    const PLENTY: u64 = 1 << 20;
 
     /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table
     /// was full.
     #[test]
     fn volumes_that_arrive_together_spread_over_all_rings() {
-        let rooms = Rooms::new(3, &RingOptions::default());
-        let places: Vec<ReservedPlace> = (0..3 * 128).map(|_| rooms.reserve(ZERO_COPY).unwrap()).collect();
+        let rooms = Rooms::new(3, files_of_volumes(3, PLENTY));
+        let places: Vec<ReservedPlace> = (0..3 * 1637).map(|_| rooms.reserve(VOLUME).unwrap()).collect();
         for ring in 0..3 {
-            assert_eq!(places.iter().filter(|place| place.ring == ring).count(), 128);
+            assert_eq!(places.iter().filter(|place| place.ring == ring).count(), 1637);
         }
-        assert!(rooms.reserve(ZERO_COPY).is_none(), "16384 buffers are 128 devices of 128 requests");
-        let copying = rooms.reserve(USER_COPY).unwrap();
-        drop(copying);
+        assert!(rooms.reserve(VOLUME).is_none(), "8192 files are 1637 volumes, and three shared files");
         drop(places.into_iter().next());
         assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 0);
-        assert_eq!(rooms.reserve(ZERO_COPY).unwrap().ring, 0);
+        assert_eq!(rooms.reserve(VOLUME).unwrap().ring, 0);
+    }
+
+    /// A ring of a predecessor carried devices of any depth; its successor refused those that came last.
+    #[test]
+    fn the_room_of_a_volume_does_not_follow_from_its_depth() {
+        use crate::node::ring::shape::DeviceShape;
+        use holdfast_ublk::Transport;
+
+        let files = files_of_volumes(1, PLENTY);
+        let devices = |depth: u16| DeviceShape {
+            transport: Transport::ZeroCopy,
+            queues: 1,
+            depth,
+            max_io_bytes: 1 << 20,
+        };
+        for predecessor in [[128, 128, 128], [16, 4096, 32], [1, 64, 2048]] {
+            let rooms = Rooms::new(1, files);
+            let served = predecessor.iter().cycle().take(1637);
+            let recovered = served.map(|depth| rooms.reserve(devices(*depth).need()));
+            assert_eq!(recovered.collect::<Vec<_>>().iter().flatten().count(), 1637, "{predecessor:?}");
+        }
+    }
+
+    #[test]
+    fn the_limit_of_open_files_is_shared_by_the_rings() {
+        assert_eq!(files_of_volumes(2, PLENTY), 8189, "the table of a ring");
+        assert_eq!(files_of_volumes(2, 8192), 3584);
+        assert_eq!((files_of_volumes(2, 100), files_of_volumes(0, u64::MAX)), (0, 8189));
     }
 
     #[test]
     fn shares_of_one_volume_are_on_different_rings() {
-        const COPYING: RingNeed = RingNeed { files: 1, buffers: 0 };
-        let rooms = Rooms::new(3, &RingOptions::default());
-        let _busy = rooms.reserve(USER_COPY).unwrap();
+        const COPYING: RingNeed = RingNeed(1);
+        let files = files_of_volumes(3, PLENTY);
+        let rooms = Rooms::new(3, files);
+        let _busy = rooms.reserve(VOLUME).unwrap();
         let shares = rooms.reserve_apart(COPYING, 2).unwrap();
         assert_eq!(shares.iter().map(ReservedPlace::ring).collect::<Vec<_>>(), [1, 2], "the idle ones");
         let all = rooms.reserve_apart(COPYING, 3).unwrap();
         assert_eq!(all.len(), 3);
         assert!(rooms.reserve_apart(COPYING, 4).is_none(), "there are three");
         drop((shares, all));
-        let full = RingNeed { files: RingOptions::default().files - SHARED_FILES, buffers: 0 };
-        assert!(rooms.reserve_apart(full, 3).is_none(), "one has a volume");
+        assert!(rooms.reserve_apart(RingNeed(files), 3).is_none(), "one has a volume");
         assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 1, "nothing was reserved");
     }
 
     #[test]
     fn a_full_ring_is_passed_over() {
-        let rooms = Rooms::new(2, &RingOptions { buffers: 128, ..RingOptions::default() });
-        let first = rooms.reserve(ZERO_COPY).unwrap();
-        let _busier = [rooms.reserve(USER_COPY).unwrap(), rooms.reserve(USER_COPY).unwrap()];
-        assert_eq!(rooms.reserve(ZERO_COPY).unwrap().ring, 1);
+        let rooms = Rooms::new(2, VOLUME.0 + 2);
+        let first = rooms.reserve(VOLUME).unwrap();
+        let _busier = [rooms.reserve(RingNeed(1)).unwrap(), rooms.reserve(RingNeed(1)).unwrap()];
+        assert_eq!(rooms.reserve(VOLUME).unwrap().ring, 1);
         assert_eq!(first.ring, 0);
     }
 }

@@ -42,13 +42,9 @@ impl DeviceShape {
         u64::from(self.requests()) * (u64::from(self.max_io_bytes) / SECTOR_BYTES).max(1)
     }
 
-    /// Slots of a ring that the volume needs.
+    /// Slots for files of a ring that the volume needs.
     pub(in crate::node) fn need(self) -> RingNeed {
-        let buffers = match self.transport {
-            Transport::ZeroCopy => self.requests(),
-            Transport::UserCopy | Transport::KernelCopy | Transport::Fuse => 0,
-        };
-        RingNeed { files: VOLUME_FILES + u32::from(self.queues), buffers }
+        RingNeed(VOLUME_FILES + u32::from(self.queues))
     }
 
     /// Returns how many pieces of background work wait to be begun for the volume, at most. The planner asks
@@ -76,9 +72,9 @@ mod tests {
             max_io_bytes: 1 << 20,
         };
         assert_eq!(ours.waiting_work(), 128 * 256 + WORK_OF_COMMITS + 1);
-        assert_eq!(ours.need(), RingNeed { files: VOLUME_FILES + 1, buffers: 128 });
+        assert_eq!(ours.need(), RingNeed(VOLUME_FILES + 1));
         let small = DeviceShape { transport: Transport::UserCopy, max_io_bytes: 4096, ..ours };
-        assert_eq!((small.need().buffers, small.waiting_work()), (0, 128 + WORK_OF_COMMITS + 1));
-        assert_eq!(DeviceShape::NONE.need(), RingNeed { files: VOLUME_FILES, buffers: 0 });
+        assert_eq!((small.need(), small.waiting_work()), (ours.need(), 128 + WORK_OF_COMMITS + 1));
+        assert_eq!(DeviceShape::NONE.need(), RingNeed(VOLUME_FILES));
     }
 }

@@ -1,11 +1,11 @@
-//! The slab: the node's file of fetched blocks, shared by all its volumes, and a small one in memory for what
-//! the disk does not take.
+//! The slab: the node's file of fetched blocks, shared by all its volumes, and a small file in memory for
+//! blocks that the disk rejects.
 //!
-//! Owns: both files. Which slot holds which content is [`holdfast_background::SlotTable`]'s; a content is
-//! written before it is published, and never changes while a [`SlabSlot`] is held. What is in the slab's file
-//! outlives the process and the host ([`kept_table`](super::kept_table)); what is in memory does not.
-//! On failure: a cold read does not wait for the disk. What it has no room for, or fails to write or to read,
-//! is served from memory, and fetched again once it has left that.
+//! Owns: both files. [`holdfast_background::SlotTable`] maps contents to slots; a content is written before
+//! it is published, and never changes while a [`SlabSlot`] is held. The slab's file outlives the process and
+//! the host ([`kept_table`](super::kept_table)); the memory file does not.
+//! On failure: a cold read does not wait for the disk. A block for which the disk has no space, or which it
+//! fails to write or read, is served from memory, and fetched again after its eviction from there.
 
 use std::error::Error;
 use std::fs::File;
@@ -33,24 +33,24 @@ use crate::node::store::kept_table::KeptTable;
 
 /// Slots beyond the index's own capacity: blocks being filled or read while they are evicted.
 const SPARE_SLOTS: u32 = 64;
-/// Parts of the index with a lock each. Fixed, so that its capacity does not depend on the number of CPUs.
+/// Index shards, each with its own lock. Fixed, so that the capacity does not depend on the number of CPUs.
 const INDEX_SHARDS: usize = 8;
-/// Slots in memory, spare ones included: 16 MiB, which are taken when the disk first fails.
+/// Slots in memory, including spare ones: 16 MiB, allocated when the disk first fails.
 const MEMORY_SLOTS: u32 = 2 * SPARE_SLOTS;
 
-/// Contents that are kept for later at a time: 16 MiB.
+/// Maximum of concurrent writes of contents for later use: 16 MiB.
 pub(super) const KEEPING: u32 = 128;
 
-/// Path of the slab's file in a state directory.
+/// Returns the path of the slab's file in a state directory.
 pub(in crate::node) fn slab_path(state_dir: &Path) -> PathBuf {
     state_dir.join("slab.data")
 }
 
-/// A file of blocks, and what is in it.
+/// A file of blocks, and the table of its slots.
 struct Blocks {
     file: Arc<File>,
     table: SlotTable,
-    /// The table's entries on disk; `None` where nothing is kept.
+    /// The table's entries on disk; `None` if they are not persisted.
     kept: Option<Arc<KeptTable>>,
     lines: LineLimit,
 }
@@ -69,7 +69,7 @@ impl Blocks {
         self.table.get(key, |slot, entry| self.is_proven(slot, entry)).await
     }
 
-    /// Returns true if a slot has what its entry says.
+    /// Returns true if the slot's content matches its entry.
     async fn is_proven(&self, slot: Slot, entry: SlabEntry) -> io::Result<bool> {
         let file = Arc::clone(&self.file);
         let compared = run_blocking(move || read_slot(&file, &slot).map(|block| entry.is_of(&block))).await;
@@ -93,7 +93,7 @@ impl Blocks {
         }
     }
 
-    /// Writes a block into a slot that is this content's.
+    /// Writes a block to a slot reserved for this content.
     fn write(
         &self,
         key: ContentKey,
@@ -102,7 +102,7 @@ impl Blocks {
     ) -> impl Future<Output = (Arc<HeapBuffer>, io::Result<()>)> + use<> {
         let (file, kept) = (Arc::clone(&self.file), self.kept.clone());
         run_blocking(move || {
-            // The slot is this content's until the write has ended, also where its reader is dropped.
+            // The slot stays reserved until the write has ended, even if its reader is dropped.
             let written = file.write_all_at(&block, SlabSlot::offset_of(&slot));
             if let (Some(kept), Ok(())) = (kept, &written) {
                 kept.put(slot.number(), &SlabEntry::of(key, &block));
@@ -112,7 +112,7 @@ impl Blocks {
     }
 }
 
-/// The bytes of a slot.
+/// Reads a slot.
 fn read_slot(file: &File, slot: &Slot) -> io::Result<HeapBuffer> {
     let mut block = HeapBuffer::zeroed(BLOCK_BYTES as usize);
     file.read_exact_at(&mut block, SlabSlot::offset_of(slot))?;
@@ -123,11 +123,11 @@ fn read_slot(file: &File, slot: &Slot) -> io::Result<HeapBuffer> {
 pub(crate) struct BlockSlab {
     disk: Blocks,
     memory: Blocks,
-    /// Blocks that the disk did not take, or could not read.
+    /// Blocks that the disk failed to store or read.
     unkept: AtomicU64,
-    /// The disk did not take the last block.
+    /// True if the disk did not store the last block.
     is_refused: AtomicBool,
-    /// Contents that may be kept for later at a time.
+    /// Limits concurrent writes of contents for later use.
     keeping: Arc<Semaphore>,
     lines: LineLimit,
 }
@@ -135,15 +135,15 @@ pub(crate) struct BlockSlab {
 /// Files that may hold the block of a cold read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Among {
-    /// The slab's, or the one in memory where the disk does not take it.
+    /// The slab's file, or the memory file if the disk does not store the block.
     Both,
-    /// The one in memory: the disk could not read the block from the slab.
+    /// The memory file: the disk failed to read the block from the slab.
     Memory,
 }
 
 impl BlockSlab {
-    /// Opens the slab's file with room for `bytes` (at least a few hundred blocks). Blocks that earlier
-    /// processes put into it are read again, each once it was compared with its entry in the table.
+    /// Opens the slab's file with space for `bytes` (at least a few hundred blocks). Blocks written by
+    /// earlier processes are used, each after a comparison with its entry in the table.
     pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS);
         let known = std::fs::metadata(path).map_or(0, |found| found.len() / BLOCK_BYTES);
@@ -154,7 +154,7 @@ impl BlockSlab {
         let memory = memory
             .and_then(|memory| memory.set_len(u64::from(MEMORY_SLOTS) * BLOCK_BYTES).map(|()| memory))
             .map_err(file(Path::new(name), "made in memory"))?;
-        // A slab that was removed, or cut off, has no others.
+        // A removed or truncated slab has no others.
         let known = u32::try_from(known).unwrap_or(u32::MAX).min(slots);
         let old = kept.iter().flat_map(|kept| kept.entries(known));
         Ok(Self {
@@ -177,23 +177,23 @@ impl BlockSlab {
         })
     }
 
-    /// The file, for reading slots through a ring.
+    /// Returns the file, for reading slots through a ring.
     pub(crate) fn file(&self) -> &File {
         &self.disk.file
     }
 
-    /// The file in memory, for the same.
+    /// Returns the memory file, for the same purpose.
     pub(crate) fn memory_file(&self) -> &File {
         &self.memory.file
     }
 
-    /// Blocks that were served from memory because the disk did not take them, or could not read them.
+    /// Returns the number of blocks served from memory because the disk failed to store or read them.
     pub(crate) fn unkept(&self) -> u64 {
         self.unkept.load(Ordering::Relaxed)
     }
 
-    /// The slot of this content; what `fetch` begins at once makes the block's bytes when it is in none.
-    /// Fetches of one content coalesce.
+    /// Returns the slot of this content; if no slot has it, `fetch` starts at once and provides the bytes.
+    /// Fetches of one content are coalesced.
     pub(crate) async fn slot<E, F>(
         &self,
         key: &ContentKey,
@@ -233,7 +233,7 @@ impl BlockSlab {
         kept.map(|slot| SlabSlot::new(slot, true))
     }
 
-    /// The bytes of this content, if it is in the slab.
+    /// Returns the bytes of this content, if it is in the slab.
     pub(super) async fn read(&self, key: &ContentKey) -> Option<HeapBuffer> {
         let slot = self.disk.get(key).await?;
         let read = self.disk.read(slot.clone()).await;
@@ -243,14 +243,14 @@ impl BlockSlab {
         read.ok()
     }
 
-    /// The right to keep so many contents for later; `None` where the disk takes nothing, or where too many
-    /// are being kept already.
+    /// Returns a permit to write this many contents for later use; `None` if the disk stores nothing, or if
+    /// too many writes are in progress.
     pub(super) fn may_keep(&self, contents: u32) -> Option<OwnedSemaphorePermit> {
         let may_keep = || Arc::clone(&self.keeping).try_acquire_many_owned(contents).ok();
         if self.is_refused() { None } else { may_keep() }
     }
 
-    /// Puts a content that is no block into the slab, unless no slot is free.
+    /// Writes a content that is not a block to the slab, unless no slot is free.
     pub(super) async fn keep(&self, key: &ContentKey, content: HeapBuffer) {
         let content = async { Ok::<_, io::Error>(Arc::new(content)) };
         let write = |slot, content| self.disk.write(*key, slot, content);
@@ -261,16 +261,16 @@ impl BlockSlab {
         }
     }
 
-    /// Waits until all that is being kept for later was written.
+    /// Waits until all contents for later use are written.
     #[cfg(test)]
     pub(crate) async fn kept(&self) {
         let _none_left = self.keeping.acquire_many(KEEPING).await.unwrap();
     }
 
-    /// Puts this content into the slab before any reader asks for it.
+    /// Writes this content to the slab before any reader requests it.
     ///
     /// # Errors
-    /// Those of `fetch`, and that of the disk. Nothing is kept of the block then.
+    /// An error of `fetch` or of the disk. The block is not stored in that case.
     pub(crate) async fn fill_ahead<E: From<io::Error>>(
         &self,
         key: &ContentKey,
@@ -283,10 +283,10 @@ impl BlockSlab {
         })
     }
 
-    /// Puts this content into the slab for a reader that asks for it right after.
+    /// Writes this content to the slab for a reader that is about to request it.
     ///
     /// # Errors
-    /// Those of `fetch`, and that of the disk. Nothing is kept of the block then.
+    /// An error of `fetch` or of the disk. The block is not stored in that case.
     pub(crate) async fn fill_joined<E: From<io::Error>>(
         &self,
         key: &ContentKey,
@@ -302,19 +302,19 @@ impl BlockSlab {
         })
     }
 
-    /// Returns true if the disk did not take the last block that was read: what is fetched for later does not
-    /// stay.
+    /// Returns true if the disk did not store the last block that was read: blocks fetched for later would
+    /// not stay.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Has this content be compared where an earlier process put it into the slab: [`Self::contains`] is then
-    /// true only of contents that a reader will find.
+    /// Compares this content with its entry if an earlier process wrote it: only then, [`Self::contains`]
+    /// reliably shows that a reader will find it.
     pub(crate) async fn prove(&self, key: &ContentKey) {
         self.disk.table.prove(key, |slot, entry| self.disk.is_proven(slot, entry)).await;
     }
 
-    /// Takes in that these blocks were read without being asked for here.
+    /// Records that these blocks were read directly.
     pub(crate) fn used(&self, slots: &[WeakSlabSlot]) {
         for slot in slots.iter().filter_map(WeakSlabSlot::upgrade) {
             if slot.is_in_memory() { &self.memory } else { &self.disk }.table.used(slot.slot());
@@ -326,17 +326,17 @@ impl BlockSlab {
         self.memory.table.contains(key) || self.disk.table.contains(key)
     }
 
-    /// Blocks that were put into the slab ahead of their readers.
+    /// Returns the counts of blocks written to the slab ahead of their readers.
     pub(crate) fn ahead(&self) -> AheadCounts {
         self.disk.table.ahead()
     }
 
-    /// Blocks that earlier processes put into the slab.
+    /// Returns the counts of blocks written to the slab by earlier processes.
     pub(crate) fn old(&self) -> OldCounts {
         self.disk.table.old()
     }
 
-    /// Blocks that may lie in the slab before any reader took them.
+    /// Returns the maximum number of blocks in the slab that no reader has used yet.
     pub(crate) fn unread_most(&self) -> u64 {
         self.disk.table.unread_most()
     }
@@ -354,13 +354,13 @@ impl BlockSlab {
         }
     }
 
-    /// The disk cannot read this slot: its content is fetched again, into another.
+    /// Drops a slot that the disk cannot read: its content is fetched again, into another slot.
     pub(crate) fn forget(&self, slot: &SlabSlot) {
         if slot.is_in_memory() { &self.memory } else { &self.disk }.table.forget(slot.slot());
     }
 }
 
-/// The error of a block that not even memory took.
+/// Returns the error of a block that not even memory stored.
 fn unkept<B, E: From<io::Error>>(failed: NoSlot<B, E>) -> E {
     match failed {
         NoSlot::Unmade(error) => error,
@@ -392,7 +392,7 @@ mod tests {
         HeapBuffer::from_slice(&vec![fill; BLOCK_BYTES as usize]).into()
     }
 
-    /// The fetch of a block that is there: not even begun.
+    /// The fetch of a cached block, which must not start.
     fn none() -> std::future::Ready<io::Result<Arc<HeapBuffer>>> {
         unreachable!("it is there")
     }
@@ -422,7 +422,7 @@ mod tests {
         slab.forget(&bad);
         let fresh = slab.slot::<io::Error, _>(&key(1), Among::Both, || async { Ok(block(1)) }).await.unwrap();
         assert_ne!(fresh.offset_bytes(), bad.offset_bytes());
-        // Invalidated again, late: the fresh one stays.
+        // A late second invalidation: the new slot stays.
         slab.forget(&bad);
         let bad_offset = bad.offset_bytes();
         drop(bad);
@@ -436,7 +436,7 @@ mod tests {
         slab.slot::<io::Error, _>(&key(fill), Among::Both, || async { Ok(block(fill)) }).await.unwrap()
     }
 
-    /// The bytes of a block, as a ring reads them.
+    /// Returns a byte of a block, as a ring reads it.
     fn read(slab: &BlockSlab, slot: &SlabSlot) -> u8 {
         let file = if slot.is_in_memory() { slab.memory_file() } else { slab.file() };
         let mut found = HeapBuffer::zeroed(BLOCK_BYTES as usize);
@@ -445,7 +445,7 @@ mod tests {
         found[0]
     }
 
-    /// Reads of what was in the store alone hung on a full disk, though the store had it.
+    /// Regression: on a full disk, reads of blocks in the store hung, although the store served them.
     #[tokio::test]
     async fn a_full_disk_serves_every_block() {
         let Some(tmpfs) = SmallTmpfs::mount(16 << 20) else { return };
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(slab.unkept(), 0);
     }
 
-    /// The same where no slot has room, as after a restart that finds an empty slab.
+    /// The same if no slot has space, as after a restart with an empty slab.
     #[tokio::test]
     async fn without_any_room_blocks_are_served_from_memory() {
         let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(first.offset_bytes(), again.offset_bytes());
     }
 
-    /// Offset of the block that is fetched after another reader, whose write is in progress, was dropped; or
+    /// Returns the offset of a block that is fetched after another reader was dropped during its write, or
     /// without that reader.
     async fn offset_after(has_dropped: bool) -> u64 {
         let dir = tempfile::tempdir().unwrap();
@@ -501,7 +501,7 @@ mod tests {
             fetched(&slab, fill).await;
         }
         let (end, ends) = std::sync::mpsc::channel::<()>();
-        // Writes wait for the one thread.
+        // Writes wait for the only thread.
         let busy = tokio::spawn(run_blocking(move || ends.recv().is_err()));
         tokio::task::yield_now().await;
         if has_dropped {
@@ -517,8 +517,8 @@ mod tests {
         next.offset_bytes()
     }
 
-    /// Found by a reader: the number of the slot was free again while the write was in progress, and the next
-    /// content could be in it when that write ended.
+    /// Regression, found in review: the slot's number was free again during the write, so the next content
+    /// could be in it when that write ended.
     #[test]
     fn a_reader_that_is_dropped_keeps_its_slot_until_its_write_has_ended() {
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
@@ -531,7 +531,7 @@ mod tests {
         true
     }
 
-    /// Every block that only the bucket had was fetched again after each restart of the daemon.
+    /// Regression: every cached block of the bucket was fetched again after each restart of the daemon.
     #[tokio::test]
     async fn the_next_process_reads_what_an_earlier_one_fetched() {
         let dir = tempfile::tempdir().unwrap();
@@ -550,8 +550,8 @@ mod tests {
         assert_eq!(slab.old(), OldCounts { found: 100, used: 100, refused: 0 });
     }
 
-    /// A version that knows no table, a person, and a host that ended before the disk had it all may leave
-    /// other bytes in a slot than its entry says.
+    /// A version without the table, a user, or a host that crashed before the disk had everything may leave
+    /// bytes in a slot that do not match its entry.
     #[tokio::test]
     async fn a_slot_that_was_changed_is_fetched_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -584,7 +584,7 @@ mod tests {
         let slab = BlockSlab::open(&path, 0).unwrap();
         assert_eq!(slab.old().found, 1, "the second one is gone");
         assert!(is_kept(&slab, 1).await);
-        // Its entry is there still, and the file is long enough again.
+        // Its entry still exists, and the file is long enough again.
         drop(slab);
         let slab = BlockSlab::open(&path, 0).unwrap();
         assert!(!is_kept(&slab, 2).await);
@@ -603,7 +603,7 @@ mod tests {
         for bytes in [0, 1024 * BLOCK_BYTES] {
             let slab = BlockSlab::open(&path, bytes).unwrap();
             let OldCounts { found, .. } = slab.old();
-            // A smaller index has no room for 255.
+            // A smaller index does not have space for 255.
             assert!((180..=255).contains(&found), "{found}");
             let mut kept = 0;
             for fill in 1..=255 {
@@ -633,7 +633,7 @@ mod tests {
             drop(slab);
             assert!(is_kept(&BlockSlab::open(&path, 0).unwrap(), 1).await);
         }
-        // Where there can be none, the slab serves without.
+        // The slab works without a table if none can be created.
         std::fs::remove_file(&table).unwrap();
         std::fs::create_dir(&table).unwrap();
         for _ in 0..2 {

@@ -1,19 +1,19 @@
-//! A store whose configuration changes: its client is replaced under the volumes that use it.
+//! Change of a store's configuration: its client is replaced while volumes use it.
 //!
-//! 1. the store stays in its place: another bucket or prefix is another store, and refused while volumes use
-//!    this one;
-//! 2. with the new client the log of every volume that uses the store is found again (`own_log.rs`), those
-//!    included that wait to be recovered: new credentials and endpoints may lead to another bucket of the
-//!    same name. Where no volume uses it and something is being done in it (an attach), the change waits;
-//! 3. the client is replaced: uploads, log records and reads that wait use it with their next try;
-//! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon begins with
-//!    it;
-//! 5. while a volume of the store is being attached, the change is to be repeated: its attach may bring back
-//!    what it began with.
+//! 1. the location of the store must stay: another bucket or prefix is another store, and is rejected while
+//!    volumes use this one;
+//! 2. with the new client the log of every volume that uses the store is looked up again (`own_log.rs`),
+//!    including volumes that wait for recovery: new credentials and endpoints may lead to another bucket of
+//!    the same name. If no volume uses the store, but an operation (an attach) does, the change waits;
+//! 3. the client is replaced: pending uploads, log records and reads use it with their next attempt;
+//! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon starts with
+//!    the new configuration;
+//! 5. if a volume of the store is being attached, the change must be repeated: the attach may restore the
+//!    configuration that it started with.
 //!
-//! On failure: the client stays as it was, and the caller tries again. Credentials that are wrong or not
-//! valid yet, and an unreachable server, are failures; requests continue with the former configuration until
-//! then, or wait as they did.
+//! On failure: the client stays unchanged, and the caller retries. Wrong or not yet valid credentials, and an
+//! unreachable server, are failures; until the retry succeeds, requests continue with the previous
+//! configuration, or keep waiting.
 
 use std::sync::Arc;
 
@@ -32,11 +32,10 @@ use crate::node::volume::own_log::{OwnLog, Unproven};
 use crate::node::volume::state::State;
 use crate::node::volume::table::{NodeVolumes, SeenVolume};
 
-/// References to a store that only the list of stores and its change know. Whatever else has one reads or
-/// extends a log.
+/// References to a store held by the list of stores and its change. All others read or extend a log.
 const IDLE: usize = 2;
 
-/// The stores of this node, with the volumes that a change affects.
+/// The stores of this node, with the volumes affected by a change.
 pub(in crate::node) struct NodeStores {
     stores: Stores,
     volumes: NodeVolumes,
@@ -44,23 +43,23 @@ pub(in crate::node) struct NodeStores {
 }
 
 impl NodeStores {
-    /// None yet.
+    /// Starts without stores.
     pub(in crate::node) fn new(volumes: NodeVolumes, dirs: LocalDirs) -> Self {
         Self { stores: Stores::default(), volumes, dirs }
     }
 
-    /// The store of this name and place; as `record` says if it is new here, else as it is. Sends nothing.
+    /// Returns the store of this name and location; created from `record` if it is new here. Sends nothing.
     pub(in crate::node) fn open(&self, name: &str, record: &StoreRecord) -> Arc<WatchedStore> {
         self.stores.open(name, record)
     }
 
-    /// Held while the store called `name` is swept; absent while another sweep holds it.
+    /// Returns a guard for a sweep of the store called `name`; `None` while another sweep holds it.
     pub(in crate::node) fn sweep_alone(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
         self.stores.sweep_alone(name)
     }
 
-    /// The store called `name` as `config` says, for a new use of it. Sends nothing unless its configuration
-    /// changed.
+    /// Returns the store called `name` with configuration `config`, for a new use of it. Sends nothing unless
+    /// its configuration changed.
     pub(in crate::node) async fn connected(
         &self,
         name: &str,
@@ -75,8 +74,8 @@ impl NodeStores {
         Ok(store)
     }
 
-    /// The same, of a bucket that was probed: two nodes could write one volume where a second create of a key
-    /// succeeds.
+    /// Does the same for a probed bucket: if a second create of a key succeeded, two nodes could write one
+    /// volume.
     pub(in crate::node) async fn probed(
         &self,
         name: &str,
@@ -90,14 +89,14 @@ impl NodeStores {
         Ok(store)
     }
 
-    /// Lets the volumes of the store called `name` use `config` from now on. Sends nothing unless it changed.
+    /// Switches the volumes of the store called `name` to `config`. Sends nothing unless it changed.
     ///
     /// # Errors
     /// [`NodeError::StoreMoved`], [`NodeError::StoreForeign`], [`NodeError::StoreConfig`]: the client stays
     /// as it was.
-    /// [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may succeed
+    /// [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, but the same call may succeed
     /// later.
-    /// [`NodeError::StoreAttaching`]: make the same call again.
+    /// [`NodeError::StoreAttaching`]: repeat the call.
     pub(in crate::node) async fn renew(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
         let record = StoreRecord::from(config);
         let attaching = self.volumes.attaching_from(name);
@@ -112,7 +111,7 @@ impl NodeStores {
                 moved = Err(error);
             }
         }
-        // A volume that is recovered later, with what the last daemon knew, finds the newest.
+        // A volume recovered later, from the previous daemon's record, uses the newest one.
         let _alone = self.stores.change(name).await;
         let store = self.stores.open(name, &record);
         self.replace(name, &store, record).await.and(moved)?;
@@ -170,9 +169,9 @@ impl NodeStores {
         Ok(())
     }
 
-    /// The logs of the volumes that use `store` or will once they are recovered; nothing if there is no such
-    /// volume. A fenced one sends nothing any more. Of one whose local state cannot be read, the store is
-    /// unknown: it cannot be recovered.
+    /// Returns the logs of the volumes that use `store`, or will use it after their recovery; `None` if there
+    /// is no such volume. A fenced one sends no more requests. If a volume's local state is unreadable, its
+    /// store is unknown: it cannot be recovered.
     async fn users(&self, name: &str, store: &Arc<WatchedStore>) -> Option<Vec<OwnLog>> {
         let (mut is_used, mut logs) = (false, Vec::new());
         for SeenVolume { volume, state, present } in self.volumes.all() {

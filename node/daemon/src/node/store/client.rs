@@ -1,4 +1,4 @@
-//! The client of one configuration of a store.
+//! The client of a store for one configuration.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 
 use crate::node::store::record::StoreRecord;
 
-/// A client of one configuration, connected by its first request.
+/// A client for one configuration, connected by its first request.
 #[derive(Debug)]
 pub(crate) struct StoreClient {
     record: StoreRecord,
@@ -26,34 +26,34 @@ impl StoreClient {
         Self { record, connected: OnceCell::new(), probed: OnceCell::new() }
     }
 
-    /// The record that it was made from.
+    /// Returns the record that it was created from.
     pub(crate) fn record(&self) -> &StoreRecord {
         &self.record
     }
 
-    /// The connection. Sends nothing.
+    /// Returns the connection. Sends nothing.
     ///
     /// # Errors
-    /// The field that cannot be used here.
+    /// A field that is invalid here.
     pub(crate) async fn connect(&self) -> Result<&S3Store, InvalidConfig> {
-        // In a box, as the probe is: their futures are large, and a part of each that asks the store.
+        // Boxed, like the probe: their futures are large, and part of every future that sends requests.
         self.connected.get_or_try_init(|| Box::pin(S3Store::connect((&self.record).into()))).await
     }
 
-    /// Asks the bucket for all that volumes need, create-once above all, unless this client did so before.
+    /// Probes the bucket's required features, above all create-once, unless this client already did.
     ///
     /// # Errors
-    /// The feature that the bucket lacks; the next call asks the bucket again.
+    /// The missing feature; the next call probes the bucket again.
     pub(crate) async fn probe(&self, store: &S3Store) -> Result<(), ProbeFailure> {
         self.probed.get_or_try_init(|| Box::pin(store.probe())).await.map(|_probed| ())
     }
 
-    /// Requests sent so far.
+    /// Returns the number of requests sent so far.
     pub(crate) fn counts(&self) -> RequestCounts {
         self.connected.get().map(S3Store::counts).unwrap_or_default()
     }
 
-    /// Time that requests took so far.
+    /// Returns the total duration of requests so far.
     pub(crate) fn time(&self) -> std::time::Duration {
         self.connected.get().map(|store| store.requests().time()).unwrap_or_default()
     }

@@ -1,11 +1,11 @@
-//! Object stores: who they are, and their clients, which change under the volumes that use them.
+//! Identity of object stores, and their clients, which may be replaced while volumes use them.
 //!
-//! Owns: one store for each name and place (bucket and prefix), shared by all volumes in it; the form in
-//! which a store is remembered across a restart. Does not own: when a configuration is read again
+//! Owns: one store for each name and location (bucket and prefix), shared by all volumes in it; the record of
+//! a store that survives a restart. Does not own: the times at which a configuration is read again
 //! (`change.rs` and the edges).
-//! Invariants: a store never changes its place; whatever asks it next uses the newest configuration.
-//! On failure: a configuration that cannot be used here (no authorities to trust) fails each request as "not
-//! available", and is tried again by the next one. Devices are recovered without it.
+//! Invariants: a store never changes its location; each new request uses the newest configuration.
+//! On failure: with an unusable configuration (no trusted authorities), each request fails as "not
+//! available", and the next one tries again. Devices are recovered without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ impl Place {
     }
 }
 
-/// Locks by the name of a store.
+/// Locks by store name.
 type Locks = BTreeMap<String, Arc<tokio::sync::Mutex<()>>>;
 
-/// The stores in use, and those that were used last under their names.
+/// The stores in use, and those last used under their names.
 #[derive(Debug, Default)]
 pub(crate) struct Stores {
     known: Mutex<BTreeMap<Place, Arc<WatchedStore>>>,
@@ -44,7 +44,7 @@ pub(crate) struct Stores {
 }
 
 impl Stores {
-    /// The store of this name and place; as `record` says if it is new here, else as it is.
+    /// Returns the store of this name and location; created from `record` if it is new here.
     pub(crate) fn open(&self, name: &str, record: &StoreRecord) -> Arc<WatchedStore> {
         let mut known = self.known();
         let place = Place::of(name, record);
@@ -55,8 +55,7 @@ impl Stores {
         Arc::clone(known.entry(place).or_insert_with(new))
     }
 
-    /// Held while the store called `name` is opened and its configuration compared and replaced: by one at a
-    /// time.
+    /// Locks the store called `name` while it is opened and its configuration is compared and replaced.
     pub(crate) async fn change(&self, name: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut changing = self.changing.lock();
@@ -65,7 +64,7 @@ impl Stores {
         lock.lock_owned().await
     }
 
-    /// Held while the store called `name` is swept; absent while another sweep holds it.
+    /// Returns a guard for a sweep of the store called `name`; `None` while another sweep holds it.
     pub(crate) fn sweep_alone(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
         let lock = Arc::clone(self.sweeping.lock().entry(name.to_owned()).or_default());
         lock.try_lock_owned().ok()
@@ -122,8 +121,8 @@ mod tests {
         assert!(Arc::ptr_eq(&stores.open("main", &record("new", "s")), &new));
     }
 
-    /// An image without authorities made the device of a volume unreachable, though all its data was on the
-    /// node.
+    /// Regression: an image without authorities made a volume's device unavailable, although all its data was
+    /// on the node.
     #[tokio::test]
     async fn an_unusable_configuration_is_unavailable_and_tried_again() {
         let stores = Stores::default();

@@ -1,11 +1,11 @@
-//! Cold reads: blocks of the object store, through the slab.
+//! Cold reads: blocks of the object store, served through the slab.
 //!
-//! Owns: the limits of what is fetched ahead of the readers of all volumes. Which blocks these are is each
-//! volume's own ([`holdfast_background::Streams`]).
-//! Invariants: a slot is found by the content that a reader's own runs compose, so a block that was fetched
-//! ahead is read only by those to whom it has that content (3 in `docs/invariants.md`).
-//! On failure: only the store's client retries what is fetched ahead, and a joined request fails no read:
-//! each block is then read as if alone.
+//! Owns: the read-ahead limits for all volumes. Each volume chooses its own blocks
+//! ([`holdfast_background::Streams`]).
+//! Invariants: a slot is found by the content that a reader's own runs compose, so a prefetched block is only
+//! read by readers for which it has that content (3 in `docs/invariants.md`).
+//! On failure: prefetches are retried only by the store's client, and a failed joined request does not fail a
+//! read: each block is then read separately.
 
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -30,23 +30,23 @@ use crate::node::clock::NodeTime;
 use crate::node::store::block_cache::{Among, BlockSlab};
 use crate::node::store::kept_indexes::KeptIndexes;
 
-/// Blocks that are fetched ahead at a time, for all volumes: 64 MiB of memory, since each is there as it is
-/// stored and as it is read.
+/// Maximum of concurrently prefetched blocks, for all volumes: 64 MiB of memory, because each is held in its
+/// stored and its decoded form.
 const BLOCKS_AHEAD: usize = 256;
-/// Requests for them that a store has at a time: a quarter of its permits. The others are for readers.
+/// Maximum of concurrent prefetch requests to a store: a quarter of its permits. The others are for readers.
 const GETS_AHEAD: usize = 16;
-/// Bytes of requests at a time that bring several parts of a reader's request, for all volumes: 32 MiB, in
+/// Maximum of concurrently requested bytes for joined parts of readers' requests, for all volumes: 32 MiB, in
 /// KiB.
 const JOINED_KIB: usize = 32 << 10;
-/// Windows that the unread part of the slab has room for at least.
+/// Minimum number of windows that fit in the unread part of the slab.
 const WINDOWS: u64 = 4;
 
-/// Figures of what was fetched ahead of readers, since the process started.
+/// Figures of read-ahead, since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReadAheadFigures {
-    /// The blocks.
+    /// Block counts.
     pub(crate) blocks: AheadCounts,
-    /// Bytes that were requested from stores for them.
+    /// Bytes requested from stores for them.
     pub(crate) requested_bytes: u64,
 }
 
@@ -61,16 +61,16 @@ pub(crate) struct ColdReads {
     requested_ahead: AtomicU64,
 }
 
-/// Limits of what is fetched ahead from one store. It lasts as long as a volume of the store is attached.
+/// Limits of prefetches from one store. Exists while a volume of the store is attached.
 struct StoreAhead {
     gets: Semaphore,
-    /// As many permits as the node has: those that are taken are the store's blocks.
+    /// As many permits as the node's: taken ones are the store's blocks.
     blocks: Arc<Semaphore>,
     joined: Mutex<JoinedTries>,
 }
 
-/// Requests for several parts of a reader's request: after each failure in a row twice as many of these are
-/// left to the reads.
+/// Joined requests for parts of a reader's request: each consecutive failure doubles the number of requests
+/// that are not joined.
 #[derive(Default)]
 struct JoinedTries {
     failures: u32,
@@ -78,7 +78,7 @@ struct JoinedTries {
 }
 
 impl JoinedTries {
-    /// Returns true if the next one may be tried.
+    /// Returns true if the next one may be joined.
     fn may_try(&mut self) -> bool {
         let may_try = self.left_out == 0;
         self.left_out = self.left_out.saturating_sub(1);
@@ -108,14 +108,14 @@ pub(crate) struct VolumeAhead {
 }
 
 impl VolumeAhead {
-    /// Takes in what was read before the next part, without a task.
+    /// Records reads before the next part that had no task.
     pub(crate) fn passed(&self, reads: &[PassedReads]) {
         let mut streams = self.streams.lock();
         reads.iter().for_each(|reads| streams.passed(*reads));
     }
 }
 
-/// Blocks to fetch ahead, and the right to do so.
+/// Blocks to prefetch, and their permits.
 pub(crate) struct Ahead {
     blocks: Vec<Block>,
     runs: Runs,
@@ -136,8 +136,8 @@ impl ColdReads {
         }
     }
 
-    /// The readers of a volume of `store`, with windows that the slab has room for. The key must be the
-    /// store's for as long as this is held.
+    /// Returns the readers of a volume of `store`, with windows that fit in the slab. The key must be the
+    /// store's for the lifetime of the result.
     pub(crate) fn volume(&self, store: StoreKey) -> VolumeAhead {
         let mut stores = self.stores.lock();
         stores.retain(|_, held| held.strong_count() > 0);
@@ -149,9 +149,9 @@ impl ColdReads {
         VolumeAhead { streams: Streams::new(self.slab.unread_most() / WINDOWS).into(), store }
     }
 
-    /// The blocks to fetch ahead of `part`, the next one that a volume reads, and the right to do so. They
-    /// are those of `remote_after`, which has the 128 blocks after the part, the next one in the lowest bit.
-    /// Without it the part is noted, and nothing is fetched.
+    /// Returns the blocks to prefetch for `part`, the next one that a volume reads, and their permits. The
+    /// blocks are chosen from `remote_after`, which has a bit for each of the 128 blocks after the part, the
+    /// next one in the lowest bit. Without it the part is only recorded.
     pub(crate) fn ahead_of(
         &self,
         volume: &VolumeAhead,
@@ -168,13 +168,13 @@ impl ColdReads {
         if blocks.is_empty() {
             return None;
         }
-        // The rest goes back.
+        // Surplus permits are returned.
         let [node, store] = room.as_mut()?.each_mut().map(|room| room.split(blocks.len()));
         Some(Ahead { blocks, runs: runs.clone(), _room: [node?, store?] })
     }
 
-    /// The blocks that a volume of `store` may fetch ahead now: half of what is free at most, and so many
-    /// that the store has no more than three times of what it leaves to others.
+    /// Acquires permits for the blocks that a volume of `store` may prefetch now: at most half of the free
+    /// ones, and at most so many that the store holds three times the number it leaves to others.
     fn room(&self, store: &StoreAhead) -> Option<[OwnedSemaphorePermit; 2]> {
         let free = self.blocks_ahead.available_permits();
         let held = BLOCKS_AHEAD - store.blocks.available_permits();
@@ -184,36 +184,36 @@ impl ColdReads {
         Some([node, store])
     }
 
-    /// Figures of what was fetched ahead.
+    /// Returns the figures of read-ahead.
     pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
         let requested_bytes = self.requested_ahead.load(Ordering::Relaxed);
         ReadAheadFigures { blocks: self.slab.ahead(), requested_bytes }
     }
 
-    /// Blocks that earlier processes put into the slab.
+    /// Returns the counts of blocks written to the slab by earlier processes.
     pub(crate) fn old(&self) -> OldCounts {
         self.slab.old()
     }
 
-    /// Blocks that were served from memory because the disk did not take them, or could not read them.
+    /// Returns the number of blocks served from memory because the disk failed to store or read them.
     pub(crate) fn unkept(&self) -> u64 {
         self.slab.unkept()
     }
 
-    /// The disk cannot read what is in `slot`.
+    /// Drops a slot that the disk cannot read.
     pub(crate) fn forget(&self, slot: &SlabSlot) {
         self.slab.forget(slot);
     }
 
-    /// Takes in that these blocks were read without being asked for here.
+    /// Records that these blocks were read directly.
     pub(crate) fn used(&self, slots: &[WeakSlabSlot]) {
         self.slab.used(slots);
     }
 
-    /// The slab slot of `range`'s block that has at least `range` as `runs` compose it.
+    /// Returns the slab slot of `range`'s block, which has at least `range` as composed by `runs`.
     ///
     /// # Errors
-    /// [`ColdError`] only where asking again cannot help.
+    /// [`ColdError`] only if a retry cannot help.
     pub(crate) async fn block(
         &self,
         objects: &dyn ObjectStore,
@@ -237,10 +237,10 @@ impl ColdReads {
 }
 
 impl ColdReads {
-    /// Fetches blocks into the slab before they are read, frames that are neighbours in an object with one
-    /// request. A reader that comes meanwhile waits for this fetch. Only the store's client retries: a
-    /// failure ends the volume's streams. Where the store does not answer, or the disk takes nothing, readers
-    /// alone find out when that is over.
+    /// Fetches blocks into the slab before they are read, with one request for adjacent frames of an object.
+    /// A concurrent reader waits for this fetch. Only the store's client retries: a failure ends the volume's
+    /// streams. If the store does not respond, or the disk stores nothing, only reads detect the end of this
+    /// condition.
     pub(crate) async fn fetch_ahead(&self, objects: &dyn ObjectStore, volume: &VolumeAhead, ahead: Ahead) {
         match self.fill_ahead(&volume.store, objects, &ahead).await {
             Ok(0) => {}
@@ -252,7 +252,7 @@ impl ColdReads {
         }
     }
 
-    /// The same. Returns the number of blocks that were not there before; the first error of any.
+    /// Does the same. Returns the number of blocks that were missing before, or the first error of any.
     async fn fill_ahead(
         &self,
         store: &StoreAhead,
@@ -271,9 +271,9 @@ impl ColdReads {
         Ok(plans.len())
     }
 
-    /// Fetches what several reads of one request need, where that takes fewer requests to the store than the
-    /// reads alone. What fails is left to them, and all of it while the disk takes nothing: each block would
-    /// be fetched twice. No slot is held once it was filled, since other requests may wait for one.
+    /// Fetches the data for several reads of one request, if that takes fewer requests to the store. Failed
+    /// parts are left to the reads, and all parts while the disk stores nothing: each block would be fetched
+    /// twice. No slot is held once it is filled, because other requests may wait for one.
     pub(crate) async fn fetch_joined(
         &self,
         objects: &dyn ObjectStore,
@@ -290,7 +290,7 @@ impl ColdReads {
         if gets.len() >= plans.iter().map(|plan| plan.pieces.len()).sum() {
             return;
         }
-        // Where so many bytes are awaited already, each read waits for its own frame alone.
+        // If the limit is reached, each read fetches its own frame separately.
         let kib = u32::try_from(gets.bytes().div_ceil(1 << 10)).unwrap_or(u32::MAX);
         let Ok(_room) = self.joined_kib.try_acquire_many(kib) else { return };
         let fetches = plans.iter().map(async |plan| {
@@ -306,7 +306,7 @@ impl ColdReads {
         }
     }
 
-    /// The blocks that have bytes where they are wanted, and that are neither in the slab nor being fetched.
+    /// Returns the blocks with bytes in the wanted sectors that are neither in the slab nor being fetched.
     async fn missing(
         &self,
         objects: &dyn ObjectStore,
@@ -319,11 +319,11 @@ impl ColdReads {
             Ok(plan.for_range(wanted))
         });
         let (mut plans, mut keys) = (join_reads(plans).await?, HashSet::new());
-        // What an earlier process left may not be there: each reader would then fetch its block alone.
+        // Slots of an earlier process may be invalid: each reader would then fetch its block separately.
         join_all(plans.iter().map(|plan| self.slab.prove(&plan.key))).await;
         plans.retain(|plan| {
             let is_there = self.slab.contains(&plan.key) || self.fetches.is_in_progress(&plan.key);
-            // Parts of a request may be in the same block, and blocks may have the same content.
+            // Parts of a request may be in one block, and blocks may have the same content.
             !plan.pieces.is_empty() && !is_there && keys.insert(plan.key)
         });
         Ok(plans)
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
     use crate::node::tests::host::SmallTmpfs;
 
-    /// A store with a volume of which one sector was written.
+    /// Returns a store with a volume in which one sector was written.
     fn written() -> (MemoryStore, Runs) {
         let (store, lineage) = (MemoryStore::new(), Lineage::of("v".parse().unwrap()));
         let mut builder = SegmentBuilder::default();
@@ -377,7 +377,7 @@ mod tests {
         }
     }
 
-    /// A block that was in the slab cost the request for the index that names it.
+    /// Regression: a block in the slab still required a request for the index that names it.
     #[tokio::test]
     async fn after_a_restart_a_block_that_was_read_takes_no_request() {
         let ((store, runs), dir) = (written(), tempfile::tempdir().unwrap());
@@ -394,7 +394,7 @@ mod tests {
         }
     }
 
-    /// Each of them fetched the block, one after the other.
+    /// Regression: each reader fetched the block, one after the other.
     #[tokio::test]
     async fn readers_of_a_block_share_its_fetch_on_a_full_disk() {
         let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };

@@ -1,10 +1,9 @@
-//! Parts of indexes in the slab, for when memory has them no more: after a restart, and where they are many.
+//! Caches parts of indexes in the slab, for use after their eviction from memory or a restart.
 //!
-//! Owns: how a part is cut into pieces of the length of a block. A piece is kept under the name of its object
-//! and its offset, and found again as a block is.
-//! No reader waits until a part is kept: where much is being kept already, or no slot is free, it is not.
-//! Invariant: what is kept came from the store and was decoded; it is decoded again when it is read.
-//! On failure: the part comes from the store.
+//! Owns: splitting a part into pieces of a block's length. The key of a piece is the name of its object and
+//! its offset; it is looked up like a block.
+//! No reader waits until a part is stored: with many writes in progress, or no free slot, it is not stored.
+//! On failure: the part is fetched from the store.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,16 +19,16 @@ use holdfast_types::BLOCK_BYTES;
 use crate::node::run_blocking::Call;
 use crate::node::store::block_cache::BlockSlab;
 
-/// Bytes of a part that is kept at most: no larger one is read for a block.
+/// Maximum length of a stored part; no block read needs a larger one.
 const MOST_BYTES: u64 = 2 << 20;
 
-/// The indexes of a store, through the slab.
+/// The indexes of a store, cached in the slab.
 pub(super) struct KeptIndexes<'a> {
     pub(super) objects: &'a dyn ObjectStore,
     pub(super) slab: &'a Arc<BlockSlab>,
 }
 
-/// The pieces of a part, by the offset of each in the object, and their lengths.
+/// Returns the pieces of a part, with their offsets in the object and their lengths.
 fn pieces(range: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
     let end = range.end;
     range.step_by(BLOCK_BYTES as usize).map(move |at| (at, (end - at).min(BLOCK_BYTES) as usize))
@@ -109,7 +108,7 @@ mod tests {
         }
     }
 
-    /// Each read of a part waited until the local disk had it, and a slow disk held any number of them.
+    /// Regression: each read of a part waited for the disk, and a slow disk held any number of them.
     #[test]
     fn no_reader_waits_until_a_part_is_kept() {
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
@@ -118,7 +117,7 @@ mod tests {
             let slab = Arc::new(BlockSlab::open(&dir.path().join("slab"), 0).unwrap());
             let kept = KeptIndexes { objects: &MemoryStore::new(), slab: &slab };
             let (end, ends) = std::sync::mpsc::channel::<()>();
-            // Writes wait for the one thread.
+            // Writes wait for the only thread.
             let busy = tokio::spawn(run_blocking(move || ends.recv().is_err()));
             tokio::task::yield_now().await;
             let part = Bytes::from_static(&[1]);
@@ -136,7 +135,7 @@ mod tests {
         });
     }
 
-    /// A piece that was evicted takes the part with it.
+    /// A part with an evicted piece counts as missing.
     #[tokio::test]
     async fn a_part_of_which_a_piece_is_gone_is_requested() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! The table of the slab on disk, next to its file: what earlier processes put into which slot.
+//! The table of the slab on disk, next to its file: the contents that earlier processes wrote to its slots.
 //!
-//! Owns: the file. Does not own: its format (`holdfast_format::slab_table`), and the comparison of a slot
-//! with its entry, before which nothing of the slab is believed.
-//! On failure: the daemon serves without it, and blocks that the slab has then are fetched again after a
-//! restart. An entry that was not written leaves an older one, which does not prove the slot's content.
+//! Owns: the file. Does not own: its format (`holdfast_format::slab_table`), or the comparison of a slot with
+//! its entry, before which the slot is not used.
+//! On failure: the daemon serves without it, and blocks written to the slab meanwhile are fetched again after
+//! a restart. If an entry was not written, the older one does not match the slot's content.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use crate::node::clock::now;
 
-/// Entries that are read at a time: 64 KiB.
+/// Entries per read: 64 KiB.
 const READ_ENTRIES: u32 = 2048;
 
 /// The table of a slab.
@@ -28,7 +28,7 @@ pub(super) struct KeptTable {
 }
 
 impl KeptTable {
-    /// The table of the slab in the file `slab` with so many slots. One that cannot be used is made again,
+    /// Opens the table of the slab in the file `slab` with this many slots. An unusable one is recreated
     /// without entries.
     pub(super) fn open(slab: &Path, slots: u32) -> Option<Self> {
         let path = slab.with_extension("table");
@@ -45,9 +45,9 @@ impl KeptTable {
         }
     }
 
-    /// The entries of the first `slots`, in order, which are read as they are asked for.
+    /// Returns the entries of the first `slots` in order, reading them lazily.
     pub(super) fn entries(&self, slots: u32) -> impl Iterator<Item = (u32, SlabEntry)> {
-        // A table that found no room may be shorter.
+        // A table for which the disk had no space may be shorter.
         let held = self.file.metadata().map_or(0, |table| table.len().saturating_sub(HEAD_BYTES));
         let held = u32::try_from(held / ENTRY_BYTES as u64).unwrap_or(u32::MAX);
         let slots = slots.min(held);
@@ -76,7 +76,7 @@ impl KeptTable {
         chunks.flatten()
     }
 
-    /// Names the content that was written into a slot.
+    /// Records the content written to a slot.
     pub(super) fn put(&self, slot: u32, entry: &SlabEntry) {
         if let Err(error) = self.file.write_all_at(&entry.encode(), slab_table::offset_of(slot))
             && let Some(held_back) = self.lines.one(now())
@@ -90,7 +90,7 @@ impl KeptTable {
     }
 }
 
-/// Opens a table that is to be `length` bytes long; one of another length is made longer or shorter.
+/// Opens a table of `length` bytes, and extends or truncates one of another length.
 fn open(path: &Path, length: u64) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
@@ -110,7 +110,7 @@ fn open(path: &Path, length: u64) -> io::Result<File> {
         file.set_len(0)?;
         file.write_all_at(&slab_table::head(), 0)?;
     }
-    // Its space is taken now: what is written later needs none. A table that finds no room serves as it is.
+    // Its space is allocated now: later writes need none. Without space, the table is used as it is.
     match fallocate(&file, FallocateFlags::empty(), 0, length) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(error) => {
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// An entry with another key for each number.
+    /// Returns an entry with a different key for each number.
     fn entry(number: u32) -> SlabEntry {
         SlabEntry { key: ContentKey::of_index("object", number.into()), proof: [7; 16] }
     }
@@ -143,20 +143,20 @@ mod tests {
         written.iter().for_each(|(slot, entry)| table.put(*slot, entry));
         let table = KeptTable::open(&path, slots).unwrap();
         assert_eq!(table.entries(slots).collect::<Vec<_>>(), written);
-        // Of a shorter one, and of one that found no room for all.
+        // From a shorter table, and from one without space for all entries.
         written.pop();
         assert_eq!(table.entries(slots - 1).collect::<Vec<_>>(), written);
         table.file.set_len(slab_table::offset_of(READ_ENTRIES + 1)).unwrap();
         assert_eq!(table.entries(slots).collect::<Vec<_>>(), written[..4]);
     }
 
-    /// Bytes of memory that this process has.
+    /// Returns the resident memory of this process, in bytes.
     fn resident_bytes() -> u64 {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
     }
 
-    /// The cost of a full table at the start, as ADR 24 has it.
+    /// The cost of reading a full table at the start, as given in ADR 24.
     #[test]
     #[ignore = "measures"]
     fn a_full_table_is_read_at_the_start() {

@@ -1,12 +1,12 @@
-//! The form in which a store is remembered across a restart.
+//! The record of a store that survives a restart.
 
 use std::path::PathBuf;
 
 use holdfast_s3::{S3Config, S3Credentials};
 use serde::{Deserialize, Serialize};
 
-/// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon can continue
-/// alone.
+/// An [`S3Config`] as stored in the tmpfs directory (mode 0600), so that a restarted daemon needs no other
+/// source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StoreRecord {
@@ -34,7 +34,7 @@ impl std::fmt::Debug for CredentialsRecord {
 }
 
 impl StoreRecord {
-    /// The bucket and the prefix in it.
+    /// Returns the bucket and the prefix in it.
     pub(crate) fn place(&self) -> (&str, &str) {
         (&self.bucket, &self.prefix)
     }
@@ -64,7 +64,7 @@ impl From<&S3Config> for StoreRecord {
 }
 
 impl StoreRecord {
-    /// True if a store of another name has the same objects, whatever the credentials.
+    /// Returns true if a store of another name has the same objects, regardless of credentials.
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         self.place() == other.place() && self.endpoint == other.endpoint
     }

@@ -1,8 +1,8 @@
-//! Sweep of a store that a person asks for: one at a time for each store.
+//! Sweeps requested by a user: one at a time for each store.
 //!
-//! Invariants: a sweep sends its requests through the client that the volumes of the store use, with its
-//! limits. It remembers nothing for the next one.
-//! On failure: the next sweep does what is left.
+//! Invariants: a sweep sends its requests through the client that the store's volumes use, with its limits.
+//! It keeps no state for the next one.
+//! On failure: the next sweep deletes the rest.
 
 use std::time::Duration;
 
@@ -20,11 +20,11 @@ pub(crate) struct SweepRequest {
     pub(crate) name: String,
     /// The store.
     pub(crate) store: S3Config,
-    /// Deletes no object that is younger, by the store's clock.
+    /// Minimum age of deleted objects, by the store's clock.
     pub(crate) grace: Duration,
-    /// Only counts.
+    /// Only counts, deletes nothing.
     pub(crate) dry_run: bool,
-    /// Deletes at most so many objects.
+    /// Maximum number of deleted objects.
     pub(crate) most: u64,
 }
 
@@ -37,7 +37,7 @@ impl Sweeps<'_> {
     /// Deletes the objects of a store that no volume needs.
     ///
     /// # Errors
-    /// [`NodeError::Sweeping`]; what the store says.
+    /// [`NodeError::Sweeping`]; the store's error.
     #[tracing::instrument(skip_all, fields(store = %request.name, dry_run = request.dry_run))]
     pub(crate) async fn sweep(&self, request: SweepRequest) -> Result<SweepReport, NodeError> {
         let SweepRequest { name, store, grace, dry_run, most } = request;

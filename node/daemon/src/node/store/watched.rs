@@ -1,14 +1,13 @@
-//! An object store, its client of now, and whether it answers.
+//! An object store, its current client, and its availability.
 //!
-//! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change under
-//! attached volumes), and the memory of the last answers and failures. Every request of this node to the
-//! store passes through here; the first that gets an answer ends an outage. A refusal is an answer, and says
-//! something of one kind of requests only: a full bucket refuses uploads while reads are served, and what
-//! ends it is a request of that kind that is served. Does not own: retries, which are those of the store and
-//! of its callers.
-//! Invariants: an outage begins after the last answer, whenever the requests ended that failed; a refusal
-//! begins after the last request of its kind that was served; a request that was begun ends with the client
-//! it began with.
+//! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change while
+//! volumes are attached), and the record of the last responses and failures. All of this node's requests to
+//! the store pass through here; the first response ends an outage. A rejection is a response, and concerns
+//! only one kind of request: a full bucket rejects uploads but serves reads, and only a served request of the
+//! same kind ends that condition. Does not own: retries, which are done by the store and its callers.
+//! Invariants: an outage begins after the last response, regardless of when the failed requests ended; a
+//! rejection begins after the last served request of its kind; a request ends with the client that it started
+//! with.
 //! Runs on: its callers' threads; never a ring thread.
 
 use std::collections::BTreeMap;
@@ -29,36 +28,36 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::node::store::client::StoreClient;
 
-/// Time after which a refusal is forgotten when no request is refused again: what waits is repeated every
-/// few seconds, so nothing waits for it any more.
+/// Time after which a rejection is forgotten unless another request is rejected: pending requests are retried
+/// every few seconds, so none is waiting any more.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
-/// Time over which conflicts and overloads are repeated before they are shown.
+/// Time for which conflicts and overloads must recur before they are reported.
 const REPEATED_FOR: Duration = Duration::from_secs(5);
 
-/// A store that does not answer, or refuses a kind of requests.
+/// A store that does not respond, or rejects one kind of request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreUnreachable {
-    /// Time at which the first request that failed was sent.
+    /// Send time of the first failed request.
     pub(crate) since: SystemTime,
-    /// Reason why the last one failed.
+    /// Error of the last one.
     pub(crate) error: String,
-    /// Kind of that error: denied, blocked and the like are answers of the store.
+    /// Kind of that error; some, such as denied and blocked, are responses of the store.
     pub(crate) kind: ErrorKind,
-    /// The only object that is not served; none if the fault is not one object's.
+    /// The only unavailable object; `None` if the fault is not limited to one object.
     pub(crate) object: Option<String>,
 }
 
 impl StoreUnreachable {
-    /// True if `volume`, of which `waiting` requests wait, needs what is not served. A clone reads objects
-    /// of its source.
+    /// Returns true if `volume`, with `waiting` pending requests, is affected. A clone reads objects of its
+    /// source.
     fn concerns(&self, volume: &VolumeId, waiting: usize) -> bool {
         let Some(object) = &self.object else { return true };
         waiting > 0 || object.starts_with(&format!("volumes/{volume}/"))
     }
 }
 
-/// Kinds of requests that a store may serve or refuse each for itself, the gravest first.
+/// Kinds of requests that a store may serve or reject independently, most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     Upload,
@@ -70,20 +69,20 @@ enum Lane {
     Archive,
 }
 
-/// State of a store, as far as it is known.
+/// Last known state of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum StoreHealth {
-    /// This process has asked it nothing yet.
+    /// This process has sent no request yet.
     #[default]
     Unknown,
-    /// It answered last.
+    /// The last request got a response.
     Answers,
-    /// It does not answer.
+    /// It does not respond.
     Unreachable(StoreUnreachable),
 }
 
 impl StoreHealth {
-    /// The outage in progress.
+    /// Returns the outage in progress.
     pub(crate) fn unreachable(&self) -> Option<&StoreUnreachable> {
         match self {
             Self::Unknown | Self::Answers => None,
@@ -91,7 +90,7 @@ impl StoreHealth {
         }
     }
 
-    /// State of the store for one volume, of which `waiting` requests wait.
+    /// Returns the store's state for one volume with `waiting` pending requests.
     pub(crate) fn of(self, volume: &VolumeId, waiting: usize) -> Self {
         match self {
             Self::Unreachable(outage) if !outage.concerns(volume, waiting) => Self::Answers,
@@ -100,16 +99,16 @@ impl StoreHealth {
     }
 }
 
-/// Deletes that a store denied. What is not deleted stays in the bucket; nothing else is held up by it.
+/// Deletes denied by a store. The objects stay in the bucket; nothing else is blocked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RefusedDeletes {
-    /// Denied deletes of all volumes of the store, since this process connected to it.
+    /// Number of denied deletes of all volumes of the store, since this process connected to it.
     pub(crate) count: u64,
-    /// Reason why the last delete was denied; none since one was not.
+    /// Reason of the last delete, if it was denied.
     pub(crate) newest: Option<String>,
 }
 
-/// A store whose answers are watched.
+/// A store whose responses are monitored.
 #[derive(Debug)]
 pub(crate) struct WatchedStore<S = StoreClient> {
     client: RwLock<Arc<S>>,
@@ -121,17 +120,17 @@ pub(crate) struct WatchedStore<S = StoreClient> {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The store does not answer.
+    /// Set while the store does not respond.
     outage: Option<StoreUnreachable>,
-    /// Time of the last answer.
+    /// Time of the last response.
     answered: Option<Instant>,
     lanes: BTreeMap<Lane, LaneState>,
 }
 
-/// The last answers to one kind of requests.
+/// The last responses to one kind of request.
 #[derive(Debug, Default)]
 struct LaneState {
-    /// Time of the last request that was served.
+    /// Time of the last served request.
     served: Option<Instant>,
     refused: Option<Refused>,
 }
@@ -144,8 +143,8 @@ struct Refused {
 }
 
 impl Refused {
-    /// True while what was refused may still wait. Conflicts and overloads end by themselves: a single one
-    /// says nothing.
+    /// Returns true if rejected requests may still be waiting. Conflicts and overloads end without action: a
+    /// single one is not significant.
     fn lasts(&self, now: Instant) -> bool {
         let is_passing = matches!(self.outage.kind, ErrorKind::Conflict | ErrorKind::Throttled);
         let is_repeated = self.last.duration_since(self.first) >= REPEATED_FOR;
@@ -166,13 +165,13 @@ impl Known {
     }
 }
 
-/// A request, and the time at which it was sent.
+/// A request, and its send time.
 #[derive(Debug, Clone, Copy)]
 struct Sent<'a> {
     at: Instant,
     time: SystemTime,
     lane: Lane,
-    /// The key or prefix it is about; empty for several.
+    /// The key or prefix of the request; empty for several.
     what: &'a str,
 }
 
@@ -192,15 +191,15 @@ impl<S> WatchedStore<S> {
         }
     }
 
-    /// The client of now.
+    /// Returns the current client.
     pub(crate) fn current(&self) -> Arc<S> {
         Arc::clone(&self.client.read())
     }
 
-    /// Gives every request from now on to `client`.
+    /// Sends all requests through `client` from now on.
     pub(crate) fn replace(&self, client: Arc<S>) {
         *self.client.write() = client;
-        // The new one may have what the former one was refused for.
+        // The new client may have the right that the previous one lacked.
         let mut known = self.known();
         if known.lanes.values().any(|lane| lane.refused.is_some()) {
             known.lanes.clear();
@@ -208,23 +207,23 @@ impl<S> WatchedStore<S> {
         }
     }
 
-    /// Reason why the newest configuration is not in use.
+    /// Returns the reason why the newest configuration is not in use.
     pub(crate) fn refused_change(&self) -> Option<String> {
         self.refused_change.lock().clone()
     }
 
-    /// Notes how the last change of the configuration ended.
+    /// Records the outcome of the last change of the configuration.
     pub(crate) fn note_change(&self, refused: Option<String>) {
         *self.refused_change.lock() = refused;
     }
 
-    /// The deletes that were denied.
+    /// Returns the denied deletes.
     pub(crate) fn refused_deletes(&self) -> RefusedDeletes {
         self.refused_deletes.lock().clone()
     }
 
-    /// Returns whether the delete was denied. The permission is one of its own, so that says nothing about
-    /// other requests.
+    /// Returns true if the delete was denied. Deletes have a separate permission, so this is not significant
+    /// for other requests.
     fn note_delete(&self, deleted: &Result<(), StoreError>) -> bool {
         let mut refused = self.refused_deletes.lock();
         match deleted {
@@ -239,7 +238,7 @@ impl<S> WatchedStore<S> {
         false
     }
 
-    /// State of the store, as the last request showed it.
+    /// Returns the store's state according to the last requests.
     pub(crate) fn health(&self) -> StoreHealth {
         self.known().health(Instant::now())
     }
@@ -258,7 +257,7 @@ impl<S> WatchedStore<S> {
         let now = Instant::now();
         let (lane, refusal) = match &result {
             Err(error) if !is_answer(kind(error)) => {
-                // An answer to a later request says more.
+                // The response to a later request takes precedence.
                 if known.answered.is_none_or(|answered| answered <= sent.at) {
                     let since = known.outage.as_ref().map_or(sent.time, |outage| outage.since);
                     let (error, kind) = (chain(error), kind(error));
@@ -281,7 +280,7 @@ impl<S> WatchedStore<S> {
                 let archive = known.lanes.entry(Lane::Archive).or_default();
                 archive.refused.take_if(|refused| refused.outage.object.as_deref() == Some(sent.what));
             }
-            // A request of the kind that was sent later was served.
+            // A later request of this kind was served.
             Some(_) if state.served.is_some_and(|served| served > sent.at) => {}
             Some((kind, error)) => {
                 let before = state.refused.take();
@@ -297,7 +296,7 @@ impl<S> WatchedStore<S> {
     }
 }
 
-/// Kind of the store's own error.
+/// Returns the kind of the store's own error.
 fn of_create(error: &CreateError) -> ErrorKind {
     match error {
         CreateError::Exists { .. } => ErrorKind::Exists,
@@ -305,7 +304,7 @@ fn of_create(error: &CreateError) -> ErrorKind {
     }
 }
 
-/// True if an error of this kind is an answer of the store.
+/// Returns true if an error of this kind is a response of the store.
 fn is_answer(kind: ErrorKind) -> bool {
     match kind {
         ErrorKind::Unavailable | ErrorKind::Ambiguous | ErrorKind::Blocked(Blocker::NoCredentials) => false,
@@ -320,7 +319,7 @@ fn is_answer(kind: ErrorKind) -> bool {
     }
 }
 
-/// True if an error of this kind shows that the store serves requests of its kind.
+/// Returns true if an error of this kind shows that the store serves requests of this kind.
 fn is_served(kind: ErrorKind) -> bool {
     match kind {
         ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Corrupt => true,
@@ -361,7 +360,7 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
         match self.current().put_segment(key, parts).await {
             Ok(()) => Ok(self.note(sent, StoreError::kind, Ok(()))?),
             Err(SegmentError::Store(error)) => Ok(self.note(sent, StoreError::kind, Err(error))?),
-            // That says nothing about the store.
+            // This is not significant for the store's state.
             Err(SegmentError::Part(failed)) => Err(failed.into()),
         }
     }
@@ -416,7 +415,7 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
 
-    /// A client with credentials that were revoked stayed with a volume until its detach, which needed them.
+    /// Regression: a volume kept a client with revoked credentials until its detach, which needed valid ones.
     #[tokio::test]
     async fn a_client_that_is_replaced_is_asked_no_more() {
         let (old, new) = (Arc::new(MemoryStore::new()), Arc::new(MemoryStore::new()));
@@ -431,8 +430,8 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
 
-    /// Credentials without the right to delete made the store look unreachable now and then, and named no
-    /// permission.
+    /// Regression: credentials without the right to delete made the store seem unreachable at times, and
+    /// named no permission.
     #[tokio::test]
     async fn denied_deletes_are_counted_and_are_no_outage() {
         let memory = Arc::new(MemoryStore::new());
@@ -453,8 +452,8 @@ mod tests {
         assert_eq!(watched.refused_deletes(), RefusedDeletes { count: 2, newest: None });
     }
 
-    /// Uploads that a full bucket refuses were hidden by each read that it served, and shown as an outage by
-    /// each that it did not.
+    /// Regression: uploads rejected by a full bucket were hidden by each served read, and reported as an
+    /// outage after each one that failed.
     #[tokio::test]
     async fn a_refused_kind_of_requests_is_shown_until_one_is_served() {
         let memory = Arc::new(MemoryStore::new());
@@ -475,7 +474,7 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
 
-    /// Reads of it waited without an end, and nothing said so.
+    /// Regression: reads of it waited indefinitely, without a report.
     #[tokio::test]
     async fn an_archived_object_is_shown_to_the_volumes_that_need_it() {
         let memory = Arc::new(MemoryStore::new());
@@ -500,7 +499,7 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
 
-    /// Amazon answers one of two creates of a key so.
+    /// Amazon responds this way to one of two creates of a key.
     #[tokio::test]
     async fn a_single_conflict_is_not_shown() {
         let memory = Arc::new(MemoryStore::new());

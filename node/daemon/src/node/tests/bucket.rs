@@ -1,4 +1,4 @@
-//! An S3 server over a store in memory, as far as a volume needs one: key ids but no signatures, no
+//! An S3 server over an in-memory store, with the features a volume needs: key ids but no signatures, no
 //! multipart.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-/// The running server; it ends when this is dropped.
+/// The running server; it stops when this is dropped.
 pub(super) struct Bucket {
     pub(super) objects: Arc<MemoryStore>,
     pub(super) config: S3Config,
@@ -30,21 +30,21 @@ pub(super) struct Bucket {
     _accept: JoinSet<()>,
 }
 
-/// Rules by which it answers requests.
+/// Rules for its responses.
 #[derive(Default)]
 struct Rules {
-    /// The only key id; any where absent.
+    /// The only accepted key id; `None`: any.
     key_id: Mutex<Option<String>>,
     /// Requests of this method get this status and code.
     refused: Mutex<Option<(Method, u16, &'static str)>>,
     ignores_conditions: AtomicBool,
-    /// Time from a create's look at its key until it is stored, whatever is there then.
+    /// Delay between a create's check of its key and its store operation, which is then unconditional.
     create_gap_ms: AtomicU64,
-    /// Objects of other tenants, by the key id that leads to them.
+    /// Objects of other tenants, by the key id that selects them.
     tenants: Mutex<BTreeMap<String, Arc<MemoryStore>>>,
-    /// Requests that name it are not answered.
+    /// Requests that name this get no response.
     closed: watch::Sender<Option<String>>,
-    /// Receives each of them.
+    /// Notified of each of them.
     waiting: Notify,
 }
 
@@ -53,7 +53,7 @@ impl Bucket {
         Self::over(Arc::new(MemoryStore::new())).await
     }
 
-    /// Another server of the same objects.
+    /// Starts another server of the same objects.
     pub(super) async fn over(objects: Arc<MemoryStore>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
@@ -64,12 +64,12 @@ impl Bucket {
         Self { objects, config, rules, _accept: accept }
     }
 
-    /// Answers no request for what has this in its name, until [`Self::open`].
+    /// Stops responding to requests with this in their path, until [`Self::open`].
     pub(super) fn close(&self, name: &str) {
         self.rules.closed.send_replace(Some(name.to_owned()));
     }
 
-    /// Waits for a request that is not answered.
+    /// Waits for a request that gets no response.
     pub(super) async fn arrival(&self) {
         self.rules.waiting.notified().await;
     }
@@ -78,35 +78,35 @@ impl Bucket {
         self.rules.closed.send_replace(None);
     }
 
-    /// Denies requests with any other key id from now on; the configuration that uses this one.
+    /// Denies requests with any other key id from now on; returns the configuration with this one.
     pub(super) fn accept(&self, key_id: &str) -> S3Config {
         *self.rules.key_id.lock() = Some(key_id.to_owned());
         S3Config { credentials: key(key_id), ..self.config.clone() }
     }
 
-    /// Answers each request of this method so from now on; none: no more.
+    /// Responds like this to each request of the method from now on; `None`: no longer.
     pub(super) fn refuse(&self, refused: Option<(Method, u16, &'static str)>) {
         *self.rules.refused.lock() = refused;
     }
 
-    /// Requests with this key id are for a bucket of another tenant from now on.
+    /// Directs requests with this key id to another tenant's bucket from now on.
     pub(super) fn lead(&self, key_id: &str, objects: Arc<MemoryStore>) {
         self.rules.tenants.lock().insert(key_id.to_owned(), objects);
     }
 
-    /// Accepts `If-None-Match` and ignores it, as some servers do.
+    /// Accepts `If-None-Match` but ignores it, like some servers.
     pub(super) fn ignore_conditions(&self) {
         self.rules.ignores_conditions.store(true, Ordering::Relaxed);
     }
 
-    /// Looks if a key is free, and stores its object so much later whatever is there then, as proxies do that
-    /// imitate the condition.
+    /// Checks if a key is free, and stores the object unconditionally after this delay, like proxies that
+    /// emulate the condition.
     pub(super) fn look_before_storing(&self, gap_ms: u64) {
         self.rules.create_gap_ms.store(gap_ms, Ordering::Relaxed);
     }
 }
 
-/// The credentials with this key id.
+/// Returns the credentials with this key id.
 pub(super) fn key(id: &str) -> S3Credentials {
     S3Credentials::Static {
         access_key_id: id.to_owned(),
@@ -134,7 +134,7 @@ async fn serve(listener: TcpListener, objects: Arc<MemoryStore>, rules: Arc<Rule
                     Ok::<_, Infallible>(answer(request, &objects, &rules).await)
                 }
             });
-            // A client may hang up.
+            // A client may disconnect.
             let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }

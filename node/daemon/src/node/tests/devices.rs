@@ -1,4 +1,4 @@
-//! Ownership of devices: several volumes on a kernel that reuses numbers, and a process that ends at every
+//! Ownership of devices: several volumes on a kernel that reuses numbers, and a process that dies at every
 //! step.
 
 mod growth;
@@ -21,10 +21,10 @@ use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::device::LOOK_EVERY;
 use holdfast_format::limit::MAX_SECTORS;
 
-/// Time that a start waits for devices of the previous process.
+/// Maximum wait of a start for devices of the previous process.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// A host: its directories, its kernel, and the bucket of its volumes.
+/// A host: its directories, its kernel, and its volumes' bucket.
 struct Host {
     dirs: Dirs,
     kernel: Arc<FakeKernel>,
@@ -34,7 +34,7 @@ struct Host {
 }
 
 impl Host {
-    /// A host with two devices of other programs, and volumes of these names in its bucket.
+    /// Creates a host with two devices of other programs, and volumes of these names in its bucket.
     fn new(volumes: &[&str]) -> Self {
         let outside = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let bucket = outside.block_on(Bucket::start());
@@ -46,13 +46,13 @@ impl Host {
         }
         let kernel = Arc::new(FakeKernel::new());
         kernel.add_foreign(0, DeviceState::Dead, 0);
-        // Of a daemon with another state directory.
+        // From a daemon with another state directory.
         let elsewhere = Dirs::new().tag(&id(volumes[0]), 1);
         kernel.add_foreign(2, DeviceState::Quiesced, elsewhere);
         Self { dirs: Dirs::new(), kernel, bucket, outside: Some(outside) }
     }
 
-    /// Runs a daemon until `script` ends, or until it dies.
+    /// Runs a daemon until `script` ends, or until the daemon dies.
     fn daemon<F: Future<Output = ()>>(&self, script: impl FnOnce(Node) -> F) {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let life = async {
@@ -63,7 +63,7 @@ impl Host {
                 () = self.kernel.death() => {}
                 ended = tokio::time::timeout(3 * LIMIT, script(node.clone())) => ended.expect("the script ends"),
             }
-            // A dead process keeps no lock, whatever its threads waited for.
+            // A dead process holds no lock, even if its threads were waiting.
             let (owner, _all_ended) = node.leave(Duration::ZERO).await;
             drop(owner.map(HeldOwner::into_owner));
         };
@@ -95,7 +95,7 @@ impl Host {
         self.kernel.devices().into_values().find(|info| info.tag == tag)
     }
 
-    /// Every device that serves is its volume's own, and every device of ours that is LIVE serves.
+    /// Checks that every serving device belongs to its volume, and that every LIVE device of ours serves.
     async fn check(&self, node: &Node) {
         // A detach of the previous process may be in progress: it changes the kernel first.
         until(|| self.live() == self.serving(node)).await;
@@ -124,12 +124,12 @@ impl Host {
         serving
     }
 
-    /// Waits until what the previous process left is served or being released.
+    /// Waits until the previous process's volumes are served or being released.
     async fn settle(&self, node: &Node) {
         settled(node, |status| matches!(status.state, VolumeState::Attached | VolumeState::Detaching)).await;
     }
 
-    /// Detaches all volumes; then only the devices of other programs are there.
+    /// Detaches all volumes; only the devices of other programs remain.
     async fn end(&self, node: &Node) {
         self.settle(node).await;
         for status in node.list() {
@@ -171,8 +171,8 @@ fn state_of(node: &Node, volume: &str) -> Option<VolumeState> {
     node.list().into_iter().find(|status| status.volume == id(volume)).map(|status| status.state)
 }
 
-/// Two attaches, a detach whose last commit waits for the store, and an attach that gets the number that came
-/// free.
+/// Runs two attaches, a detach whose final commit waits for the store, and an attach that gets the released
+/// number.
 async fn reuse_a_number(host: &Host, node: Node) {
     host.attach(&node, "x").await;
     host.attach(&node, "y").await;
@@ -188,9 +188,9 @@ async fn reuse_a_number(host: &Host, node: Node) {
     detaching.abort();
 }
 
-/// Found by reading: a record named a device that had been deleted. The kernel gave its number to the next
+/// Regression, found in review: a record named a deleted device. The kernel gave its number to the next
 /// volume, and after a restart both volumes recovered that device: one served the data of the other, or
-/// deleted the device below its mount.
+/// deleted the device while it was mounted.
 #[test]
 fn no_volume_gets_the_device_of_another() {
     let mut deaths = 0;
@@ -202,7 +202,7 @@ fn no_volume_gets_the_device_of_another() {
             reuse_a_number(host, node).await;
             survived.set(true);
         });
-        // A daemon with nothing to do but to recover, and one that attaches in between.
+        // One daemon that only recovers, and one that attaches in between.
         for _ in 0..2 {
             host.daemon(|node| async move {
                 host_serves_its_own(host, &node).await;
@@ -227,7 +227,7 @@ async fn host_serves_its_own(host: &Host, node: &Node) {
     }
 }
 
-/// The same for a daemon that dies while it recovers: no device is lost, and none changes its volume.
+/// The same for a daemon that dies during recovery: no device is lost, and none changes its volume.
 #[test]
 fn a_death_in_a_recovery_loses_no_device() {
     let mut deaths = 0;
@@ -264,11 +264,11 @@ async fn host_attaches(host: &Host, node: &Node) {
     host.check(node).await;
 }
 
-/// Bytes of a volume that has grown.
+/// Size of a grown volume in bytes.
 const LARGER: u64 = 2 * SECTORS * SECTOR_BYTES;
 
 impl Host {
-    /// Sectors of the device that serves a volume.
+    /// Returns the sectors of the device that serves a volume.
     fn sectors_of(&self, volume: &str, epoch: u64) -> u64 {
         let info = self.device_of(self.dirs.tag(&id(volume), epoch)).unwrap();
         let mut sectors = 0;
@@ -277,13 +277,13 @@ impl Host {
     }
 }
 
-/// Settings of a volume in the order of its status.
+/// Returns the settings of a volume, in the order of its status.
 fn settings_of(node: &Node) -> (Option<Durability>, Option<Duration>) {
     let shown = node.list().remove(0);
     (shown.durability, shown.max_dirty_age)
 }
 
-/// They were those of the attach again.
+/// Regression: they were reset to those of the attach.
 #[test]
 fn settings_outlive_the_daemon_and_end_with_the_detach() {
     let host = &Host::new(&["x"]);
@@ -311,7 +311,7 @@ fn settings_outlive_the_daemon_and_end_with_the_detach() {
     });
 }
 
-/// A volume came back from a restart without them.
+/// Regression: a restart removed the limits of a volume.
 #[test]
 fn limits_outlive_the_daemon() {
     let host = &Host::new(&["x"]);
@@ -334,7 +334,7 @@ fn limits_outlive_the_daemon() {
     });
 }
 
-/// A daemon that restarts must not serve with less than was promised: the record comes first.
+/// A restarted daemon must not serve with less than promised: the record is written first.
 #[test]
 fn settings_that_were_not_recorded_are_not_in_effect() {
     let host = &Host::new(&["x"]);
@@ -349,7 +349,7 @@ fn settings_that_were_not_recorded_are_not_in_effect() {
         node.configure(&id("x"), change).await.unwrap_err();
         assert_eq!(settings_of(&node), before);
         fs::remove_dir(&spare).unwrap();
-        // What is written to the record afterwards says what is in effect.
+        // The record written afterwards has the settings in effect.
         node.grow(&id("x"), LARGER).await.unwrap();
         assert_eq!(local.read_record().unwrap().unwrap().durability, Durability::Local);
         node.configure(&id("x"), change).await.unwrap();
@@ -358,7 +358,7 @@ fn settings_that_were_not_recorded_are_not_in_effect() {
     });
 }
 
-/// A growth waits for the store; settings do not.
+/// A growth waits for the store; changes of settings do not.
 #[test]
 fn settings_change_while_a_growth_waits() {
     let host = &Host::new(&["x"]);
@@ -385,8 +385,7 @@ fn settings_change_while_a_growth_waits() {
     });
 }
 
-/// The log says the new size before the device has it, so a growth waits; the detach of another client ends
-/// the wait.
+/// The log has the new size before the device, so a growth waits; the detach by another client ends the wait.
 #[test]
 fn a_growth_waits_for_the_store_and_ends_with_a_detach() {
     let host = &Host::new(&["x", "y"]);
@@ -413,8 +412,7 @@ fn a_growth_waits_for_the_store_and_ends_with_a_detach() {
     });
 }
 
-/// A daemon that died after a takeover: the next one answered a repeated attach without a word on the
-/// replaced writer.
+/// Regression: after a takeover, a restarted daemon did not report the replaced writer to a repeated attach.
 #[test]
 fn a_takeover_is_reported_after_a_restart() {
     let host = &Host::new(&["x"]);
@@ -432,7 +430,7 @@ fn a_takeover_is_reported_after_a_restart() {
     });
 }
 
-/// Found by reading: a daemon that died before a deletion left the number of the device in the record.
+/// Regression, found in review: a daemon that died before a deletion left the device's number in the record.
 #[test]
 fn a_record_names_no_device_once_its_deletion_begins() {
     let host = &Host::new(&["x"]);
@@ -449,7 +447,7 @@ fn a_record_names_no_device_once_its_deletion_begins() {
     host.daemon(|node| async move { host.end(&node).await });
 }
 
-/// An attach had named a device that was taken away by hand, whose number could be another program's.
+/// Regression: an attach returned a device that was removed by hand, whose number could be another program's.
 #[test]
 fn an_attach_names_no_device_that_was_taken_away() {
     let host = &Host::new(&["x"]);
@@ -464,7 +462,7 @@ fn an_attach_names_no_device_that_was_taken_away() {
     });
 }
 
-/// A device that another program has made under the number of a record is neither served nor deleted.
+/// A device that another program created with a recorded number is neither served nor deleted.
 #[test]
 fn a_foreign_device_under_a_known_number_is_left_alone() {
     for state in [DeviceState::Dead, DeviceState::Quiesced] {
@@ -483,7 +481,7 @@ fn a_foreign_device_under_a_known_number_is_left_alone() {
     }
 }
 
-/// Found by reading: of two records with one number, the volume that came first got the device.
+/// Regression, found in review: of two records with one number, the first volume got the device.
 #[test]
 fn of_two_records_with_one_number_the_tag_decides() {
     let host = &Host::new(&["x", "y"]);
@@ -499,8 +497,8 @@ fn of_two_records_with_one_number_the_tag_decides() {
     assert_eq!(local.read_record().unwrap().unwrap().device_id, Some(3), "the record is corrected");
 }
 
-/// Found by reading: a daemon that died between adding a device and noting it left the device until the host
-/// restarted.
+/// Regression, found in review: a daemon that died between adding and recording a device left it until the
+/// host restarted.
 #[test]
 fn unused_devices_of_ours_are_deleted_and_others_stay() {
     let host = &Host::new(&["x"]);
@@ -518,8 +516,8 @@ fn unused_devices_of_ours_are_deleted_and_others_stay() {
     });
 }
 
-/// Found by reading: one unprivileged device of another program, of which the kernel shows nothing, kept
-/// unused devices from being deleted, and a volume whose device was gone from being recovered.
+/// Regression, found in review: one unprivileged device of another program, which the kernel hides, blocked
+/// the deletion of unused devices, and the recovery of a volume whose device was gone.
 #[test]
 fn a_device_the_kernel_hides_is_skipped() {
     let host = &Host::new(&["x"]);
@@ -538,8 +536,7 @@ fn a_device_the_kernel_hides_is_skipped() {
     assert_eq!(host.kernel.wrong(), Vec::<String>::new());
 }
 
-/// A record of another installation's device: the state directory was replaced below a run directory that
-/// stayed.
+/// A record of another installation's device: the state directory was replaced, but the run directory stayed.
 #[test]
 fn the_record_of_another_installation_is_refused() {
     let host = &Host::new(&["x"]);
@@ -547,7 +544,7 @@ fn the_record_of_another_installation_is_refused() {
         host.attach(&node, "x").await;
     });
     fs::remove_file(host.dirs.state.path().join("installation")).unwrap();
-    // The directories know of each other too, and the daemon would not start.
+    // The directories refer to each other, too, and the daemon would not start.
     fs::remove_file(host.dirs.state.path().join("run")).unwrap();
     fs::remove_file(host.dirs.run.path().join("owner")).unwrap();
     let before = host.kernel.devices();
@@ -558,8 +555,8 @@ fn the_record_of_another_installation_is_refused() {
     assert_eq!(host.kernel.devices(), before);
 }
 
-/// Found by reading: a detach was accepted while the attach was in progress. Both succeeded, and the device
-/// stayed without a server.
+/// Regression, found in review: a detach was accepted while the attach was in progress. Both succeeded, and
+/// the device was left without a server.
 #[test]
 fn a_detach_during_an_attach_is_refused() {
     let host = &Host::new(&["x"]);
@@ -583,8 +580,8 @@ fn a_detach_during_an_attach_is_refused() {
     }
 }
 
-/// The kernel deletes a device once the last program has closed it: the last commit of a detach waited for
-/// that.
+/// The kernel deletes a device once the last program has closed it. Regression: the final commit of a detach
+/// waited for that.
 #[test]
 fn an_open_device_does_not_delay_a_commit() {
     let host = &Host::new(&["x"]);
@@ -606,10 +603,10 @@ fn an_open_device_does_not_delay_a_commit() {
         ended.expect("the detach waits for the program").unwrap();
         assert!(node.list().is_empty());
         assert_eq!(host.kernel.devices()[&1].state, DeviceState::Dead);
-        // It is attached again meanwhile, with another device.
+        // It is attached again in the meantime, with another device.
         host.attach(&node, "x").await;
         host.check(&node).await;
-        // The program closes it, and another one's device has its number at once.
+        // The program closes it, and another program's device gets its number at once.
         host.kernel.take_away(1);
         host.kernel.add_foreign(1, DeviceState::Quiesced, 77);
         tokio::time::sleep(2 * LOOK_EVERY).await;
@@ -619,7 +616,7 @@ fn an_open_device_does_not_delay_a_commit() {
     });
 }
 
-/// The same for what a daemon does that takes over: the commit of a detach that the last one had begun.
+/// The same for a daemon that takes over: it commits for a detach that the previous one started.
 #[test]
 fn an_open_device_holds_up_no_detach_after_a_restart() {
     let host = &Host::new(&["x"]);
@@ -639,8 +636,8 @@ fn an_open_device_holds_up_no_detach_after_a_restart() {
     });
 }
 
-/// Found by reading: a volume left its ring while its queues were with the kernel. The next volume got its
-/// index there, and with it the completions of those queues.
+/// Regression, found in review: a volume left its ring while its queues were armed. The next volume got its
+/// index there, and the completions of those queues.
 #[test]
 fn a_volume_with_open_queues_stays_on_its_ring() {
     let host = &Host::new(&["x", "y"]);
@@ -653,12 +650,12 @@ fn a_volume_with_open_queues_stays_on_its_ring() {
         }
         host.attach(&node, "y").await;
         host.end(&node).await;
-        // Again it changes nothing.
+        // Repeating it is a no-op.
         present.leave_ring().await.unwrap();
     });
 }
 
-/// Found by reading: a device whose recovery did not end kept the whole node from serving.
+/// Regression, found in review: a device whose recovery did not end prevented the whole node from serving.
 #[test]
 fn a_recovery_that_stalls_holds_up_no_other() {
     let host = &Host::new(&["x", "y"]);
@@ -674,15 +671,15 @@ fn a_recovery_that_stalls_holds_up_no_other() {
             let refused = refused.unwrap_err();
             assert!(matches!(refused, NodeError::Recovering(_)), "{refused}");
         }
-        // The kernel refuses what the queues of x offer it: nothing more is waited for.
+        // The kernel rejects the commands of the queues of x: the wait ends.
         node.0.volumes.present(&id("x")).unwrap().published.queue_refused(holdfast_ring::Errno::EINVAL);
         until(|| message().contains("the kernel refused a queue command of device 1")).await;
         host.kernel.release();
     });
 }
 
-/// Linux before 6.15 refuses a second START_USER_RECOVERY, so that no restart of the daemon recovered a
-/// device; kernels without the fix of CVE-2024-46735 crash.
+/// Regression: Linux before 6.15 rejects a second START_USER_RECOVERY, so that no restart of the daemon
+/// recovered a device; kernels without the fix of CVE-2024-46735 crash.
 #[test]
 fn a_recovery_is_begun_once_whatever_fails_later() {
     let host = &Host::new(&["x"]);
@@ -701,8 +698,8 @@ fn a_recovery_is_begun_once_whatever_fails_later() {
     }
 }
 
-/// A successor that cannot read the live map was given the node, and its devices stayed paused until a person
-/// rolled it back.
+/// Regression: a successor that cannot read the live map took over the node, and its devices stayed paused
+/// until a user rolled back.
 #[test]
 fn a_live_map_of_another_version_stops_the_handoff() {
     let host = &Host::new(&["x"]);
@@ -722,8 +719,8 @@ fn a_live_map_of_another_version_stops_the_handoff() {
     assert!(why.contains(path.to_str().unwrap()), "{why}");
 }
 
-/// Found by reading: a volume was put on its ring, and its uploads began, while the last server's writes
-/// could still land.
+/// Regression, found in review: a volume was added to its ring, and its uploads started, while the last
+/// server's writes were still in flight.
 #[test]
 fn a_volume_joins_no_ring_before_its_last_server_ended() {
     let host = &Host::new(&["x"]);
@@ -739,7 +736,7 @@ fn a_volume_joins_no_ring_before_its_last_server_ended() {
     });
 }
 
-/// Found by reading: the durable map was read before the last server's writes to it had ended.
+/// Regression, found in review: the durable map was read while the last server's writes to it were in flight.
 #[test]
 fn a_late_write_of_the_last_server_is_seen() {
     let host = &Host::new(&["x"]);
@@ -777,7 +774,7 @@ fn an_attach_that_fails_leaves_no_device() {
     }
 }
 
-/// Found by reading: a device that could not be removed after a failed attach was forgotten, with its record.
+/// Regression, found in review: after a failed attach, an unremovable device was forgotten, with its record.
 #[test]
 fn a_device_that_cannot_be_removed_is_not_forgotten() {
     let host = &Host::new(&["x"]);
@@ -799,7 +796,7 @@ fn a_device_that_cannot_be_removed_is_not_forgotten() {
     host.daemon(|node| async move { host.end(&node).await });
 }
 
-/// A device that is in use is not detached, and serves on.
+/// A device in use is not detached, and keeps serving.
 #[test]
 fn a_device_in_use_is_not_detached() {
     let host = &Host::new(&["x"]);
@@ -820,8 +817,8 @@ fn a_device_in_use_is_not_detached() {
     });
 }
 
-/// The kernel never gives some devices of a dead server back: an operator who reads "still held" looks for a
-/// process that does not exist. The volume says so, and nothing is done that would wait for the device.
+/// The kernel never releases some devices of a dead server: an operator who reads "still held" looks for a
+/// process that does not exist. The volume reports this, and nothing waits for the device.
 #[test]
 fn a_lost_device_is_named_and_left_alone() {
     let host = &Host::new(&["x", "y"]);
@@ -841,7 +838,7 @@ fn a_lost_device_is_named_and_left_alone() {
     });
 }
 
-/// One flush of the block device frees what the kernel waits for, where one request waits.
+/// One flush of the block device releases the kernel's wait if a request is pending.
 #[test]
 fn a_lost_device_that_a_flush_frees_is_recovered() {
     let host = &Host::new(&["x"]);
@@ -856,8 +853,8 @@ fn a_lost_device_that_a_flush_frees_is_recovered() {
     });
 }
 
-/// A node that is a container restarts with an empty run directory and the boot of its host. Its volumes
-/// could not be attached again, and one whose header was damaged kept the daemon from starting.
+/// A containerized node restarts with an empty run directory and the same boot id. Regression: its volumes
+/// could not be attached again, and one with a damaged header prevented the daemon's start.
 #[test]
 fn volumes_of_an_emptied_run_directory_are_attached_again() {
     let host = Host::new(&["good", "bad"]);
@@ -874,7 +871,7 @@ fn volumes_of_an_emptied_run_directory_are_attached_again() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let refused = runtime.block_on(Owner::wait_with(host.dirs.config(), host.kernel.clone())).unwrap_err();
     assert!(matches!(&refused, NodeError::StateInUse { left, .. } if *left == [1, 3]), "{refused}");
-    // What used them has ended, and an administrator deletes them.
+    // The programs using them have ended, and an administrator deletes them.
     for device in [1, 3] {
         host.kernel.take_away(device);
     }
@@ -887,8 +884,8 @@ fn volumes_of_an_emptied_run_directory_are_attached_again() {
     });
 }
 
-/// Nothing said to which volume a line of a store or of the kernel belonged while several were attached or
-/// recovered.
+/// Regression: while several volumes were attaching or recovering, log lines of a store or the kernel did not
+/// name their volume.
 #[test]
 fn the_lines_of_an_operation_name_its_volume() {
     let log = tempfile::NamedTempFile::new().unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 const AGE_MS: u64 = 1 << 40;
 
-/// Leaves a volume dirty that is to be committed after decades.
+/// Leaves a volume with dirty data that is not due for a commit for decades.
 async fn leave_patient(dirs: &Dirs, bucket: &Bucket, volume: &VolumeId) {
     leave_volume_dirty(dirs, ("main", bucket), volume, SectorRange::new(2, 3)).await;
     let local = dirs.local_of(volume);
@@ -30,7 +30,7 @@ async fn committed(node: &Node, volume: &VolumeId) {
     tokio::time::timeout(LIMIT, clean).await.unwrap_or_else(|_elapsed| panic!("{:?}", node.list()));
 }
 
-/// The last commit of a node that left had all that was written in `maxDirtyAge`, up to the size of a seal.
+/// Regression: a drained node's final commit had all data of `maxDirtyAge`, up to a seal's size.
 #[test]
 fn a_drained_node_commits_soon_also_after_a_restart() {
     alone(async {
@@ -45,7 +45,7 @@ fn a_drained_node_commits_soon_also_after_a_restart() {
             leave_patient(&dirs, &bucket, volume).await;
             serve(&node, volume).await;
         }
-        // One that commits by itself.
+        // One that commits without a drain.
         leave_volume_dirty(&dirs, ("main", &bucket), usual, SectorRange::new(2, 3)).await;
         serve(&node, usual).await;
         committed(&node, usual).await;

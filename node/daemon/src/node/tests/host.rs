@@ -1,4 +1,4 @@
-//! The directories of a node, and its log, as a process meets them.
+//! The directories of a node, and its log, under conditions of a host.
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use super::*;
 use crate::node::local::volume_files::run_volumes;
 use crate::readiness::Readiness;
 
-/// A starting daemon removed every directory of the run directory whose name could be a volume's.
+/// Regression: a starting daemon removed every directory of the run directory whose name could be a volume's.
 #[test]
 fn a_start_removes_nothing_of_others() {
     alone(async {
@@ -33,7 +33,7 @@ fn a_start_removes_nothing_of_others() {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "theirs").unwrap();
         }
-        // An attach that never came to its record.
+        // An attach that did not reach its record.
         let left = run_volumes(run).join("disk");
         fs::create_dir(&left).unwrap();
         fs::write(left.join("map"), "ours").unwrap();
@@ -48,8 +48,8 @@ fn a_start_removes_nothing_of_others() {
     });
 }
 
-/// An earlier version's record of an attached volume was not seen: its mounts hung, and the node was ready.
-/// The other way round, an earlier version took the directory of all volumes for a volume, and removed it.
+/// Regression: an earlier version's record of an attached volume was ignored: its mounts hung, and the node
+/// was ready. Vice versa, an earlier version took the directory of all volumes for a volume, and removed it.
 #[test]
 fn volumes_of_an_earlier_version_are_named_and_left_alone() {
     alone(async {
@@ -82,8 +82,8 @@ fn volumes_of_an_earlier_version_are_named_and_left_alone() {
     });
 }
 
-/// The ring thread wrote its log lines itself: where standard error was not read, all devices of the node
-/// stood still.
+/// Regression: the ring thread wrote its log lines itself: if standard error was not read, all devices of the
+/// node blocked.
 #[test]
 fn a_stuck_log_pipe_stops_no_ring_thread() {
     const CHILD: &str = "HOLDFAST_TEST_STUCK_LOG";
@@ -110,7 +110,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
         return assert_eq!(ended.and_then(|status| status.code()), Some(SERVED), "the node stands still");
     }
     let telemetry = holdfast_service::telemetry::start("holdfast-node", &[]).unwrap();
-    // More than the pipe and the queue hold. A thread of its own: where a writer may wait, it waits here.
+    // More than the pipe and the queue hold. In a separate thread: a blocking writer would block here.
     let filling = std::thread::spawn(|| (0..20_000).for_each(|line| tracing::info!(line, "filled the pipe")));
     let begun = std::time::Instant::now();
     while !filling.is_finished() && begun.elapsed() < Duration::from_secs(5) {
@@ -132,11 +132,11 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
     std::process::exit(SERVED);
 }
 
-/// A tmpfs of its own, visible only through its file descriptor, with which it vanishes.
+/// A private tmpfs, visible only through its file descriptor, and gone with it.
 pub(in crate::node) struct SmallTmpfs(OwnedFd);
 
 impl SmallTmpfs {
-    /// Nothing, and a word on it, where the test may not mount.
+    /// Returns `None` and logs the reason if the test may not mount.
     pub(in crate::node) fn mount(bytes: u64) -> Option<Self> {
         let mounted = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).and_then(|context| {
             fsconfig_set_string(&context, "size", bytes.to_string())?;
@@ -150,15 +150,15 @@ impl SmallTmpfs {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 
-    /// Takes all that is free.
+    /// Fills all free space.
     pub(in crate::node) fn fill(&self) {
         let mut file = File::create(self.path().join("filler")).unwrap();
         while file.write_all(&[1; 4096]).is_ok() {}
     }
 }
 
-/// A write into a full run directory hung, and the status said that it waited for the object store. No volume
-/// could be detached to make room.
+/// Regression: a write to a full run directory hung, and the status said that it waited for the object store.
+/// No volume could be detached to free space.
 #[test]
 fn a_full_run_directory_is_named_and_detaches_work() {
     let Some(tmpfs) = SmallTmpfs::mount(512 << 10) else { return };
@@ -199,8 +199,8 @@ fn a_full_run_directory_is_named_and_detaches_work() {
     });
 }
 
-/// Others filled the state disk to its last block: no commit and no detach of the node ever ended, so that
-/// nothing could be evicted.
+/// Regression: when others filled the state disk completely, commits and detaches of the node did not end, so
+/// that nothing could be evicted.
 #[test]
 fn a_full_state_disk_stops_no_commit_and_no_detach() {
     let Some(tmpfs) = SmallTmpfs::mount(16 << 20) else { return };
@@ -211,7 +211,7 @@ fn a_full_state_disk_stops_no_commit_and_no_detach() {
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         node.shutdown().await;
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
-        // As the ring does for the first write of a chunk.
+        // Like the ring for the first write to a chunk.
         let map = File::options().write(true).open(dirs.durable_map()).unwrap();
         let (offset, length) = holdfast_engine::durable_map::chunk_extent(Chunk(0));
         rustix::fs::fallocate(&map, rustix::fs::FallocateFlags::empty(), offset, length).unwrap();
@@ -231,7 +231,7 @@ fn a_full_state_disk_stops_no_commit_and_no_detach() {
     });
 }
 
-/// The eviction of a detached volume's cache, which makes room, began with a new directory.
+/// Regression: the eviction of a detached volume's cache, which frees space, first created a directory.
 #[test]
 fn directories_that_a_full_disk_needs_are_there_ahead() {
     alone(async {
@@ -245,8 +245,8 @@ fn directories_that_a_full_disk_needs_are_there_ahead() {
     });
 }
 
-/// Bytes that another program, or a bug, had written into the file of zeros reached every client that read
-/// zeros.
+/// Regression: bytes that another program, or a bug, had written to the file of zeros reached every client
+/// that read zeros.
 #[test]
 fn the_file_of_zeros_holds_zeros_after_a_start() {
     alone(async {

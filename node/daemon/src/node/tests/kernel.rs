@@ -1,5 +1,5 @@
-//! A ublk driver as attach, detach and recovery see it: numbers are handed out as the real one does, the
-//! lowest first. A process can be ended at any command, before or after it took effect.
+//! A fake ublk driver as used by attach, detach and recovery: like the real one, it assigns the lowest free
+//! number. A process can die at any command, before or after its effect.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::node::TransportChoice;
 use crate::node::device::kernel::Devices;
 use holdfast_serve::OpenQueues;
 
-/// Moment at which the process ends: before the command with this number took effect, or after it.
+/// Moment of the process's death: before or after the effect of the command with this number.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Death {
     Before(usize),
@@ -30,22 +30,22 @@ pub(super) struct Known {
     pub(super) sectors: u64,
     /// A server has its character device open.
     is_open: bool,
-    /// This process has begun its recovery.
+    /// This process has started its recovery.
     is_begun: bool,
-    /// Another program's: to be left alone.
+    /// Belongs to another program: must not be touched.
     is_foreign: bool,
     /// A program has the block device open.
     pub(super) is_used: bool,
-    /// A program still has it open once it is stopped: the kernel deletes it when that closes it.
+    /// A program keeps it open after its stop: the kernel deletes it when that closes it.
     pub(super) outlives_stop: bool,
     is_deleting: bool,
-    /// Set if the kernel loses it when its server ends.
+    /// Set if the kernel loses it when its server exits.
     pub(super) loss: Option<Loss>,
-    /// The kernel shows nothing of it.
+    /// The kernel hides it.
     pub(super) is_secret: bool,
 }
 
-/// A device that stays LIVE when its server ends.
+/// A device that stays LIVE after its server's exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
     /// Until it is flushed.
@@ -62,7 +62,7 @@ struct State {
     is_dead: bool,
     /// A command that does not end while it is held, for one device or all.
     held: Option<(&'static str, Option<u32>)>,
-    /// Commands that the kernel refuses.
+    /// Commands that the kernel rejects.
     refused: Vec<&'static str>,
     wrong: Vec<String>,
     flushes: usize,
@@ -88,13 +88,13 @@ impl FakeKernel {
         self.put(id, state, tag, true);
     }
 
-    /// Adds an unprivileged device of another program: the kernel shows nothing of it.
+    /// Adds an unprivileged device of another program, which the kernel hides.
     pub(super) fn add_unprivileged(&self, id: u32) {
         self.put(id, DeviceState::Live, 0, true);
         self.change(id, |known| known.is_secret = true);
     }
 
-    /// Adds a device as a daemon of an installation left it.
+    /// Adds a device as left by a daemon of an installation.
     pub(in crate::node) fn add_left(&self, id: u32, state: DeviceState, tag: u64) {
         self.put(id, state, tag, false);
     }
@@ -127,7 +127,7 @@ impl FakeKernel {
         assert!(self.lock().devices.insert(id, known).is_none(), "the number is taken");
     }
 
-    /// Takes a device away, as an administrator does.
+    /// Removes a device, like an administrator.
     pub(super) fn take_away(&self, id: u32) -> Known {
         self.lock().devices.remove(&id).unwrap()
     }
@@ -140,12 +140,12 @@ impl FakeKernel {
         self.lock().devices.iter().map(|(id, known)| (*id, known.info)).collect()
     }
 
-    /// Operations that were done and must never be.
+    /// Returns the forbidden operations that were executed.
     pub(super) fn wrong(&self) -> Vec<String> {
         self.lock().wrong.clone()
     }
 
-    /// Number of flushes of devices from outside.
+    /// Returns the number of flushes by separate processes.
     pub(super) fn flushes(&self) -> usize {
         self.lock().flushes
     }
@@ -155,12 +155,12 @@ impl FakeKernel {
         (state.commands, state.death) = (0, death);
     }
 
-    /// Keeps commands of this name from ending, those for one device or all.
+    /// Blocks commands of this name, for one device or all.
     pub(super) fn hold(&self, command: &'static str, device: Option<u32>) {
         self.lock().held = Some((command, device));
     }
 
-    /// Refuses commands of these names.
+    /// Rejects commands of these names.
     pub(super) fn refuse(&self, commands: &[&'static str]) {
         self.lock().refused = commands.to_vec();
     }
@@ -170,12 +170,12 @@ impl FakeKernel {
         self.changed.notify_all();
     }
 
-    /// Ends once the process has died.
+    /// Completes once the process has died.
     pub(super) async fn death(&self) {
         self.died.subscribe().wait_for(|died| *died).await.unwrap();
     }
 
-    /// The end of the process, if it did not die before: its devices are quiesced, its threads gone.
+    /// Ends the process unless it is dead: its devices are quiesced, its threads gone.
     pub(super) fn bury(&self) {
         let mut state = self.lock();
         state.end();
@@ -213,7 +213,7 @@ impl FakeKernel {
         done
     }
 
-    /// A dead process hears no answer.
+    /// A dead process gets no response.
     fn stay<T>(&self, mut state: MutexGuard<'_, State>) -> Result<T, ControlError> {
         state.is_dead = true;
         state.end();
@@ -235,7 +235,7 @@ impl State {
         }
     }
 
-    /// The device that a command is for, and no other with its number.
+    /// Returns the device that a command refers to, but no other with its number.
     fn of(&mut self, device: Device, doing: &str) -> Result<&mut Known, ControlError> {
         let id = device.id();
         let known = self.devices.get_mut(&id).ok_or(ControlError::NotFound { id })?;
@@ -312,7 +312,7 @@ impl Devices for FakeKernel {
     }
 
     fn open(&self, device: Device, threads: u16) -> Result<Vec<OpenQueues>, ControlError> {
-        // The last thread finds no memory, and all close what they opened.
+        // The last thread has no memory, and all close their queues.
         let refuses = self.lock().refused.contains(&"queues");
         self.command("open", Some(device), |state| {
             let known = state.of(device, "open")?;
@@ -363,7 +363,7 @@ impl Devices for FakeKernel {
         self.command("start_recovery", Some(device), |state| {
             let known = state.of(device, "recovery")?;
             if known.info.state == DeviceState::Quiesced && !known.is_open {
-                // Linux before 6.15 answers EINVAL to the second, or crashes (CVE-2024-46735).
+                // Linux before 6.15 responds EINVAL to the second one, or crashes (CVE-2024-46735).
                 if !std::mem::replace(&mut known.is_begun, true) {
                     return Ok(());
                 }

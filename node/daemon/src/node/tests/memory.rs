@@ -1,4 +1,4 @@
-//! Memory volumes: what a daemon takes over from one that was killed, and what it refuses.
+//! Memory volumes: recovery after a killed daemon, and rejected requests.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -27,7 +27,7 @@ fn scratch() -> MemoryAttach {
     }
 }
 
-/// Runs a daemon until `script` ends; then it is gone as after a kill.
+/// Runs a daemon until `script` ends, then leaves the state of a killed one.
 fn daemon<F: Future<Output = ()>>(dirs: &Dirs, kernel: &Arc<FakeKernel>, script: impl FnOnce(Node) -> F) {
     daemon_with(dirs.config(), kernel, script);
 }
@@ -60,7 +60,7 @@ fn volume_files(dirs: &Dirs) -> super::super::memory::MemoryLocal {
     super::super::memory::MemoryLocal::new(&dirs, &scratch().volume)
 }
 
-/// The daemon is killed, and its content is what the next one serves; a detach drops it.
+/// The next daemon serves the content of a killed one; a detach drops it.
 #[test]
 fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -70,7 +70,7 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
         assert_eq!(attached.transport, Transport::KernelCopy);
         assert_eq!(node.attach_memory(scratch()).await.unwrap(), attached, "again it says the same");
     });
-    // As the device's requests would have.
+    // Like the device's requests.
     let record = volume_files(&dirs).record().unwrap().unwrap();
     volume_files(&dirs).open(&record).unwrap().volume.write(&mut Codecs::default(), 3, &page).unwrap();
     daemon(&dirs, &kernel, async |node| {
@@ -85,8 +85,8 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
-/// A release before kernel copy added the device of a memory volume with user copy and longer requests: it is
-/// recovered as such, and the next attach has kernel copy.
+/// A release before kernel copy added a memory volume's device with user copy and longer requests: it is
+/// recovered unchanged, and the next attach uses kernel copy.
 #[test]
 fn a_device_of_an_older_release_keeps_its_transport() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -105,7 +105,7 @@ fn a_device_of_an_older_release_keeps_its_transport() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
-/// A memory volume had one queue, and so one processor, whatever the node had.
+/// Regression: a memory volume had one queue, and so one processor, regardless of the node's size.
 #[test]
 fn ring_threads_share_the_queues_of_a_memory_volume() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -142,8 +142,8 @@ fn ring_threads_share_the_queues_of_a_memory_volume() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
-/// Found by reading: the threads before the one that could not open its queues kept theirs, and no later try
-/// could open the device again.
+/// Regression, found in review: if one thread failed to open its queues, the threads before it kept theirs,
+/// and no retry was able to open the device again.
 #[test]
 fn where_one_thread_cannot_open_its_queues_none_keeps_its_own() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -166,7 +166,7 @@ fn where_one_thread_cannot_open_its_queues_none_keeps_its_own() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
-/// A Volume that was made again under the same id was served with the content of the old one.
+/// Regression: a Volume recreated under the same id was served with the content of the old one.
 #[test]
 fn a_recovered_memory_volume_keeps_its_owner() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -183,7 +183,7 @@ fn a_recovered_memory_volume_keeps_its_owner() {
     });
 }
 
-/// Every local user could read the content of a memory volume.
+/// Regression: every local user was able to read the content of a memory volume.
 #[test]
 fn only_the_owner_reads_the_content_of_a_memory_volume() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -195,7 +195,7 @@ fn only_the_owner_reads_the_content_of_a_memory_volume() {
     });
 }
 
-/// A device that is paused because its table is damaged is never served with other content.
+/// A device paused because of its damaged table is never served with other content.
 #[test]
 fn a_damaged_table_keeps_its_device_paused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -211,7 +211,7 @@ fn a_damaged_table_keeps_its_device_paused() {
     });
 }
 
-/// A daemon that died in an attach left files without a device; the next attach needs their name.
+/// A daemon that died during an attach left files without a device; the next attach needs their name.
 #[test]
 fn files_of_an_attach_that_never_ended_are_removed() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -229,7 +229,7 @@ fn files_of_an_attach_that_never_ended_are_removed() {
     }
 }
 
-/// An attach took whatever limit it was given, and a full run directory then failed writes of every volume.
+/// Regression: an attach accepted any limit, and a full run directory then failed writes of every volume.
 #[test]
 fn what_the_run_directory_has_no_room_for_is_refused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -254,7 +254,7 @@ fn what_the_run_directory_has_no_room_for_is_refused() {
         assert!(message.starts_with("memory.limit_bytes: large may take "), "{message}");
         assert!(message.contains("lower limit (--memory-limit)"), "{message}");
         assert!(node.list().is_empty() && !dirs.run.path().join("memory.d/large").exists());
-        // Two that fit each and not together, though neither has written anything.
+        // Two that fit separately but not together, although neither has written anything.
         node.attach_memory(of("one", free / 2, free / 2)).await.unwrap();
         let error = node.attach_memory(of("two", free / 2, free / 2)).await.unwrap_err();
         assert!(matches!(error, NodeError::MemoryRoom { .. }), "{error}");
@@ -262,7 +262,7 @@ fn what_the_run_directory_has_no_room_for_is_refused() {
     });
 }
 
-/// A repeated attach answered with the device of another size, and a person took it for the new one.
+/// Regression: a repeated attach returned the device of another size, mistaken for the new one.
 #[test]
 fn an_attach_with_another_shape_is_refused_by_field() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -282,8 +282,8 @@ fn an_attach_with_another_shape_is_refused_by_field() {
     });
 }
 
-/// A detach that failed once its volume had left the ring could never be repeated, and an attach meanwhile
-/// answered with the stopped device.
+/// Regression: a detach that failed after its volume had left the ring could never be retried, and an attach
+/// in the meantime returned the stopped device.
 #[test]
 fn a_detach_that_failed_after_the_stop_is_repeated() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -304,7 +304,7 @@ fn a_detach_that_failed_after_the_stop_is_repeated() {
     });
 }
 
-/// A release without memory volumes attached a volume of an object store under the name of one.
+/// Regression: a release without memory volumes attached an object store's volume under the name of one.
 #[test]
 fn a_name_that_another_volume_has_is_not_served_twice() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -333,7 +333,7 @@ fn a_name_that_another_volume_has_is_not_served_twice() {
     });
 }
 
-/// Operations that memory volumes do not have are refused with the fix, and change nothing.
+/// Operations that do not apply to memory volumes are rejected with the alternative, and change nothing.
 #[test]
 fn what_a_memory_volume_has_not_is_refused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -354,7 +354,7 @@ fn what_a_memory_volume_has_not_is_refused() {
             let begins = format!("volume_id: scratch is a memory volume of this node, which has no {what}");
             assert!(refused.message.starts_with(&begins), "{}", refused.message);
         }
-        // As an attach that looked before the memory volume came.
+        // Like an attach that checked before the memory volume was added.
         let raced = node.attach(attach).await;
         assert!(matches!(raced, Err(NodeError::MemoryVolume { what: "store", .. })), "{raced:?}");
         assert_eq!(node.list().len(), 1);
@@ -365,7 +365,7 @@ fn what_a_memory_volume_has_not_is_refused() {
     });
 }
 
-/// All memory volumes together took what each was allowed, and the control group's limit killed the daemon.
+/// Regression: all memory volumes together exceeded the control group's limit, which killed the daemon.
 #[test]
 fn memory_volumes_stay_within_the_limit_of_the_node() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -400,7 +400,7 @@ fn memory_volumes_stay_within_the_limit_of_the_node() {
             assert!(matches!(node.attach_memory(two).await, Err(NodeError::MemoryLimit { .. })));
         })
     });
-    // One that is recovered counts, before its files are open.
+    // A volume in recovery counts even before its files are open.
     run(2 * one - 1, |node, one, two, _most| {
         Box::pin(async move {
             assert!(matches!(node.attach_memory(two.clone()).await, Err(NodeError::MemoryLimit { .. })));
@@ -412,7 +412,7 @@ fn memory_volumes_stay_within_the_limit_of_the_node() {
     });
 }
 
-/// The epoch distinguishes a Volume that was attached again, also after the daemon's restart.
+/// The epoch distinguishes a Volume that was attached again, even after a restart of the daemon.
 #[test]
 fn a_memory_volume_keeps_the_epoch_of_its_attach() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -427,7 +427,7 @@ fn a_memory_volume_keeps_the_epoch_of_its_attach() {
     });
 }
 
-/// A volume with memory for 16 pages that do not compress, and a spill file for `pages` more.
+/// Returns a volume with memory for 16 incompressible pages, and a spill file for `pages` more.
 fn spilling(pages: u64) -> MemoryAttach {
     MemoryAttach { limit_bytes: Some(64 << 10), spill_bytes: Some(pages * SECTOR_BYTES), ..scratch() }
 }
@@ -445,7 +445,7 @@ async fn until(is_so: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(10), reached).await.expect("it comes to be");
 }
 
-/// The one spill file of the volume.
+/// Returns the only spill file of the volume.
 fn spill_file(dirs: &Dirs) -> PathBuf {
     let mut found = fs::read_dir(spill_files(dirs)).unwrap();
     let path = found.next().unwrap().unwrap().path();
@@ -453,7 +453,7 @@ fn spill_file(dirs: &Dirs) -> PathBuf {
     path
 }
 
-/// Pages that do not compress.
+/// Returns incompressible pages.
 fn noise(pages: usize) -> Vec<u8> {
     let mut bits = 1_u64;
     let next = move || {
@@ -463,8 +463,8 @@ fn noise(pages: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(pages * PAGE_BYTES).collect()
 }
 
-/// Writes 20 pages as the device's requests would have: four of them go to the spill file, and a fifth would
-/// have when the daemon was killed.
+/// Writes 20 pages like the device's requests: four of them are spilled, and a fifth was about to be when the
+/// daemon was killed.
 fn spill(dirs: &Dirs) {
     let data = noise(21);
     let record = volume_files(dirs).record().unwrap().unwrap();
@@ -479,8 +479,8 @@ fn spill(dirs: &Dirs) {
     runs.iter().for_each(|run| volume.disk_ended(run, run.pages));
 }
 
-/// The next daemon serves what is in the spill file, takes back what the table does not name, and a detach
-/// leaves no file.
+/// The next daemon serves the spilled pages, frees those that the table does not name, and a detach leaves no
+/// file.
 #[test]
 fn a_killed_daemon_loses_no_spilled_page() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -509,7 +509,7 @@ fn a_killed_daemon_loses_no_spilled_page() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
-/// A spill file that lost pages, or all of them, read as zeros.
+/// Regression: a spill file that lost some or all of its pages read as zeros.
 #[test]
 fn a_lost_spill_file_keeps_its_device_paused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -523,7 +523,7 @@ fn a_lost_spill_file_keeps_its_device_paused() {
     fs::rename(&path, &kept).unwrap();
     daemon(&dirs, &kernel, async |node| {
         paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
-        // That of another attach has another name.
+        // The file of another attach has another name.
         fs::copy(&kept, path.with_file_name("spill-0000000000000001")).unwrap();
         File::create_new(&path).unwrap().set_len((SECTORS + 1) * SECTOR_BYTES).unwrap();
         paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
@@ -535,8 +535,8 @@ fn a_lost_spill_file_keeps_its_device_paused() {
     });
 }
 
-/// Spill files of a host that restarted took the disk for as long as the node lived. Later their deletion
-/// kept the daemon from its devices: now it waits until these are served.
+/// Regression: after a restart of the host, spill files occupied the disk for the life of the node. Later
+/// their deletion delayed the recovery of devices: now it starts afterwards.
 #[test]
 fn spill_files_without_a_volume_are_removed() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -544,7 +544,7 @@ fn spill_files_without_a_volume_are_removed() {
     kernel.take_away(*kernel.devices().keys().next().unwrap());
     fs::remove_dir_all(files(&dirs)).unwrap();
     assert!(spill_file(&dirs).exists());
-    // Looking for other files of these fails, which kept all the others too.
+    // Looking up other files of these fails. Regression: this prevented the deletion of all others, too.
     for name in (0..8).map(|number| format!("bad-{number}")) {
         fs::create_dir(dirs.state.path().join("memory.d").join(&name)).unwrap();
         let loops = dirs.run.path().join("memory.d").join(&name);
@@ -557,12 +557,12 @@ fn spill_files_without_a_volume_are_removed() {
     });
 }
 
-/// A state disk that hangs stopped the detach of a volume that has nothing on it.
+/// Regression: a hanging state disk blocked the detach of a volume without data on it.
 #[test]
 fn a_volume_without_a_spill_file_leaves_the_state_disk_alone() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     daemon(&dirs, &kernel, async |node| {
-        // What is there under its name would be touched with it.
+        // This would be touched along with a spill file of its name.
         fs::create_dir_all(spill_files(&dirs)).unwrap();
         let request = MemoryAttach { spill_bytes: None, ..spilling(8) };
         node.attach_memory(request.clone()).await.unwrap();
@@ -574,7 +574,7 @@ fn a_volume_without_a_spill_file_leaves_the_state_disk_alone() {
     });
 }
 
-/// All spill files together took the disk, of which the cache of other volumes was to have its share.
+/// Regression: all spill files together filled the disk, including the share of other volumes' cache.
 #[test]
 fn spill_files_stay_within_the_limit_of_the_node() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -602,7 +602,7 @@ fn spill_files_stay_within_the_limit_of_the_node() {
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
         kernel.bury();
-        // One that is recovered counts, before its files are open.
+        // A volume in recovery counts even before its files are open.
         let node = start(12).await;
         refused(&node).await;
         wait(&node, |status| status.state == VolumeState::Attached).await;
@@ -610,7 +610,7 @@ fn spill_files_stay_within_the_limit_of_the_node() {
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
         kernel.bury();
-        // A lower setting keeps what is there, and promises no more.
+        // A lower limit keeps existing spill files, but promises no more.
         let node = start(0).await;
         until(|| node.list().iter().all(|status| status.state == VolumeState::Attached)).await;
         let left = SpillUse { limit_bytes: 0, promised_bytes: 12 * SECTOR_BYTES, used_bytes: 0 };
@@ -624,7 +624,7 @@ fn spill_files_stay_within_the_limit_of_the_node() {
     });
 }
 
-/// Claims came to a node with a higher limit than its disk, and their writes failed.
+/// Regression: claims were scheduled to a node whose limit exceeded its disk, and their writes failed.
 #[test]
 fn spill_files_beyond_the_disk_are_neither_promised_nor_made() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));

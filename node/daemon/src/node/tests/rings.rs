@@ -1,4 +1,4 @@
-//! Several ring threads, one of which takes no messages.
+//! Several ring threads, one of which processes no messages.
 
 use std::sync::mpsc;
 
@@ -36,8 +36,8 @@ async fn fill(present: &Present) -> mpsc::Sender<()> {
     release
 }
 
-/// Found by reading: the ticks of all rings waited for one whose inbox was full, and with them the figures
-/// and limits of every volume of the node.
+/// Regression, found in review: the ticks of all rings waited for one with a full inbox, and so did the
+/// figures and limits of all volumes of the node.
 #[test]
 fn a_ring_with_a_full_inbox_holds_up_no_other() {
     alone(async {
@@ -61,7 +61,7 @@ fn a_ring_with_a_full_inbox_holds_up_no_other() {
         let meanwhile = async {
             let good: VolumeId = "good".parse().unwrap();
             let serves = node.0.volumes.present(&good).unwrap();
-            // A tick publishes that it came late.
+            // A tick publishes its delay.
             on_ring(&serves, |ring, owner| {
                 ring.no_operation(InFlight::Command(QueueCommand { owner, queue_id: 9, tag: 0 }));
             })

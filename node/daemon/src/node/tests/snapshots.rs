@@ -1,4 +1,4 @@
-//! Snapshots of a volume that the node serves.
+//! Snapshots of a volume served by the node.
 
 use bytes::Bytes;
 use holdfast_format::snapshot::SnapshotChange;
@@ -12,10 +12,10 @@ use holdfast_types::key::ObjectKey;
 use super::*;
 use crate::node::volume::snapshot::VolumeInStore;
 
-/// Marks of snapshots that were taken and deleted long ago: three pages of a LIST.
+/// Number of markers of snapshots deleted long ago: three pages of a LIST.
 const OLD_MARKS: u64 = 2_100;
 
-/// Gives the volume a log of so many records, and a mark in the place of each but the first.
+/// Gives the volume a log of this many records, and a marker for each but the first.
 async fn with_old_marks(bucket: &Bucket) {
     let objects = &*bucket.objects;
     for seq in (2..=OLD_MARKS).map(Seq) {
@@ -31,7 +31,7 @@ async fn with_old_marks(bucket: &Bucket) {
     write_checkpoint(objects, &volume(), manifest.seq(), checkpoint).await.unwrap();
 }
 
-/// All marks since the first record were listed for each snapshot, with a request for each thousand.
+/// Regression: each snapshot listed all markers since the first record, with one request per thousand.
 #[test]
 fn a_snapshot_lists_no_marks_of_those_that_were_dropped() {
     alone(async {

@@ -1,4 +1,4 @@
-//! A node that was stopped, and another one after it in the same process.
+//! A stopped node, and its successor in the same process.
 
 use tokio::sync::oneshot;
 
@@ -6,7 +6,7 @@ use super::rings::on_ring;
 use super::*;
 use crate::node::local::owner::is_held;
 
-/// Found by reading: the tasks of a stopped node ran on, over the directories of the next one.
+/// Regression, found in review: the tasks of a stopped node continued on the directories of the next one.
 #[test]
 fn a_stopped_node_leaves_no_task() {
     alone(async {
@@ -14,7 +14,7 @@ fn a_stopped_node_leaves_no_task() {
         dirs.leave().await;
         let metrics = tokio::runtime::Handle::current().metrics();
         let before = metrics.num_alive_tasks();
-        // A recovery that is retried, then a detach that waits for its store.
+        // A recovery that is retried, and a detach that waits for its store.
         for state in [VolumeState::Quiesced, VolumeState::Detaching] {
             flip_a_bit(&dirs.record());
             let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
@@ -29,7 +29,7 @@ fn a_stopped_node_leaves_no_task() {
             let inner = Arc::downgrade(&node.0);
             drop(node.shutdown().await);
             let ended = async {
-                // Pieces of a volume's work end soon after it.
+                // The tasks of a volume end shortly after it.
                 while metrics.num_alive_tasks() > before || inner.strong_count() > 0 {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
@@ -41,7 +41,7 @@ fn a_stopped_node_leaves_no_task() {
     });
 }
 
-/// Begins a call of a node that ends when the sender is dropped.
+/// Starts a call of a node that ends when the sender is dropped.
 async fn begin_call(node: &Node) -> std::sync::mpsc::Sender<()> {
     let (release, released) = std::sync::mpsc::channel::<()>();
     let (begins, begun) = oneshot::channel();
@@ -53,7 +53,7 @@ async fn begin_call(node: &Node) -> std::sync::mpsc::Sender<()> {
     release
 }
 
-/// All devices of a node waited at its end for a part that was compressed, and for its name server.
+/// Regression: at the shutdown of a node, its devices waited for a compression, and for a name lookup.
 #[test]
 fn what_was_begun_ends_while_the_devices_are_served() {
     alone(async {
@@ -66,7 +66,7 @@ fn what_was_begun_ends_while_the_devices_are_served() {
         let release = begin_call(&node).await;
 
         let ends = tokio::spawn(node.clone().leave(LIMIT));
-        // It has begun to leave, and its tasks are stopped.
+        // It is shutting down, and its tasks are stopped.
         while node.0.tasks.run(async {}).await.is_ok() {
             tokio::task::yield_now().await;
         }
@@ -83,7 +83,7 @@ fn what_was_begun_ends_while_the_devices_are_served() {
     });
 }
 
-/// Found by reading: the lock was dropped, and so released, under a call that had not ended.
+/// Regression, found in review: the lock was dropped, and thus released, while a call was still running.
 #[test]
 fn a_call_that_does_not_end_keeps_the_lock() {
     alone(async {

@@ -1,4 +1,4 @@
-//! Stores whose credentials, endpoint or certificates change under their volumes.
+//! Stores whose credentials, endpoint or certificates change while volumes use them.
 
 use bytes::Bytes;
 use holdfast_objects::{Blocker, ErrorKind, MemoryStore, ObjectStore, ReadyParts};
@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use super::bucket::key;
 use super::*;
 
-/// A node that serves a volume with three dirty sectors, and whose bucket accepts another key from now on.
+/// Returns a node that serves a volume with three dirty sectors, whose bucket now requires another key.
 async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     let node = Node::start(dirs.config()).await.unwrap();
     node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -27,8 +27,8 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     (node, new)
 }
 
-/// Found by reading: the client of a volume was made at its attach and stayed. Once its key was revoked
-/// nothing was committed any more, and the detach that could have read the new key needed the old one.
+/// Regression, found in review: a volume kept the client of its attach. Once its key was revoked, nothing was
+/// committed, and the detach needed the old key before it could have read the new one.
 #[test]
 fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -43,7 +43,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
         assert_eq!(mode & 0o777, 0o600, "it holds the key");
         node.shutdown().await;
     });
-    // The previous process was detaching the volume: that needs the log.
+    // The previous process was detaching the volume, which requires the log.
     alone(async {
         let node = Node::start(dirs.config()).await.unwrap();
         let gone = async {
@@ -56,7 +56,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     });
 }
 
-/// `list` said nothing of uploads and reads that such a store refuses, and the condition named a right.
+/// Regression: `list` did not report rejected uploads and reads, and the condition named a right.
 #[test]
 fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
     for (method, status, code, blocker) in [
@@ -93,7 +93,7 @@ fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
     }
 }
 
-/// An attach reads the configuration too: the volumes that are there get it with it.
+/// An attach also reads the configuration: existing volumes get it, too.
 #[test]
 fn an_attach_with_new_credentials_renews_the_store_of_others() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -106,7 +106,7 @@ fn an_attach_with_new_credentials_renews_the_store_of_others() {
     });
 }
 
-/// A volume that is recovered late, with what the last daemon knew, finds what was read since.
+/// A volume recovered late, from the previous daemon's record, uses the newest configuration.
 #[test]
 fn a_late_recovery_uses_the_newest_key() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -125,7 +125,7 @@ fn a_late_recovery_uses_the_newest_key() {
     });
 }
 
-/// An attach that had read the log of one server could have created its record on another.
+/// An attach that read the log on one server could otherwise create its record on another.
 #[test]
 fn an_endpoint_does_not_change_under_an_attach() {
     alone(async {
@@ -140,8 +140,8 @@ fn an_endpoint_does_not_change_under_an_attach() {
     });
 }
 
-/// An attach that was in progress when its store changed could bring the former configuration back, or serve
-/// from another bucket: nothing applied the change again.
+/// Regression: an attach in progress during its store's change could restore the previous configuration, or
+/// serve from another bucket: the change was not applied again.
 #[test]
 fn a_change_during_an_attach_is_applied_again() {
     alone(async {
@@ -168,8 +168,7 @@ fn a_change_during_an_attach_is_applied_again() {
     });
 }
 
-/// A volume stays where its log is: another bucket, or another server that has a bucket of that name, would
-/// split it.
+/// A volume stays with its log: another bucket, or another server with a bucket of that name, would split it.
 #[test]
 fn a_store_that_moves_elsewhere_is_refused_and_named() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -188,7 +187,7 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
         let silent = S3Config { endpoint: nowhere().endpoint, ..new.clone() };
         let error = node.renew_store("main", &silent).await.unwrap_err();
         assert_eq!(error.kind(), FailureKind::Unavailable, "it is tried again: {error}");
-        // The same bucket behind another address.
+        // The same bucket at another address.
         let behind = beside.spawn(Bucket::over(Arc::clone(&bucket.objects))).await.unwrap();
         node.renew_store("main", &S3Config { endpoint: behind.config.endpoint.clone(), ..new })
             .await
@@ -199,7 +198,7 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
     });
 }
 
-/// Another bucket of the same name: what a tenant's key leads to on the same server.
+/// Another bucket of the same name, selected by a tenant's key on the same server.
 struct Tenants {
     own: Bucket,
     other: Arc<MemoryStore>,
@@ -216,7 +215,7 @@ impl Tenants {
         S3Config { credentials: key("other"), ..self.own.config.clone() }
     }
 
-    /// Copies what is in the own bucket now.
+    /// Copies the current content of the own bucket.
     async fn copy(&self) {
         for name in self.own.objects.keys() {
             let bytes = self.own.objects.get(&name, u64::MAX).await.unwrap();
@@ -225,7 +224,7 @@ impl Tenants {
     }
 }
 
-/// Checks the refusal, its reason, and that the volume continues with the former configuration.
+/// Checks the rejection, its reason, and that the volume continues with the previous configuration.
 async fn refused(node: &Node, config: &S3Config, why: &str) {
     let error = node.renew_store("main", config).await.unwrap_err();
     assert_eq!(error.kind(), FailureKind::Invalid, "{error}");
@@ -236,7 +235,7 @@ async fn refused(node: &Node, config: &S3Config, why: &str) {
     }
 }
 
-/// A node that serves a volume whose three dirty sectors were committed.
+/// Returns a node that serves a volume whose three dirty sectors were committed.
 async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
     let node = Node::start(dirs.config()).await.unwrap();
     node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -247,8 +246,8 @@ async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
     node
 }
 
-/// Found by reading: only a new endpoint was checked. With another tenant's key the volume found no log, and
-/// was fenced.
+/// Regression, found in review: only a new endpoint was checked. With another tenant's key, the volume found
+/// no log and was fenced.
 #[test]
 fn credentials_of_another_tenant_are_refused() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -267,7 +266,7 @@ fn credentials_of_another_tenant_are_refused() {
     });
 }
 
-/// Found by reading: only the first record was looked at, which every copy of a bucket has.
+/// Regression, found in review: only the first record was checked, which every copy of a bucket has.
 #[test]
 fn a_copy_without_the_newest_record_is_refused() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -281,7 +280,7 @@ fn a_copy_without_the_newest_record_is_refused() {
     alone(async {
         let node = committed(&dirs, &tenants.own).await;
         refused(&node, &tenants.other(), "lacks the attach of this node").await;
-        // An attach that another writer made on the copy stands where this node's is.
+        // Another writer's attach in the copy has the position of this node's.
         let elsewhere = Dirs::new();
         acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim("b", 8), &NodeTime).await.unwrap();
         refused(&node, &tenants.other(), "lacks the attach of this node").await;
@@ -289,7 +288,7 @@ fn a_copy_without_the_newest_record_is_refused() {
     });
 }
 
-/// The same where the copy has the attach, and the commit after it is missing or of another writer.
+/// The same for a copy with the attach, in which the next commit is missing or belongs to another writer.
 #[test]
 fn a_copy_that_was_left_behind_is_refused() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -307,7 +306,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         let claim = Claim { replaces: Some(Epoch(1)), ..claim("b", 8) };
         acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim, &NodeTime).await.unwrap();
         refused(&node, &tenants.other(), "record 3 of the log there is of another writer").await;
-        // A whole copy is the same log.
+        // A complete copy is the same log.
         for name in tenants.other.keys() {
             tenants.other.delete(&[&name]).await.unwrap();
         }
@@ -318,7 +317,7 @@ fn a_copy_that_was_left_behind_is_refused() {
     });
 }
 
-/// Found by reading: one volume was looked at, whichever came first.
+/// Regression, found in review: only one arbitrary volume was checked.
 #[test]
 fn every_volume_of_a_store_is_looked_for() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -338,7 +337,7 @@ fn every_volume_of_a_store_is_looked_for() {
     });
 }
 
-/// Found by reading: a volume that waited to be recovered was not looked for, and was fenced when it came up.
+/// Regression, found in review: a volume waiting for recovery was not checked, and was fenced afterwards.
 #[test]
 fn a_volume_that_waits_to_be_recovered_is_looked_for() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -364,14 +363,14 @@ fn a_volume_that_waits_to_be_recovered_is_looked_for() {
         assert_eq!(only(&node).state, VolumeState::Quiesced);
         let error = node.renew_store("main", &tenants.other()).await.unwrap_err();
         assert!(error.to_string().contains("volume disk") && error.kind() == FailureKind::Invalid, "{error}");
-        // It comes up with the former key.
+        // It is recovered with the previous key.
         fs::write(dirs.live_map(), live_map).unwrap();
         wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
 }
 
-/// The old key is revoked and the new one cannot be tried yet: nothing is changed, and a later try succeeds.
+/// The old key is revoked and the new one cannot be tested yet: nothing changes, and a retry succeeds.
 #[test]
 fn a_change_that_cannot_be_checked_is_tried_again() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -395,7 +394,7 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
     });
 }
 
-/// Two attaches that read a new key at once do not keep each other from using it.
+/// Two attaches that read a new key concurrently do not block each other from using it.
 #[test]
 fn attaches_with_a_new_key_do_not_block_each_other() {
     alone(async {
@@ -411,8 +410,8 @@ fn attaches_with_a_new_key_do_not_block_each_other() {
     });
 }
 
-/// Found by reading: an image without authorities, or a bad bundle, kept the device of a volume from being
-/// recovered, though all its data was on the node.
+/// Regression, found in review: an image without authorities, or a bad bundle, blocked the recovery of a
+/// volume's device, although all its data was on the node.
 #[test]
 fn a_volume_is_recovered_whatever_its_store_lacks() {
     alone(async {
@@ -431,7 +430,7 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
         let waits = wait(&node, |status| status.store.health.unreachable().is_some()).await;
         let error = &waits.store.health.unreachable().unwrap().error;
         assert!(error.contains("caBundle"), "{error}");
-        // Corrected, it is asked.
+        // Once the configuration is corrected, the store is used.
         node.renew_store("main", &S3Config { ca_pem: None, endpoint: nowhere().endpoint, ..unusable })
             .await
             .unwrap_err();
@@ -439,8 +438,8 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
     });
 }
 
-/// Found by reading: on a server that ignores the condition two nodes both create the same record, and
-/// nothing is fenced.
+/// Regression, found in review: on a server that ignores the condition, two nodes both create the same
+/// record, and neither is fenced.
 #[test]
 fn a_bucket_without_create_once_is_refused_before_use() {
     alone(async {
@@ -454,7 +453,7 @@ fn a_bucket_without_create_once_is_refused_before_use() {
             let node = Node::start(dirs.config()).await.unwrap();
             let create =
                 node.create(&volume(), SECTOR_BYTES.into(), "main", &bucket.config).await.unwrap_err();
-            // What an attach asks for where there is ublk.
+            // The store as an attach with ublk opens it.
             let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
             for refused in [create, attach] {
                 assert_eq!(refused.kind(), FailureKind::Invalid, "{refused:?}");
@@ -482,7 +481,7 @@ fn a_bucket_is_probed_once_by_a_process() {
     });
 }
 
-/// One object is stored under a place that the log has passed, and no record names it.
+/// One object is stored at a position that the log has passed, and no record names it.
 #[test]
 fn a_sweep_deletes_what_no_volume_needs_one_at_a_time() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());

@@ -1,5 +1,5 @@
-//! Attaches of a volume that the log calls attached, and the local state that counts: real files, a store in
-//! memory.
+//! Attaches of a volume that is attached according to its log, and the valid local state: real files, an
+//! in-memory store.
 
 use std::fs::File;
 use std::ops::Range;
@@ -34,7 +34,7 @@ use crate::node::volume::device::new_device;
 use crate::node::volume::table::Reserved;
 use holdfast_serve::LiveMap;
 
-/// One volume on one node, with everything done at once that its engine asks for.
+/// One volume on one node, with all actions of its engine executed at once.
 struct Writer {
     served: Volume<LiveMap>,
     background: Background<LocalSides, NodeTime>,
@@ -76,7 +76,7 @@ impl Writer {
         Self { served, background, now: 0, commits: 0, snapshots: Vec::new() }
     }
 
-    /// Has the engine hear of `event`, and of all that comes of it.
+    /// Passes `event`, and all resulting events, to the engine.
     async fn handle(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
@@ -160,7 +160,7 @@ impl Writer {
         file.write_all_at(bytes, range.start.byte_offset()).unwrap();
     }
 
-    /// A write of the same sectors, flushed; then its commit.
+    /// Writes the same sectors, flushes and commits them.
     async fn write_and_commit(&mut self) {
         let commits = self.commits;
         self.now += 10;
@@ -200,8 +200,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A node came back under its name with an empty state directory, and attached as if nothing had been flushed
-/// there.
+/// Regression: a node that returned under its name with an empty state directory attached as if nothing had
+/// been flushed there.
 #[test]
 fn an_empty_state_directory_under_the_same_name_is_refused() {
     alone(async {
@@ -216,16 +216,16 @@ fn an_empty_state_directory_under_the_same_name_is_refused() {
             panic!("{refused:?}")
         };
         assert!(!empty.durable_map().exists(), "a refusal changes nothing");
-        // The disk is found again: its own attach needs no permission.
+        // The disk is back: its own attach needs no permission.
         assert_eq!(attach(&before, &store, &claim("a", 3)).await.unwrap().displaced, None);
-        // It is lost for good.
+        // It is permanently lost.
         let accepted = Claim { replaces: Some(Epoch(2)), ..claim("a", 4) };
         let displaced = attach(&empty, &store, &accepted).await.unwrap().displaced;
         assert_eq!(displaced, Some(Displaced { epoch: Epoch(2), node: "a".to_owned(), since_unix_ms: 0 }));
     });
 }
 
-/// A disk that was set back to a snapshot was uploaded over what had been committed since.
+/// Regression: a disk restored to a snapshot was uploaded over later commits.
 #[test]
 fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
     alone(async {
@@ -234,7 +234,7 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
         let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
         let mut writer = Writer::over(&dirs, &store, acquired);
         writer.write_and_commit().await;
-        // Its map still calls the first version dirty: the commit fell after the round.
+        // In its map the first version is still dirty: the commit followed the flush round.
         let snapshot = tempfile::tempdir().unwrap();
         copy(&dirs.local().dir(), snapshot.path());
         writer.write_and_commit().await;
@@ -259,7 +259,7 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
     });
 }
 
-/// Copies the objects that `store` holds now.
+/// Copies the current objects of `store`.
 async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
     let copy = MemoryStore::new();
     for key in store.keys() {
@@ -269,8 +269,8 @@ async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
     Arc::new(copy)
 }
 
-/// A bucket was restored from a backup: what was clean here was served from older objects, and the first
-/// commit broke the log.
+/// Regression: after a bucket was restored from a backup, clean data was served from older objects, and the
+/// first commit broke the log.
 #[test]
 fn a_log_set_back_is_reported_and_breaks_no_log() {
     alone(async {
@@ -312,7 +312,7 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
     });
 }
 
-/// LIST may show an older state of a log: that alone is no ground to put anything aside.
+/// LIST may show an older state of a log: this alone does not justify setting data apart.
 #[test]
 fn a_list_that_is_behind_sets_no_log_back() {
     alone(async {
@@ -334,7 +334,7 @@ fn a_list_that_is_behind_sets_no_log_back() {
     });
 }
 
-/// A store that lists the first record of a log only.
+/// A store that lists only the first record of a log.
 #[derive(Debug)]
 struct Behind(Arc<MemoryStore>);
 
@@ -370,7 +370,7 @@ impl ObjectStore for Behind {
     }
 }
 
-/// A takeover whose create was answered ambiguously was never reported: the next attach continued it.
+/// Regression: a takeover with an ambiguous create was never reported: the next attach continued it.
 #[test]
 fn a_takeover_is_reported_after_a_lost_answer() {
     alone(async {
@@ -381,14 +381,14 @@ fn a_takeover_is_reported_after_a_lost_answer() {
             let over = Claim { replaces: Some(Epoch(1)), ..claim("a", 2) };
             if is_doubtful {
                 store.fail_next(Verb::Put, Fault::LostReply);
-                // Both records of the log are read before it is read back.
+                // Both records of the log are read before the record is read back.
                 for _ in 0..2 {
                     store.fail_next(Verb::Get, Fault::Delay(Duration::ZERO));
                 }
                 store.fail_next(Verb::Get, Fault::Before(holdfast_objects::ErrorKind::Unavailable));
             }
             let first = acquire(&*store, &volume(), &dirs.local(), &over, &NodeTime).await;
-            // Else the process dies before it can report.
+            // Otherwise the process dies before it can report.
             assert_eq!(first.is_err(), is_doubtful);
             drop(first);
             let displaced = Displaced { epoch: Epoch(1), node: "gone".to_owned(), since_unix_ms: 0 };
@@ -400,7 +400,7 @@ fn a_takeover_is_reported_after_a_lost_answer() {
     });
 }
 
-/// Local files that another writer had superseded were moved away below an attach that had begun meanwhile.
+/// Regression: another writer's outdated files were moved away during an attach that had started meanwhile.
 #[test]
 fn outdated_files_are_not_moved_below_an_attach() {
     alone(async {
@@ -433,8 +433,8 @@ fn outdated_files_are_not_moved_below_an_attach() {
     });
 }
 
-/// Each detached volume left its files, also one that was deleted then: a node where claims come and go asked
-/// the API server for thousands of them, and measured them several times a second.
+/// Regression: each detached volume left its files, even when deleted later: a node with many short-lived
+/// claims queried the API server for thousands of them, and measured them several times a second.
 #[test]
 fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
     alone(async {
@@ -469,7 +469,7 @@ fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
     });
 }
 
-/// An attach that failed for want of room on its node had fenced the writer that it was to replace, and
+/// Regression: an attach that failed for lack of space had fenced the writer that it was to replace, and
 /// served nothing.
 #[test]
 fn an_attach_without_room_fences_no_writer() {
@@ -512,7 +512,7 @@ fn an_attach_without_room_fences_no_writer() {
     });
 }
 
-/// After every commit, the disk as it is then is the volume's newest.
+/// After every commit, the disk's current state is the volume's newest.
 #[test]
 fn a_disk_as_its_last_commit_left_it_is_trusted() {
     alone(async {
@@ -530,7 +530,7 @@ fn a_disk_as_its_last_commit_left_it_is_trusted() {
     });
 }
 
-/// Local files whose disk takes long.
+/// Local files on a slow disk.
 struct Slow {
     local: Local,
     reached: Notify,
@@ -569,8 +569,8 @@ impl LocalState for Slow {
     }
 }
 
-/// An attach that stood still while its volume went to another node acquired it back from there, and fenced
-/// that node.
+/// Regression: an attach that was paused while its volume moved to another node took it back from there, and
+/// fenced that node.
 #[test]
 fn an_attach_that_stood_still_fences_no_successor() {
     alone(async {
@@ -578,7 +578,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
             let store = store_with(9).await;
             attach(&Dirs::new(), &store, &claim("gone", 1)).await.unwrap();
             if permitted.is_none() {
-                // Then nothing was attached when it read the log.
+                // When it read the log, the volume was not attached.
                 let manifest = read_manifest(&*store, &volume()).await.unwrap();
                 let detach = Record {
                     volume: volume(),
@@ -619,8 +619,8 @@ fn an_attach_that_stood_still_fences_no_successor() {
     });
 }
 
-/// Time in which the create of another writer is stored. Four seconds pass at each look, and the time of day
-/// is set back by a day meanwhile.
+/// Time in which another writer's create is stored. Each reading of the clock advances it by four seconds,
+/// and the time of day is set back by a day in between.
 struct Settling {
     clock_ms: AtomicU64,
     other: Gate,
@@ -649,7 +649,7 @@ impl Environment for Settling {
     }
 }
 
-/// A store that looks before it stores told both that they had created their record, and both served.
+/// Regression: a store that checks before it stores confirmed both records, and both attaches served.
 #[test]
 fn an_attach_whose_record_was_overwritten_does_not_serve() {
     alone(async {
@@ -680,15 +680,15 @@ fn an_attach_whose_record_was_overwritten_does_not_serve() {
             "{refused:?}"
         );
         assert_eq!(acquired.header.epoch, Epoch(1));
-        // A create that began before this one was stored may take as long as it.
+        // A create that started before this one was stored may take as long as it.
         assert_eq!(*settling.waited.lock(), Duration::from_millis(4001));
         let holder = read_manifest(&*store, &volume()).await.unwrap().attached().unwrap();
         assert_eq!((holder.epoch, holder.node.as_str()), (Epoch(1), "b"));
     });
 }
 
-/// The same through a real client and server, without a hand on either: the second create is stored 100 ms
-/// after the first was answered.
+/// The same with a real client and server, without manual steps: the second create is stored 100 ms after the
+/// first was confirmed.
 #[test]
 fn two_attaches_through_a_server_that_looks_first_are_one() {
     alone(async {
@@ -707,8 +707,8 @@ fn two_attaches_through_a_server_that_looks_first_are_one() {
     });
 }
 
-/// Found by reading: the removal emptied the place that an attach was about to create, and the marker by
-/// which that attach would have known.
+/// Regression, found in review: the removal emptied the position at which an attach was about to create its
+/// record, and the marker by which that attach would have detected this.
 #[test]
 fn a_paused_attach_does_not_acquire_a_removed_volume() {
     alone(async {
@@ -745,7 +745,7 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
     });
 }
 
-/// The creator of a fork died before it asked for the mark of the snapshot: the attach does.
+/// The creator of a fork died before it checked the snapshot's marker: the attach does.
 #[test]
 fn an_attach_confirms_a_fork_or_refuses_it() {
     alone(async {
@@ -777,7 +777,7 @@ fn an_attach_confirms_a_fork_or_refuses_it() {
     });
 }
 
-/// A bucket that was set back comes to places again whose roots it kept: they were taken for its own.
+/// Regression: a restored bucket's log again reaches positions with existing roots, mistaken for its own.
 #[test]
 fn a_writer_passes_the_roots_of_another_history() {
     alone(async {
@@ -811,7 +811,7 @@ fn a_writer_passes_the_roots_of_another_history() {
     });
 }
 
-/// Two volumes of one id in two stores shared their local files: one was served, and uploaded, as the other.
+/// Regression: volumes of one id in two stores shared local files: one was served and uploaded as the other.
 #[test]
 fn local_state_of_another_store_is_never_trusted() {
     alone(async {
@@ -833,7 +833,7 @@ fn local_state_of_another_store_is_never_trusted() {
     });
 }
 
-/// While a volume is attached, one of the same name in another store has to wait: both would use the same
+/// While a volume is attached, one of the same name in another store must wait: both would use the same
 /// files.
 #[test]
 fn a_second_store_cannot_share_an_attached_volumes_files() {

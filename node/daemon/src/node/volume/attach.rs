@@ -1,4 +1,4 @@
-//! Attaching a volume: place on a ring thread, local files, log, device, in this order.
+//! Attaches a volume: place on a ring thread, local files, log, device, in this order.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use crate::node::clock::{NodeTime, unix_ms_at_zero};
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
+use crate::node::local::live_map;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::room::ReservedPlace;
@@ -37,12 +38,12 @@ use holdfast_serve::Start;
 use holdfast_serve::{Message, NewVolume};
 
 impl Node {
-    /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it
-    /// has.
+    /// Attaches a volume and returns its device, ready for use. For an attached one, returns the existing
+    /// device.
     ///
     /// # Errors
-    /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again. For the name of
-    /// a memory volume [`NodeError::MemoryVolume`].
+    /// [`NodeError`]; no data is lost, and the same request may be retried. For the name of a memory volume
+    /// [`NodeError::MemoryVolume`].
     #[tracing::instrument(name = "attach", skip_all, fields(volume = %request.volume, epoch, device))]
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach");
@@ -54,7 +55,7 @@ impl Node {
             }
             Reserved::Now(state) => state,
         };
-        // After the name was reserved: of two attaches at once, one at least sees the other.
+        // After the name was reserved: of two concurrent attaches, at least one sees the other.
         let fix = "Attach the other volume under another name, or detach this one";
         if let Err(error) = self.refuse_memory(&volume, "store", fix) {
             self.0.volumes.forget(&volume, &state);
@@ -69,9 +70,9 @@ impl Node {
         }
     }
 
-    /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays:
-    /// the next attach continues from there. A device that cannot be removed keeps its volume and its record,
-    /// for a detach or a restart.
+    /// Removes a half-attached volume from its ring. Its epoch is in the log and its local state stays: the
+    /// next attach resumes from there. If the device cannot be removed, the volume and its record stay for a
+    /// detach or a restart.
     async fn abandon(&self, volume: &VolumeId, state: &StateCell) {
         let present = self.0.volumes.on_ring(volume);
         if let Some(present) = present
@@ -84,7 +85,7 @@ impl Node {
             state.apply(&StateEvent::AttachFailed);
             return;
         }
-        // Before the entry: an attach that finds none makes these files.
+        // Before the entry is removed: an attach that finds no entry creates these files.
         if let Err(error) = self.0.dirs.of(volume).forget_attached() {
             tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the files of a failed attach were not removed");
         }
@@ -131,7 +132,7 @@ impl Node {
         timer.end(TimedStep::Device);
         let attached = present.attached_by(device);
         present.state.apply(&StateEvent::Attached);
-        // Requests of other volumes to the same store are in its time too.
+        // This includes requests of other volumes to the same store.
         let store_time = present.objects.current().time().saturating_sub(store_time);
         tracing::info!(
             volume = %present.volume(),
@@ -165,9 +166,9 @@ impl Node {
             replaces: replaces.map(Epoch),
         };
         let shape = new_device(transport);
-        // What the node lacks shows before a writer is fenced.
+        // The node's shortages are detected before a writer is fenced.
         let (ring, place) = self.0.rings.reserve(shape.need())?;
-        // On the heap: it is the largest part of an attach, which would need more than a thread's stack.
+        // On the heap: it is the largest part of an attach, which would otherwise exceed a thread's stack.
         let acquired = Box::pin(acquire(&*objects, &volume, &local, &claim, &NodeTime)).await?;
         log_acquired(&volume, &acquired);
         let epoch = acquired.header.epoch.0;
@@ -199,7 +200,7 @@ impl Node {
         Ok(Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup })
     }
 
-    /// Puts a volume on a ring thread and starts its background work.
+    /// Adds a volume to a ring thread and starts its background work.
     pub(in crate::node) async fn add_to_ring(&self, joining: Joining) -> Result<Arc<Present>, NodeError> {
         let Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup } =
             joining;
@@ -212,14 +213,15 @@ impl Node {
         let published = PublishedStatus::new(move |writer| cell.apply(&StateEvent::Writer(writer)));
         let published = Arc::new(published);
         let (work, receiver) = mpsc::channel(shape.waiting_work());
-        let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
-            start.make(setup, live_map).map_err(|error| {
+            let live = live_map::open_file(&map_path)?;
+            let planned = start.make(setup, live_map).map_err(|error| {
                 let source = LocalDamage::LiveMap(error);
                 NodeError::Damaged { path: map_path, source }
-            })
+            })?;
+            Ok((planned, live))
         });
-        let planned = planned.await?;
+        let (planned, live) = planned.await?;
         let published_here = Arc::clone(&published);
         let label = Arc::new(Label::new(volume.clone(), Epoch(terms.epoch)));
         let new = NewVolume {
@@ -258,7 +260,7 @@ impl Node {
     }
 }
 
-/// Logs what an attach lost or preserved.
+/// Logs the data lost or preserved by an attach.
 fn log_acquired(volume: &VolumeId, acquired: &Acquired<AttachFiles>) {
     if let Some(Displaced { epoch, node, since_unix_ms }) = &acquired.displaced {
         tracing::warn!(
@@ -283,7 +285,7 @@ fn log_acquired(volume: &VolumeId, acquired: &Acquired<AttachFiles>) {
     }
 }
 
-/// A volume that comes onto a ring thread.
+/// A volume to be added to a ring thread.
 pub(in crate::node) struct Joining {
     pub(in crate::node) state: Arc<StateCell>,
     pub(in crate::node) local: Local,

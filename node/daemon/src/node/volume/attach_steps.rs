@@ -1,6 +1,6 @@
-//! Times of the steps of attaches: in the log line of each, and as a histogram of the node.
+//! Times of the steps of attaches: in each one's log line, and as a histogram of the node.
 //!
-//! Does not own: the steps (`attach.rs`). A step that fails is not counted: its time is that of the failure.
+//! Does not own: the steps (`attach.rs`). A failed step is not counted: its time is that of the failure.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEn
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
-/// A step of an attach, in their order.
+/// A step of an attach, in chronological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum TimedStep {
     /// Connects to the store, and probes it before its first use.
     Store,
     /// Reads the log and the local files, and creates the record that acquires the volume.
     Acquire,
-    /// Makes or opens the live map and hands the volume to its ring thread.
+    /// Creates or opens the live map and passes the volume to its ring thread.
     Ring,
-    /// Waits until the ring thread has made the first state of the volume durable.
+    /// Waits until the ring thread has made the initial state of the volume durable.
     Start,
     /// Adds and starts the ublk device.
     Device,
@@ -69,12 +69,12 @@ fn histogram() -> Histogram {
 }
 
 impl AttachTimes {
-    /// The histograms, by step.
+    /// Returns the histograms, by step.
     pub(crate) fn histograms(&self) -> Family<StepLabels, Histogram> {
         self.0.clone()
     }
 
-    /// An attach begins.
+    /// Starts the timer of an attach.
     pub(crate) fn begin(&self) -> AttachTimer<'_> {
         let now = Instant::now();
         AttachTimer { times: self, begun: now, last: now, steps: Vec::with_capacity(5) }
@@ -90,7 +90,7 @@ pub(crate) struct AttachTimer<'a> {
 }
 
 impl AttachTimer<'_> {
-    /// A step ended, and the next begins.
+    /// Ends a step and starts the next one.
     pub(crate) fn end(&mut self, step: TimedStep) {
         self.end_at(step, Instant::now());
     }
@@ -101,18 +101,18 @@ impl AttachTimer<'_> {
         self.steps.push((step, took));
     }
 
-    /// Time since the attach began.
+    /// Returns the time since the attach started.
     pub(in crate::node) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// The step that took longest.
+    /// Returns the longest step.
     pub(in crate::node) fn slowest(&self) -> Option<TimedStep> {
         self.steps.iter().max_by_key(|(_, took)| *took).map(|(step, _)| *step)
     }
 }
 
-/// The steps with their times, as `store 1.2ms, acquire 40.1ms`.
+/// Formats the steps with their times, such as `store 1.2ms, acquire 40.1ms`.
 impl fmt::Display for AttachTimer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (step, took)) in self.steps.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! Interface of a volume's background work with this node: tokio, the local files, the ring thread.
+//! Connects a volume's background work to this node: tokio, the local files, the ring thread.
 //!
-//! Runs on: the tokio runtime; one task a volume receives, each piece of work runs as a task of its own.
-//! Answers go back to the ring thread as events. What the work does is `holdfast_background`'s.
-//! On failure: work that panics would never be answered, and its volume would commit nothing more: the
-//! process ends.
+//! Runs on: the tokio runtime; one task per volume receives the work, and each piece runs in a separate task.
+//! Results are returned to the ring thread as events. `holdfast_background` does the work itself.
+//! On failure: a panic in the work ends the process; otherwise its volume would wait for the result, and
+//! commit nothing more.
 
 use std::fs::File;
 use std::io;
@@ -38,12 +38,14 @@ use holdfast_serve::Message;
 use holdfast_serve::VolumeKey;
 use holdfast_serve::{BackgroundWork, ColdRead, UsedBlocks};
 
-/// Interval at which the counts of log lines that were held back are written.
+/// Interval at which the counts of suppressed log lines are written.
 const LINES_EVERY: Duration = Duration::from_secs(10);
-/// Pieces of work that are received at a time: the parts of a few large requests.
+/// Looks at them after the last work: the first may come at once.
+const LOOKS: u32 = 2;
+/// Maximum pieces of work received at a time: the parts of a few large requests.
 const PIECES: usize = 64;
 
-/// The sides of a volume, open, and its directory.
+/// The open sides of a volume, and its directory.
 pub(crate) struct LocalSides {
     pub(crate) local: Local,
     pub(crate) sides: [Arc<File>; 2],
@@ -77,7 +79,7 @@ impl Sides for LocalSides {
     }
 }
 
-/// The limits of a volume's log lines that single reads can cause.
+/// Limits of a volume's log lines about single reads.
 #[derive(Debug, Default)]
 pub(crate) struct WorkLines {
     cold: ColdLines,
@@ -86,7 +88,7 @@ pub(crate) struct WorkLines {
 }
 
 impl WorkLines {
-    /// Logs how many lines were held back, or only of those that are due.
+    /// Logs the number of suppressed lines, at the end all of them, otherwise those that are due.
     fn write(&self, is_end: bool) {
         let rest = |now_ms| if is_end { Rest::All } else { Rest::Due(now_ms) };
         self.cold.write(rest(now()));
@@ -99,7 +101,7 @@ impl WorkLines {
     }
 }
 
-/// True for the steps of a commit. How often and for how long others come has no end.
+/// Returns true for the steps of a commit. Other work may occur in any number and for any time.
 fn is_of_commit(work: &Work) -> bool {
     match work {
         Work::Upload { .. } | Work::StorePending(_) | Work::StoreRoot { .. } | Work::CreateRecord { .. } => {
@@ -109,17 +111,17 @@ fn is_of_commit(work: &Work) -> bool {
     }
 }
 
-/// Parts of one request that come out of the store, in their order. Each goes back to the ring thread in its
+/// Parts of one request that are read from the store, in their order. Each returns to the ring thread in its
 /// box.
 type ColdParts = Vec<Box<ColdRead>>;
 
-/// Work that runs as a task of its own.
+/// Work that runs in a separate task.
 enum VolumeTask {
     /// Parts of one request.
     Cold(ColdParts),
-    /// A part whose block the disk could not read from the slab.
+    /// A part whose block the disk failed to read from the slab.
     Unreadable(Box<ColdRead>, SlabSlot),
-    /// Blocks that a reader will ask for next.
+    /// Blocks to prefetch for a reader.
     Ahead(Ahead),
     /// Blocks that were read on the ring thread.
     Used(UsedBlocks),
@@ -127,14 +129,14 @@ enum VolumeTask {
 }
 
 impl VolumeTask {
-    /// Returns true if `read` is of the same request, and comes later in it.
+    /// Returns true if `read` is a later part of the same request.
     fn is_continued_by(&self, read: &ColdRead) -> bool {
         let Self::Cold(parts) = self else { return false };
         parts.last().is_some_and(|last| last.request == read.request && last.at < read.at)
     }
 }
 
-/// The tasks of what was received.
+/// Groups received work into tasks.
 fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<VolumeTask> {
     let mut tasks: Vec<VolumeTask> = Vec::new();
     for piece in received {
@@ -157,7 +159,7 @@ fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<VolumeTask> 
     tasks
 }
 
-/// Resources that the work of one volume needs.
+/// Resources for the work of one volume.
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
     /// The volume's readers.
@@ -167,24 +169,27 @@ pub(crate) struct VolumeWork {
     pub(crate) lines: WorkLines,
     pub(crate) ring: RingHandle,
     pub(crate) key: VolumeKey,
-    /// The trace of the attach. The volume's first commit is a part of it.
+    /// The trace of the attach, which includes the volume's first commit.
     pub(crate) trace: Option<String>,
 }
 
 impl VolumeWork {
-    /// Takes work until the volume is gone; work still in progress then is dropped.
+    /// Processes work until the volume is gone; work still in progress then is dropped.
     pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::Receiver<BackgroundWork>) {
         let mut in_progress = JoinSet::new();
         let mut trace = self.trace.clone();
         let mut received = Vec::new();
         let mut due = interval(LINES_EVERY);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // An idle volume has no timer.
+        let mut looks = 0;
         loop {
             tokio::select! {
                 count = work.recv_many(&mut received, PIECES) => {
                     if count == 0 {
                         return;
                     }
+                    looks = LOOKS;
                     for task in tasks(received.drain(..)) {
                         let span = self.label.span();
                         if let Some(attach) = &trace
@@ -203,13 +208,16 @@ impl VolumeWork {
                     }
                 }
                 Some(_ended) = in_progress.join_next() => {}
-                _ = due.tick() => self.label.span().in_scope(|| self.lines.write(false)),
+                _ = due.tick(), if looks > 0 => {
+                    self.label.span().in_scope(|| self.lines.write(false));
+                    looks -= u32::from(in_progress.is_empty());
+                }
             }
         }
     }
 
-    /// The task, in a frame that ends the process where it panics. The end of the node does not wait for
-    /// tasks, only for the calls that they make.
+    /// Wraps the task so that a panic ends the process. The shutdown of the node does not wait for tasks,
+    /// only for their blocking calls.
     fn performed(self: Arc<Self>, task: VolumeTask) -> impl Future<Output = ()> {
         let call = Call::begin();
         async move {
@@ -219,7 +227,7 @@ impl VolumeWork {
         }
     }
 
-    /// Blocks to fetch ahead of a read.
+    /// Returns the blocks to prefetch for a read.
     fn ahead_of(&self, task: &VolumeTask) -> Option<Ahead> {
         let VolumeTask::Cold(parts) = task else { return None };
         let (first, last) = (parts.first()?, parts.last()?);
@@ -254,7 +262,7 @@ impl VolumeWork {
         }
     }
 
-    /// Reads the parts of a request; blocks that are neighbours in the store come together.
+    /// Reads the parts of a request; blocks that are adjacent in the store are fetched together.
     async fn read_request(&self, parts: ColdParts) {
         if let [first, _, ..] = &parts[..] {
             let ranges: Vec<SectorRange> = parts.iter().map(|part| part.range).collect();
@@ -284,7 +292,7 @@ impl VolumeWork {
     }
 }
 
-/// Counts that were held back would never be written once the volume has gone.
+/// Otherwise, suppressed counts would never be written once the volume is gone.
 impl Drop for VolumeWork {
     fn drop(&mut self) {
         self.label.span().in_scope(|| self.lines.write(true));
@@ -300,7 +308,7 @@ mod tests {
     use super::*;
     use crate::node::tests::logged::logged;
 
-    /// Found by reading: reads that failed within a second of the last line were never counted in a line.
+    /// Regression, found in review: failed reads within a second of the last line were never counted.
     #[test]
     fn the_end_of_a_volume_logs_what_was_held_back() {
         let lines = WorkLines::default();
@@ -314,8 +322,8 @@ mod tests {
         assert_eq!(logged(|| lines.write(true)), [""; 0]);
     }
 
-    /// The parts of a request are one task, so that neighbours in the store come together. Those of the next
-    /// one with the same tag are another.
+    /// The parts of a request form one task, so that adjacent blocks in the store are fetched together. Those
+    /// of the next one with the same tag form another.
     #[test]
     fn the_parts_of_a_request_are_one_task() {
         let part = |request, at| {

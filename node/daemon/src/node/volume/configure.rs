@@ -1,11 +1,11 @@
-//! Settings of a volume that is served: its record, then its planner.
+//! Changes settings of a served volume: its record, then its planner.
 //!
-//! 1. the record in the tmpfs directory says the new settings;
-//! 2. the planner on the ring thread takes them, the limits are those of requests from then on, and both are
-//!    shown in effect.
+//! 1. the new settings are written to the record in the tmpfs directory;
+//! 2. the planner on the ring thread applies them, the limits apply to all later requests, and both are shown
+//!    as in effect.
 //!
 //! In this order a restarted daemon never serves with less than a caller was promised. On failure: the volume
-//! serves with the settings that its status shows; the same request may be made again.
+//! serves with the settings in its status; the same request may be retried.
 
 use holdfast_engine::settings::Settings;
 use holdfast_serve::{IoLimits, Message};
@@ -17,12 +17,12 @@ use crate::node::volume::table::refusal;
 use crate::node::{Node, SettingsChange, VolumeSettings, millis};
 
 impl Node {
-    /// Changes the settings of a volume that is served, which are in effect when this returns. Again it
-    /// changes nothing. Waits for no store.
+    /// Changes the settings of a served volume, which are in effect when this returns. Repeating it is a
+    /// no-op. Does not wait for a store.
     ///
     /// # Errors
-    /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`], [`NodeError::NotOnRing`]; that
-    /// the record could not be written.
+    /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`], [`NodeError::NotOnRing`]; the
+    /// record could not be written.
     #[tracing::instrument(name = "configure", skip_all, fields(volume = %volume))]
     pub(crate) async fn configure(
         &self,

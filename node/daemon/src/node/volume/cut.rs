@@ -1,6 +1,6 @@
-//! Cuts: the part of a volume that is served here in snapshots of several volumes at one point.
+//! Cuts: the part of a volume served here in snapshots of several volumes at one point.
 //!
-//! Does not own: the order of the steps over all volumes (the operator), nor what a cut is
+//! Does not own: the order of the steps over all volumes (the operator), or the cut itself
 //! (`node/engine/src/volume/cut.rs`).
 //! On failure: the cut has lapsed, and writes continue.
 
@@ -15,26 +15,26 @@ use super::snapshot::{Snapshots, ask, forgotten, refused};
 use crate::node::error::NodeError;
 use holdfast_serve::SnapshotAnswer;
 
-/// Longest wait for the commit of what is dirty: it is tried again, and writes do not wait meanwhile.
+/// Maximum wait for the commit of dirty data: it is retried, and writes do not wait in the meantime.
 const PREPARES_WITHIN: Duration = Duration::from_secs(60);
 
 /// A step of a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CutStep {
-    /// Commit what is dirty, so that the next step takes no time.
+    /// Commit dirty data, so that the next step takes no time.
     Prepare,
-    /// Let writes wait, and take the snapshot's point.
+    /// Block writes, and fix the snapshot's point.
     Hold,
-    /// Let writes continue.
+    /// Resume writes.
     Release,
 }
 
 impl Snapshots<'_> {
-    /// Makes a step of a cut of a volume that is served here. Returns false if the cut has lapsed: writes do
-    /// not wait, or did not wait until now.
+    /// Performs a step of a cut of a volume served here. Returns false if the cut has lapsed: writes are not
+    /// blocked, or were not blocked until now.
     ///
     /// # Errors
-    /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Snapshot`], what the store says.
+    /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Snapshot`], the store's error.
     #[tracing::instrument(name = "cut", skip_all, fields(%volume, %uid, ?step))]
     pub(crate) async fn cut(
         &self,
@@ -71,8 +71,8 @@ impl Snapshots<'_> {
         }
     }
 
-    /// The snapshot of a cut whose writes were released, once it is registered; waits while the store is
-    /// unreachable. `None`: it is of another point, or none was taken.
+    /// Returns the snapshot of a cut whose writes were released, once it is registered; waits while the store
+    /// is unreachable. `None`: it is of another point, or was not taken.
     ///
     /// # Errors
     /// [`NodeError::NotAttached`], [`NodeError::Busy`], [`NodeError::Fenced`], [`NodeError::Snapshot`].
@@ -93,7 +93,7 @@ impl Snapshots<'_> {
     }
 }
 
-/// Reads whether the cut is as far as `wanted`.
+/// Returns true if the cut has reached `wanted`, false if it has lapsed, `None` for another answer.
 fn lasts(answer: SnapshotAnswer, uid: SnapshotUid, wanted: CutAnswer) -> Option<Result<bool, NodeError>> {
     match answer {
         SnapshotAnswer::Cut(of, said) if of == uid && said == wanted => Some(Ok(true)),

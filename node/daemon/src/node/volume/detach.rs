@@ -1,7 +1,7 @@
-//! Detaching a volume: device, last commit, local records, in this order.
+//! Detaches a volume: device, final commit, local records, in this order.
 //!
 //! The kernel deletes a device once the last program has closed it. A commit does not wait for that, and a
-//! detach only shortly.
+//! detach only briefly.
 
 use std::sync::Arc;
 
@@ -20,20 +20,19 @@ use crate::node::volume::table::refusal;
 use holdfast_serve::Message;
 
 impl Node {
-    /// Stops the device, commits what is dirty and releases the volume. Waits for as long as the store is
-    /// unreachable.
+    /// Stops the device, commits dirty data and releases the volume. Waits while the store is unreachable.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way
     /// to repair the volume; [`NodeError::NotAttached`]; [`NodeError::RecoveryFailed`]; [`NodeError::Fenced`]
-    /// after the local data was preserved, [`NodeError::PreserveFailed`] while it could not be: then nothing
-    /// was removed, and the same may be tried again.
+    /// after the local data was preserved, [`NodeError::PreserveFailed`] if it could not be: nothing was
+    /// removed, and the same call may be retried.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let present = self.0.volumes.present(volume)?;
         self.release(&present).await
     }
 
-    /// The same for a volume that was looked up.
+    /// Does the same for a volume that was looked up.
     #[tracing::instrument(
         name = "detach",
         skip_all,
@@ -78,8 +77,8 @@ impl Node {
         if end?.is_fenced() { Err(NodeError::Fenced(volume.clone())) } else { Ok(()) }
     }
 
-    /// Commits what is dirty, or preserves it where another writer holds the volume, and takes the volume off
-    /// its ring.
+    /// Commits dirty data, or preserves it if another writer owns the volume, and removes the volume from its
+    /// ring.
     async fn end_writer(&self, present: &Arc<Present>) -> Result<State, NodeError> {
         if let Some(device) = present.device() {
             self.0.devices.remove(present, device).await?;
@@ -99,20 +98,19 @@ impl Node {
         }
         present.await_deletion().await;
         present.leave_ring().await?;
-        // Before the entry: an attach that finds none makes these files.
+        // Before the entry is removed: an attach that finds no entry creates these files.
         present.local.forget_attached()?;
         Ok(end)
     }
 }
 
-/// Preserves for `holdfast-node fenced` the data that a fenced writer had not uploaded; removes the files if
-/// all was committed. A durable map that was not brought up to date (`complete` is false) may name nothing.
-/// Then the live map is kept with it, and nothing is moved before that is done. A failed call may be tried
-/// again.
+/// Preserves a fenced writer's un-uploaded data for `holdfast-node fenced`; removes the files if all of it
+/// was committed. A durable map that was not updated (`complete` is false) may be empty: the live map is then
+/// preserved along with it, before anything is moved. A failed call may be retried.
 fn preserve(volume: &VolumeId, local: &Local, epoch: Epoch, complete: bool) -> Result<(), NodeError> {
     let dir = local.dir();
     if !dir.try_exists().map_err(file(&dir, "looked for"))? {
-        // An earlier try came as far as that.
+        // An earlier attempt got this far.
         return Ok(());
     }
     if !complete {

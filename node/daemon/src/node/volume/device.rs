@@ -1,10 +1,10 @@
-//! The devices of the volumes on this node: added, served, recovered, stopped and deleted.
+//! Devices of the volumes on this node: added, served, recovered, stopped and deleted.
 //!
-//! Owns: the order of the kernel's commands, the ring thread's part and the volume's record, for each of
-//! these.
-//! Does not own: when one of them is due (`attach.rs`, `recover.rs`, `detach.rs`).
+//! Owns: for each of these, the order of the kernel's commands, the ring thread's part and the volume's
+//! record.
+//! Does not own: their triggers (`attach.rs`, `recover.rs`, `detach.rs`).
 //! Invariants: a record never names a number that the kernel may give to another device.
-//! On failure: each may be called again.
+//! On failure: each may be retried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::node::volume::state::StateEvent;
 use crate::node::{QUEUE_DEPTH, QUEUES, TransportChoice};
 use holdfast_serve::Message;
 
-/// Time between two looks whether the last program has closed a device.
+/// Interval between checks if the last program has closed a device.
 pub(in crate::node) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The devices, and the tasks that delete them.
@@ -36,24 +36,24 @@ pub(in crate::node) struct VolumeDevices {
 }
 
 impl VolumeDevices {
-    /// Those of a kernel. New ones get a transport of this choice; deletions are tasks of `tasks`.
+    /// Uses the devices of a kernel. New ones get a transport of this choice; deletions are tasks of `tasks`.
     pub(in crate::node) fn new(kernel: Arc<dyn Devices>, choice: TransportChoice, tasks: Tasks) -> Self {
         Self { kernel, choice, tasks }
     }
 
-    /// The kernel's commands.
+    /// Returns the kernel's commands.
     pub(in crate::node) fn kernel(&self) -> &Arc<dyn Devices> {
         &self.kernel
     }
 
-    /// The transport of new devices.
+    /// Returns the transport of new devices.
     pub(in crate::node) async fn transport(&self) -> Result<Transport, NodeError> {
         let (kernel, choice) = (Arc::clone(&self.kernel), self.choice);
         blocking(move || Ok(kernel.transport(choice)?)).await
     }
 
-    /// Fails where a device is gone, or its number is another one's by now: `losetup --detach` takes the loop
-    /// device of a volume away, and the next file gets its number.
+    /// Fails if a device is gone, or its number belongs to another one by now: `losetup --detach` removes the
+    /// loop device of a volume, and the next file gets its number.
     pub(in crate::node) async fn check_there(&self, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
         let (id, tag) = (device.id(), device.tag());
@@ -81,8 +81,7 @@ impl VolumeDevices {
             transport,
             tag: present.terms.tag.0,
         };
-        // A daemon that dies before the record names the device leaves one that a restarted daemon knows by
-        // its tag.
+        // If the daemon dies before the record names the device, a restarted daemon identifies it by its tag.
         let kernel = Arc::clone(&self.kernel);
         let device = blocking(move || Ok(kernel.add(&spec)?)).await?;
         tracing::Span::current().record("device", device.id());
@@ -94,10 +93,10 @@ impl VolumeDevices {
         Ok(device)
     }
 
-    /// Fails where the kernel cannot change the size of a device that is served.
+    /// Fails if the kernel cannot resize a device in use.
     ///
     /// # Errors
-    /// [`NodeError::DeviceCannotGrow`]; [`NodeError::Unsupported`] where that is unknown.
+    /// [`NodeError::DeviceCannotGrow`]; [`NodeError::Unsupported`] if that is unknown.
     pub(in crate::node) async fn check_growth(
         &self,
         volume: &VolumeId,
@@ -111,8 +110,8 @@ impl VolumeDevices {
         }
     }
 
-    /// Makes the device as large as the volume. Again it changes nothing. Only one caller does so at a time,
-    /// also where the one before stopped waiting: a late command would make the device smaller.
+    /// Grows the device to the volume's size. Repeating it is a no-op. Only one caller does so at a time,
+    /// even if an earlier one stopped waiting: a late command would shrink the device.
     pub(in crate::node) async fn grow(
         &self,
         present: &Arc<Present>,
@@ -132,8 +131,8 @@ impl VolumeDevices {
         blocking(resize).await
     }
 
-    /// Begins the recovery of a device: waits until the kernel has seen the end of its last server. Once for
-    /// each device and daemon ([`Device::start_recovery`]).
+    /// Starts the recovery of a device: waits until the kernel has detected the exit of its last server. Once
+    /// for each device and daemon ([`Device::start_recovery`]).
     pub(in crate::node) async fn begin_recovery(
         &self,
         device: Device,
@@ -143,7 +142,7 @@ impl VolumeDevices {
         blocking(move || Ok(kernel.start_recovery(device, within)?)).await
     }
 
-    /// Serves a device again whose queues are armed.
+    /// Resumes service of a device with armed queues.
     pub(in crate::node) async fn serve_again(
         &self,
         present: &Present,
@@ -153,8 +152,8 @@ impl VolumeDevices {
         present.unless_refused(device, blocking(move || Ok(kernel.end_recovery(device)?))).await
     }
 
-    /// Arms the queues of a device that was added, or whose recovery was begun, on the volume's ring thread.
-    /// Requests may arrive as soon as this returns.
+    /// Arms the queues of a new device, or of one in recovery, on the volume's ring thread. Requests may
+    /// arrive as soon as this returns.
     pub(in crate::node) async fn arm(&self, present: &Present, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
         let mut of_threads = blocking(move || Ok(kernel.open(device, 1)?)).await?;
@@ -164,7 +163,7 @@ impl VolumeDevices {
         opened.map_err(present.refused())
     }
 
-    /// Stops a device, also one that is in use.
+    /// Stops a device, even one in use.
     pub(in crate::node) async fn stop(&self, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
         blocking(move || Ok(or_gone(kernel.stop(device))?)).await
@@ -192,9 +191,9 @@ impl VolumeDevices {
         }
     }
 
-    /// Takes a stopped device from the ring, and begins its deletion ([`Present::await_deletion`]). Its
-    /// record goes first: there is no moment in which it names a number that the kernel may give to another
-    /// device. Where it fails, it may be called again.
+    /// Removes a stopped device from the ring, and starts its deletion ([`Present::await_deletion`]). Its
+    /// record is changed first, so that it never names a number that the kernel may give to another device.
+    /// May be retried after a failure.
     pub(in crate::node) async fn remove(
         &self,
         present: &Arc<Present>,
@@ -217,7 +216,7 @@ impl VolumeDevices {
         Ok(())
     }
 
-    /// Tries the one thing that may free a device that the kernel has lost.
+    /// Tries the only operation that may release a device lost by the kernel.
     pub(in crate::node) async fn flush_lost(&self, id: u32) {
         let kernel = Arc::clone(&self.kernel);
         match run_blocking(move || kernel.flush_from_outside(id)).await {
@@ -227,7 +226,7 @@ impl VolumeDevices {
     }
 }
 
-/// Looks whether the kernel has deleted a device, by its tag: the number may be another one's by now.
+/// Checks if the kernel has deleted a device, by its tag: the number may belong to another one by now.
 pub(in crate::node) fn await_number(kernel: &dyn Devices, device: Device) -> Deletion {
     match kernel.look(device.id()) {
         Ok(info) if info.tag == device.tag() => Deletion::Waits,
@@ -242,19 +241,19 @@ pub(in crate::node) fn await_number(kernel: &dyn Devices, device: Device) -> Del
 /// Outcome of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::node) enum Deletion {
-    /// Nothing more is to be waited for.
+    /// No further wait is needed.
     Ended,
     /// The kernel deletes the device once the last program has closed it.
     Waits,
 }
 
-/// Deletes a stopped device. Waits shortly until the last program has closed it.
+/// Deletes a stopped device. Waits briefly until the last program has closed it.
 pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) -> Deletion {
     match kernel.delete(device) {
         Ok(()) => Deletion::Ended,
         Err(ControlError::TimedOut { .. }) => Deletion::Waits,
         Err(error) => {
-            // It has no block device, and its tag says whose it is.
+            // It has no block device, and its tag identifies its owner.
             tracing::warn!(
                 device = device.id(),
                 error = chain(&error),
@@ -265,7 +264,7 @@ pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) -> D
     }
 }
 
-/// A device that does not exist needs no stop.
+/// Treats a missing device as stopped.
 pub(in crate::node) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlError> {
     match stopped {
         Err(ControlError::NotFound { .. }) => Ok(()),
@@ -273,7 +272,7 @@ pub(in crate::node) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), 
     }
 }
 
-/// Shape of the devices that this version makes.
+/// Returns the shape of devices added by this version.
 pub(in crate::node) const fn new_device(transport: Transport) -> DeviceShape {
     DeviceShape { transport, queues: QUEUES, depth: QUEUE_DEPTH, max_io_bytes: MAX_IO_BYTES }
 }

@@ -1,12 +1,12 @@
-//! Growth of a volume that is served: its files, its log, its device, in this order.
+//! Growth of a served volume: its files, its log, its device, in this order.
 //!
-//! 1. the sides, the durable map and the live map are made long enough;
-//! 2. the log says the new size, then the live map (`node/engine/src/volume/growth.rs`);
-//! 3. the record in the tmpfs directory says it;
-//! 4. the kernel is told: requests to the new sectors come from then on.
+//! 1. the sides, the durable map and the live map are extended;
+//! 2. the new size is written to the log, then to the live map (`node/engine/src/volume/growth.rs`);
+//! 3. it is written to the record in the tmpfs directory;
+//! 4. the kernel resizes the device: requests to the new sectors may arrive from then on.
 //!
-//! On failure: the volume serves as before. What was done stays, and the same request continues; a daemon
-//! that restarts after step 3 does step 4 by itself.
+//! On failure: the volume serves as before. Completed steps stay, and the same request resumes; a daemon that
+//! restarts after step 3 performs step 4 by itself.
 
 use std::sync::Arc;
 
@@ -22,28 +22,28 @@ use crate::node::volume::table::refusal;
 use crate::node::{Attached, Node, sectors_of};
 use holdfast_serve::Message;
 
-/// The size that a volume is to have, and the limits of a memory volume.
+/// The new size of a volume, and the limits of a memory volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GrowTo {
     /// Size.
     pub(crate) bytes: u64,
-    /// The most memory that the content of a memory volume takes; absent: as before, which is as much as any
-    /// content needs where it was that.
+    /// Memory limit for a memory volume's content; `None`: unchanged, or still enough for any content if it
+    /// was so.
     pub(crate) memory_limit_bytes: Option<u64>,
-    /// Maximum disk space for its spilled pages; absent: as before.
+    /// Maximum disk space for its spilled pages; `None`: unchanged.
     pub(crate) memory_spill_bytes: Option<u64>,
 }
 
 impl GrowTo {
-    /// The growth of a volume of an object store.
+    /// Returns the growth of a volume of an object store.
     pub(crate) const fn bytes(bytes: u64) -> Self {
         Self { bytes, memory_limit_bytes: None, memory_spill_bytes: None }
     }
 }
 
 impl Node {
-    /// Grows a volume that is served, and its device, to this size. Again it changes nothing. Waits while the
-    /// store is unreachable.
+    /// Grows a served volume, and its device, to this size. Repeating it is a no-op. Waits while the store is
+    /// unreachable.
     ///
     /// # Errors
     /// [`NodeError::Size`], [`AttachRefused::TooLarge`], [`AttachRefused::Shrinks`],

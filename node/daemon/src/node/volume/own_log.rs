@@ -1,9 +1,9 @@
-//! The log that a writer of this node extends, and whether a store holds it.
+//! The log extended by a writer of this node, and the check that a store has it.
 //!
-//! A bucket of the same name may be another one: on another server, of another tenant of the same server, or
-//! a copy that lacks the newest records. A writer that continued there would split its volume.
+//! A bucket of the same name may be a different one: on another server, of another tenant of the same server,
+//! or a copy without the newest records. A writer that continued there would split its volume.
 //!
-//! Owns: what proves that a log is the same one. Does not own: when that is asked (`store/change.rs`).
+//! Owns: the proof that a log is the same one. Does not own: the times of this check (`store/change.rs`).
 
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::settings::Pending;
@@ -16,23 +16,23 @@ use crate::node::error::{ForeignLog, NodeError};
 use crate::node::local::attached_record::AttachedRecord;
 use crate::node::local::volume_files::Local;
 
-/// The log of an attached volume, as its writer knows it.
+/// The log of an attached volume, as known to its writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::node) struct OwnLog {
     pub(in crate::node) volume: VolumeId,
     /// The nonce of the record that created the volume.
     identity: Nonce,
-    /// The writer's.
+    /// The epoch of the writer.
     epoch: Epoch,
     nonce: Nonce,
-    /// A record of the writer that is in the log: the newest that is known to be.
+    /// The newest record of the writer that is known to be in the log.
     seq: Option<Seq>,
 }
 
-/// Reason why a log could not be proven.
+/// Reason why a log could not be verified.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::node) enum Unproven {
-    /// It is another one.
+    /// It is a different one.
     #[error(transparent)]
     Foreign(#[from] ForeignLog),
     /// It could not be read.
@@ -41,8 +41,8 @@ pub(in crate::node) enum Unproven {
 }
 
 impl OwnLog {
-    /// The log that the writer of `header` extends, attached as `epoch`. `pending` is the record that it was
-    /// about to create.
+    /// Returns the log that the writer of `header`, attached as `epoch`, extends. `pending` is the record
+    /// that it was about to create.
     pub(in crate::node) fn of(header: &Header, epoch: u64, pending: Option<&Pending>) -> Self {
         let nonce = header.nonces.last().copied().unwrap_or_default();
         let pending = pending.and_then(|pending| Record::decode(&pending.bytes).ok());
@@ -51,8 +51,8 @@ impl OwnLog {
         Self { volume, identity, epoch: Epoch(epoch), nonce, seq: before }
     }
 
-    /// Log of a volume that is not on a ring thread, by its local files, with the record of its attach;
-    /// nothing if it was not served.
+    /// Returns the log of a volume that is not on a ring thread, from its local files, with the record of its
+    /// attach; `None` if it was not served.
     pub(in crate::node) fn left(local: &Local) -> Result<Option<(AttachedRecord, Self)>, NodeError> {
         let Some(record) = local.read_record()? else { return Ok(None) };
         let Some((_generation, header)) = local.read_header()? else { return Ok(None) };
@@ -60,12 +60,12 @@ impl OwnLog {
         Ok(Some((record, log)))
     }
 
-    /// The same log, of which the writer knows that it goes to `seq`.
+    /// Returns the same log, known by the writer to reach `seq`.
     pub(in crate::node) fn up_to(&self, seq: Option<Seq>) -> Self {
         Self { seq: seq.or(self.seq), ..self.clone() }
     }
 
-    /// Finds this log in `objects`: two GETs where the newest record is known and there.
+    /// Finds this log in `objects`: two GETs if the newest record is known and exists.
     ///
     /// # Errors
     /// [`Unproven`].
@@ -80,7 +80,7 @@ impl OwnLog {
             let is_own = newest.epoch == self.epoch && newest.nonce == self.nonce;
             return if is_own { Ok(()) } else { Err(ForeignLog::OtherWriter(seq).into()) };
         }
-        // The newest is unknown, or it was truncated.
+        // The newest record is unknown, or it was truncated.
         let manifest = read_manifest_to_end(objects, &self.volume).await?;
         let found = manifest.last_of(self.epoch, self.nonce).ok_or(ForeignLog::NotAttached(self.epoch))?;
         match self.seq {

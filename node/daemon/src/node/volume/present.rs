@@ -1,4 +1,4 @@
-//! A volume on a ring thread, as every task of the node sees it.
+//! A volume on a ring thread, as seen by every task of the node.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ use holdfast_serve::PublishedStatus;
 use holdfast_serve::VolumeKey;
 use holdfast_serve::{Message, RingRefusal};
 
-/// The longest wait of a detach for the deletion of its stopped device.
+/// Maximum wait of a detach for the deletion of its stopped device.
 const DELETED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A volume on a ring thread.
@@ -32,38 +32,38 @@ pub(in crate::node) struct Present {
     pub(in crate::node) local: Local,
     pub(in crate::node) store_name: String,
     pub(in crate::node) objects: Arc<WatchedStore>,
-    /// As it was when the volume came onto its ring.
+    /// State when the volume was added to its ring.
     pub(in crate::node) log: OwnLog,
     pub(in crate::node) ring: RingHandle,
     pub(in crate::node) key: VolumeKey,
     pub(in crate::node) published: Arc<PublishedStatus>,
     pub(in crate::node) state: Arc<StateCell>,
     pub(in crate::node) terms: WriterTerms,
-    /// The most sectors that its device may have: so many the volume has. Its record says them.
+    /// The volume's sectors: the maximum for its device. Its record has the same number.
     sectors: AtomicU64,
-    /// Those that the device has.
+    /// The device's sectors.
     device_sectors: AtomicU64,
-    /// The settings in its record: those of a restarted daemon.
+    /// The recorded settings, which a restarted daemon uses.
     settings: Mutex<VolumeSettings>,
     /// Held while its settings are changed.
     pub(in crate::node) configuring: tokio::sync::Mutex<()>,
-    /// Held while the volume is made to grow.
+    /// Held while the volume grows.
     pub(in crate::node) growing: Arc<tokio::sync::Mutex<()>>,
     /// Held while the record in the tmpfs directory is written.
     remembering: Mutex<()>,
 }
 
-/// Terms that hold for a writer from its attach to its detach, over restarts of the daemon.
+/// Terms of a writer from its attach to its detach, across restarts of the daemon.
 #[derive(Debug, Clone)]
 pub(in crate::node) struct WriterTerms {
     /// The tag of its device.
     pub(in crate::node) tag: DeviceTag,
-    /// Sectors when it came onto its ring.
+    /// Sectors when it was added to its ring.
     pub(in crate::node) sectors: u64,
     pub(in crate::node) epoch: u64,
-    /// Settings when it came onto its ring.
+    /// Settings when it was added to its ring.
     pub(in crate::node) settings: VolumeSettings,
-    /// The writer that was replaced when this node took the volume.
+    /// The writer that this node replaced at its attach.
     pub(in crate::node) displaced: Option<Displaced>,
 }
 
@@ -113,22 +113,22 @@ impl Present {
         }
     }
 
-    /// Sectors of the volume.
+    /// Returns the sectors of the volume.
     pub(in crate::node) fn sectors(&self) -> u64 {
         self.sectors.load(Ordering::Relaxed)
     }
 
-    /// Sectors of its device.
+    /// Returns the sectors of its device.
     pub(in crate::node) fn device_sectors(&self) -> u64 {
         self.device_sectors.load(Ordering::Relaxed)
     }
 
-    /// The device has so many sectors.
+    /// Records the device's size in sectors.
     pub(in crate::node) fn set_device_sectors(&self, sectors: u64) {
         self.device_sectors.store(sectors, Ordering::Relaxed);
     }
 
-    /// The volume has grown: a restarted daemon may find a device of this size, or grows it to it.
+    /// Records the volume's new size: a restarted daemon may find a device of this size, or grows it to it.
     pub(in crate::node) fn remember_sectors(&self, sectors: u64) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
         self.write_record(&self.state.get(), sectors, self.settings())?;
@@ -136,12 +136,12 @@ impl Present {
         Ok(())
     }
 
-    /// The settings of a restarted daemon.
+    /// Returns the settings that a restarted daemon would use.
     pub(in crate::node) fn settings(&self) -> VolumeSettings {
         *self.settings.lock()
     }
 
-    /// A restarted daemon serves the volume with these settings.
+    /// Records these settings for a restarted daemon.
     pub(in crate::node) fn remember_settings(&self, settings: VolumeSettings) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
         self.write_record(&self.state.get(), self.sectors(), settings)?;
@@ -149,7 +149,7 @@ impl Present {
         Ok(())
     }
 
-    /// Takes the volume off its ring. Again it changes nothing.
+    /// Removes the volume from its ring. Repeating it is a no-op.
     pub(in crate::node) async fn leave_ring(&self) -> Result<(), NodeError> {
         let removed = self.ring.call(|done| Message::Remove { key: self.key, done }).await?;
         match removed {
@@ -160,7 +160,7 @@ impl Present {
         }
     }
 
-    /// Converts a ring thread's refusal to an error of the volume, ready for `map_err`.
+    /// Converts a ring thread's rejection to an error of the volume, for `map_err`.
     pub(in crate::node) fn refused(&self) -> impl FnOnce(RingRefusal) -> NodeError + use<> {
         let volume = self.local.volume().clone();
         move |why| match why {
@@ -170,7 +170,7 @@ impl Present {
         }
     }
 
-    /// The volume's id.
+    /// Returns the volume's id.
     pub(in crate::node) fn volume(&self) -> &VolumeId {
         self.local.volume()
     }
@@ -183,7 +183,7 @@ impl Present {
         self.state.with(State::is_detaching)
     }
 
-    /// The volume with a device that serves its requests.
+    /// Returns the volume as attached through this device.
     pub(in crate::node) fn attached_by(&self, device: Device) -> Attached {
         Attached {
             device_path: device.block_path(),
@@ -194,7 +194,7 @@ impl Present {
         }
     }
 
-    /// The outcome of a command that waits for the device's queues, or the refusal of those by the kernel.
+    /// Returns the result of a command that depends on the device's queues, or their rejection by the kernel.
     pub(in crate::node) async fn unless_refused(
         &self,
         device: Device,
@@ -206,14 +206,14 @@ impl Present {
         }
     }
 
-    /// Keeps in the tmpfs directory what a restarted daemon needs.
+    /// Writes the record for a restarted daemon to the tmpfs directory.
     pub(in crate::node) fn remember(&self) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
         self.write_record(&self.state.get(), self.sectors(), self.settings())
     }
 
-    /// Begins the deletion of the stopped device. The record loses its number before the kernel may give it
-    /// to another.
+    /// Starts the deletion of the stopped device. The number is removed from the record before the kernel may
+    /// reuse it.
     pub(in crate::node) fn release_device(&self) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
         let event = StateEvent::DeviceReleased(Instant::now());
@@ -244,7 +244,7 @@ impl Present {
         })
     }
 
-    /// Waits for the deletion of the stopped device, but not for long on a program that has it open.
+    /// Waits for the deletion of the stopped device, but only briefly for programs that have it open.
     pub(in crate::node) async fn await_deletion(&self) {
         let deleted = self.state.reach(|state| state.deletion().is_none());
         if tokio::time::timeout(DELETED_WITHIN, deleted).await.is_err() {

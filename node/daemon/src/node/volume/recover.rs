@@ -1,4 +1,4 @@
-//! Recovery of what the previous process left, before any request to the API server or the object store.
+//! Recovery of the previous process's volumes, before any request to the API server or the object store.
 
 use std::io;
 use std::sync::Arc;
@@ -38,26 +38,26 @@ use holdfast_serve::LiveMap;
 use holdfast_serve::Message;
 use holdfast_serve::Start;
 
-/// Time that a device may take to become quiesced after its last server died, before the daemon continues
+/// Maximum time from the death of a device's last server until it is quiesced, before the daemon continues
 /// without it.
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
-/// The same once that has failed.
+/// The same after the first failure.
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
-/// Time between two tries to recover or release a volume.
+/// Interval between attempts to recover or release a volume.
 const AGAIN_AFTER: Backoff =
     Backoff { first: Duration::from_secs(1), last: Duration::from_secs(5), jitter: Jitter::Half };
-/// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known
-/// to help.
+/// Interval between attempts to recover a device lost by the kernel: only a restart of the host is known to
+/// help.
 const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// Record and device that a predecessor left of one volume.
+/// Record and device of a volume left by a predecessor.
 struct Found {
     record: AttachedRecord,
     device: Option<Device>,
 }
 
 impl Found {
-    /// Nothing if the attach never got as far as a device.
+    /// Returns `None` if the attach did not get as far as a device.
     fn find(
         local: &Local,
         devices: &Arc<dyn Devices>,
@@ -76,10 +76,10 @@ impl Found {
     }
 }
 
-/// State that a predecessor left of one volume.
+/// State of a volume left by a predecessor.
 struct Left {
     record: AttachedRecord,
-    /// Its server has ended.
+    /// The device, whose last server has exited.
     device: Option<Device>,
     device_sectors: u64,
     header_generation: u64,
@@ -90,8 +90,8 @@ struct Left {
 }
 
 impl Left {
-    /// Reads the files of a volume, once the last server of its device has ended: until then writes of that
-    /// server may land in them. Nothing if the detach came as far as clearing the files.
+    /// Reads the files of a volume, once the last server of its device has exited: until then, its writes may
+    /// still change them. `None` if the detach had started to clear the files.
     fn read(local: &Local, devices: &dyn Devices, found: Found) -> Result<Option<Self>, NodeError> {
         let Found { record, device } = found;
         let device_sectors = match device {
@@ -113,22 +113,22 @@ impl Left {
     }
 }
 
-/// A volume of the previous process while it is recovered.
+/// A volume of the previous process during its recovery.
 pub(in crate::node) struct Recovery {
     volume: VolumeId,
     state: Arc<StateCell>,
-    /// Its device, once the kernel has begun the recovery. It is begun once, also where a later step fails:
-    /// kernels before 6.15 refuse a second begin, or crash ([`Device::start_recovery`]).
+    /// Its device, once the kernel has started the recovery. This is done once, even if a later step fails:
+    /// kernels before 6.15 reject a second start, or crash ([`Device::start_recovery`]).
     begun: Option<Device>,
-    /// Once it is on a ring thread.
+    /// Present once it is on a ring thread.
     present: Option<Arc<Present>>,
-    /// True if the device's queues wait for requests: then only the end of the recovery is missing.
+    /// True if the device's queues are armed: only the end of the recovery is missing.
     is_armed: bool,
     quiesce_within: Duration,
 }
 
 impl Recovery {
-    /// Publishes that a try failed, and why.
+    /// Publishes the reason of a failed attempt.
     pub(in crate::node) fn failed(&self, error: &NodeError) {
         let why = chain(error);
         let is_known = self
@@ -146,8 +146,8 @@ impl Recovery {
 }
 
 impl Node {
-    /// Recovers every volume of the run directory, memory volumes too, all at once. A failed recovery is
-    /// reported and retried; one that takes longer than `within` is recovered in the background.
+    /// Recovers every volume of the run directory, including memory volumes, concurrently. A failed recovery
+    /// is reported and retried; one that takes longer than `within` continues in the background.
     pub(in crate::node) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
         let volumes = attached_volumes(&self.0.dirs)?;
         let mut tries: Vec<_> = volumes
@@ -177,7 +177,7 @@ impl Node {
         Ok(())
     }
 
-    /// Reserves a volume for its recovery: no attach passes it meanwhile.
+    /// Reserves a volume for its recovery, and blocks attaches of it.
     pub(in crate::node) fn recovery(&self, volume: VolumeId) -> Recovery {
         let state = self.0.volumes.recover(volume.clone());
         Recovery {
@@ -229,13 +229,13 @@ impl Node {
         }
     }
 
-    /// Continues where the last try ended.
+    /// Resumes where the last attempt ended.
     async fn try_recover(&self, one: &mut Recovery) -> Result<(), NodeError> {
         let (present, is_new) = match &one.present {
             Some(present) => (Arc::clone(present), false),
             None => {
                 let Some(present) = self.resume(one).await? else {
-                    // Nothing was served from it.
+                    // It never served.
                     self.0.volumes.forget(&one.volume, &one.state);
                     return Ok(());
                 };
@@ -255,20 +255,20 @@ impl Node {
         if let Some(device) = device {
             let one_at_a_time = Arc::clone(&present.growing).lock_owned().await;
             if let Err(error) = self.0.devices.grow(&present, device, one_at_a_time).await {
-                // It serves as it is, and grows when that is asked for again.
+                // It serves with its current size; the next request for the growth resumes it.
                 tracing::warn!(volume = %one.volume, error = chain(&error), "a device that was to grow did not");
             }
         }
-        // Without a device nothing writes: the previous process died while it attached. The next attach
-        // starts over.
+        // Without a device nothing writes: the previous process died during an attach. The next attach starts
+        // from the beginning.
         if present.is_detaching() || device.is_none() {
             self.detach_in_background(present);
         }
         Ok(())
     }
 
-    /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never
-    /// served. What runs in the background from here on (rounds, uploads) meets no write of the last server.
+    /// Adds a left volume to a ring thread, with its device if it has one; `None` if it never served.
+    /// Background work from here on (flush rounds, uploads) cannot collide with writes of the last server.
     pub(in crate::node) async fn resume(
         &self,
         one: &mut Recovery,
@@ -286,7 +286,7 @@ impl Node {
         // Before the volume is published: its record is written from its state.
         one.state.apply(&StateEvent::Found { device, is_detaching });
         let present = match self.add_to_ring(joining).await {
-            // The attach died while it made the live map: nothing was served from it.
+            // The attach died while it created the live map: the volume never served.
             Err(NodeError::Damaged { source: LocalDamage::LiveMap(LiveMapError::Head), .. })
                 if device.is_none() =>
             {
@@ -299,8 +299,8 @@ impl Node {
         Ok(Some(present))
     }
 
-    /// Reads what the previous process left of a volume, after the kernel has begun the recovery of its
-    /// device.
+    /// Reads the state of a volume left by the previous process, after the kernel has started the recovery of
+    /// its device.
     async fn left(&self, one: &mut Recovery, local: &Local) -> Result<Option<Left>, NodeError> {
         let (kernel, installation) = (self.0.devices.kernel(), self.0.installation);
         let found = blocking({
@@ -316,7 +316,7 @@ impl Node {
         blocking(move || Left::read(&local, &*kernel, found)).await
     }
 
-    /// Reserves a place on a ring thread for a volume, and joins it with the state that was left.
+    /// Reserves a place on a ring thread for a volume, and combines it with the left state.
     fn joining(&self, one: &Recovery, local: Local, left: Left) -> Result<Joining, NodeError> {
         let Left { record, device, device_sectors: _, header_generation, header, pending, live_map, files } =
             left;
@@ -334,10 +334,10 @@ impl Node {
             store_name,
             store,
         } = record;
-        // Sends nothing: the device is served whatever keeps the store from being connected.
+        // Sends nothing: the device is served even if the store cannot be connected.
         let objects = self.0.stores.open(&store_name, &store);
         let log = OwnLog::of(&header, epoch, pending.as_ref());
-        // As its device was made, perhaps by another version.
+        // As its device was added, perhaps by another version.
         let shape = device.map_or(DeviceShape::NONE, DeviceShape::from);
         let requests = shape.requests();
         let limits = self.limits(max_age_ms);
@@ -369,7 +369,7 @@ impl Node {
         })
     }
 
-    /// Serves a device again whose last server has ended.
+    /// Resumes service of a device whose last server has exited.
     async fn serve_again(
         &self,
         present: &Present,
@@ -383,7 +383,7 @@ impl Node {
         self.0.devices.serve_again(present, device).await
     }
 
-    /// Reads the log once the store answers; reads of remote blocks wait until then.
+    /// Reads the log once the store responds; reads of remote blocks wait until then.
     pub(in crate::node) fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
         self.0.tasks.spawn(async move {
             let _alone = ExitOnPanic("the reading of a volume's log");
@@ -397,9 +397,9 @@ impl Node {
         });
     }
 
-    /// Ends the detach of the previous process, or releases what its attach left without a device. Retries
-    /// until the volume is off this node. A device that is in use stays served, as after any detach: then the
-    /// detach is called off.
+    /// Completes the detach of the previous process, or releases a volume left by an attach without a device.
+    /// Retries until the volume is off this node. A device in use stays served, as after any detach: the
+    /// detach is then cancelled.
     pub(in crate::node) fn detach_in_background(&self, present: Arc<Present>) {
         let node = self.clone();
         self.0.tasks.spawn(async move {
@@ -421,7 +421,7 @@ impl Node {
                 }
                 attempt += 1;
                 tokio::time::sleep(AGAIN_AFTER.delay(attempt, fastrand::f64())).await;
-                // A detach that a user began meanwhile may have called it off.
+                // A concurrent detach by a user may have cancelled it.
                 if !present.is_detaching() || !node.0.volumes.has(&present) {
                     return;
                 }
@@ -430,10 +430,10 @@ impl Node {
     }
 }
 
-/// The device that served the volume, if it is still there; else the record names none from here on.
+/// Returns the device that served the volume, if it still exists; otherwise clears the record's number.
 ///
 /// The tag decides, not the number: another device may have the number by now, and the last daemon may have
-/// died before it noted the number.
+/// died before it recorded the number.
 fn device_of(
     devices: &Arc<dyn Devices>,
     local: &Local,
@@ -460,8 +460,8 @@ fn device_of(
     match (served, found) {
         (Some(device), _) => Ok(Some(device)),
         (None, Some(unused)) => {
-            // It was added and never started, or stopped. The volume does not wait for a program that has it
-            // open.
+            // It was added but not started, or it is stopped. The volume does not wait for programs that have
+            // it open.
             let devices = Arc::clone(devices);
             tokio::spawn(run_blocking(move || delete_stopped(&*devices, unused)));
             Ok(None)
@@ -470,7 +470,7 @@ fn device_of(
     }
 }
 
-/// The device with this tag.
+/// Returns the device with this tag.
 pub(in crate::node) fn tagged(
     devices: &dyn Devices,
     expected: &Expected,
@@ -498,10 +498,10 @@ mod tests {
     use holdfast_ublk::{DeviceInfo, ForeignFeatures, Transport};
 
     use super::*;
-    use crate::node::ring::room::VOLUME_FILES;
+    use crate::node::ring::room::{RingNeed, VOLUME_FILES};
 
-    /// Found by reading: a recovered device had room for as many requests as this version gives a device,
-    /// whatever it was made with; a greater tag ended the process.
+    /// Regression, found in review: a recovered device had space for as many requests as this version's
+    /// devices, regardless of its own depth; a greater tag ended the process.
     #[test]
     fn a_recovered_device_has_room_for_all_its_tags() {
         let info = DeviceInfo {
@@ -518,10 +518,7 @@ mod tests {
         };
         let device = Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap();
         let shape = DeviceShape::from(device);
-        assert_eq!(
-            (shape.requests(), shape.need().buffers, shape.need().files),
-            (512, 512, VOLUME_FILES + 2)
-        );
+        assert_eq!((shape.requests(), shape.need()), (512, RingNeed(VOLUME_FILES + 2)));
         assert_eq!(shape.max_io_bytes, 1 << 20);
     }
 }

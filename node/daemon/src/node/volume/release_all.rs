@@ -1,15 +1,15 @@
-//! The end of all volumes with their host: no request to them waits for a next daemon, which does not come
-//! before the host has ended.
+//! Shutdown of all volumes with their host: no request waits for a next daemon, which only starts after the
+//! host has restarted.
 //!
-//! 1. all volumes commit soon, and none has limits any more: what the page cache has is written at once;
-//! 2. each is detached once its device is not in use any more: file systems are unmounted meanwhile;
-//! 3. after a while the process leaves the devices that are left, as before a restart ([`Node::shutdown`]);
-//! 4. those are stopped ([`LeftDevices::stop`]): the requests that wait there fail, and later ones do.
+//! 1. all volumes commit early, and all limits are lifted: the page cache is written back at once;
+//! 2. each is detached once its device is no longer in use, while file systems are being unmounted;
+//! 3. after a timeout the process leaves the remaining devices, as before a restart ([`Node::shutdown`]);
+//! 4. those are stopped ([`LeftDevices::stop`]): waiting and later requests fail.
 //!
-//! Only a process that has left a device stops it below its user: the kernel waits for requests that the
-//! process has, and one of those may wait for the store.
-//! Invariants: what was flushed is on the local disk, and the next attach here recovers it.
-//! On failure: a device that could not be stopped waits; it is named in the log.
+//! A process stops a device in use only after leaving it: the kernel waits for the process's requests, and
+//! one of those may wait for the store.
+//! Invariants: flushed data is on the local disk, and the next attach here recovers it.
+//! On failure: a device that could not be stopped keeps waiting; the log names it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +28,9 @@ use crate::node::run_blocking::run_blocking;
 use crate::node::volume::device::or_gone;
 use crate::node::volume::present::Present;
 
-/// Time between two tries to detach a volume whose device is in use.
+/// Interval between attempts to detach a volume whose device is in use.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
-/// Longest wait for the kernel to stop the devices that were left.
+/// Maximum wait for the kernel to stop the remaining devices.
 const STOPPED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Devices of volumes that were not detached.
@@ -40,7 +40,7 @@ pub(crate) struct LeftDevices {
 }
 
 impl Node {
-    /// Detaches what can be detached `within` a time. Nothing may attach or detach volumes any more.
+    /// Detaches as many volumes as possible `within` a time. No other attach or detach may run from now on.
     pub(crate) async fn release_all(&self, within: Duration) -> LeftDevices {
         draining::commit_soon(&self.0.rings, true).await;
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::DropLimits))).await;
@@ -70,7 +70,7 @@ impl Node {
 }
 
 impl LeftDevices {
-    /// Stops them, in use or not.
+    /// Stops the devices, whether in use or not.
     pub(crate) async fn stop(self) {
         let Self { kernel, devices } = self;
         let stopped = join_all(devices.iter().map(|device| {

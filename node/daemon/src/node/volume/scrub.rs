@@ -1,13 +1,13 @@
-//! Scrub of a volume: its objects in the store, its durable map on this node; and the repair of both from
-//! each other.
+//! Scrub of a volume: its objects in the store, its durable map on this node; and the repair of each from the
+//! other.
 //!
 //! 1. everything is read (`holdfast_log::scrub`);
-//! 2. damaged checkpoints give way to one made from the log;
-//! 3. where the volume is attached here, its engine stores again what it holds of the lost sectors and the
-//!    disk can read, and makes a checkpoint in place of damaged records;
-//! 4. everything is read again: what is still damaged could not be repaired.
+//! 2. damaged checkpoints are replaced by one made from the log;
+//! 3. if the volume is attached here, its engine stores its readable local data of the lost sectors again,
+//!    and makes a checkpoint to replace damaged records;
+//! 4. everything is read again: the remaining damage could not be repaired.
 //!
-//! On failure: a store that does not answer ends the scrub; a repair that began is finished by the next one.
+//! On failure: a store that does not respond ends the scrub; the next scrub completes an interrupted repair.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -33,7 +33,7 @@ use crate::node::volume::state::State;
 use crate::node::volume::table::NodeVolumes;
 use holdfast_serve::Message;
 
-/// Reads of a durable map that is being written, before it counts as damaged.
+/// Attempts to read a durable map that is being written, before it counts as damaged.
 const MAP_TRIES: usize = 3;
 
 /// Request for a scrub.
@@ -41,13 +41,13 @@ const MAP_TRIES: usize = 3;
 pub(crate) struct ScrubRequest {
     /// The volume.
     pub(crate) volume: VolumeId,
-    /// Name and configuration of its store, where the volume is not attached here.
+    /// Name and configuration of its store, unless the volume is attached here.
     pub(crate) store: Option<(String, S3Config)>,
-    /// Repair what can be repaired.
+    /// Repair all repairable damage.
     pub(crate) repair: bool,
 }
 
-/// Objects that a scrub read, and its findings.
+/// Counts of the objects read by a scrub, and its findings.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scrubbed {
     /// Log records read.
@@ -69,20 +69,20 @@ pub(crate) struct Scrubbed {
 pub(crate) struct ScrubFinding {
     /// Its key, or its path.
     pub(crate) object: String,
-    /// Its fault.
+    /// The problem.
     pub(crate) fault: String,
-    /// Its effect when it was found.
+    /// The effect at the time of the finding.
     pub(crate) effect: ScrubEffect,
     /// Result of a repair.
     pub(crate) repair: ScrubRepair,
-    /// The sectors whose bytes are lost, after the repair.
+    /// Sectors whose bytes are lost, after the repair.
     pub(crate) lost: Vec<SectorRange>,
 }
 
 /// Effect of damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScrubEffect {
-    /// None.
+    /// No effect.
     Harmless,
     /// Reads fail.
     Unreadable,
@@ -93,13 +93,13 @@ pub(crate) enum ScrubEffect {
 /// Result of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScrubRepair {
-    /// None was asked for, or none was needed.
+    /// Not requested or not needed.
     None,
-    /// No effect any more.
+    /// The effect is gone.
     Done,
     /// Some of the lost sectors were stored again.
     Partly,
-    /// There was nothing to repair it with.
+    /// No source for a repair exists.
     Impossible,
 }
 
@@ -111,10 +111,10 @@ pub(crate) struct Scrubs<'a> {
 }
 
 impl Scrubs<'_> {
-    /// Reads all of a volume, repairs it if asked to, and says what is or was damaged.
+    /// Reads all of a volume, repairs it if requested, and reports current and repaired damage.
     ///
     /// # Errors
-    /// [`NodeError::StoreNeeded`]; [`NodeError::Refused`] when there is no such volume; what the store says.
+    /// [`NodeError::StoreNeeded`]; [`NodeError::Refused`] if there is no such volume; the store's error.
     #[tracing::instrument(skip_all, fields(volume = %request.volume, repair = request.repair))]
     pub(crate) async fn scrub(
         &self,
@@ -154,12 +154,12 @@ impl Scrubs<'_> {
         Ok(Scrubbed { records, checkpoints, segments, frames, read_bytes, findings })
     }
 
-    /// The durable map of the volume on this node, if it is here.
+    /// Checks the durable map of the volume on this node, if present.
     async fn scrub_map(&self, volume: &VolumeId, repair: bool) -> Option<ScrubFinding> {
         let local = self.dirs.of(volume);
         let mut damage = None;
         for _ in 0..MAP_TRIES {
-            // A ring thread may be writing it: what is damaged stays so.
+            // A ring thread may be writing it: real damage persists.
             match LocalState::read_map(&local).await {
                 Ok(_) => return None,
                 Err(error) => damage = Some(error),
@@ -175,7 +175,7 @@ impl Scrubs<'_> {
     }
 }
 
-/// Repairs what the log, and this node if it serves the volume, can repair.
+/// Repairs damage from the log, and from this node if it serves the volume.
 async fn repair_found(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -205,14 +205,14 @@ async fn repair_found(
     present.ring.send(Message::Event { key: present.key, event }).await;
     tokio::select! {
         repaired = repairs.changed() => repaired.expect("the status itself holds the sender"),
-        // The second look says what was done before that.
+        // The second pass shows the repairs done until then.
         _ = present.state.reach(State::has_ended) => {}
     }
     Ok(())
 }
 
-/// Ranges of which both sides can be read. Sectors that a repair marks are to be uploaded, and one that
-/// cannot be read would keep everything else from being committed.
+/// Returns the ranges for which both sides are readable. A repair marks sectors for upload, and an unreadable
+/// one would block the commit of all others.
 fn readable(sides: &[File; 2], ranges: &[SectorRange]) -> Vec<SectorRange> {
     let mut buffer = HeapBuffer::zeroed(BLOCK_BYTES as usize);
     let mut can_read = |range: &SectorRange| {
@@ -230,7 +230,7 @@ fn readable(sides: &[File; 2], ranges: &[SectorRange]) -> Vec<SectorRange> {
     readable
 }
 
-/// Findings, each with the damage that is left of it.
+/// Returns the findings, each with its remaining damage.
 fn compare(found: &Report, left: Option<&Report>) -> Vec<ScrubFinding> {
     let lost = |effect: &Effect| match effect {
         Effect::Unreadable(ranges) => ranges.clone(),
@@ -273,8 +273,8 @@ fn compare(found: &Report, left: Option<&Report>) -> Vec<ScrubFinding> {
 mod tests {
     use super::*;
 
-    /// Found by reading: a repair marked sectors that the disk could not read either; from then on nothing
-    /// was committed, and the repair did not end.
+    /// Regression, found in review: a repair marked sectors that the disk was unable to read; from then on
+    /// nothing was committed, and the repair did not end.
     #[test]
     fn a_repair_leaves_alone_what_the_disk_cannot_read() {
         let side = |sectors: u64| {

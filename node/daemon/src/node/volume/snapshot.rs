@@ -1,8 +1,8 @@
-//! Snapshots of a volume: taken by its writer where it is served here, else in its log; listed, forgotten.
+//! Snapshots of a volume: taken by its writer if served here, otherwise in its log; listed, forgotten.
 //!
-//! Invariants: a snapshot is asked for by a uid, so that a request may be repeated at any time, to another
-//! process too.
-//! On failure: what was begun is registered or not; repeating the request finds out.
+//! Invariants: a snapshot is requested with a uid, so that a request may be repeated at any time, even to
+//! another process.
+//! On failure: a started snapshot is registered or not; repeating the request shows which.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ use crate::node::volume::table::NodeVolumes;
 use holdfast_serve::Message;
 use holdfast_serve::SnapshotAnswer;
 
-/// A volume, and where it is if it is not attached here.
+/// A volume, and its store if it is not attached here.
 #[derive(Debug, Clone)]
 pub(crate) struct VolumeInStore {
     /// The volume.
     pub(crate) volume: VolumeId,
-    /// Name and configuration of its store, where the volume is not attached here.
+    /// Name and configuration of its store, unless the volume is attached here.
     pub(crate) store: Option<(String, S3Config)>,
 }
 
@@ -41,12 +41,12 @@ pub(crate) struct Snapshots<'a> {
 }
 
 impl Snapshots<'_> {
-    /// Takes a snapshot of all that was completed before, or answers the one that was taken for this uid.
-    /// Waits while the store is unreachable.
+    /// Takes a snapshot of all completed writes, or returns the one already taken for this uid. Waits while
+    /// the store is unreachable.
     ///
     /// # Errors
-    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], [`NodeError::Busy`], [`NodeError::Fenced`], what
-    /// the store says.
+    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], [`NodeError::Busy`], [`NodeError::Fenced`], the
+    /// store's error.
     #[tracing::instrument(name = "create_snapshot", skip_all, fields(volume = %at.volume, %uid))]
     pub(crate) async fn create(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, NodeError> {
         let (present, objects) = self.place_of(&at).await?;
@@ -56,16 +56,16 @@ impl Snapshots<'_> {
         }
     }
 
-    /// The snapshots of a volume, oldest first.
+    /// Lists the snapshots of a volume, oldest first.
     ///
     /// # Errors
-    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], what the store says.
+    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], the store's error.
     pub(crate) async fn list(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, NodeError> {
         let (_, objects) = self.place_of(&at).await?;
         Ok(snapshots(&*objects, &at.volume).await?)
     }
 
-    /// Deletes a snapshot of a volume. Again it changes nothing.
+    /// Deletes a snapshot of a volume. Repeating it is a no-op.
     ///
     /// # Errors
     /// The same.
@@ -74,7 +74,7 @@ impl Snapshots<'_> {
         Ok(forget(&*objects, &at.volume, seq).await?)
     }
 
-    /// The volume if it is served here, and its store.
+    /// Returns the volume if it is served here, and its store.
     async fn place_of(
         &self,
         at: &VolumeInStore,
@@ -93,7 +93,7 @@ impl Snapshots<'_> {
     }
 }
 
-/// Has the writer of a volume take a snapshot.
+/// Makes the writer of a volume take a snapshot.
 async fn snapshot_served(
     present: &Present,
     volume: &VolumeId,
@@ -108,8 +108,8 @@ async fn snapshot_served(
     .await
 }
 
-/// The places of a served volume's registered snapshots that are forgotten, ascending. While the log is not
-/// known, or none is registered, those of all marks.
+/// Returns the positions of a served volume's registered but forgotten snapshots, ascending. If the log is
+/// unknown, or none is registered, those of all markers.
 pub(super) async fn forgotten(present: &Present, volume: &VolumeId) -> Result<Vec<Seq>, NodeError> {
     let registered = present.published.registered_snapshots();
     let marks = if registered.is_empty() {
@@ -120,10 +120,10 @@ pub(super) async fn forgotten(present: &Present, volume: &VolumeId) -> Result<Ve
     Ok(marks.into_iter().collect())
 }
 
-/// Tells the writer of a volume, and returns what `read` makes of the first answer that it takes.
+/// Sends an event to the writer of a volume, and returns the first result of `read` for its answers.
 ///
 /// # Errors
-/// [`NodeError::Busy`] if the volume is released before; what `read` makes.
+/// [`NodeError::Busy`] if the volume is released before; the error of `read`.
 pub(super) async fn ask<T>(
     present: &Present,
     volume: &VolumeId,
@@ -141,7 +141,7 @@ pub(super) async fn ask<T>(
             match answer.map(&read) {
                 Ok(Some(read)) => return read,
                 Ok(None) => {}
-                // The answer may be among those that were missed.
+                // The answer may be among the missed ones.
                 Err(RecvError::Lagged(_)) => break,
                 Err(RecvError::Closed) => return Err(released(volume)),
             }
@@ -149,7 +149,7 @@ pub(super) async fn ask<T>(
     }
 }
 
-/// The error for a snapshot that is not taken.
+/// Returns the error for a rejected snapshot.
 pub(super) fn refused(volume: &VolumeId, why: SnapshotRefused) -> NodeError {
     match why {
         SnapshotRefused::Fenced => NodeError::Fenced(volume.clone()),
@@ -162,7 +162,7 @@ pub(super) fn refused(volume: &VolumeId, why: SnapshotRefused) -> NodeError {
     }
 }
 
-/// The error for a volume that is no longer served.
+/// Returns the error for a volume that is no longer served.
 pub(super) fn released(volume: &VolumeId) -> NodeError {
     NodeError::Busy { volume: volume.clone(), doing: "being detached" }
 }

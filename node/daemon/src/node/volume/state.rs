@@ -1,10 +1,10 @@
-//! The state of a volume on this node: one machine, published in one cell.
+//! The state of a volume on this node: one state machine, published in one cell.
 //!
 //! ```text
 //!   an attach                     the start of the daemon
 //!       |                                 |
 //!       v                                 v
-//!   Attaching ---> Serving <--------- Recovering     a failed try stays there
+//!   Attaching ---> Serving <--------- Recovering     a failed attempt stays there
 //!     |     \      |     ^            /   |   \
 //!     |      v     |     |           /    |    \
 //!     |   Unserved <-----|----------'     |     |    without a device
@@ -12,20 +12,19 @@
 //!     |      v   | v     |                |     |
 //!     |    Detaching ----'  <-------------'     |    the previous process was detaching it
 //!     v      v                                  |
-//!     Detached <--------------------------------'    nothing was served from it
+//!     Detached <--------------------------------'    it never served
 //!
 //!   Evicting: local files of a volume that is not attached are cleared
 //! ```
-//! The variants are what this process does with the volume. Each on a ring thread carries two things that
-//! move beside that: the [`WriterState`], of which the ring thread reports, and the [`BlockDevice`].
+//! The variants are this process's operations on the volume. Those with a ring thread have two parts that
+//! change independently: the [`WriterState`], reported by the ring thread, and the [`BlockDevice`].
 //!
-//! Owns: which event may follow which state. Does not own: what is done for it (`attach.rs`, `recover.rs`,
-//! `detach.rs`).
-//! Runs on: any thread; the cell is locked for the copy of a state.
-//! Invariants: the cell is the only word on how far a volume is: command line, gRPC, conditions and metrics
+//! Owns: the legal transitions. Does not own: the actions (`attach.rs`, `recover.rs`, `detach.rs`).
+//! Runs on: any thread; the cell is locked while a state is copied.
+//! Invariants: the cell is the only source of a volume's state: command line, gRPC, conditions and metrics
 //! derive from it.
-//! On failure: an event that may not follow changes nothing. A detach of a busy volume is refused; any other
-//! is a bug.
+//! On failure: an illegal event changes nothing. A detach of a busy volume is rejected; any other illegal
+//! event is a bug.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,7 +37,7 @@ use tokio::sync::watch;
 /// State of a volume on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum State {
-    /// An attach acquires the volume, puts it on a ring thread and makes its device.
+    /// An attach acquires the volume, adds it to a ring thread and adds its device.
     Attaching {
         /// Name of its store.
         store_name: String,
@@ -47,32 +46,32 @@ pub(crate) enum State {
         device: BlockDevice,
         writer: WriterState,
     },
-    /// The volume of the previous process is recovered: requests to its device wait.
+    /// The previous process's volume is being recovered: requests to its device wait.
     Recovering {
         device: BlockDevice,
         writer: WriterState,
         /// The previous process was detaching it.
         is_detaching: bool,
-        /// Reason why the last try failed.
+        /// Reason why the last attempt failed.
         error: Option<String>,
     },
     /// Its device serves requests.
     Serving { device: Device, writer: WriterState },
-    /// No device serves requests, and only a detach can follow: its attach failed and could not be undone, or
-    /// the previous process died in one.
+    /// No device serves requests, and only a detach is possible: its attach failed and could not be undone,
+    /// or the previous process died during an attach.
     Unserved { device: BlockDevice, writer: WriterState },
     /// A detach was requested; a restarted daemon resumes it.
     Detaching {
         device: BlockDevice,
         writer: WriterState,
-        /// A task of this process works on it; else its last try failed.
+        /// A task of this process is working on it; otherwise its last attempt failed.
         is_running: bool,
-        /// Reason why the data that a fenced writer had not uploaded could not be preserved.
+        /// Reason why a fenced writer's un-uploaded data could not be preserved.
         preserve_error: Option<String>,
     },
-    /// It is not attached, and its local files are cleared: no attach may touch them.
+    /// It is not attached, and its local files are being cleared: attaches must not touch them.
     Evicting,
-    /// It is not on this node any more.
+    /// It is no longer on this node.
     Detached,
 }
 
@@ -93,39 +92,39 @@ pub(crate) enum BlockDevice {
 /// Event that changes the state of a volume on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StateEvent {
-    /// The ring thread reported how its writer is.
+    /// The ring thread reported its writer's state.
     Writer(WriterState),
     /// The attach added a device.
     DeviceAdded(Device),
     /// The device of the attach was started.
     Attached,
-    /// The attach failed, and what it made could not be removed.
+    /// The attach failed, and its results could not be removed.
     AttachFailed,
-    /// State that the previous process left was found; a failed try may find it again.
+    /// The state left by the previous process was found; after a failed attempt it may be found again.
     Found { device: Option<Device>, is_detaching: bool },
-    /// A try to recover it failed.
+    /// An attempt to recover it failed.
     RecoveryFailed(String),
-    /// All of it that there is was recovered.
+    /// All of its existing parts were recovered.
     Recovered,
-    /// A detach is to run.
+    /// A detach starts.
     DetachBegan,
-    /// The detach may not stop the device: it is called off.
+    /// The detach must not stop the device and is cancelled.
     DetachRefused,
-    /// The detach failed and can be tried again.
+    /// The detach failed and can be retried.
     DetachFailed,
-    /// The detach of a fenced writer could not preserve its data, and can be tried again.
+    /// The detach of a fenced writer failed to preserve its data, and can be retried.
     PreserveFailed(String),
     /// The device was stopped.
     DeviceStopped,
-    /// The stopped device is off the ring and its record, and is deleted from now on.
+    /// The stopped device was removed from the ring and the record; its deletion starts.
     DeviceReleased(Instant),
     /// The kernel has deleted the device.
     DeviceDeleted,
-    /// It is off its ring thread, and its records are gone.
+    /// It was removed from its ring thread, and its records are deleted.
     Released,
 }
 
-/// An event that may not follow a state.
+/// An event that is illegal in a state.
 #[derive(Debug, thiserror::Error)]
 #[error("{event:?} may not follow state {state:?} of a volume")]
 pub(crate) struct IllegalTransition {
@@ -134,28 +133,28 @@ pub(crate) struct IllegalTransition {
 }
 
 impl IllegalTransition {
-    /// The state in which the event came.
+    /// Returns the state in which the event occurred.
     pub(crate) fn state(&self) -> &State {
         &self.state
     }
 }
 
 impl State {
-    /// A volume that an attach reserved.
+    /// Returns the state of a volume reserved by an attach.
     pub(crate) fn attaching(store_name: String, durability: Durability) -> Self {
         Self::Attaching { store_name, durability, device: BlockDevice::None, writer: WriterState::Starting }
     }
 
-    /// A volume that the previous process left.
+    /// Returns the state of a volume left by the previous process.
     pub(crate) fn recovering() -> Self {
         let (device, writer) = (BlockDevice::None, WriterState::Starting);
         Self::Recovering { device, writer, is_detaching: false, error: None }
     }
 
-    /// The state after an event.
+    /// Returns the state after an event.
     ///
     /// # Errors
-    /// [`IllegalTransition`] where the event may not follow.
+    /// [`IllegalTransition`] if the event is illegal in this state.
     pub(crate) fn next(&self, event: &StateEvent) -> Result<Self, IllegalTransition> {
         let next = match self {
             Self::Attaching { store_name, durability, device, writer } => {
@@ -170,7 +169,7 @@ impl State {
             Self::Unserved { device, writer } => next_of_unserved(*device, *writer, event),
             Self::Detaching { .. } => self.next_of_detaching(event),
             Self::Evicting => None,
-            // A program may hold its device open for longer than a detach waits.
+            // A program may keep its device open longer than a detach waits.
             Self::Detached => (*event == StateEvent::DeviceDeleted).then_some(Self::Detached),
         };
         next.ok_or_else(|| IllegalTransition { state: self.clone(), event: event.clone() })
@@ -183,7 +182,7 @@ impl State {
                 Self::Recovering { device, writer: writer.next(*reported)?, is_detaching, error }
             }
             StateEvent::Found { device: found, is_detaching } => {
-                // A try that failed found one before.
+                // A failed attempt found one before.
                 let device = match device {
                     BlockDevice::None | BlockDevice::Idle(_) => {
                         found.map_or(BlockDevice::None, BlockDevice::Idle)
@@ -257,7 +256,7 @@ impl State {
         Self::Detaching { device, writer, is_running, preserve_error: None }
     }
 
-    /// The writer, of a volume that is or comes onto a ring thread.
+    /// Returns the writer of a volume that is on a ring thread or being added to one.
     pub(crate) fn writer(&self) -> Option<WriterState> {
         match self {
             Self::Attaching { writer, .. }
@@ -269,17 +268,17 @@ impl State {
         }
     }
 
-    /// True if another writer holds the volume.
+    /// Returns true if another writer owns the volume.
     pub(crate) fn is_fenced(&self) -> bool {
         self.writer().is_some_and(WriterState::is_fenced)
     }
 
-    /// True if nothing more is committed for it here.
+    /// Returns true if nothing more is committed for it here.
     pub(crate) fn has_ended(&self) -> bool {
         self.writer().is_none_or(|writer| writer.is_fenced() || writer == WriterState::Detached)
     }
 
-    /// True if a restarted daemon is to detach it.
+    /// Returns true if a restarted daemon must detach it.
     pub(crate) fn is_detaching(&self) -> bool {
         match self {
             Self::Detaching { .. } => true,
@@ -303,7 +302,7 @@ impl State {
         }
     }
 
-    /// Its device, until that is deleted.
+    /// Returns its device, until that is deleted.
     pub(crate) fn device(&self) -> Option<Device> {
         match self.block_device() {
             BlockDevice::Idle(device) | BlockDevice::Serving(device) => Some(device),
@@ -311,7 +310,7 @@ impl State {
         }
     }
 
-    /// Its device, while it serves requests.
+    /// Returns its device, while it serves requests.
     pub(crate) fn serving_device(&self) -> Option<Device> {
         match self.block_device() {
             BlockDevice::Serving(device) => Some(device),
@@ -319,7 +318,7 @@ impl State {
         }
     }
 
-    /// Its stopped device, until the kernel has deleted it, and since when it waits for that.
+    /// Returns its stopped device until the kernel has deleted it, and the start of that wait.
     pub(crate) fn deletion(&self) -> Option<(Device, Instant)> {
         match self.block_device() {
             BlockDevice::Deleting { device, since } => Some((device, since)),
@@ -394,7 +393,7 @@ fn next_of_unserved(device: BlockDevice, writer: WriterState, event: &StateEvent
 }
 
 impl BlockDevice {
-    /// True if the volume may leave its ring thread.
+    /// Returns true if the volume may leave its ring thread.
     fn is_gone(self) -> bool {
         match self {
             Self::None | Self::Deleting { .. } => true,
@@ -444,7 +443,7 @@ impl StateCell {
         Arc::new(Self(watch::Sender::new(state)))
     }
 
-    /// The state now.
+    /// Returns the current state.
     pub(crate) fn get(&self) -> State {
         self.0.borrow().clone()
     }
@@ -474,17 +473,17 @@ impl StateCell {
         outcome
     }
 
-    /// The same for an event that must be able to follow.
+    /// Does the same for an event that must be legal.
     ///
     /// # Panics
-    /// On an event that may not follow: a bug.
+    /// If the event is illegal: a bug.
     pub(crate) fn apply(&self, event: &StateEvent) {
         if let Err(illegal) = self.try_apply(event) {
             panic!("a bug: {illegal}");
         }
     }
 
-    /// Waits for a state that is `wanted`.
+    /// Waits for a `wanted` state.
     pub(crate) async fn reach(&self, wanted: impl Fn(&State) -> bool) -> State {
         let mut states = self.0.subscribe();
         states.wait_for(|state| wanted(state)).await.expect("the cell itself holds the sender").clone()

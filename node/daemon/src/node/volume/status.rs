@@ -1,4 +1,4 @@
-//! Status of a volume: for people, metrics and Kubernetes.
+//! Status of a volume: for users, metrics and Kubernetes.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,33 +18,33 @@ use crate::node::volume::table::{SeenVolume, refusal};
 use crate::node::{Attached, MemoryIdentity};
 use holdfast_serve::{LimitStatus, ServedCounts};
 
-/// The longest that a deletion takes which no program holds up.
+/// Maximum time of a deletion that is not delayed by a program.
 const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);
 
-/// Faults of a store that are shorter are not reported.
+/// Shorter faults of a store are not reported.
 const STORE_FAULT_AFTER: Duration = Duration::from_secs(5);
 
-/// State of a volume, as it is shown.
+/// State of a volume, as reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum VolumeState {
     /// Being attached.
     Attaching,
     /// Served.
     Attached,
-    /// Its last commit is in progress.
+    /// Its final commit is in progress.
     Detaching,
-    /// Another writer holds it; all I/O fails.
+    /// Another writer owns it; all I/O fails.
     Fenced,
-    /// Recovery after a daemon restart did not end yet and has not failed: requests to its device wait.
+    /// Recovery after a daemon restart has neither ended nor failed yet: requests to its device wait.
     Recovering,
     /// Recovery after a daemon restart failed and is retried: requests to its device wait.
     Quiesced,
-    /// Its attach failed half way: no device serves it, and only a detach can follow.
+    /// Its attach failed halfway: no device serves it, and only a detach is possible.
     Unserved,
 }
 
 impl VolumeState {
-    /// The state to show; none of a volume that is not attached.
+    /// Returns the state to report; `None` for a volume that is not attached.
     pub(in crate::node) fn of(state: &State) -> Option<Self> {
         let shown = match state {
             State::Evicting | State::Detached => return None,
@@ -70,25 +70,25 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) volume: VolumeId,
     /// Its state.
     pub(crate) state: VolumeState,
-    /// Message for a person.
+    /// Message for a user.
     pub(crate) message: Option<String>,
-    /// Its device, once there is one.
+    /// Its device, if it exists.
     pub(crate) attached: Option<Attached>,
     /// Its commits.
     pub(crate) commit: CommitStatus,
-    /// False if every byte reads as zero and no writer was replaced; none while unknown.
+    /// False if every byte reads as zero and no writer was replaced; `None` while unknown.
     pub(crate) holds_data: Option<bool>,
-    /// Point at which a FLUSH is complete; none while unknown.
+    /// Point at which a FLUSH is complete; `None` while unknown.
     pub(crate) durability: Option<Durability>,
-    /// Age at which data is uploaded; none while unknown.
+    /// Age at which data is uploaded; `None` while unknown.
     pub(crate) max_dirty_age: Option<Duration>,
     /// Its store.
     pub(crate) store: StoreStatus,
-    /// Reason why writes wait, and the time that they have waited.
+    /// Reason why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
-    /// Writes that the pace delayed.
+    /// Writes delayed by pacing.
     pub(crate) pace: PaceStatus,
-    /// Its limits in effect, and the delays that they caused.
+    /// Its limits in effect, and the resulting delays.
     pub(crate) limits: LimitStatus,
     /// Its part of the local disk.
     pub(crate) disk: DiskStatus,
@@ -98,62 +98,62 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) waiting_requests: usize,
     /// Requests and bytes served so far.
     pub(crate) served: ServedCounts,
-    /// Memory that a memory volume takes, once it is served; none of any other.
+    /// Memory used by a memory volume, once it is served; `None` for others.
     pub(crate) memory: Option<MemoryFigures>,
-    /// Shape and owner of a memory volume, once its files are open; none of any other.
+    /// Shape and owner of a memory volume, once its files are open; `None` for others.
     pub(crate) memory_identity: Option<MemoryIdentity>,
 }
 
-/// The commits of a volume: what the log has, and what it does not have yet.
+/// Committed and pending data of a volume.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CommitStatus {
     /// The last record in the log.
     pub(crate) seq: Option<u64>,
-    /// Bytes not yet committed; none while unknown.
+    /// Bytes not yet committed; `None` while unknown.
     pub(crate) dirty_bytes: Option<u64>,
     /// Age of the oldest of them.
     pub(crate) oldest_dirty: Option<Duration>,
-    /// Every write that completed before then is committed; none while unknown.
+    /// All writes completed before this time are committed; `None` while unknown.
     pub(crate) durable_through: Option<SystemTime>,
 }
 
-/// A volume's store, as this node sees it: one view for all volumes of the store.
+/// A volume's store from this node's view, which all volumes of the store share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StoreStatus {
     /// Its name.
     pub(crate) name: String,
-    /// State of the store: answers this node or does not.
+    /// Availability of the store for this node.
     pub(crate) health: StoreHealth,
     /// Reason why its newest configuration is not in use.
     pub(crate) change_refused: Option<String>,
     /// Deletes that it denied.
     pub(crate) refused_deletes: RefusedDeletes,
-    /// Requests sent to it; none while it is not connected.
+    /// Requests sent to it; `None` while it is not connected.
     pub(crate) requests: Option<RequestCounts>,
 }
 
 /// State of the local disk for a volume.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DiskStatus {
-    /// It failed a sync: flushes wait for commits until the next attach.
+    /// A sync failed: flushes wait for commits until the next attach.
     pub(crate) sync_failed: bool,
-    /// Data not yet uploaded that it cannot read: nothing is uploaded meanwhile.
+    /// Un-uploaded data that the disk cannot read: nothing is uploaded in the meantime.
     pub(crate) unreadable: Option<Unreadable>,
-    /// Error with which it fails writes of the map or the log record, and for how long it has.
+    /// Error of its failing writes of the map or the log record, and their duration.
     pub(crate) unkept: Option<(Errno, Duration)>,
-    /// Bytes that the sides hold.
+    /// Bytes held by the sides.
     pub(crate) cached_bytes: u64,
-    /// Clean bytes evicted from the sides since this process took the volume.
+    /// Clean bytes evicted from the sides since this process serves the volume.
     pub(crate) evicted_bytes: u64,
 }
 
 impl NodeVolumeStatus {
-    /// True for a memory volume that a person attached: it is of no Volume object.
+    /// Returns true for a memory volume that a user attached: it has no Volume object.
     pub(crate) fn is_of_a_person(&self) -> bool {
         self.memory_identity.as_ref().is_some_and(|identity| identity.owner.is_none())
     }
 
-    /// Status of a volume now; none if it is detached.
+    /// Returns the current status of a volume; `None` if it is detached.
     pub(in crate::node) fn of(seen: SeenVolume) -> Option<Self> {
         let SeenVolume { volume, state, present } = seen;
         let shown = VolumeState::of(&state)?;
@@ -175,7 +175,7 @@ impl NodeVolumeStatus {
         })
     }
 
-    /// A volume that is on no ring thread.
+    /// Returns the status of a volume that is not on a ring thread.
     pub(in crate::node) fn unknown(
         volume: VolumeId,
         state: VolumeState,
@@ -264,12 +264,12 @@ fn still_open(device: Device) -> String {
     )
 }
 
-/// Reason why a volume of the previous process is not served, if that is so.
+/// Returns the reason why a volume of the previous process is not served, if so.
 fn recovery_failure(volume: &VolumeId, state: &State) -> Option<String> {
     matches!(state, State::Recovering { .. }).then(|| refusal(volume, state).to_string())
 }
 
-/// The first thing a person should know of a volume on a ring thread.
+/// Returns the most important message about a volume on a ring thread.
 fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) -> Option<String> {
     if state.is_fenced() {
         let preserve_error = match state {
@@ -315,7 +315,7 @@ fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) ->
     }
 }
 
-/// A state, and the store's last error if it does not serve the volume.
+/// Appends the store's last error to a state, if the store does not serve the volume.
 fn with_store_fault(state: &str, outage: Option<&StoreUnreachable>) -> String {
     outage.map_or_else(|| state.to_owned(), |outage| format!("{state}: {}", outage.error))
 }
@@ -335,7 +335,7 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     ))
 }
 
-/// Message for a volume whose next commit the local disk holds up.
+/// Returns the message for a volume whose next commit is blocked by the local disk.
 fn unkept(status: &Status) -> Option<String> {
     let (errno, _) = status.unkept?;
     Some(if errno == Errno::ENOSPC {
@@ -348,11 +348,11 @@ fn unkept(status: &Status) -> Option<String> {
     })
 }
 
-/// Reason why requests wait or a volume is not as it should be.
+/// Reason why requests wait or a volume is impaired.
 enum Fault {
     /// They wait for the store.
     Store,
-    /// All else.
+    /// Any other reason.
     Local(&'static str),
 }
 
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(message(&serving, &fine, None), None);
     }
 
-    /// `list` showed no message, or none that named a cause.
+    /// Regression: `list` showed no message, or none that named a cause.
     #[test]
     fn a_store_that_does_not_serve_the_volume_is_named() {
         let outage = StoreUnreachable {
@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(message(&serving, &fine, Some(&short)), None);
     }
 
-    /// It was shown as attaching, for as long as it stayed.
+    /// Regression: it was reported as attaching until it was detached.
     #[test]
     fn an_attach_that_failed_half_way_is_unserved() {
         for (writer, shown) in [

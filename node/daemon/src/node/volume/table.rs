@@ -1,10 +1,10 @@
-//! The volumes on this node: those that there are, and those of them that are on a ring thread.
+//! The volumes on this node, and those of them that are on a ring thread.
 //!
-//! Owns: the table and its lock; who may begin with a volume. An attach, a recovery or a clearing of local
-//! files enters the table first, and a volume is in it once.
-//! Does not own: how far a volume is (`state.rs`), nor what is done with it.
-//! Invariants: no volume comes onto a ring thread or leaves it while the lock is held; no task waits while it
-//! holds the lock.
+//! Owns: the table and its lock; the right to start an operation on a volume. An attach, a recovery or a
+//! clearing of local files first enters the table, and a volume is in it once.
+//! Does not own: the state of a volume (`state.rs`), or the operations on it.
+//! Invariants: no volume is added to a ring thread or leaves it while the lock is held; no task waits while
+//! it holds the lock.
 
 use std::collections::{BTreeMap, btree_map};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(in crate::node) struct NodeVolumes(Arc<Mutex<BTreeMap<VolumeId, Entry>>>);
 
 struct Entry {
     state: Arc<StateCell>,
-    /// Once it is on a ring thread.
+    /// Present once it is on a ring thread.
     present: Option<Arc<Present>>,
 }
 
@@ -33,7 +33,7 @@ struct Entry {
 pub(in crate::node) struct SeenVolume {
     pub(in crate::node) volume: VolumeId,
     pub(in crate::node) state: State,
-    /// Once it is on a ring thread.
+    /// Present once it is on a ring thread.
     pub(in crate::node) present: Option<Arc<Present>>,
 }
 
@@ -41,15 +41,15 @@ pub(in crate::node) struct SeenVolume {
 pub(in crate::node) enum Reserved {
     /// The volume is attached already.
     Attached {
-        /// Answer of the attach while the device is there.
+        /// Result of the attach, if the device still exists.
         attached: Attached,
         device: Device,
     },
-    /// The attach may begin.
+    /// The attach may start.
     Now(Arc<StateCell>),
 }
 
-/// Keeps attaches from the local files of a volume, until it is dropped.
+/// Blocks attaches from the local files of a volume, until it is dropped.
 pub(in crate::node) struct NoAttach {
     volumes: NodeVolumes,
     volume: VolumeId,
@@ -62,7 +62,7 @@ impl Drop for NoAttach {
 }
 
 impl NodeVolumes {
-    /// All of them.
+    /// Returns all volumes.
     pub(in crate::node) fn all(&self) -> Vec<SeenVolume> {
         let entries = self.entries();
         let seen = entries.iter().map(|(volume, entry)| SeenVolume {
@@ -73,7 +73,7 @@ impl NodeVolumes {
         seen.collect()
     }
 
-    /// Those on a ring thread.
+    /// Returns the volumes on a ring thread.
     pub(in crate::node) fn presents(&self) -> Vec<(VolumeId, Arc<Present>)> {
         let entries = self.entries();
         let presents =
@@ -81,7 +81,7 @@ impl NodeVolumes {
         presents.collect()
     }
 
-    /// Runs `act` for each on a ring thread. None is forgotten meanwhile.
+    /// Runs `act` for each volume on a ring thread. None is removed in the meantime.
     pub(in crate::node) fn for_each_present(&self, mut act: impl FnMut(&VolumeId, &Arc<Present>)) {
         for (volume, entry) in &*self.entries() {
             if let Some(present) = &entry.present {
@@ -90,20 +90,20 @@ impl NodeVolumes {
         }
     }
 
-    /// True if there is the volume, in whatever state.
+    /// Returns true if the volume exists, in any state.
     pub(in crate::node) fn contains(&self, volume: &VolumeId) -> bool {
         self.entries().contains_key(volume)
     }
 
-    /// The volume, if it is on a ring thread.
+    /// Returns the volume, if it is on a ring thread.
     pub(in crate::node) fn on_ring(&self, volume: &VolumeId) -> Option<Arc<Present>> {
         self.entries().get(volume)?.present.clone()
     }
 
-    /// The volume, which must be on a ring thread.
+    /// Returns the volume, which must be on a ring thread.
     ///
     /// # Errors
-    /// [`NodeError::NotAttached`], or what its state refuses.
+    /// [`NodeError::NotAttached`], or a conflict with its state.
     pub(in crate::node) fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
         let entries = self.entries();
         let Some(Entry { state, present }) = entries.get(volume) else {
@@ -120,12 +120,12 @@ impl NodeVolumes {
         })
     }
 
-    /// True if this is still the volume of its name.
+    /// Returns true if this is still the volume of its name.
     pub(in crate::node) fn has(&self, present: &Arc<Present>) -> bool {
         self.on_ring(present.volume()).is_some_and(|known| Arc::ptr_eq(&known, present))
     }
 
-    /// A volume that is being attached from the store called `name`.
+    /// Returns a volume that is being attached from the store called `name`.
     pub(in crate::node) fn attaching_from(&self, name: &str) -> Option<VolumeId> {
         let entries = self.entries();
         let mut attaching = entries.iter().filter(|(_, entry)| {
@@ -139,7 +139,7 @@ impl NodeVolumes {
     /// Reserves a volume for an attach.
     ///
     /// # Errors
-    /// [`NodeError::OtherStore`], or what its state refuses.
+    /// [`NodeError::OtherStore`], or a conflict with its state.
     pub(in crate::node) fn reserve(&self, request: &AttachRequest) -> Result<Reserved, NodeError> {
         let AttachRequest { volume, store_name, store, durability, .. } = request;
         let mut entries = self.entries();
@@ -153,7 +153,7 @@ impl NodeVolumes {
         if let Some(present) = present
             && !matches!(state, State::Recovering { .. })
         {
-            // The directory of its local files has the volume's name only.
+            // The directory of its local files is named after the volume only.
             let (used, asked) = (present.objects.current(), StoreRecord::from(store));
             let is_same = if present.store_name == *store_name {
                 used.record().place() == asked.place()
@@ -176,7 +176,7 @@ impl NodeVolumes {
         }
     }
 
-    /// Reserves a volume for its recovery: no attach passes it meanwhile.
+    /// Reserves a volume for its recovery, and blocks attaches of it.
     pub(in crate::node) fn recover(&self, volume: VolumeId) -> Arc<StateCell> {
         let entry = Entry::new(State::recovering());
         let state = Arc::clone(&entry.state);
@@ -184,7 +184,7 @@ impl NodeVolumes {
         state
     }
 
-    /// Reserves the local files of a volume that is not on this node; nothing if it is.
+    /// Reserves the local files of a volume that is not on this node; `None` if it is.
     pub(in crate::node) fn keep_from_attaches(&self, volume: &VolumeId) -> Option<NoAttach> {
         match self.entries().entry(volume.clone()) {
             btree_map::Entry::Occupied(_) => return None,
@@ -193,13 +193,13 @@ impl NodeVolumes {
         Some(NoAttach { volumes: self.clone(), volume: volume.clone() })
     }
 
-    /// Publishes that a volume came onto a ring thread.
+    /// Publishes that a volume was added to a ring thread.
     pub(in crate::node) fn came(&self, present: Arc<Present>) {
         let (volume, state) = (present.volume().clone(), Arc::clone(&present.state));
         self.entries().insert(volume, Entry { state, present: Some(present) });
     }
 
-    /// Publishes that a volume is not on this node any more.
+    /// Publishes that a volume is no longer on this node.
     pub(in crate::node) fn forget(&self, volume: &VolumeId, state: &StateCell) {
         let mut entries = self.entries();
         state.apply(&StateEvent::Released);
@@ -212,13 +212,13 @@ impl NodeVolumes {
 }
 
 impl Entry {
-    /// A volume that is not on a ring thread.
+    /// Creates the entry of a volume that is not on a ring thread.
     fn new(state: State) -> Self {
         Self { state: StateCell::new(state), present: None }
     }
 }
 
-/// Reason that a volume cannot be attached or used now.
+/// Returns the reason why a volume cannot be attached or used now.
 pub(in crate::node) fn refusal(volume: &VolumeId, state: &State) -> NodeError {
     let volume = volume.clone();
     match state {
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(volumes.attaching_from("main"), None);
     }
 
-    /// All volumes of the node waited while a slow disk moved the files of one.
+    /// Regression: all volumes of the node waited while a slow disk moved the files of one.
     #[test]
     fn no_volume_waits_while_local_files_are_cleared() {
         let (volumes, volume) = (NodeVolumes::default(), "v".parse().unwrap());

@@ -46,12 +46,12 @@ fn at(state: usize) -> LogWriter {
     log
 }
 
-/// A record that registers a snapshot.
+/// Returns a record that registers a snapshot.
 fn snapshot() -> Body {
     Body::of_snapshots(SnapshotChange { taken: Some(SnapshotUid([4; 16])), dropped: Vec::new() })
 }
 
-/// The record at the next place in the log, as a process of this writer or of another made it.
+/// Returns a record at the next position in the log, from a process of this writer or of another.
 fn record(nonce: Nonce) -> Record {
     let core = core(1);
     let manifest = core.manifest.as_ref().unwrap();
@@ -59,7 +59,7 @@ fn record(nonce: Nonce) -> Record {
     Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 9, body: Body::Detach { root: None } }
 }
 
-/// A writer whose previous process had stored `record`, and that knows the log now.
+/// Returns a writer whose previous process stored `record`, after it read the log.
 fn after(record: &Record) -> LogWriter {
     after_bytes(record.seq, record.encode())
 }
@@ -104,7 +104,7 @@ fn every_event_in_every_state() {
         }),
     ];
     assert_ne!(other, NONCE);
-    // The state after it, from each of `STATES`; none where the event cannot happen.
+    // The next state from each of `STATES`; `None` if the event cannot happen.
     let table = [
         [None, Some("creating"), None, None, None, None, None],
         [None, Some("storing"), None, None, None, None, None],
@@ -141,8 +141,8 @@ fn only_the_key_itself_says_who_won() {
     assert_eq!(read(&mut at(4), None), LogNews::Nothing);
 }
 
-/// A record that may be in the log already was noticed by three owners, each in its own case; a repair could
-/// pass one by.
+/// Regression: three owners each handled a record that may already be in the log; a repair could bypass
+/// it.
 #[test]
 fn what_the_previous_process_left_comes_before_any_other_record() {
     let (own, core) = (record(NONCE), core(1));
@@ -172,7 +172,7 @@ fn a_repeated_record_of_a_snapshot_stores_the_root_first() {
     out.clear();
     log.root_stored(out);
     assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
-    // The root is there, whatever becomes of the record.
+    // The root is stored, regardless of the record.
     out.clear();
     let _nothing = log.create_answered(CreateAnswer::Ambiguous, out);
     out.clear();
@@ -180,7 +180,7 @@ fn a_repeated_record_of_a_snapshot_stores_the_root_first() {
     assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
 }
 
-/// The bucket was set back, and kept the root of another snapshot in this place.
+/// The bucket was set back, and has another snapshot's root at this position.
 #[test]
 fn a_record_over_another_root_is_sent_without_its_snapshot() {
     let (own, core, out) = (Record { body: snapshot(), ..record(NONCE) }, core(1), &mut Vec::new());
@@ -197,8 +197,8 @@ fn a_record_over_another_root_is_sent_without_its_snapshot() {
     assert_eq!(log.create_answered(CreateAnswer::Created, out), LogNews::Created(Box::new(passing)));
 }
 
-/// The request of a dead process landed after its successor had read the log, and the snapshot was forgotten
-/// before the successor stored its root: the newest writer took itself for fenced.
+/// Regression: the request of a dead process landed after its successor had read the log, and the snapshot
+/// was forgotten before the successor stored its root: the newest writer considered itself fenced.
 #[test]
 fn a_late_record_of_a_forgotten_snapshot_is_the_own_one() {
     let sent = Record { body: snapshot(), ..record(NONCE) };
@@ -240,7 +240,7 @@ fn at_time(now: Millis) -> Core<Vec<u8>> {
     Core { now, ..core(1) }
 }
 
-/// A commit that the local disk held up was reported once a second, and its status named no reason.
+/// Regression: a commit that the local disk blocked was reported once a second, but its status had no reason.
 #[test]
 fn a_record_that_is_not_kept_is_in_the_status() {
     let (core, mut log, mut out) = (core(1), at(1), Vec::new());

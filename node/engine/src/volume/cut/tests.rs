@@ -16,7 +16,7 @@ fn said(out: &mut Vec<Action>) -> Vec<CutAnswer> {
     std::mem::take(out).into_iter().map(answer).collect()
 }
 
-/// A cut that is ready at time 0.
+/// Creates a cut that is prepared at time 0.
 fn prepared(out: &mut Vec<Action>) -> Cut {
     out.clear();
     let mut cut = Cut::default();
@@ -29,7 +29,7 @@ fn prepared(out: &mut Vec<Action>) -> Cut {
     cut
 }
 
-/// A cut that is held at time 0.
+/// Creates a cut that is held at time 0.
 fn held(out: &mut Vec<Action>) -> Cut {
     let mut cut = prepared(out);
     cut.begin(UID, 0, out);
@@ -66,7 +66,7 @@ fn a_hold_lapses_by_itself() {
     assert_eq!(cut.advance(HOLD_MS, 0, counts(4, 4), out), CutStep::Continue);
     assert_eq!(said(out), [CutAnswer::Lapsed]);
     assert!(cut.is_idle());
-    // A write that never ends, or a seal that does not begin, stops writes no longer than that.
+    // A write that never ends, or a seal that does not begin, holds writes no longer than that.
     let mut cut = prepared(out);
     cut.begin(UID, 0, out);
     assert_eq!(cut.advance(HOLD_MS, 1, counts(3, 3), out), CutStep::Continue);

@@ -3,7 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::super::core::tests::{core, sector_of};
 use super::*;
 
-/// A volume with a clean sector on the inactive side, and more bytes than its share.
+/// Returns a volume with a clean sector on the inactive side, and more bytes than its share.
 fn with_excess() -> (Evictor, Core<Vec<u8>>) {
     let mut core = core(2);
     core.record_write(sector_of(0), Side::A);
@@ -27,7 +27,7 @@ fn every_event_in_every_state() {
         }),
         ("a sync failed", |evictor| evictor.sync_failed(Side::A)),
     ];
-    // The state after it, from each of `STATES`; none where the event cannot happen.
+    // The next state from each of `STATES`; `None` if the event cannot happen.
     let [idle, released, _, reads, punching] = STATES;
     let table = [
         [None, Some(EvictStep::Round(4)), Some(EvictStep::Round(4)), None, None],
@@ -106,11 +106,11 @@ fn room_runs_out_and_comes_back_with_a_measurement() {
     assert!(!evictor.is_disk_full());
 }
 
-/// Found by reading: the counts ran on into the new pages, and older ones were never looked at again.
+/// Regression: the counts continued into the new pages, and older ones were never checked again.
 #[test]
 fn what_was_not_looked_at_is_evicted_after_a_growth() {
     let (mut evictor, mut core) = with_excess();
-    // One page was looked at, and the cursor is behind it.
+    // One page was checked, and the cursor is past it.
     (evictor.cursor, evictor.pages_to_scan) = (1, PerSide::from_fn(|_side| 1));
     let sectors = 8 * PAGE_SECTORS;
     core.map.memory_mut().resize(usize::try_from(crate::sector_map::map_bytes(sectors)).unwrap(), 0);

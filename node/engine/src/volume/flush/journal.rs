@@ -1,10 +1,10 @@
-//! The journal of the durable map, as a writer uses it: a round puts the changes of pages of which few blocks
-//! changed there, instead of each page into a slot of its own.
+//! The writer's side of the durable map's journal: a round writes the changes of pages with few changed
+//! blocks there, instead of each page to its slot.
 //!
-//! Owns: which slots of it are used, and which pages have changes there that their own slots lack. Does not
-//! own: the bytes (`durable_map::journal`).
-//! Invariants: what it holds is written over only once the slots of every page have it (13); a page that
-//! holds nothing has no changes there, since pages of chunks that were given back take part in no round.
+//! Owns: the used slots of the journal, and the pages whose changes are only there. Does not own: the
+//! bytes (`durable_map::journal`).
+//! Invariants: its content is overwritten only once the slots of every page have it (13); a page without
+//! local data has no changes there, since pages of released chunks take part in no round.
 
 use std::ops::Range;
 
@@ -19,21 +19,21 @@ use crate::sector_map::PageSet;
 
 pub(super) struct Journal {
     slots: u64,
-    /// Generation of the round in which this process began to fill it; none before.
+    /// Generation of the round in which this process began to fill it; `None` before.
     start: Option<u64>,
-    /// The slots that are filled.
+    /// Number of filled slots.
     filled: u64,
-    /// The slot behind its newest record.
+    /// The slot after its newest record.
     next_slot: u64,
-    /// The pages with changes that their slots lack.
+    /// The pages with changes that are only here.
     pages: PageSet,
-    /// Nothing counts in the journal that an earlier process left: it may be filled.
+    /// True if no content of an earlier process counts: it may be filled.
     is_ours: bool,
 }
 
 impl Journal {
-    /// Of a map with `pages` pages, of which some may have changes in the journal of an earlier process if
-    /// `is_inherited`.
+    /// Creates the journal of a map with `pages` pages; if `is_inherited`, some may have changes in the
+    /// journal of an earlier process.
     pub(super) fn after_takeover(pages: u64, is_inherited: bool) -> Self {
         Self {
             slots: round_size().journal_slots.unwrap_or_else(|| journal_slots(pages)),
@@ -45,12 +45,12 @@ impl Journal {
         }
     }
 
-    /// The map has so many pages from here on.
+    /// Grows the map to `pages` pages.
     pub(super) fn grow(&mut self, pages: u64) {
         self.pages.grow(pages);
     }
 
-    /// A round ended well, and the first one covers every page.
+    /// Notes a successful round: the first one covers every page.
     pub(super) fn round_ended(&mut self) {
         self.is_ours = true;
     }
@@ -60,61 +60,61 @@ impl Journal {
         self.slots > 0 && (self.is_ours || !safeguard(JournalAfterFullRound))
     }
 
-    /// Returns true if a record of `entries` is worth its slots, which stands for `pages` pages, and finds
-    /// room where the journal is empty.
+    /// Returns true if a record of `entries` saves enough writes of the `pages` pages that it replaces,
+    /// and fits an empty journal.
     pub(super) fn is_worth(&self, entries: &[Entry], pages: usize) -> bool {
         let slots = record_slots(entries.len());
         end(0, entries) <= self.slots && pages as u64 >= slots * round_size().saved && pages > 0
     }
 
-    /// Returns true if a record of `entries` finds room behind the others.
+    /// Returns true if a record of `entries` fits after the others.
     pub(super) fn has_room(&self, entries: &[Entry]) -> bool {
         end(self.next_slot, entries) <= self.slots
     }
 
-    /// The slots that are to be filled before a record of `entries` is written.
+    /// Returns the slots to fill before a record of `entries` is written.
     pub(super) fn unfilled(&self, entries: &[Entry]) -> Range<u64> {
         let needed = end(self.next_slot, entries);
-        // Twice as many each time: few rounds wait for it, and it is in proportion to what is written.
+        // Doubled each time: few rounds wait for it, and the cost is proportional to the writes.
         let end =
             if needed > self.filled { needed.max(2 * self.filled).min(self.slots) } else { self.filled };
         self.filled..end
     }
 
-    /// The disk has no room for it: this process puts nothing more there.
+    /// Stops the use of the journal by this process: the disk has no space for it.
     pub(super) fn find_no_place(&mut self) {
         self.slots = 0;
     }
 
-    /// Generation of its units without a record.
+    /// Returns the generation of its units without a record.
     pub(super) fn start(&self) -> Option<u64> {
         self.start
     }
 
-    /// Its slots up to this one are filled. `generation` is that of the round.
+    /// Notes that its slots up to this one were filled in the round of `generation`.
     pub(super) fn filled(&mut self, slots: u64, generation: u64) {
         self.filled = slots;
         self.start.get_or_insert(generation);
     }
 
-    /// The slot where the next record begins.
+    /// Returns the slot where the next record begins.
     pub(super) fn next_slot(&self) -> u64 {
         self.next_slot
     }
 
-    /// The pages whose slots lack what is here, lowest first.
+    /// Returns the pages with changes that are only here, lowest first.
     pub(super) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages.iter()
     }
 
-    /// It has no room: all of its pages are about to be written into slots.
+    /// Begins to empty the full journal: all of its pages will be written to slots.
     pub(super) fn begin_emptying(&mut self) {
         if !safeguard(KeepJournal) {
             self.next_slot = 0;
         }
     }
 
-    /// A record of `entries` for these pages was synced, and the slots of `whole` pages.
+    /// Notes the sync of a record of `entries` for these pages, and of the slots of `whole` pages.
     pub(super) fn synced(&mut self, entries: &[Entry], journaled: &[u64], whole: &[u64]) {
         self.next_slot += record_slots(entries.len());
         journaled.iter().for_each(|page| self.pages.insert(*page));
@@ -125,8 +125,8 @@ impl Journal {
     }
 }
 
-/// The slot behind a record of `entries` that begins at `slot`, and behind the filled one that shows where
-/// the records end.
+/// Returns the slot after a record of `entries` that begins at `slot`, and after the filled one that marks
+/// the end of the records.
 fn end(slot: u64, entries: &[Entry]) -> u64 {
     slot + record_slots(entries.len()) + 1
 }

@@ -57,7 +57,7 @@ fn take(tested: &mut Tested, event: RoundEvent) -> Option<RoundEnd> {
     }
 }
 
-/// A round brought to the state of this index, with one answer left before the next.
+/// Returns a round in the state of this index, with one answer missing before the next.
 fn at(state: usize) -> Tested {
     let mut tested = fresh();
     let way = [
@@ -72,7 +72,7 @@ fn at(state: usize) -> Tested {
     }
     if state > 5 {
         assert!(take(&mut tested, RoundEvent::MapSynced(Ok(()))).is_some());
-        // A sector of each of so many pages is worth a slot of the journal.
+        // A sector in each of this many pages justifies a slot of the journal.
         (0..8).for_each(|page| tested.1.record_write(sector_of(page), Side::B));
         assert!(take(&mut tested, RoundEvent::Begin).is_none());
         if state > 6 {
@@ -86,7 +86,7 @@ fn at(state: usize) -> Tested {
 #[test]
 fn every_event_in_every_state() {
     let failed = Err(Errno::EIO);
-    // The state after it, from each of `STATES`; none where the event cannot happen.
+    // The next state from each of `STATES`; `None` if the event cannot happen.
     let table = [
         (RoundEvent::Begin, [Some("syncing sides"), None, None, None, None, None, None, None]),
         (
@@ -198,7 +198,7 @@ fn after_a_failed_sync_only_the_last_round_runs() {
     assert!(matches!(out[..], [Action::WriteMap(_)]), "no sync is relied on: {out:?}");
 }
 
-/// The offsets of what a round, which ends well, writes.
+/// Runs a successful round and returns the offsets of its writes.
 fn written(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>) -> Vec<u64> {
     let mut offsets = Vec::new();
     let all = |writes: &[MapWrite]| {
@@ -209,8 +209,8 @@ fn written(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>) -> Vec<u64> {
     offsets
 }
 
-/// The pages of a chunk that was given back take part in no round, not even in the first one of the next
-/// process: with what only the journal said of them, they would be dirty again.
+/// The pages of a released chunk take part in no round, not even in the next process's first: if only the
+/// journal had them, they would become dirty again.
 #[test]
 fn a_page_that_holds_nothing_is_written_into_a_slot() {
     let (mut rounds, mut core, _) = fresh();
@@ -239,7 +239,7 @@ impl Disk {
         Self { file: vec![0; file_bytes(pages) as usize], journal }
     }
 
-    /// Writes what `reaches` says of the units of each write.
+    /// Writes the units of each write that `reaches` selects.
     fn write(&mut self, writes: &[MapWrite], reaches: impl Fn(usize) -> bool) {
         for write in writes {
             let (area, at) = match write.offset.checked_sub(journal_offset(0)) {
@@ -258,7 +258,7 @@ impl Disk {
         Header::newest(&self.file[..page_offset(0, 0) as usize]).unwrap().unwrap()
     }
 
-    /// The first sectors of the dirty runs that an attach finds after the loss of the host.
+    /// Returns the first sectors of the dirty runs that an attach finds after the loss of the host.
     fn dirty(&self) -> Result<Vec<u64>, DamagedMap> {
         let pairs = self.file[page_offset(0, 0) as usize..].chunks_exact(8192);
         let pages: Vec<_> = (0..).zip(pairs.map(<[u8]>::to_vec)).collect();
@@ -267,7 +267,7 @@ impl Disk {
     }
 }
 
-/// Runs a round, whose writes of the map go to `write`. It never ends once that returns nothing.
+/// Runs a round, and passes its writes of the map to `write`. The round does not end if that returns `None`.
 fn run(
     rounds: &mut FlushRounds,
     core: &mut Core<Vec<u8>>,
@@ -294,7 +294,7 @@ fn run(
     end.map(|end| end.result.map(|_| ()))
 }
 
-/// A round that ends well.
+/// Runs a successful round.
 fn flush(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk) {
     let all = |writes: &[MapWrite]| {
         disk.write(writes, |_| true);
@@ -303,7 +303,7 @@ fn flush(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk) {
     assert_eq!(run(rounds, core, all), Some(Ok(())));
 }
 
-/// A volume after its first round, and its durable map.
+/// Returns a volume after its first round, and its durable map.
 fn flushed() -> (FlushRounds, Core<Vec<u8>>, Disk) {
     let (mut rounds, mut core, _) = fresh();
     let mut disk = Disk::of(64);
@@ -311,7 +311,7 @@ fn flushed() -> (FlushRounds, Core<Vec<u8>>, Disk) {
     (rounds, core, disk)
 }
 
-/// A round whose first write of a page's slot that is not a page of `spared` fails half-way.
+/// Runs a round whose first write to a slot of a page not in `spared` fails half-way.
 fn fail(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk, spared: &[u64]) {
     let half = |writes: &[MapWrite]| {
         let is_spared = spared.contains(&((writes[0].offset - page_offset(0, 0)) / 8192));
@@ -325,8 +325,8 @@ fn written_pages(core: &mut Core<Vec<u8>>, pages: std::ops::Range<u64>) {
     pages.for_each(|page| core.record_write(sector_of(page), Side::A));
 }
 
-/// A write that failed is repeated in its own slot: the round after it put the page's blocks into the
-/// journal, and its header covered the slot that the failed write had left half written.
+/// Regression: the round after a failed write put the page's blocks into the journal, and its header
+/// covered the slot that the failed write had left torn. The write must be repeated in that slot.
 #[test]
 fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_take_it() {
     let (mut rounds, mut core, mut disk) = flushed();
@@ -338,7 +338,7 @@ fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_
     assert_eq!(disk.dirty(), Ok(expected.collect()));
 }
 
-/// As above for a page that is written because the journal is full: it is not among those that changed.
+/// The same for a page that is written because the journal is full: it is not among the changed pages.
 #[test]
 fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
     let (mut rounds, mut core, mut disk) = flushed();
@@ -353,7 +353,7 @@ fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
     }
     let changed: Vec<u64> = (9..17).collect();
     changed.iter().for_each(|page| core.unflushed.range_changed(sector_of(*page)));
-    // The round finds no room: what changed is written into slots, and then the pages of the journal are.
+    // The round finds no space: it writes the changed pages to slots, and then the pages of the journal.
     fail(&mut rounds, &mut core, &mut disk, &changed);
     written_pages(&mut core, 20..21);
     core.unflushed.header_changed();
@@ -362,8 +362,8 @@ fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
     assert_eq!(disk.dirty(), Ok(expected.collect()));
 }
 
-/// Invariant 13: the header before the newest one says nothing of a journal, and the newest one is zeros,
-/// which stand for one that was never synced.
+/// Invariant 13: the header before the newest one does not mention a journal, and the newest one is zeros,
+/// as if it had never been synced.
 #[test]
 fn decay_of_the_header_does_not_hide_the_journal() {
     let (mut rounds, mut core, mut disk) = flushed();
@@ -376,7 +376,7 @@ fn decay_of_the_header_does_not_hide_the_journal() {
     assert!(disk.dirty().is_ok_and(|found| found == all), "flushed data is lost, and no error says so");
 }
 
-/// Every chunk was given back, so the next process finds nothing in the live map; but the header on the disk
+/// Every chunk was released, so the next process finds nothing in the live map; but the header on the disk
 /// says that the journal counts, until its first round has ended.
 #[test]
 fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_header_counts_it() {
@@ -400,7 +400,7 @@ fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_head
     let Volume { mut rounds, mut core, .. } = Volume::resume(setup, memory, None, 0).unwrap();
     (0..8).for_each(|chunk| core.map.set_prepared(Chunk(chunk)));
     written_pages(&mut core, 0..9);
-    // The power is cut while the first write is in progress: half of it is on the disk.
+    // A power cut interrupts the first write: half of it is on the disk.
     run(&mut rounds, &mut core, |writes| {
         disk.write(writes, |unit| unit >= 4);
         None
@@ -408,7 +408,7 @@ fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_head
     assert!(disk.dirty().is_ok(), "a power cut is no damage: {:?}", disk.dirty());
 }
 
-/// A volume that an earlier version attached has no place for a journal yet, and the disk may be full.
+/// A volume attached by an earlier version has no space for a journal yet, and the disk may be full.
 #[test]
 fn a_flush_does_not_need_a_place_for_the_journal() {
     let (mut rounds, mut core, mut disk) = flushed();

@@ -42,7 +42,7 @@ fn every_event_in_every_state() {
     let running = S::Running(ids(&[2, 1]), FIRST);
     let stored = S::Stored(ids(&[2, 1]), Box::new(output(FIRST)));
     let states = [S::Idle, running.clone(), stored.clone()];
-    // The state after it, from each of `states`; none where the event cannot happen.
+    // The next state from each of `states`; `None` if the event cannot happen.
     let table = [
         (E::Chosen(ids(&[2, 1]), FIRST), [Some(running), None, None]),
         (E::Stored(Box::new(output(FIRST))), [None, Some(stored), None]),
@@ -71,7 +71,7 @@ fn record(manifest: &Manifest, segments: &[u8], merges: Vec<Merge>) -> Record {
     Record { volume, seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body }
 }
 
-/// A core whose volume has `segments` segments of a few entries, at seq 2 and behind.
+/// Returns a core whose volume has `segments` segments of a few entries, from seq 2 on.
 fn with_segments(segments: u8) -> Core<Vec<u8>> {
     let mut core = core(1);
     let manifest = core.manifest.as_mut().unwrap();
@@ -81,7 +81,7 @@ fn with_segments(segments: u8) -> Core<Vec<u8>> {
     core
 }
 
-/// The merges that it asks for.
+/// Returns the merges that it requests.
 fn asked(merger: &mut Merger, core: &Core<Vec<u8>>) -> Vec<MergePlan> {
     let mut out = Vec::new();
     merger.advance(core, true, &mut out);
@@ -114,7 +114,7 @@ fn a_level_is_merged_once_at_a_time() {
     }
 }
 
-/// The merge of the base takes hours: the list grew by every commit meanwhile.
+/// Regression: the merge of the base takes hours, during which the list grew with every commit.
 #[test]
 fn levels_are_merged_while_the_base_is() {
     let mut core = with_segments(4);
@@ -166,7 +166,7 @@ fn nothing_is_merged_once_the_device_is_gone() {
     assert_eq!(asked(&mut Merger::idle(), &core), []);
 }
 
-/// A merge whose inputs were damaged was made again in full after each commit.
+/// Regression: a merge with damaged inputs was repeated in full after each commit.
 #[test]
 fn a_damaged_run_takes_part_in_no_other_merge() {
     let mut core = with_segments(20);
@@ -184,7 +184,7 @@ fn a_damaged_run_takes_part_in_no_other_merge() {
     assert_eq!(asked(&mut merger, &core), []);
 }
 
-/// A merger with a stored merge of eight segments.
+/// Returns a merger with a stored merge of eight segments.
 fn stored(core: &Core<Vec<u8>>) -> Merger {
     let mut merger = Merger::idle();
     assert_eq!(asked(&mut merger, core).len(), 1);
@@ -202,7 +202,7 @@ fn a_merge_is_carried_once() {
     assert_eq!((merger.closed(manifest), merger.dropped()), (FIRST.next(), 0));
 }
 
-/// A sweep takes what is closed: the place of a merge stays open until a record carries it, or it failed.
+/// A sweep deletes closed objects: the place of a merge stays open until a record carries it, or it failed.
 #[test]
 fn a_merge_in_progress_keeps_its_place_open() {
     let mut core = with_segments(20);
@@ -215,20 +215,20 @@ fn a_merge_in_progress_keeps_its_place_open() {
         merger.failed(MergeKind::Level, id(1).0);
         assert_eq!(closed(&mut merger, &core), place.next());
     }
-    // The process died. Its successor continues where the log says.
+    // The process crashed. Its successor continues from the log.
     let mut merger = Merger::idle();
     let mut body = record(core.manifest.as_ref().unwrap(), &[21], vec![]);
     let Body::Change { closed: until, .. } = &mut body.body else { unreachable!() };
     *until = FIRST.next().next();
     core.manifest.as_mut().unwrap().apply(&body).unwrap();
-    // The one that died may have begun some more since its last record.
+    // The crashed process may have begun more merges since its last record.
     let first = Place::from_stored(FIRST.next().next().stored() + 1024);
     assert_eq!(closed(&mut merger, &core), first);
     assert_eq!(asked(&mut merger, &core)[0].place, first);
     assert_eq!(closed(&mut merger, &core), first);
 }
 
-/// A record cannot carry it: that would end the process when the log took the record.
+/// A record must not carry it: the process would panic when the log accepted the record.
 #[test]
 fn a_merge_of_runs_that_the_list_lost_is_dropped() {
     let core = with_segments(8);
@@ -252,7 +252,7 @@ fn merges_count_as_carried_once_their_record_is_in_the_log() {
     assert_eq!(merger.carried(), 1);
 }
 
-/// A sweep deletes what a merge replaced. A read that was planned before the merge failed for it.
+/// Regression: a sweep deletes objects replaced by a merge, and a read planned before the merge failed.
 #[test]
 fn a_read_planned_before_a_merge_is_planned_again() {
     let (id, range) = (RequestId(0), SectorRange::new(0, 1));
@@ -283,7 +283,7 @@ fn a_read_planned_before_a_merge_is_planned_again() {
     assert_eq!(failed(&mut data, &mut core), None, "nothing it names was merged since");
 }
 
-/// Applies the record that the merger would be carried by, with the place that it closes.
+/// Applies the record that carries the merger's merges, with the place that it closes.
 fn carry(merger: &mut Merger, core: &mut Core<Vec<u8>>) {
     let merges = merger.take(core.manifest.as_ref().unwrap());
     assert!(!merges.is_empty());
@@ -299,8 +299,8 @@ fn commit_closing(merger: &mut Merger, core: &mut Core<Vec<u8>>, names: &[u8], m
     merger.won(&record);
 }
 
-/// A discard whose commit is the eighth of a level is hidden in the merge of that level. That waits for the
-/// next commit, which an idle volume does not make: the list is not merged, and the space stays taken.
+/// Regression: a discard whose commit is the eighth of a level is part of that level's merge. That waited
+/// for the next commit, which an idle volume never creates: the list stayed, and so did the used space.
 #[test]
 fn a_discard_that_fills_a_level_is_merged_without_another_commit() {
     let mut core = with_segments(7);
@@ -323,7 +323,7 @@ fn a_discard_that_fills_a_level_is_merged_without_another_commit() {
     );
 }
 
-/// The same with an older run below the level: 4 GiB were discarded that hide all of it.
+/// The same with an older run below the level: a discard of 4 GiB covers all of it.
 #[test]
 fn a_discard_above_an_older_run_is_merged_without_another_commit() {
     let mut core = with_segments(2);
@@ -341,7 +341,7 @@ fn a_discard_above_an_older_run_is_merged_without_another_commit() {
     segments[0].sectors = 1 << 20;
     manifest.apply(&discard).unwrap();
     merger.won(&discard);
-    // The volume is idle from here on: no commit comes.
+    // The volume is idle from here on, without commits.
     for _ in 0..4 {
         for plan in asked(&mut merger, &core) {
             let id = RunId::new(plan.place, 1, [210; 10]);
@@ -358,9 +358,9 @@ fn a_discard_above_an_older_run_is_merged_without_another_commit() {
     assert_eq!(core.manifest.unwrap().runs().len(), 1, "what the discard hides is still named");
 }
 
-/// ADR 10: what a process did not live to carry has a place that the next record closes. The next process
-/// gives its first merge the same place, so each process that does not live to the end of a merge adds what
-/// it relocated, and no sweep deletes any of it.
+/// ADR 10: the next record closes the places of merges that a crashed process did not carry. Regression:
+/// the next process gave its first merge the same place, so each process that crashed during a merge added
+/// its relocated data, and no sweep deleted any of it.
 #[test]
 fn the_next_record_closes_what_an_ended_process_left() {
     let mut core = with_segments(8);
@@ -374,9 +374,9 @@ fn the_next_record_closes_what_an_ended_process_left() {
     assert!(core.manifest.unwrap().is_passed(left));
 }
 
-/// A restart while the base is merged: the next process counts from the place of the base again, behind what
-/// records carried since. What those merges replaced stays until as many merges were made again, on a volume
-/// that is idle without end.
+/// Regression: after a restart during the merge of the base, the next process restarts its places from
+/// that of the base, below the merges that records carried since. The objects replaced by those merges
+/// stayed until as many merges were made again, permanently on an idle volume.
 #[test]
 fn what_merges_replaced_goes_after_a_restart() {
     let mut core = with_segments(4);
@@ -403,7 +403,7 @@ fn what_merges_replaced_goes_after_a_restart() {
     }
     let last = replaced.pop().unwrap();
     assert!(core.manifest.as_ref().unwrap().runs().iter().any(|run| run.id().place == last));
-    // The daemon is restarted. The next one merges the base, and the volume is idle.
+    // The daemon restarts. Its successor merges the base, and the volume is idle.
     let mut merger = Merger::idle();
     while let [plan] = &asked(&mut merger, &core)[..] {
         merger.merged(plan.kind, Box::new(run(plan.place, plan.level, 150_000, 250)));

@@ -1,7 +1,7 @@
 use super::super::core::tests::{core, sector_of};
 use super::*;
 
-/// Of each side one sector that is clean and newest there.
+/// Returns a core with one sector on each side that is clean and newest there.
 fn with_clean_data() -> Core<Vec<u8>> {
     let mut core = core(2);
     for (page, side) in [(0, Side::A), (1, Side::B)] {

@@ -8,7 +8,7 @@ fn uid(name: u8) -> SnapshotUid {
     SnapshotUid([name; 16])
 }
 
-/// The manifest of an attached volume with snapshots of these names, from seq 3 on.
+/// Returns the manifest of an attached volume with snapshots of these names, from seq 3 on.
 fn manifest(names: &[u8]) -> Manifest {
     let mut manifest = core(1).manifest.unwrap();
     for name in names {
@@ -43,7 +43,7 @@ fn what_is_registered_is_answered_and_what_is_forgotten_is_dropped() {
     snapshots.ask(uid(2), 0, Vec::new(), out);
     assert_eq!(taken(&snapshots.take(0, &manifest, out)), None);
     assert_eq!(std::mem::take(out), [Action::Report(Report::SnapshotTaken(manifest.snapshots()[1]))]);
-    // A place that is no snapshot's is none to drop.
+    // A place without a snapshot is not dropped.
     snapshots.ask(uid(2), 0, vec![Seq(1), Seq(4)], out);
     let change = snapshots.take(0, &manifest, out);
     assert_eq!(change, SnapshotChange { taken: Some(uid(2)), dropped: vec![Seq(4)] });
@@ -79,7 +79,7 @@ fn snapshots_that_nothing_will_register_are_refused() {
     assert!(snapshots.is_idle());
 }
 
-/// A record of a later seal holds writes that came after the point.
+/// A record of a later seal contains writes after the point.
 #[test]
 fn an_exact_snapshot_is_of_its_own_seal_or_none() {
     let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[]));
@@ -103,7 +103,7 @@ fn an_exact_snapshot_is_not_asked_for_twice() {
     snapshots.await_exact(uid(1), Some(&manifest), out);
     assert_eq!(said(out), [Action::Report(Report::SnapshotTaken(manifest.snapshots()[0]))]);
     let refused = |uid, why| [Action::Report(Report::SnapshotRefused { uid, why })];
-    // Of a process that died: what was dirty then is in a seal with later writes.
+    // From a dead process: the data that was dirty then is in a seal with later writes.
     snapshots.await_exact(uid(2), Some(&manifest), out);
     assert_eq!(said(out), refused(uid(2), SnapshotRefused::Missed));
     snapshots.await_exact(uid(2), None, out);
@@ -113,7 +113,7 @@ fn an_exact_snapshot_is_not_asked_for_twice() {
     assert!(out.is_empty(), "it is answered once it is registered");
 }
 
-/// The ring thread searched every mark since the first record for each registered snapshot.
+/// Regression: for each registered snapshot, the ring thread searched every mark since the first record.
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "one by one")]

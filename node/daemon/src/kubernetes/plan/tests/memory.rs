@@ -1,4 +1,4 @@
-//! Memory volumes: attached without a store, and a loss of their content is said before the next device.
+//! Memory volumes: attached without a store; a loss of their content is reported before the next device.
 
 use holdfast_crds::{CONTENT_LOST, VolumeSpec};
 
@@ -22,14 +22,14 @@ fn served() -> NodeFacts {
     facts
 }
 
-/// The same before its report, with this volume on the node, and changed.
+/// The same before its report, with this volume on the node, and changed facts.
 fn found(here: node::NodeVolumeStatus, change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     let mut facts = NodeFacts { here: Some(here), ..memory() };
     change(&mut facts);
     facts
 }
 
-/// The steps, and the condition `Attached` that is reported, without a device.
+/// Returns the steps, and reason and message of the reported condition `Attached`, without a device.
 fn refusal(facts: &NodeFacts) -> (Vec<&'static str>, String, String) {
     let plan = plan(facts, &now());
     let status = written(&plan).expect("a status is written");
@@ -38,7 +38,7 @@ fn refusal(facts: &NodeFacts) -> (Vec<&'static str>, String, String) {
     (acts(&plan), attached.reason.clone(), attached.message.clone())
 }
 
-/// Reason and message of the condition.
+/// Returns reason and message of the condition.
 fn lost(status: &VolumeStatus) -> Option<(&str, &str)> {
     let lost = find_condition(&status.conditions, CONTENT_LOST)?;
     assert_eq!(lost.status, "True");
@@ -54,7 +54,7 @@ fn a_memory_volume_has_no_settings() {
     assert!(types.by_ref().eq([ATTACHED, WRITABLE]), "nothing of a store or a disk");
 }
 
-/// A limit that was raised too late for a full volume took its detach, and the content with it.
+/// Regression: to raise the limit of a full volume required its detach, which dropped the content.
 #[test]
 fn a_memory_volume_gets_the_size_and_the_limits_of_its_spec() {
     let memory = |size: &str, memory: serde_json::Value| {
@@ -72,7 +72,7 @@ fn a_memory_volume_gets_the_size_and_the_limits_of_its_spec() {
     assert_eq!(grows(&memory("1Gi", json!({}))), None);
     let mut larger = memory("2Gi", json!({}));
     assert_eq!(grows(&larger), Some(any));
-    // The kernel or the node refuses it: it is served as it is, and that is said.
+    // The kernel or the node rejects it: the volume is served as it is, and this is reported.
     let failure = OperationFailure { reason: "NodeFull", message: "no room".to_owned(), retry: Retry::Later };
     larger.last = Some(OperationOutcome::NotGrown { to: any, failure });
     larger.wait = WAIT;
@@ -81,7 +81,7 @@ fn a_memory_volume_gets_the_size_and_the_limits_of_its_spec() {
     let attached = &written(&refused).unwrap().conditions[0];
     assert_eq!((attached.status.as_str(), attached.reason.as_str()), ("True", "NodeFull"));
 
-    // Of a volume with limits.
+    // A volume with limits.
     let attached = |spec: &NodeFacts| {
         let request = memory_attach("v".parse().unwrap(), &spec.spec, Some("uid".to_owned()), EPOCH);
         node::MemoryIdentity::of(&request.unwrap()).ok()
@@ -116,7 +116,7 @@ fn a_memory_volume_at_its_limit_is_reported() {
     assert!(message.contains("spec.memory.limit"), "{message}");
 }
 
-/// Pages beyond the limit go to the disk: writes fail once that has as much as the volume may take, too.
+/// Pages beyond the limit are written to the disk: writes fail once that limit is reached, too.
 #[test]
 fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
     const PAGES: u64 = 8;
@@ -146,7 +146,7 @@ fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
     assert!(message.contains("Raise spec.memory.limit or spec.memory.spill"), "{message}");
 }
 
-/// The request that reaches the daemon had no spill file, whatever the spec said.
+/// Regression: the request to the daemon had no spill file, regardless of the spec.
 #[test]
 fn an_attach_asks_for_the_spill_file_of_the_spec() {
     let spill = |memory: serde_json::Value| {
@@ -160,12 +160,12 @@ fn an_attach_asks_for_the_spill_file_of_the_spec() {
     assert!(refused.starts_with("spec.memory.spill: "), "{refused}");
 }
 
-/// `Writable` said nothing of writes that failed because the run directory was full.
+/// Regression: `Writable` did not report writes that failed because the run directory was full.
 #[test]
 fn pages_that_were_refused_below_the_limit_are_said() {
     let mut facts = served();
     facts.here.as_mut().unwrap().memory.as_mut().unwrap().refused_pages = 3;
-    // As any figure, once a minute.
+    // Once a minute, like all figures.
     facts.since_report = Some(Duration::from_secs(60));
     let (status, reason, message) = turned(&facts, WRITABLE);
     assert_eq!((status.as_str(), reason.as_str()), ("True", "Serving"));
@@ -179,7 +179,7 @@ fn the_first_attach_loses_nothing() {
     assert_eq!(lost(&written(&plan).unwrap()), None);
 }
 
-/// A host that restarted has no device and no files: an empty device without a word would be formatted.
+/// A restarted host has no device and no files: an unreported empty device would be formatted.
 #[test]
 fn a_restarted_host_says_that_the_content_is_lost_before_it_attaches() {
     let mut facts = NodeFacts { here: None, last: None, ..served() };
@@ -191,11 +191,11 @@ fn a_restarted_host_says_that_the_content_is_lost_before_it_attaches() {
     for part in ["node a lost the content", "2026-01-01T00:00:00Z", "next device is empty"] {
         assert!(message.contains(part), "{message}");
     }
-    // The attach fails and is tried again: that is no other loss.
+    // The attach fails and is retried: this is not another loss.
     reported(&mut facts);
     let later = Time("2026-01-02T00:00:00Z".parse().unwrap());
     assert_eq!(written(&plan(&facts, &later)).unwrap().conditions.last(), status.conditions.last());
-    // It stays said while the next device is served, and when that is gone, the newer loss is.
+    // It stays reported while the next device is served; after that one's loss, the newer loss is reported.
     facts.here = Some(in_memory("v", Some("uid"), facts.status.last_epoch.unwrap()));
     reported(&mut facts);
     assert_eq!(lost(&facts.status), lost(&status));
@@ -214,7 +214,7 @@ fn a_detach_drops_the_content_and_says_so() {
     assert_eq!(acts(&cleared), ["clear"]);
     let status = written(&cleared).unwrap();
     assert_eq!((lost(&status).unwrap().0, status.epoch), ("Detached", None));
-    // The host restarted and the volume is not wanted: it is not attached once more to be committed.
+    // The host restarted and the volume is not wanted: it is not attached again for a commit.
     let restarted = NodeFacts { last: None, ..gone };
     let cleared = plan(&restarted, &now());
     assert_eq!(acts(&cleared), ["clear"]);
@@ -232,7 +232,7 @@ fn content_of_a_node_that_was_cut_off_is_lost() {
     assert_eq!(status.epoch, None);
 }
 
-/// It was served by its name alone.
+/// Regression: it was served because of its name alone.
 #[test]
 fn what_is_not_the_volume_is_detached_first() {
     let of_uid = || in_memory("v", Some("uid"), EPOCH);
@@ -273,7 +273,7 @@ fn a_volume_of_a_person_stays_and_is_not_served_as_the_volume() {
     }
 }
 
-/// Found by reading: another size was served without a word.
+/// Regression, found in review: another size was served without a report.
 #[test]
 fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
     let spec =
@@ -299,7 +299,7 @@ fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
     }
 }
 
-/// Its device was served on with the content from before, and its pod waited without end.
+/// Regression: its device kept serving the earlier content, and its pod waited indefinitely.
 #[test]
 fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_again() {
     let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z", "epoch": EPOCH });
@@ -312,7 +312,7 @@ fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_again() {
     assert_eq!(again.steps[1], NodeStep::AttachMemory { epoch: EPOCH + 1 });
     assert_eq!(lost(&written(&again).unwrap()).unwrap().0, "Detached");
 
-    // Another node had it meanwhile.
+    // Another node had it in the meantime.
     let mut back = found(in_memory("v", Some("uid"), EPOCH), |f| {
         (f.status.node, f.status.epoch, f.status.last_epoch) = (other(), Some(EPOCH + 1), Some(EPOCH + 1));
     });
@@ -324,7 +324,7 @@ fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_again() {
     assert_eq!(back.status.last_epoch, Some(EPOCH + 1), "it stays outdated");
 }
 
-/// A clock that was set back made an epoch that the status called cut off.
+/// Regression: after the clock was set back, the new epoch was one that the status listed as cut off.
 #[test]
 fn the_epoch_rises_over_every_earlier_one() {
     let epoch = |facts: &NodeFacts| {
@@ -341,7 +341,7 @@ fn the_epoch_rises_over_every_earlier_one() {
     let forced = json!({ "node": "b", "time": "2026-01-01T00:00:00Z", "epoch": EPOCH + 5 });
     facts.status.forced_detach = Some(serde_json::from_value(forced).unwrap());
     assert_eq!(epoch(&facts), EPOCH + 6);
-    // The attach fails: the next one has another epoch all the same.
+    // The attach fails: the next one still has another epoch.
     reported(&mut facts);
     facts.last = failed("Busy");
     assert_eq!(epoch(&facts), EPOCH + 7);
@@ -349,7 +349,7 @@ fn the_epoch_rises_over_every_earlier_one() {
     assert_eq!(written(&plan(&cleared, &now())).unwrap().last_epoch, Some(EPOCH + 6), "a detach keeps it");
 }
 
-/// It said that the host had restarted.
+/// Regression: it reported that the host had restarted.
 #[test]
 fn a_daemon_that_restarts_after_a_detach_says_that_it_was_asked() {
     let mut facts = served();

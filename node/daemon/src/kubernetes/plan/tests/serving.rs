@@ -1,4 +1,4 @@
-//! Conditions of a volume that is served.
+//! Conditions of a served volume.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
 }
 
-/// Credentials that had expired were shown as an unreachable store, without what to do.
+/// Regression: expired credentials were reported as an unreachable store, without the remedy.
 #[test]
 fn a_store_that_denies_is_reported_with_its_secret() {
     let mut facts = served();
@@ -47,7 +47,7 @@ fn a_store_that_denies_is_reported_with_its_secret() {
     assert!(turned(&facts, "StoreReachable").2.contains("role"));
 }
 
-/// A full quota, a disabled key and an archived object were called a missing right, or not reported at all.
+/// Regression: a full quota, a disabled key and an archived object were called missing rights, or ignored.
 #[test]
 fn what_blocks_a_store_is_reported_with_its_own_reason() {
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
@@ -115,7 +115,7 @@ fn writes_that_wait_are_reported_with_the_reason() {
     }
 }
 
-/// A full state disk ended every commit and detach of its node, and no condition named it.
+/// Regression: a full state disk blocked all commits and detaches of its node, and no condition named it.
 #[test]
 fn a_commit_that_the_disk_holds_up_is_reported() {
     use holdfast_engine::event::Errno;
@@ -276,7 +276,7 @@ fn durability_is_not_rewritten_while_nothing_is_dirty() {
     here(&mut facts, 4096, 1_700_000_300);
     let dirty = written(&plan(&facts, &now())).unwrap();
     assert_eq!(dirty.durable_through, Some(Time("2023-11-14T22:18:20Z".parse().unwrap())));
-    // The daemon's successor does not know yet: what was said stays true.
+    // The daemon's successor does not know yet: the reported value stays.
     reported(&mut facts);
     facts.here.as_mut().unwrap().commit.durable_through = None;
     facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
@@ -293,8 +293,8 @@ fn what_was_dirty_stays_published_without_the_device() {
     assert!(claim.durable_through.is_some());
 }
 
-/// Found by reading: an attach that waited said that nothing is dirty, and a forced move then that nothing is
-/// missing.
+/// Regression, found in review: a waiting attach reported no dirty data, so a forced move reported no missing
+/// data.
 #[test]
 fn unknown_figures_leave_the_reported_ones() {
     let unknown = |state| {
@@ -313,7 +313,7 @@ fn unknown_figures_leave_the_reported_ones() {
     }
 }
 
-/// It was called `Attaching`, and without a failed attach of this process nothing followed.
+/// Regression: it was called `Attaching`, and without a failed attach of this process nothing was done.
 #[test]
 fn an_unserved_volume_is_reported_with_the_remedy() {
     for last in [None, Some(OperationOutcome::Attached), failed("NodeFailed")] {

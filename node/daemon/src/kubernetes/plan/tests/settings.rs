@@ -1,4 +1,4 @@
-//! Settings of a volume that is served: durability and the age of data that is not uploaded.
+//! Settings of a served volume: durability, and the maximum age of data before its upload.
 
 use super::*;
 use crate::kubernetes::operations::{Unconfigured, WantedSettings};
@@ -26,7 +26,7 @@ fn limits_of_the_spec_come_into_effect_and_go() {
     assert_eq!(wanted.limits, IoLimits::NONE);
 }
 
-/// They waited for the next attach.
+/// Regression: they were only applied at the next attach.
 #[test]
 fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
     fn other_settings(facts: &mut NodeFacts) {

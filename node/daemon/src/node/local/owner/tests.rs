@@ -1,4 +1,4 @@
-//! Two daemons, and directories that do not belong together.
+//! Two daemons, and mismatched directories.
 
 use futures::FutureExt;
 use holdfast_background::LocalState;
@@ -41,7 +41,7 @@ fn config(state: &TempDir, run: &TempDir) -> NodeConfig {
     }
 }
 
-/// Leaves the directories as an attach does before there is a device.
+/// Leaves the directories in the state of an attach without a device yet.
 async fn attach(dirs: &Dirs, closed_clean: bool) {
     let volume: holdfast_types::VolumeId = "disk".parse().unwrap();
     let local = Local::new(dirs.state.path(), dirs.run.path(), &volume);
@@ -78,7 +78,7 @@ async fn a_second_daemon_waits_until_the_first_has_ended() {
     }
 }
 
-/// Two daemons with one run directory removed each other's live maps.
+/// Regression: two daemons with one run directory removed each other's live maps.
 #[tokio::test]
 async fn a_run_directory_serves_one_state_directory() {
     let (one, two) = (Dirs::new(), Dirs::new());
@@ -95,7 +95,7 @@ async fn a_run_directory_serves_one_state_directory() {
     Owner::wait(config(&one.state, &one.run)).await.unwrap();
 }
 
-/// A kernel with a device in this state that serves a volume of the state directory.
+/// Returns a kernel with a device in this state that serves a volume of the state directory.
 fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
     let kernel = FakeKernel::new();
     let tag = Installation::of(dirs.state.path()).unwrap().tag(&"disk".parse().unwrap(), 1);
@@ -103,8 +103,8 @@ fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
     Arc::new(kernel)
 }
 
-/// Found by reading: a start with another run directory removed the spill file of a memory volume whose
-/// device waited for its daemon.
+/// Regression, found in review: a start with another run directory removed the spill file of a memory volume
+/// whose device waited for its daemon.
 #[tokio::test]
 async fn a_state_directory_with_a_spill_file_keeps_its_run_directory() {
     let (one, two) = (Dirs::new(), Dirs::new());
@@ -130,7 +130,7 @@ async fn a_state_directory_with_attached_volumes_keeps_its_run_directory() {
     for part in ["node.run_dir", one.run.path().to_str().unwrap(), "devices [3]", "restart the host"] {
         assert!(message.contains(part), "{message}");
     }
-    // Detached, or the host was started again: nothing is served through the other directory.
+    // Detached, or the host was rebooted: nothing is served through the other directory.
     attach(&one, true).await;
     wait(&two).await.unwrap().release().unwrap();
     attach(&one, false).await;
@@ -141,14 +141,14 @@ async fn a_state_directory_with_attached_volumes_keeps_its_run_directory() {
     wait(&third).await.unwrap();
 }
 
-/// A container that is a node keeps the boot of its host when it restarts, and its run directory is empty
-/// then: all volumes of the node stayed down.
+/// Regression: when a containerized node restarts, it has the same boot id and an empty run directory: all
+/// volumes of the node stayed down.
 #[tokio::test]
 async fn an_emptied_run_directory_without_devices_is_taken() {
     let (one, emptied) = (Dirs::new(), Dirs::new());
     Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
     attach(&one, false).await;
-    // A device that was stopped serves no program, and another installation's is none of ours.
+    // A stopped device serves no program, and devices of another installation are not ours.
     let kernel = kernel_with(&one, DeviceState::Dead);
     kernel.add_left(
         4,

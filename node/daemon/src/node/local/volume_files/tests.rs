@@ -1,4 +1,4 @@
-//! Files by which a node remembers its volumes.
+//! A node's files about its volumes.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -20,8 +20,8 @@ use crate::node::local::live_map;
 use holdfast_serve::{IoLimits, Start};
 use holdfast_ublk::LOOP_IDS;
 
-/// A release that knows no loop devices would take the record for that of a volume without a device, and
-/// detach it under its users.
+/// A release without loop devices would take the record for that of a volume without a device, and detach it
+/// while in use.
 #[test]
 fn the_record_of_a_loop_device_has_its_own_version() {
     let dir = tempfile::tempdir().unwrap();
@@ -34,7 +34,7 @@ fn the_record_of_a_loop_device_has_its_own_version() {
     }
 }
 
-/// A release that knows no limits would serve the volume without them.
+/// A release without limits would serve the volume without them.
 #[test]
 fn the_record_of_a_volume_with_limits_has_its_own_version() {
     let dir = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn a_changed_byte_of_a_volume_file_is_noticed() {
     assert_eq!((read.epoch, read.durability, read.sectors), (7, Durability::Object, 1024));
     let mut whole = fs::read(local.record_path()).unwrap();
     let payload = u32::from_le_bytes(whole[8..12].try_into().unwrap());
-    // The rest of the page is room for a longer one.
+    // The rest of the page is reserved for a longer record.
     whole.truncate(32 + usize::try_from(payload).unwrap());
     for at in 0..whole.len() {
         for change in [1, 0x10, 0x80] {
@@ -87,7 +87,7 @@ fn a_changed_byte_of_a_volume_file_is_noticed() {
     }
 }
 
-/// The header of an attached volume, whose writer has written no page.
+/// Returns the header of an attached volume whose writer has written no page.
 fn header(sectors: u64) -> Header {
     Header {
         volume: "disk".parse().unwrap(),
@@ -105,7 +105,7 @@ fn header(sectors: u64) -> Header {
     }
 }
 
-/// The live map says more than the pages: a corrupted one must not keep a device without its daemon.
+/// The live map is newer than the pages: a corrupted page must not keep a device from its daemon.
 #[test]
 fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     assert!(source.to_string().contains("page 1 "), "{source}");
 }
 
-/// The journal lies far behind the pages, and counts only where the header says so.
+/// The journal is far beyond the pages, and only valid if the header says so.
 #[test]
 fn an_attach_reads_the_journal_that_the_header_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -145,7 +145,7 @@ fn an_attach_reads_the_journal_that_the_header_names() {
     assert!(source.to_string().contains("journal"), "{source}");
 }
 
-/// A volume of more than 16 TiB on ext4 was provisioned and never attached, for a reason that named no field.
+/// Regression: on ext4, a volume above 16 TiB was provisioned, but its failing attach named no field.
 #[test]
 fn a_volume_above_the_file_limit_is_refused_by_name() {
     const CHILD: &str = "HOLDFAST_TEST_FILE_LIMIT";
@@ -153,7 +153,7 @@ fn a_volume_above_the_file_limit_is_refused_by_name() {
     let Some(dir) = std::env::var_os(CHILD) else {
         let dir = tempfile::tempdir().unwrap();
         let name = "node::local::volume_files::tests::a_volume_above_the_file_limit_is_refused_by_name";
-        // Files of at most 1 MiB; the limit answers as a filesystem does.
+        // Files of at most 1 MiB; the limit has the effect of a filesystem's maximum.
         let child = std::process::Command::new("bash")
             .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" --exact \"$1\""])
             .arg(std::env::current_exe().unwrap())
@@ -176,7 +176,7 @@ fn a_volume_above_the_file_limit_is_refused_by_name() {
     assert_eq!(fs::metadata(local.dir().join("a.data")).unwrap().len(), MIB, "the side is as it was");
 }
 
-/// The kernel refuses a file of that length; the message says which size would fit, and nothing has grown.
+/// The kernel rejects a file of that length; the message has the size that fits, and nothing has grown.
 #[test]
 fn a_refused_oversized_volume_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ fn a_refused_oversized_volume_changes_nothing() {
     let before = lengths();
     let refused = match local.open_files(holdfast_format::limit::MAX_SECTORS) {
         Err(refused) => refused,
-        // ext4 has the limit, of 16 TiB; XFS has none that matters.
+        // ext4 has a maximum of 16 TiB; XFS has no relevant one.
         Ok(_) => return,
     };
     let NodeError::TooLarge { bytes, limit_bytes, .. } = &refused else { panic!("{refused}") };
@@ -200,7 +200,7 @@ fn a_refused_oversized_volume_changes_nothing() {
     assert!(!local.live_map_path().exists());
 }
 
-/// Settings of a volume with this header; it commits nothing.
+/// Returns the settings of a volume with this header; it commits nothing.
 fn setup(header: Header) -> Setup {
     Setup {
         requests: 4,
@@ -212,7 +212,7 @@ fn setup(header: Header) -> Setup {
     }
 }
 
-/// The log of an attached volume in which nothing was committed.
+/// Returns the log of an attached volume without commits.
 fn log(sectors: u64) -> Manifest {
     let mut manifest = Manifest::empty("disk".parse().unwrap());
     let attach = Body::Attach { sectors, node: "n".to_owned(), displaced: None };
@@ -224,8 +224,8 @@ fn log(sectors: u64) -> Manifest {
     manifest
 }
 
-/// Has the volume of `local` write so much of each page that its slots take it, then a sector of each that
-/// the journal takes: its durable map has both slots of every page, and a journal.
+/// Makes the volume of `local` write enough of each page to use its slots, then a sector of each for the
+/// journal: its durable map then has both slots of every page, and a journal.
 fn touch(local: &Local, pages: u64) {
     let sectors = pages * PAGE_SECTORS;
     // Without direct I/O: the reader syncs it.
@@ -251,17 +251,17 @@ fn touch(local: &Local, pages: u64) {
     }
 }
 
-/// More blocks of a page than the journal takes of one.
+/// More blocks of a page than the journal accepts.
 const MUCH: u64 = 33;
-/// One page of so many has one block only: writes wait at a number of dirty blocks, and the store of these
-/// volumes does not answer.
+/// One in this many pages has a single block: writes block at a number of dirty blocks, and the store of
+/// these volumes does not respond.
 const LITTLE_EVERY: u64 = 16;
 
 fn has_little(page: u64) -> bool {
     page.is_multiple_of(LITTLE_EVERY)
 }
 
-/// Answers of a disk that keeps the map alone.
+/// Returns the events of a disk that stores only the map.
 fn answer(action: Action, map: &File) -> Option<Event> {
     let result = Ok(());
     Some(match action {
@@ -297,8 +297,8 @@ fn answer(action: Action, map: &File) -> Option<Event> {
     })
 }
 
-/// Each TiB that was ever touched took 0.65 GiB of an attach, of all volumes of a node at once after a
-/// restart of the host. The live map lies in a file.
+/// Regression: an attach took 0.65 GiB per TiB ever written, for all volumes of a node at once after a
+/// restart of the host. The live map is in a file.
 #[test]
 fn an_attach_of_a_touched_tebibyte_takes_32_mib() {
     const PAGES: u64 = 65_536;

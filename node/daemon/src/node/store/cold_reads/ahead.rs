@@ -1,4 +1,4 @@
-//! Blocks that are fetched ahead: their cost to others, and the bytes that readers get.
+//! Prefetched blocks: their cost to others, and the bytes that readers get.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -27,12 +27,12 @@ fn block_range(block: u64) -> SectorRange {
     SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS)
 }
 
-/// Waits until a request has come to the gate. The clock is paused, so a minute takes no time.
+/// Waits until a request has reached the gate. The clock is paused, so a minute takes no time.
 async fn arrival(gate: &Gate) {
     tokio::time::timeout(Duration::from_secs(60), gate.arrival()).await.expect("it is requested ahead");
 }
 
-/// The bytes of a block, as a ring reads them.
+/// Returns the bytes of a block, as a ring reads them.
 fn bytes_of(node: &Node, slot: &SlabSlot) -> Vec<u8> {
     let slab = &node.cold.slab;
     let file = if slot.is_in_memory() { slab.memory_file() } else { slab.file() };
@@ -41,15 +41,15 @@ fn bytes_of(node: &Node, slot: &SlabSlot) -> Vec<u8> {
     found.to_vec()
 }
 
-/// A block as these runs of the volume compose it.
+/// Returns a block as composed by these runs of the volume.
 async fn read(node: &Node, runs: &Runs, block: u64) -> Result<Vec<u8>, ColdError> {
     let (lines, range) = (ColdLines::default(), block_range(block));
     let found = node.cold.block(&node.store, &lines, range, runs, Among::Both).await?;
     Ok(bytes_of(node, &found.slot))
 }
 
-/// Page faults of a mapped file: the kernel reads 128 KiB around each, which lie in two blocks. And longer
-/// requests at random places.
+/// Page faults of a mapped file: the kernel reads 128 KiB around each, which span two blocks. In addition,
+/// longer requests at random offsets.
 #[tokio::test(start_paused = true)]
 async fn random_reads_fetch_nothing_ahead() {
     let mut reader = reader().await;
@@ -79,7 +79,7 @@ async fn a_read_of_one_block_is_one_request_and_of_eight_too() {
     }
 }
 
-/// A reader whose block is being fetched ahead of it waits for that, and requests nothing.
+/// A reader whose block is being prefetched waits for that, and requests nothing.
 #[tokio::test(start_paused = true)]
 async fn a_reader_joins_what_is_fetched_ahead() {
     let mut reader = reader().await;
@@ -94,7 +94,7 @@ async fn a_reader_joins_what_is_fetched_ahead() {
     assert_eq!((fetched, used, unused), (9, 2, 0));
 }
 
-/// A volume that is detached drops what it was fetching ahead. Another one that waited fetches it itself.
+/// A detaching volume drops its prefetches. Another one that waited fetches the block itself.
 #[tokio::test(start_paused = true)]
 async fn a_detach_leaves_other_readers_their_blocks() {
     let mut first = reader().await;
@@ -112,7 +112,7 @@ async fn a_detach_leaves_other_readers_their_blocks() {
     assert_eq!(first.node.cold.blocks_ahead.available_permits(), BLOCKS_AHEAD);
 }
 
-/// Without limit a failed window was requested again by each read that came.
+/// Regression: a failed window was requested again by each read, without limit.
 #[tokio::test(start_paused = true)]
 async fn an_unreachable_store_is_not_asked_ahead_again() {
     let mut reader = reader().await;
@@ -120,7 +120,7 @@ async fn an_unreachable_store_is_not_asked_ahead_again() {
     reader.settle().await;
     let before = reader.gets();
     reader.node.store.near.go_away();
-    // They are there. Each failure ends the stream, for longer each time.
+    // These blocks exist. Each failure ends the stream for a longer time.
     for _ in 0..20 {
         let read = reader.read_blocks(5..12);
         tokio::time::timeout(Duration::from_secs(60), read).await.expect("they are in the slab");
@@ -128,7 +128,7 @@ async fn an_unreachable_store_is_not_asked_ahead_again() {
     }
     let failed = reader.gets() - before;
     assert!((1..=5).contains(&failed), "{failed} requests ahead of 140 reads");
-    // A read of what is not there waits for the store, and nothing is requested but that.
+    // A read of a missing block waits for the store, and only that block is requested.
     for _ in 0..20 {
         let waits = reader.read(block_range(100));
         assert!(tokio::time::timeout(Duration::from_millis(25), waits).await.is_err());
@@ -140,7 +140,7 @@ async fn an_unreachable_store_is_not_asked_ahead_again() {
     assert!(reader.gets() - before < 50);
 }
 
-/// A damaged frame fails the read of its block, and no other that came with the same request.
+/// A damaged frame fails the read of its block, but no other read that shared the request.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_frame_fails_its_own_block_alone() {
     let mut reader = reader().await;
@@ -155,15 +155,15 @@ async fn a_damaged_frame_fails_its_own_block_alone() {
     reader.read_blocks(6..20).await;
     let node = &reader.node;
     assert!(read(node, &node.runs, 6).await.unwrap() == noise(6));
-    // One request of several blocks, by a reader that knows none of them.
+    // One request for several blocks, by a reader that knows none of them.
     let mut reader = Reader::of(Arc::clone(&reader.node));
     let parts = reader.read(SectorRange::new(0, 8 * BLOCK_SECTORS)).await;
     let failed: Vec<bool> = parts.iter().map(Result::is_err).collect();
     assert_eq!(failed, [false, false, false, false, false, true, false, false]);
 }
 
-/// Invariant 3: what was fetched ahead is the content of the volume as it was. Once a commit has changed the
-/// block, its readers get the new bytes, and readers of a snapshot the old ones.
+/// Invariant 3: a prefetched block has the content of the volume at that time. After a commit changed the
+/// block, readers of the volume get the new bytes, and readers of a snapshot the old ones.
 #[tokio::test(start_paused = true)]
 async fn a_commit_hides_what_was_fetched_ahead() {
     let mut reader = reader().await;
@@ -174,7 +174,7 @@ async fn a_commit_hides_what_was_fetched_ahead() {
     reader.node.store.near.fail_next(Verb::Get, Fault::Hold(gate.clone()));
     reader.read_blocks(2..3).await;
     arrival(&gate).await;
-    // Blocks 3 to 6 are requested when 4 is written, and when that is committed.
+    // Blocks 3 to 6 are requested when 4 is written, and when this is committed.
     let mut builder = SegmentBuilder::default();
     builder.push(Block(4), Mask(1), &[9; 4096]);
     let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(9)), 9, [1; 10]));
@@ -194,7 +194,7 @@ async fn a_commit_hides_what_was_fetched_ahead() {
     assert!(read(node, &newer, 5).await.unwrap() == noise(5));
 }
 
-/// Blocks that are fetched ahead of a reader of 200 blocks in order.
+/// Returns all prefetches for a reader of 200 blocks in order.
 fn all_ahead(node: &Node, volume: &VolumeAhead) -> Vec<Ahead> {
     let parts = (0..200).map(|number| ColdPart {
         request: RequestId((number % 4) as u32),
@@ -204,7 +204,7 @@ fn all_ahead(node: &Node, volume: &VolumeAhead) -> Vec<Ahead> {
     parts.filter_map(|part| node.cold.ahead_of(volume, part, Some(u128::MAX), &node.runs)).collect()
 }
 
-/// However many volumes a store has that does not answer, it leaves a quarter to others; and all comes back.
+/// Regardless of its number of volumes, an unresponsive store leaves a quarter to others; all permits return.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_does_not_answer_leaves_room_to_others() {
     let silent = reader().await;
@@ -220,7 +220,7 @@ async fn a_store_that_does_not_answer_leaves_room_to_others() {
     assert_eq!(cold.blocks_ahead.available_permits(), BLOCKS_AHEAD);
 }
 
-/// The next store may come to the same address.
+/// The next store may get the same address.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_has_gone_leaves_no_limits() {
     let reader = reader().await;
@@ -234,7 +234,7 @@ async fn a_store_that_has_gone_leaves_no_limits() {
     assert_eq!(cold.stores.lock().keys().collect::<Vec<_>>(), [&StoreKey(0), &StoreKey(2)]);
 }
 
-/// Local blocks, and those behind the end of the device, are not fetched.
+/// Local blocks, and those beyond the end of the device, are not fetched.
 #[tokio::test(start_paused = true)]
 async fn blocks_that_are_local_are_not_fetched_ahead() {
     let reader = reader().await;
@@ -251,7 +251,7 @@ async fn blocks_that_are_local_are_not_fetched_ahead() {
     panic!("three blocks in order are a stream");
 }
 
-/// A failure of what is fetched ahead fails no read, and ends the stream: six requests make the next one.
+/// A failed prefetch fails no read, and ends the stream: the next one starts after six requests.
 #[tokio::test(start_paused = true)]
 async fn a_failure_ends_the_stream_and_fails_no_read() {
     for failure in [ErrorKind::NotFound, ErrorKind::Throttled, ErrorKind::Denied, ErrorKind::Corrupt] {
@@ -270,7 +270,7 @@ async fn a_failure_ends_the_stream_and_fails_no_read() {
     }
 }
 
-/// Each request held the slots of its finished blocks while it waited for others: none of them ended.
+/// Regression: each request held the slots of its finished blocks while it waited for others: a deadlock.
 #[tokio::test]
 async fn many_large_requests_end_on_a_full_disk() {
     let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };
@@ -287,14 +287,14 @@ async fn many_large_requests_end_on_a_full_disk() {
         join_all(reads).await;
     });
     tokio::time::timeout(Duration::from_secs(60), join_all(requests)).await.expect("all of them end");
-    // The disk takes nothing, so nothing is fetched twice.
+    // The disk stores nothing, so nothing is fetched twice.
     let before = reader.gets();
     let blocks: Vec<SectorRange> = (0..8).map(block_range).collect();
     cold.fetch_joined(store, &reader.volume, runs, &blocks).await;
     assert_eq!(reader.gets(), before);
 }
 
-/// An unreachable store with many volumes held the bytes of all their requests.
+/// Regression: an unreachable store with many volumes held the bytes of all their requests.
 #[tokio::test(start_paused = true)]
 async fn the_bytes_of_joined_requests_are_limited() {
     let reader = reader().await;
@@ -309,7 +309,7 @@ async fn the_bytes_of_joined_requests_are_limited() {
     assert_eq!(cold.joined_kib.available_permits(), JOINED_KIB);
 }
 
-/// Each large read of a store that fails such requests waited for one in vain.
+/// Regression: each large read from a store that fails joined requests waited for one in vain.
 #[tokio::test(start_paused = true)]
 async fn joined_requests_that_fail_are_tried_less_often() {
     let mut reader = reader().await;
@@ -326,7 +326,7 @@ async fn joined_requests_that_fail_are_tried_less_often() {
     assert_eq!(tries, [1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0]);
 }
 
-/// On a full disk readers get their blocks from memory, as they come; nothing is fetched ahead for long.
+/// On a full disk, readers get their blocks from memory, as they arrive; prefetching soon stops.
 #[tokio::test]
 async fn a_full_disk_ends_the_window() {
     let Some(tmpfs) = SmallTmpfs::mount(1 << 20) else { return };
@@ -340,8 +340,8 @@ async fn a_full_disk_ends_the_window() {
     assert!(read(node, &node.runs, 41).await.unwrap() == noise(41));
 }
 
-/// The blocks after a part are looked up in the map once a request, with its end: other parts move no window,
-/// or its blocks would be taken for fetched.
+/// The blocks after a part are looked up in the map once per request, for its last part: other parts move no
+/// window, otherwise its blocks would count as fetched.
 #[tokio::test(start_paused = true)]
 async fn a_part_before_the_end_of_its_request_moves_no_window() {
     let reader = reader().await;

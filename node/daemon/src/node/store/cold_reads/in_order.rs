@@ -1,5 +1,5 @@
-//! The cost of reading in order what is in the store alone: requests, and time by a clock that only the store
-//! moves. So the figures are the same on any host.
+//! The cost of sequential reads of remote data: requests, and time by a clock that only the store advances.
+//! The figures thus do not depend on the host.
 
 use std::fs::File;
 use std::ops::Range;
@@ -25,20 +25,20 @@ use super::*;
 
 /// Bytes of the volume.
 const VOLUME_BYTES: u64 = 64 << 20;
-/// Its segments, whose indexes are read before anything else.
+/// Its segments, whose indexes are read first.
 pub(super) const SEGMENTS: u64 = 4;
-/// Bytes of the slab unless a node is configured otherwise.
+/// Default size of the slab in bytes.
 pub(super) const SLAB_BYTES: u64 = 4 << 30;
-/// Time until the store's first byte.
+/// Time to the store's first byte.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
-/// Bytes that a connection carries in a second.
+/// Throughput of a connection in bytes per second.
 const CONNECTION: u64 = 80_000_000;
 
-/// A store at the end of a long line.
+/// A store with a long round trip.
 #[derive(Debug)]
 pub(super) struct FarStore {
     pub(super) near: MemoryStore,
-    /// Bytes that each connection carries in a second; none for any number.
+    /// Throughput of each connection in bytes per second; `None`: unlimited.
     bytes_a_second: Option<u64>,
 }
 
@@ -75,14 +75,14 @@ impl ObjectStore for FarStore {
     }
 }
 
-/// Bytes that no compression makes shorter, others for each `seed`.
+/// Returns incompressible bytes, different for each `seed`.
 pub(super) fn noise(seed: u64) -> Vec<u8> {
     let mut block = vec![0; BLOCK_BYTES as usize];
     blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut block);
     block
 }
 
-/// A volume of `blocks` that was written from its first block to its last.
+/// Returns a volume of `blocks`, written sequentially.
 async fn written(blocks: u64, bytes_a_second: Option<u64>) -> (FarStore, Runs) {
     let (near, lineage) = (MemoryStore::new(), Lineage::of("v".parse().unwrap()));
     let mut runs = Vec::new();
@@ -106,13 +106,13 @@ pub(super) struct Node {
     pub(super) cold: ColdReads,
 }
 
-/// A reader of the volume, in place of its ring thread.
+/// A reader of the volume, replacing its ring thread.
 pub(super) struct Reader {
     pub(super) node: Arc<Node>,
     pub(super) volume: Arc<VolumeAhead>,
     requests: u32,
     ahead: JoinSet<()>,
-    /// Those of the volume's ring thread.
+    /// The blocks known to the volume's ring thread.
     known: KnownBlocks,
     passed: PassedStreams,
 }
@@ -125,7 +125,7 @@ impl Reader {
         Self::of(Arc::new(Node { store, runs, cold }))
     }
 
-    /// The same with the cold reads of the next process.
+    /// Returns the reader with the cold reads of the next process.
     async fn restart(mut self, dir: &Path) -> Self {
         self.settle().await;
         let node = Arc::try_unwrap(self.node).ok().expect("no task of the reader is left");
@@ -135,14 +135,14 @@ impl Reader {
         Self::of(Arc::new(Node { cold, ..node }))
     }
 
-    /// Another volume's.
+    /// Returns a reader of another volume.
     pub(super) fn of(node: Arc<Node>) -> Self {
         let volume = Arc::new(node.cold.volume(StoreKey(0)));
         let (known, passed) = (KnownBlocks::default(), PassedStreams::default());
         Self { node, volume, requests: 0, ahead: JoinSet::new(), known, passed }
     }
 
-    /// Reads `request`, as a volume's ring thread and its background work do. Returns the slots of its parts.
+    /// Reads `request` like a volume's ring thread and its background work. Returns the slots of its parts.
     pub(super) async fn read(&mut self, request: SectorRange) -> Vec<Result<SlabSlot, ColdError>> {
         self.requests += 1;
         let Node { store, runs, cold } = &*self.node;
@@ -185,7 +185,7 @@ impl Reader {
         slots.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// Reads blocks in order, each of them with a request.
+    /// Reads blocks sequentially, one per request.
     pub(super) async fn read_blocks(&mut self, blocks: Range<u64>) {
         for block in blocks {
             let read = self.read(SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS)).await;
@@ -193,7 +193,7 @@ impl Reader {
         }
     }
 
-    /// Reads the volume in order, one request of `bytes` after the other.
+    /// Reads the volume sequentially, with one request of `bytes` at a time.
     async fn read_all(&mut self, bytes: u64) {
         let sectors = bytes / SECTOR_BYTES;
         for first in (0..=VOLUME_BYTES / SECTOR_BYTES - sectors).step_by(sectors as usize) {
@@ -202,13 +202,13 @@ impl Reader {
         }
     }
 
-    /// Waits until nothing is fetched ahead any more, nor kept.
+    /// Waits until all prefetches and writes to the slab have ended.
     pub(super) async fn settle(&mut self) {
         while self.ahead.join_next().await.transpose().unwrap().is_some() {}
         self.node.cold.slab.kept().await;
     }
 
-    /// Drops what is being fetched ahead, as a detach does.
+    /// Drops the prefetches in progress, like a detach.
     pub(super) fn detach(&mut self) {
         self.ahead = JoinSet::new();
     }
@@ -230,7 +230,7 @@ impl Cost {
     }
 }
 
-/// Reads the volume in order, one request of `bytes` after the other.
+/// Reads the volume sequentially, with one request of `bytes` at a time.
 async fn read_in_order(bytes: u64, bytes_a_second: Option<u64>) -> Cost {
     let dir = tempfile::tempdir().unwrap();
     let mut reader = Reader::new(dir.path(), VOLUME_BYTES / BLOCK_BYTES, bytes_a_second).await;
@@ -241,9 +241,9 @@ async fn read_in_order(bytes: u64, bytes_a_second: Option<u64>) -> Cost {
     Cost { gets: reader.gets(), time }
 }
 
-/// Requests and round trips of 64 MiB in order, with 128 KiB and 1 MiB in flight: 8 requests a MiB, and 513
-/// and 65 round trips, without reading ahead. Of short requests most are answered by what the ring thread
-/// knows: the others were no reader in order.
+/// Requests and round trips for 64 MiB in order, with 128 KiB and 1 MiB in flight: without read-ahead, 8
+/// requests per MiB, and 513 and 65 round trips. Most short requests are served from the ring thread's known
+/// blocks; the others looked like random reads.
 #[tokio::test(start_paused = true)]
 async fn reading_in_order_takes_few_requests_and_round_trips() {
     for (bytes, most) in [(4 << 10, 12), (96 << 10, 12), (128 << 10, 12), (1 << 20, 10)] {
@@ -255,7 +255,7 @@ async fn reading_in_order_takes_few_requests_and_round_trips() {
     }
 }
 
-/// The speed at 20 ms and 80 MB/s a connection: 5.7 and 44.8 MiB/s without reading ahead.
+/// Throughput at 20 ms and 80 MB/s per connection: 5.7 and 44.8 MiB/s without read-ahead.
 #[tokio::test(start_paused = true)]
 async fn reading_in_order_keeps_a_long_line_busy() {
     for (bytes, least) in [(128 << 10, 114.0), (1 << 20, 140.0)] {
@@ -266,8 +266,8 @@ async fn reading_in_order_keeps_a_long_line_busy() {
     }
 }
 
-/// A version that knows no table wrote other blocks into the slab: each block was then fetched alone, since
-/// what had not been compared yet counted as there.
+/// Regression: after a version without the table had written other blocks to the slab, each block was fetched
+/// separately, because slots counted as valid before their comparison.
 #[tokio::test]
 async fn slots_that_are_refused_leave_requests_as_few() {
     for bytes in [BLOCK_BYTES, 8 * BLOCK_BYTES] {
@@ -276,7 +276,7 @@ async fn slots_that_are_refused_leave_requests_as_few() {
         reader.read_all(bytes).await;
         reader.settle().await;
         let first = reader.gets();
-        // The daemon's own file takes memory that is aligned only.
+        // The daemon's own file only supports aligned memory.
         let slab = File::options().write(true).open(dir.path().join("slab")).unwrap();
         for slot in 0..VOLUME_BYTES / BLOCK_BYTES + SEGMENTS {
             slab.write_all_at(&noise(1 << 20), slot * BLOCK_BYTES).unwrap();
@@ -291,7 +291,7 @@ async fn slots_that_are_refused_leave_requests_as_few() {
     }
 }
 
-/// Every block was fetched again after each restart, and so was every index: 28 GETs for 64 MiB, in order.
+/// Regression: every block and index was fetched again after each restart: 28 GETs for 64 MiB, in order.
 #[tokio::test]
 async fn after_a_restart_nothing_that_was_read_is_requested() {
     let (dir, blocks) = (tempfile::tempdir().unwrap(), VOLUME_BYTES / BLOCK_BYTES);

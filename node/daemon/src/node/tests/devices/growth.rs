@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Whatever the process did before its death, the device has the old size or the new one, and gets the new
-/// one.
+/// At any step at which the process may die, the device has the old size or the new one, and finally gets the
+/// new one.
 #[test]
 fn a_volume_grows_over_the_death_of_its_daemon() {
     // add, open, start, resize
@@ -28,7 +28,7 @@ fn a_volume_grows_over_the_death_of_its_daemon() {
     }
 }
 
-/// The live map and the header know more than the record: the daemon died between the two.
+/// The live map and the header are ahead of the record: the daemon died in between.
 #[test]
 fn a_volume_that_grew_without_its_record_is_recovered() {
     let host = &Host::new(&["x"]);
@@ -77,7 +77,7 @@ fn a_growth_that_is_refused_changes_nothing() {
     });
 }
 
-/// Found by reading: the device became larger than its record, and the next daemon could not recover it.
+/// Regression, found in review: a device larger than its record was not recovered by the next daemon.
 #[test]
 fn a_device_does_not_grow_beyond_a_record_that_was_not_written() {
     let host = &Host::new(&["x"]);
@@ -103,7 +103,7 @@ fn a_device_does_not_grow_beyond_a_record_that_was_not_written() {
     });
 }
 
-/// Found by reading: a caller that stopped waiting left its command behind, which came after a larger one.
+/// Regression, found in review: a caller that stopped waiting left its command, which followed a larger one.
 #[test]
 fn a_late_resize_never_shrinks_a_device() {
     let host = &Host::new(&["x"]);

@@ -1,4 +1,4 @@
-//! The end of a node with its host.
+//! Shutdown of a node together with its host.
 
 use super::*;
 use crate::node::CALLS_END_WITHIN;
@@ -7,7 +7,7 @@ use crate::node::run_blocking::{calls_end, run_blocking};
 
 const WITHIN: Duration = Duration::from_millis(300);
 
-/// The devices of the host's volumes, by state.
+/// Returns the devices of the host's volumes, by state.
 fn ours(host: &Host) -> Vec<DeviceState> {
     let (known, tags) = (host.kernel.devices(), ["x", "y"].map(|name| host.dirs.tag(&id(name), 1)));
     known.into_values().filter(|info| tags.contains(&info.tag)).map(|info| info.state).collect()
@@ -19,8 +19,8 @@ async fn end_with_the_host(node: &Node) {
     left.stop().await;
 }
 
-/// An orderly restart of a host did not end: the devices were left to a daemon that did not come, and what
-/// was mounted waited for them.
+/// Regression: an orderly restart of a host hung: the devices were left to a daemon that never started, and
+/// their mounts waited for them.
 #[test]
 fn no_device_waits_for_the_next_daemon() {
     let host = &Host::new(&["x", "y"]);
@@ -34,7 +34,7 @@ fn no_device_waits_for_the_next_daemon() {
         assert!(host.dirs.local_of(&id("x")).read_record().unwrap().is_none());
     });
     assert_eq!(host.kernel.wrong(), Vec::<String>::new());
-    // Another daemon of the same host, or of the next boot.
+    // Another daemon on the same host, or after the reboot.
     host.daemon(|node| async move {
         for volume in ["x", "y"] {
             host.attach(&node, volume).await;
@@ -60,7 +60,7 @@ fn a_device_that_is_unmounted_meanwhile_is_detached() {
     });
 }
 
-/// Writes of a file system in use, at its limit, were lost with the host.
+/// Regression: writes of a file system in use, waiting for its limit, were lost with the host.
 #[test]
 fn a_volume_in_use_has_no_limits_until_the_host_ends() {
     let host = &Host::new(&["x"]);
@@ -89,8 +89,8 @@ fn a_store_that_does_not_answer_holds_up_no_shutdown() {
     });
 }
 
-/// Found by a reader: a call on local files that never ended, of a disk that hangs, held up the end of the
-/// host; and one that had not ended must not be followed by another daemon.
+/// Regression, found in review: a call on local files that never ended, such as of a hanging disk, blocked
+/// the host's shutdown; and while one has not ended, no other daemon may follow.
 #[test]
 fn the_end_of_the_host_waits_for_no_call_and_lets_no_other_daemon_begin() {
     let host = &Host::new(&["x"]);

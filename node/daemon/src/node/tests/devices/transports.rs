@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// It was served by what its node has, however slow.
+/// Regression: it was served over the node's transport, even a slow one.
 #[test]
 fn a_volume_for_ublk_is_attached_by_nothing_else() {
     let host = &Host::new(&["x"]);
@@ -21,7 +21,7 @@ fn a_volume_for_ublk_is_attached_by_nothing_else() {
     });
 }
 
-/// `transport` of a StorageNode was the best that the kernel has, whatever the daemon was told to use.
+/// Regression: `transport` of a StorageNode was the kernel's best one, ignoring the configuration.
 #[test]
 fn the_capabilities_follow_the_setting() {
     let host = &Host::new(&["x"]);

@@ -1,4 +1,4 @@
-//! Growth of memory volumes: their size, their limits, and a death of the daemon in between.
+//! Growth of memory volumes: their size, their limits, and a daemon that dies during it.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn sectors(kernel: &FakeKernel) -> u64 {
     sectors
 }
 
-/// Writes a page of the volume, as the device's requests would have.
+/// Writes a page of the volume, like the device's requests.
 fn write(dirs: &Dirs, page: u64, byte: u8) {
     let files = volume_files(dirs);
     let record = files.record().unwrap().unwrap();
@@ -34,7 +34,7 @@ fn pages(dirs: &Dirs, range: std::ops::Range<u64>) -> Vec<u8> {
     data.chunks(PAGE_BYTES).map(|page| page[0]).collect()
 }
 
-/// The daemon may die before the device grows: the next one does that.
+/// The daemon may die before the device grows: the next one completes the growth.
 #[test]
 fn a_memory_volume_grows_over_the_death_of_its_daemon() {
     for device_sectors in [2 * SECTORS, SECTORS] {
@@ -66,8 +66,8 @@ fn a_memory_volume_grows_over_the_death_of_its_daemon() {
     }
 }
 
-/// Found by reading: a growth to less than one that had failed after its record was written left files that
-/// were shorter than the record said.
+/// Regression, found in review: a growth to less than a previous one that failed after its record was written
+/// left files that were shorter than recorded.
 #[test]
 fn a_growth_that_failed_half_way_is_made_and_not_undone() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -75,7 +75,7 @@ fn a_growth_that_failed_half_way_is_made_and_not_undone() {
         |limit_bytes| GrowTo { memory_limit_bytes: Some(limit_bytes), ..to(SECTORS * SECTOR_BYTES) };
     let slabs = || fs::metadata(files(&dirs).join("slabs")).unwrap().len();
     let record = files(&dirs).join("attached");
-    // A directory in the place of the file that would become the record: that cannot be written.
+    // A directory in place of the record's spare file makes the record unwritable.
     let block = |is_blocked| {
         let spare = super::super::super::local::record_file::spare(&record);
         if is_blocked {
@@ -101,7 +101,7 @@ fn a_growth_that_failed_half_way_is_made_and_not_undone() {
         grow(limited(128 << 10)).await.unwrap();
         assert_eq!(slabs(), 128 << 10);
     });
-    // The record has it and the head has not: as a daemon that was killed between the two.
+    // The record has the growth but the head does not, as after a kill in between.
     let mut value: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
     value["growth"] = json!({ "slabs": 3, "spill_pages": 0, "zstd": false });
     fs::write(&record, value.to_string()).unwrap();
@@ -114,7 +114,7 @@ fn a_growth_that_failed_half_way_is_made_and_not_undone() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
-/// Found by reading: each counted the other as it was to be, and both were refused.
+/// Regression, found in review: each counted the other at its new size, and both were rejected.
 #[test]
 fn of_two_growths_at_once_one_is_made() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -135,7 +135,7 @@ fn of_two_growths_at_once_one_is_made() {
     });
 }
 
-/// The steps of a growth, of which the last one that was made is the first, the second and so on.
+/// The steps of a growth, interrupted after each of them.
 #[test]
 fn a_growth_that_was_killed_is_undone_before_its_record_and_done_after_it() {
     for step in ["files", "record", "torn head", "head"] {
@@ -215,7 +215,7 @@ fn limits_of_a_memory_volume_rise_and_do_not_fall() {
         }
         grow(wanted(None, Some(1 << 30))).await.unwrap();
         assert_eq!(shown(), (128 << 10, SECTORS), "no more than the size");
-        // The disk is promised to it, and memory of the node to another.
+        // Disk space is promised to it, and the node's memory to another one.
         assert_eq!(node.memory_use().spill.unwrap().promised_bytes, size);
         grow(GrowTo { bytes: LARGER, ..wanted(None, None) }).await.unwrap();
         assert_eq!(shown(), (128 << 10, SECTORS), "limits stay unless they are named");
@@ -227,7 +227,7 @@ fn limits_of_a_memory_volume_rise_and_do_not_fall() {
     });
 }
 
-/// A growth that was refused is counted nowhere.
+/// A rejected growth is not counted anywhere.
 #[test]
 fn a_growth_that_is_refused_changes_nothing_of_a_memory_volume() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
@@ -250,12 +250,12 @@ fn a_growth_that_is_refused_changes_nothing_of_a_memory_volume() {
         assert_eq!(grow(1 << 30).await.unwrap_err().kind, FailureKind::Full);
         unchanged();
         assert_eq!(grow(LARGER + 1).await.unwrap_err().kind, FailureKind::Invalid);
-        // Found by reading: where the size could not change, the limits of a full volume did not rise.
+        // Regression, found in review: with a fixed size, the limits of a full volume did not rise.
         kernel.refuse(&["features"]);
         let older = grow(LARGER).await.unwrap_err();
         assert!(older.message.starts_with("size_bytes: scratch keeps its size"), "{}", older.message);
         unchanged();
-        // The volume has grown, and its device has not: the next try does that alone.
+        // The volume has grown, but not its device: the next attempt only grows that.
         kernel.refuse(&["resize"]);
         grow(LARGER).await.unwrap_err();
         assert_eq!(only(&node).attached.unwrap().bytes, SECTORS * SECTOR_BYTES);

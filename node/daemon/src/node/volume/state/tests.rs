@@ -4,7 +4,7 @@ use holdfast_ublk::{DeviceInfo, DeviceState, Expected, ForeignFeatures, Transpor
 
 use super::*;
 
-/// A device, whatever the kernel has.
+/// Returns a device that is independent of the kernel.
 pub(in crate::node) fn device() -> Device {
     let info = DeviceInfo {
         id: 1,
@@ -23,8 +23,8 @@ pub(in crate::node) fn device() -> Device {
 
 /// The states after events other than reports of the ring thread. A row is a state, a column an event, and
 /// `-` an illegal transition. A state is its variant (`at`taching, `re`covering, `se`rving, `un`served,
-/// `de`taching, `pa`used: a detach that does not run, `ev`icting, `gone`) and its device: `0` none, `i`dle,
-/// `s`erving, `d`eleting. Of a recovery, `+` stands for the detach of the previous process.
+/// `de`taching, `pa`used: a detach that is not running, `ev`icting, `gone`) and its device: `0` none, `i`dle,
+/// `s`erving, `d`eleting. For a recovery, `+` means the detach of the previous process.
 const TABLE: &str = "
        added attached unmade found found0 found+ unrecovered recovered begins refused fails unpreserved stopped released deleted end
 at-0   at-i  -        un-0   -     -      -      -           -         -      -       -     -           -       -        -       gone

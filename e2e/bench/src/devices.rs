@@ -1,0 +1,245 @@
+//! A node with 512 devices: memory, files and idle work of the daemon for each, and all of them over a kill.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::report;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+use super::daemon::Bench;
+use super::{Bar, Figure};
+
+/// Volumes attached at the same time.
+const VOLUMES: u32 = 512;
+/// Volumes that one script creates or attaches: each has the time limit of a script.
+const AT_A_TIME: u32 = 64;
+/// Nothing is uploaded, and two ring threads whatever the number of processors.
+const DATA: &str = "ring_threads = 2\nslab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
+/// Volumes under verified load. A ring has buffers for 128 devices: with two rings, which take a volume each
+/// after the other, the last two of these have the buffers of the first two.
+const LOADED: [u32; 4] = [1, 2, 257, 258];
+/// Time in which an idle daemon is watched.
+const IDLE_SECONDS: u32 = 60;
+/// Most memory of a device, in KiB, files, and instructions a second of all devices.
+const MAX_RSS_KIB: f64 = 64.0;
+const MAX_FILES: f64 = 3.0;
+const MAX_IDLE: f64 = 1e6;
+/// Longest wait for the daemon to serve all devices again, and for fio to end.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(300);
+const FIO: &str = "fio";
+const SIGINT: i32 = 2;
+/// Exit of fio on that signal.
+const INTERRUPTED: Exit = Exit::Code(128);
+
+/// Prints the daemon's resident memory in KiB, its open files without connections, and its processor time in
+/// hundredths of a second, threads that have ended included.
+const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
+  if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
+done
+rss=$(awk '/^VmRSS/ { print $2 }' "$daemon/status")
+files=$(ls -l "$daemon/fd" | grep -c -v 'socket:')
+echo "$rss $files $(sed 's/.*) //' "$daemon/stat" | awk '{ print $12 + $13 }')""#;
+/// Instructions in a hundredth of a second: the machine's clock counts them.
+const OF_A_HUNDREDTH: f64 = 1e7;
+
+/// The daemon's use of the node at a point in time.
+struct DaemonUse {
+    rss_kib: f64,
+    files: f64,
+    hundredths: f64,
+}
+
+pub(super) fn run_zero_copy(world: &World) -> Result<Vec<Figure>> {
+    let bench = Bench::start_on(world, Options::benchmark(), DATA)?;
+    let figures = measure(&bench, "")?;
+    bench.vm.power_off()?;
+    Ok(figures)
+}
+
+pub(super) fn run_user_copy(world: &World) -> Result<Vec<Figure>> {
+    let mut bench = Bench::start_on(world, Options::benchmark(), DATA)?;
+    bench.restart_with("user-copy", DATA)?;
+    let figures = measure(&bench, "usercopy_")?;
+    bench.vm.power_off()?;
+    Ok(figures)
+}
+
+fn measure(bench: &Bench, prefix: &str) -> Result<Vec<Figure>> {
+    let vm = &*bench.vm;
+    each(vm, 1..=VOLUMES, "create \"$volume\" --size 64Mi --store store")?;
+    each(vm, 1..=1, "attach \"$volume\" --store store")?;
+    let alone = sample(vm)?;
+    each(vm, 2..=VOLUMES, "attach \"$volume\" --store store")?;
+    let attached = devices(vm)?;
+    let all = sample(vm)?;
+    report::step("watch the idle daemon");
+    let begin = sample(vm)?;
+    vm.exec(&format!("sleep {IDLE_SECONDS}"))?;
+    let hundredths = sample(vm)?.hundredths - begin.hundredths;
+    let idle = hundredths * OF_A_HUNDREDTH / f64::from(IDLE_SECONDS);
+    report::step("kill the daemon under load");
+    let recovered = recovered(bench)?;
+    let more = f64::from(VOLUMES - 1);
+    let figure = |name: &str, value, unit, against: String, bar| Figure {
+        name: format!("{prefix}{name}"),
+        value,
+        unit,
+        against,
+        bar: Some(bar),
+    };
+    Ok(vec![
+        figure(
+            "devices",
+            f64::from(attached),
+            "devices",
+            format!("of {VOLUMES} on two ring threads"),
+            Bar::AtLeast(VOLUMES.into()),
+        ),
+        figure(
+            "rss_kib_per_device",
+            (all.rss_kib - alone.rss_kib) / more,
+            "KiB",
+            format!("{:.0} KiB with {VOLUMES}, {:.0} with one", all.rss_kib, alone.rss_kib),
+            Bar::AtMost(MAX_RSS_KIB),
+        ),
+        figure(
+            "fds_per_device",
+            (all.files - alone.files) / more,
+            "files",
+            format!("{:.0} with {VOLUMES}, {:.0} with one", all.files, alone.files),
+            Bar::AtMost(MAX_FILES),
+        ),
+        figure(
+            "idle_instructions_per_second_512",
+            idle,
+            "instructions",
+            format!("of the daemon, user and kernel, over {IDLE_SECONDS} s; at most {MAX_IDLE}"),
+            Bar::AtMost(MAX_IDLE),
+        ),
+        figure(
+            "recovered",
+            f64::from(recovered.devices),
+            "devices",
+            format!(
+                "that answer a read after a kill, {:.1} s after the next daemon began; {:.0} of {:.0} requests copied before it",
+                recovered.seconds, recovered.copied, recovered.requests
+            ),
+            Bar::AtLeast(VOLUMES.into()),
+        ),
+    ])
+}
+
+/// The devices after a kill.
+struct Recovered {
+    devices: u32,
+    /// Time until the successor said that it serves, in seconds of the machine.
+    seconds: f64,
+    /// Requests of fio before the kill, and the daemon's copies for lack of a buffer.
+    requests: f64,
+    copied: f64,
+}
+
+/// Kills the daemon while fio compares what it reads with what it wrote, and reads each device afterwards.
+fn recovered(bench: &Bench) -> Result<Recovered> {
+    let vm = &*bench.vm;
+    let paths = LOADED.map(|number| format!("$(device volume-{number})"));
+    let jobs: String = paths.iter().map(|path| format!(" --name=job --filename={path}")).collect();
+    vm.spawn(
+        FIO,
+        &bash(&format!(
+            "{DEVICE}\nexec fio --direct=1 --ioengine=io_uring --iodepth=64 --rw=randrw --bs=4k --size=32M \
+             --verify=crc32c --verify_backlog=64 --verify_fatal=1 --time_based --runtime=3600{jobs}"
+        )),
+    )?;
+    let before = requests(vm)?;
+    wait_requests(vm, 4000.0)?;
+    // Which devices share buffers later depends on the order in which they are recovered.
+    let (requests, copied) = (requests(vm)? - before, copied(bench)?);
+    bench.node.kill()?;
+    let begin = uptime(vm)?;
+    bench.node.restart()?;
+    vm.exec(&format!(
+        "for _ in $(seq {}); do [ \"$(holdfast-node list | grep -c ' Attached ')\" = {VOLUMES} ] && exit 0; \
+         sleep 1; done; holdfast-node list | grep -v ' Attached ' | head; exit 1",
+        RECOVERY_LIMIT.as_secs()
+    ))?;
+    let seconds = uptime(vm)? - begin;
+    let answered = vm.exec(&format!(
+        "{DEVICE}\nanswered=0; for device in /dev/ublkb*; do \
+         if timeout 20 dd if=$device bs=4096 count=1 iflag=direct status=none > /dev/null; then \
+         answered=$((answered + 1)); fi; done; echo $answered"
+    ))?;
+    wait_requests(vm, 4000.0)?;
+    vm.signal(FIO, SIGINT)?;
+    let exit = vm.wait(FIO, RECOVERY_LIMIT)?;
+    let log = vm.log(FIO)?;
+    let is_right = log.contains("err= 0") && log.matches("err=").count() == log.matches("err= 0").count();
+    ensure!(exit == INTERRUPTED && is_right, "fio ended by {exit:?}: {log}");
+    let devices = answered.trim().parse().with_context(|| format!("devices that answered: {answered:?}"))?;
+    Ok(Recovered { devices, seconds, requests, copied })
+}
+
+/// Requests that the daemon copied for lack of a buffer.
+fn copied(bench: &Bench) -> Result<f64> {
+    let metrics = bench.node.metrics()?;
+    let counts = metrics.lines().filter(|line| line.starts_with("holdfast_ring_copied_requests_total"));
+    Ok(counts.filter_map(|line| line.rsplit(' ').next()?.trim().parse::<f64>().ok()).sum())
+}
+
+/// A function that prints the path of a volume's device.
+const DEVICE: &str = "device() { holdfast-node list | awk -v volume=\"$1\" '$1 == volume { print $3 }'; }";
+
+/// Runs the daemon's command line once for each volume.
+fn each(vm: &Vm, volumes: RangeInclusive<u32>, order: &str) -> Result<()> {
+    for first in volumes.clone().step_by(AT_A_TIME as usize) {
+        let last = volumes.end().min(&(first + AT_A_TIME - 1)).to_owned();
+        vm.exec(&format!(
+            "for volume in $(seq -f volume-%.0f {first} {last}); do holdfast-node {order} > /dev/null; done"
+        ))?;
+        report::step(format_args!("{order}: {last}"));
+    }
+    Ok(())
+}
+
+/// Number of block devices.
+fn devices(vm: &Vm) -> Result<u32> {
+    let counted = vm.exec("ls /sys/block | grep -c '^ublkb'")?;
+    counted.trim().parse().with_context(|| format!("count the devices: {counted:?}"))
+}
+
+fn sample(vm: &Vm) -> Result<DaemonUse> {
+    let said = vm.exec(SAMPLE)?;
+    let values: Vec<f64> = said.split_whitespace().filter_map(|value| value.parse().ok()).collect();
+    let [rss_kib, files, hundredths] =
+        values.try_into().ok().with_context(|| format!("a sample of the daemon: {said:?}"))?;
+    Ok(DaemonUse { rss_kib, files, hundredths })
+}
+
+/// Seconds of the machine since its start.
+fn uptime(vm: &Vm) -> Result<f64> {
+    let said = vm.exec("cut -d ' ' -f 1 /proc/uptime")?;
+    said.trim().parse().with_context(|| format!("the time of the machine: {said:?}"))
+}
+
+/// Reads and writes that all devices have completed.
+fn requests(vm: &Vm) -> Result<f64> {
+    let said = vm.exec("cat /sys/block/ublkb*/stat | awk '{ sum += $1 + $5 } END { print sum }'")?;
+    said.trim().parse().with_context(|| format!("count the requests: {said:?}"))
+}
+
+/// Waits until the devices have completed so many more requests.
+fn wait_requests(vm: &Vm, more: f64) -> Result<()> {
+    let due = requests(vm)? + more;
+    for _ in 0..RECOVERY_LIMIT.as_secs() {
+        ensure!(vm.status(FIO)?.is_none(), "fio ended: {}", vm.log(FIO)?);
+        if requests(vm)? >= due {
+            return Ok(());
+        }
+        vm.exec("sleep 1")?;
+    }
+    anyhow::bail!("no {more} requests within {RECOVERY_LIMIT:?}: {}", vm.log(FIO)?)
+}

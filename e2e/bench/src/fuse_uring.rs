@@ -1,0 +1,114 @@
+//! FUSE over io_uring whose ring belongs to a keeper: what its programs see when the server or the keeper
+//! ends, and what the zero copy of Linux 7.3 gains. It is the experiment of
+//! `docs/adr/0035-fuse-over-io-uring-with-a-keeper.md` (`node/fuse/examples/uring`): no volume is served so.
+
+use anyhow::Result;
+use holdfast_lab::report;
+use holdfast_lab::vm::Vm;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::world::World;
+
+use super::fio::{self, Job};
+use super::{Bar, Figure};
+use server::RunningUring;
+
+mod ends;
+mod server;
+
+/// A row of the comparison.
+struct UringRow {
+    name: &'static str,
+    job: Job<'static>,
+    /// Least ratio of zero copy to copies, where there is a bar.
+    least: Option<f64>,
+}
+
+/// Ways in which requests come and are answered: who submits to the ring, how data moves.
+const WAYS: [&str; 5] = ["classic", "keeper-copy", "keeper-zero", "own-zero", "kernel-zero"];
+
+/// The end of a figure's name, and the ways that it compares, by their places in [`WAYS`].
+const RATIOS: [(&str, usize, usize); 5] = [
+    ("gain", 2, 1),
+    ("vs_classic", 2, 0),
+    ("copy_vs_classic", 1, 0),
+    ("vs_own_ring", 2, 3),
+    ("sqpoll", 4, 2),
+];
+
+fn rows() -> [UringRow; 7] {
+    let random = |pattern| Job::of(&[], pattern, 8_000);
+    let large = |pattern| Job { block_bytes: 1 << 20, ..Job::of(&[], pattern, 256) };
+    let buffered = |pattern| Job { depth: None, buffered: true, ..large(pattern) };
+    let single = Job { depth: None, ..Job::of(&[], "randread", 1_000) };
+    [
+        UringRow { name: "read1m", job: large("read"), least: Some(1.2) },
+        UringRow { name: "write1m", job: large("write"), least: Some(1.0) },
+        UringRow { name: "buffered_read1m", job: buffered("read"), least: Some(1.25) },
+        UringRow { name: "buffered_write1m", job: buffered("write"), least: Some(1.1) },
+        UringRow { name: "randread4k", job: random("randread"), least: None },
+        UringRow { name: "randwrite4k", job: random("randwrite"), least: None },
+        UringRow { name: "single_read4k", job: single, least: None },
+    ]
+}
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    world.share(&world.toolbox().example("holdfast-fuse", "uring")?, "bin/uring")?;
+    let vm = world.vm_with("ends", Options::without_ublk)?;
+    server::prepare(&vm)?;
+    let mut figures = ends::run(&vm)?;
+    vm.power_off()?;
+    let modules = ["fuse", "loop"].map(str::to_owned).into();
+    let vm = world.vm_with("requests", || Options { modules, ..Options::benchmark() })?;
+    server::prepare(&vm)?;
+    figures.extend(requests(&vm)?);
+    vm.power_off()?;
+    Ok(figures)
+}
+
+/// Requests to a loop device on the file, as a volume has one, in each way.
+fn requests(vm: &Vm) -> Result<Vec<Figure>> {
+    let rows = rows();
+    let mut speeds = Vec::new();
+    for way in WAYS {
+        report::step(format_args!("measure {way}"));
+        let server = RunningUring::start(vm, way)?;
+        let device = server.bind()?;
+        let mut of_way = Vec::new();
+        for row in &rows {
+            vm.exec("echo 3 > /proc/sys/vm/drop_caches")?;
+            of_way.push(fio::run(vm, &Job { targets: &[&device], ..row.job.clone() })?.iops);
+        }
+        speeds.push(of_way);
+        vm.exec(&format!("losetup --detach {device}"))?;
+        server.end()?;
+    }
+    Ok(rows.iter().enumerate().flat_map(|(at, row)| figures(row, at, &speeds)).collect())
+}
+
+/// The ratios of a row, from the speeds of each way.
+fn figures(row: &UringRow, at: usize, speeds: &[Vec<f64>]) -> impl Iterator<Item = Figure> {
+    RATIOS.iter().map(move |&(name, over, under)| {
+        let (over, under) = (speeds[over][at], speeds[under][at]);
+        Figure {
+            name: format!("fuse_zc_{}_{name}", row.name),
+            value: over / under,
+            unit: "ratio",
+            against: format!("{over:.0} to {under:.0} requests a second"),
+            bar: row.least.filter(|_| name == "gain").map(Bar::AtLeast),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_of_the_ways_they_name_and_only_the_gain_has_a_bar() {
+        let [row, ..] = rows();
+        let speeds: Vec<Vec<f64>> = [2.0, 4.0, 8.0, 16.0, 1.0].map(|speed| vec![speed]).into();
+        let shown: Vec<_> = figures(&row, 0, &speeds).map(|figure| (figure.value, figure.bar)).collect();
+        let due = [(2.0, Some(Bar::AtLeast(1.2))), (4.0, None), (2.0, None), (0.5, None), (0.125, None)];
+        assert_eq!(shown, due);
+    }
+}

@@ -1,0 +1,242 @@
+//! The processes: a parent, which stands for the machine's service manager, starts keeper and server again
+//! whenever one of them ends.
+#![allow(unsafe_code)] // files that a process inherits
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::connection::{connect, open_disk};
+use crate::load;
+use crate::memory::SharedMemory;
+use crate::ring::{Ring, Submitter};
+use crate::server::{FILES, RingServer};
+use crate::{classic, say};
+
+/// Directory of the numbers of the processes, and of a name of the memory.
+const RUN_DIR: &str = "/run/uring";
+/// The longest wait for all answers to be held.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// A way in which requests come and are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By `read(2)` and `writev(2)`.
+    Classic,
+    /// Over a ring.
+    Uring { submitter: Submitter, zero_copy: bool },
+}
+
+impl Way {
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        if name == "classic" {
+            return Some(Self::Classic);
+        }
+        let (submitter, copy) = name.split_once('-')?;
+        let submitter = match submitter {
+            "own" => Submitter::Writer,
+            "kernel" => Submitter::Kernel,
+            "keeper" => Submitter::Keeper,
+            _ => return None,
+        };
+        matches!(copy, "copy" | "zero").then(|| Self::Uring { submitter, zero_copy: copy == "zero" })
+    }
+}
+
+/// Files that keepers and servers inherit.
+struct Inherited {
+    connection: File,
+    memory: File,
+    wake: File,
+    ring: OwnedFd,
+}
+
+impl Inherited {
+    fn numbers(&self) -> io::Result<[String; 4]> {
+        let Self { connection, memory, wake, ring } = self;
+        let files = [connection.as_fd(), memory.as_fd(), wake.as_fd(), ring.as_fd()];
+        for file in files {
+            // SAFETY: the call takes integers.
+            if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, 0) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(files.map(|file: BorrowedFd<'_>| file.as_raw_fd().to_string()))
+    }
+
+    fn of(numbers: [&str; 4]) -> io::Result<Self> {
+        let mut files = Vec::new();
+        for number in numbers {
+            let number = number.parse().map_err(io::Error::other)?;
+            // SAFETY: the parent has left this file to us, and nothing else here owns it.
+            files.push(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+        let [connection, memory, wake, ring] = <[OwnedFd; 4]>::try_from(files)
+            .map_err(|files| io::Error::other(format!("{} files", files.len())))?;
+        Ok(Self { connection: connection.into(), memory: memory.into(), wake: wake.into(), ring })
+    }
+
+    /// A server on the inherited ring, whose submissions are made by `submitter`.
+    fn server(
+        self,
+        disk: &str,
+        submitter: Submitter,
+        zero_copy: bool,
+    ) -> io::Result<(RingServer, File, File)> {
+        let (disk, file) = open_disk(disk)?;
+        let memory = SharedMemory::open(&self.memory)?;
+        let ring = Ring::map(self.ring, memory.params(), submitter, self.wake)?;
+        Ok((
+            RingServer { ring, memory, file, zero_copy, given_again: Vec::new(), held: Vec::new() },
+            disk,
+            self.connection,
+        ))
+    }
+}
+
+/// Mounts the file system and keeps its processes running.
+pub(crate) fn run(name: &str, way: Way, disk: &str, directory: &str) -> io::Result<()> {
+    fs::create_dir_all(RUN_DIR)?;
+    let (_, file) = open_disk(disk)?;
+    let connection = connect(&file, directory, way != Way::Classic)?;
+    // SAFETY: the call takes an integer.
+    let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    let (memory, shared) = SharedMemory::create(usize::try_from(processors).map_err(io::Error::other)?)?;
+    let link = format!("{RUN_DIR}/memory");
+    drop(fs::remove_file(&link));
+    symlink(format!("/proc/{}/fd/{}", std::process::id(), shared.as_raw_fd()), link)?;
+    let wake = eventfd()?;
+    let submitter = if let Way::Uring { submitter, .. } = way { submitter } else { Submitter::Writer };
+    let ring = Ring::new(memory.entries(), submitter, wake.try_clone()?)?;
+    ring.make_tables(FILES, memory.entries())?;
+    memory.set_params(ring.params());
+    let inherited = Inherited { connection, memory: shared, wake, ring: ring.file()? };
+    let numbers = inherited.numbers()?;
+    let start = |part: &str| -> io::Result<Child> {
+        let child = Command::new(std::env::current_exe()?).args([part, name, disk]).args(&numbers).spawn()?;
+        fs::write(format!("{RUN_DIR}/{part}"), child.id().to_string())?;
+        Ok(child)
+    };
+    let mut keeper = None;
+    if let Way::Uring { submitter, zero_copy } = way {
+        match submitter {
+            Submitter::Keeper => {
+                keeper = Some(start("keeper")?);
+                while memory.head().ready.load(Ordering::SeqCst) == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            Submitter::Kernel => {
+                let server =
+                    RingServer { ring, memory, file, zero_copy, given_again: Vec::new(), held: Vec::new() };
+                server.introduce(&inherited.connection)?;
+            }
+            Submitter::Writer => (),
+        }
+    }
+    let mut server = start("server")?;
+    loop {
+        let ended = wait()?;
+        if ended == server.id() {
+            server = start("server")?;
+        } else if keeper.as_ref().is_some_and(|keeper| keeper.id() == ended) {
+            keeper = Some(start("keeper")?);
+        }
+    }
+}
+
+/// Submits for servers until it is killed. The first one gives the entries to the kernel.
+pub(crate) fn keep(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> {
+    let Way::Uring { zero_copy, .. } = way else { return Err(io::Error::other("this way has no keeper")) };
+    let (server, _, connection) = Inherited::of(numbers)?.server(disk, Submitter::Writer, zero_copy)?;
+    let ready = &server.memory.head().ready;
+    if ready.load(Ordering::SeqCst) == 0 {
+        server.introduce(&connection)?;
+        ready.store(1, Ordering::SeqCst);
+    }
+    server.ring.submit_for_servers()
+}
+
+/// Serves until it is killed.
+pub(crate) fn serve(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> {
+    let inherited = Inherited::of(numbers)?;
+    match way {
+        Way::Classic => {
+            let (disk, file) = open_disk(disk)?;
+            classic::serve(inherited.connection, &disk, &file)
+        }
+        Way::Uring { submitter, zero_copy } => {
+            let (mut server, disk, connection) = inherited.server(disk, submitter, zero_copy)?;
+            if submitter == Submitter::Writer {
+                // Made here: the kernel binds it to the task that first uses it.
+                server.ring = Ring::new(server.memory.entries(), submitter, eventfd()?)?;
+                server.ring.make_tables(FILES, server.memory.entries())?;
+                server.introduce(&connection)?;
+            }
+            server.serve(&disk)
+        }
+    }
+}
+
+/// Has the keeper replaced at a moment when no command is with the kernel: the server holds its answers
+/// until it has those of all entries, for which enough requests are made here.
+pub(crate) fn replace(directory: &str) -> io::Result<()> {
+    let memory =
+        SharedMemory::open(&File::options().read(true).write(true).open(format!("{RUN_DIR}/memory"))?)?;
+    let begun = Instant::now();
+    let head = memory.head();
+    head.hold.store(1, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| load::ask(directory, memory.entries()));
+        while head.held.load(Ordering::SeqCst) == 0 && begun.elapsed() < WITHIN {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let was_held = head.held.load(Ordering::SeqCst) != 0;
+        let killed =
+            if was_held { kill_keeper() } else { Err(io::Error::other("some entry has no request")) };
+        head.hold.store(0, Ordering::SeqCst);
+        killed
+    })?;
+    say(format_args!("replaced after {:?}", begun.elapsed()));
+    Ok(())
+}
+
+/// Kills the keeper and waits for the next one.
+fn kill_keeper() -> io::Result<()> {
+    let path = format!("{RUN_DIR}/keeper");
+    let old = fs::read_to_string(&path)?;
+    let number = old.parse().map_err(io::Error::other)?;
+    // SAFETY: the call takes integers.
+    if unsafe { libc::kill(number, libc::SIGKILL) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < WITHIN {
+        if fs::read_to_string(&path).is_ok_and(|new| !new.is_empty() && new != old) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err(io::Error::other("no keeper came after it"))
+}
+
+/// The number of a child that has ended.
+fn wait() -> io::Result<u32> {
+    // SAFETY: the call writes no status.
+    let ended = unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) };
+    if ended < 0 { Err(io::Error::last_os_error()) } else { Ok(ended.unsigned_abs()) }
+}
+
+fn eventfd() -> io::Result<File> {
+    // SAFETY: the call takes integers.
+    let raw = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a file descriptor that was just made.
+    Ok(unsafe { File::from_raw_fd(raw) })
+}
