@@ -113,7 +113,8 @@ pub enum Delay {
 }
 
 impl Status {
-    /// Returns true if nothing is dirty, waiting or in progress: time alone then changes only figures of time.
+    /// Returns true if nothing is dirty, waiting or in progress: then only figures of time change by
+    /// themselves.
     pub const fn is_idle(&self) -> bool {
         let is_at_work = self.recovering || self.repairing || self.seal.in_progress || self.parked > 0;
         let is_hindered = self.fenced || self.unkept.is_some() || self.unreadable.is_some();
