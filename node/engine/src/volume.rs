@@ -200,6 +200,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         Status::of(self)
     }
 
+    /// Returns true while it evicts clean data, or waits to repeat a failed step of that.
+    pub fn is_evicting(&self) -> bool {
+        !self.data.evictor.is_idle()
+    }
+
     /// Returns the registered snapshots, oldest first; none while the manifest is not loaded.
     pub fn snapshots(&self) -> &[Snapshot] {
         self.core.manifest.as_ref().map_or(&[], Manifest::snapshots)

@@ -302,6 +302,12 @@ impl RingThread {
                     served.grow(ring, *live_map, sectors, now);
                 }
             }
+            // The share of each volume changes with the use of any other: alone it ends no volume's rest.
+            Message::Event { key, event: event @ Event::Space { .. } } => {
+                if let Some(served) = self.volumes.get_mut(key) {
+                    served.handle(&mut self.ring, event, now);
+                }
+            }
             Message::Event { key, event } => {
                 if let Some((ring, served)) = self.find(key) {
                     served.handle(ring, event, now);

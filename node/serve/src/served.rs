@@ -248,7 +248,8 @@ impl ServedVolume {
         self.lines.write(Rest::Due(now));
         self.queues.time_next();
         let status = self.show();
-        self.idle_ticks.passed(requests, works || self.operations > 0 || !status.is_idle())
+        let works = works || self.operations > 0 || self.volume.is_evicting();
+        self.idle_ticks.passed(requests, works || !status.is_idle())
     }
 
     /// A message came for the volume: the next tick is not left out.

@@ -17,7 +17,7 @@ use crate::label::Label;
 use crate::live_map::LiveMap;
 use crate::logged::logged;
 use crate::planned::Start;
-use crate::published_status::PublishedStatus;
+use crate::published_status::{PublishedStatus, ServedCounts};
 
 mod limits;
 
@@ -150,6 +150,31 @@ fn a_late_command_of_a_closed_queue_is_counted() {
         "{written:#?}"
     );
     assert_eq!(logged(|| drop(thread)).iter().filter(|line| line.contains("times=1")).count(), 1);
+}
+
+/// Regression: each measurement of the cache woke all idle volumes, four times a second while one worked.
+#[test]
+fn a_share_of_the_cache_wakes_no_idle_volume() {
+    let mut thread = ring_thread();
+    let new = new_volume(2);
+    let published = Arc::clone(&new.published);
+    let key = thread.add(new, now()).unwrap();
+    turns(&mut thread, RingThread::is_still);
+    // A tick replaces the figures.
+    let marked = ServedCounts { reads: 7, ..ServedCounts::default() };
+    let mut gets_tick = |thread: &mut RingThread, message: Option<Message>| {
+        published.show(published.status(), marked, published.limits());
+        message.into_iter().chain([Message::Tick]).for_each(|message| thread.on_message(message, now()));
+        published.served() != marked
+    };
+    let first_left_out = (0..4).position(|_| !gets_tick(&mut thread, None));
+    assert!(first_left_out.is_some(), "it is idle");
+    let share = |room_bytes| Event::Space { excess_bytes: 0, room_bytes };
+    for room_bytes in [1 << 20, 2 << 20] {
+        let event = share(room_bytes);
+        assert!(!gets_tick(&mut thread, Some(Message::Event { key, event })), "{room_bytes}");
+    }
+    assert!(gets_tick(&mut thread, Some(Message::Event { key, event: Event::Detach })));
 }
 
 /// Found by reading: the thread, and with it the process, ended once the volume was released.
