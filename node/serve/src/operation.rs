@@ -130,6 +130,8 @@ pub enum FileOperation {
         request: RequestId,
         /// Length of the part.
         len_bytes: u32,
+        /// It counts for the volume's share of the disk.
+        counts: bool,
     },
     /// Copies a part of a read out of the slab.
     CopyCold(Box<ColdRead>),

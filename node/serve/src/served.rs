@@ -309,6 +309,7 @@ impl ServedVolume {
 
     /// Takes the volume's files off the ring.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+        debug_assert!(self.moves.is_idle(), "each move that began has ended");
         self.slots.release(ring)
     }
 }

@@ -162,7 +162,7 @@ fn a_share_of_the_cache_wakes_no_idle_volume() {
     turns(&mut thread, RingThread::is_still);
     // A tick replaces the figures.
     let marked = ServedCounts { reads: 7, ..ServedCounts::default() };
-    let mut gets_tick = |thread: &mut RingThread, message: Option<Message>| {
+    let gets_tick = |thread: &mut RingThread, message: Option<Message>| {
         published.show(published.status(), marked, published.limits());
         message.into_iter().chain([Message::Tick]).for_each(|message| thread.on_message(message, now()));
         published.served() != marked

@@ -158,9 +158,9 @@ impl ServedVolume {
                 self.tally.slab_hits += 1;
                 self.passed.read(range, true);
                 let part = self.slab_part(range, 0, &slot);
+                let counts = self.counts_copy(id, &slot);
                 self.copied[id.0 as usize] = Some(slot);
-                let copy = FileOperation::CopyKnown { request: id };
-                return self.move_part(ring, (id, part), false, copy);
+                return self.read_part(ring, id, part, (FileOperation::CopyKnown { request: id }, counts));
             }
         }
         self.handle(ring, Event::Request { id, op, range }, now);
@@ -254,15 +254,19 @@ impl ServedVolume {
             FileOperation::MoveWhole { request } => {
                 return self.moved_whole(ring, request, outcome, now);
             }
-            FileOperation::MovePart { request: id, len_bytes } => {
-                self.move_ended(ring, len_bytes);
+            FileOperation::MovePart { request: id, len_bytes, counts } => {
+                if counts {
+                    self.large_move_ended(ring, len_bytes);
+                }
                 Event::IoCompleted { id, result: exactly(outcome, len_bytes) }
             }
             FileOperation::CopyKnown { request: id } => {
                 let slot = self.copied[id.0 as usize].take();
                 let request = self.queues.described(id);
                 let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
-                self.move_ended(ring, bytes(range));
+                if slot.as_ref().is_some_and(|slot| self.counts_copy(id, slot)) {
+                    self.large_move_ended(ring, bytes(range));
+                }
                 let result = exactly(outcome, bytes(range));
                 if result.is_ok() && self.volume.end(now, id) {
                     return self.queues.complete(ring, id, Ok(()));
@@ -277,7 +281,9 @@ impl ServedVolume {
                 }
             }
             FileOperation::CopyCold(read) => {
-                self.move_ended(ring, bytes(read.range));
+                if read.slot.as_ref().is_some_and(|slot| self.counts_copy(read.request, slot)) {
+                    self.large_move_ended(ring, bytes(read.range));
+                }
                 match self.copied(read, outcome) {
                     Some(fetched) => fetched,
                     None => return,

@@ -31,8 +31,9 @@ impl ServedVolume {
                     Source::Zeros => (self.shared.zeros, 0),
                 };
                 let part = part(range, at, file, file_offset_bytes);
-                let operation = FileOperation::MovePart { request: id, len_bytes: part.len_bytes };
-                self.move_part(ring, (id, part), false, operation);
+                let counts = matches!(from, Source::Side(_)) && self.is_large(id);
+                let operation = FileOperation::MovePart { request: id, len_bytes: part.len_bytes, counts };
+                self.read_part(ring, id, part, (operation, counts));
             }
             Action::ReadCold { id, range, at, runs } => {
                 self.read_cold(ring, Box::new(ColdRead::of(id, range, at, runs)));
@@ -123,8 +124,19 @@ impl ServedVolume {
     /// Copies a part of a read out of a slot of the slab.
     pub(super) fn copy_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>, slot: SlabSlot) {
         let (request, part) = (read.request, self.slab_part(read.range, read.at, &slot));
+        let counts = self.counts_copy(request, &slot);
         read.slot = Some(slot);
-        self.move_part(ring, (request, part), false, FileOperation::CopyCold(read));
+        self.read_part(ring, request, part, (FileOperation::CopyCold(read), counts));
+    }
+
+    /// Returns true if copies out of a slot count for the volume's share of the disk.
+    pub(super) fn counts_copy(&self, request: RequestId, slot: &SlabSlot) -> bool {
+        !slot.is_in_memory() && self.is_large(request)
+    }
+
+    /// Returns true if a request is large: then each of its moves counts, however short it is.
+    pub(super) fn is_large(&self, request: RequestId) -> bool {
+        is_large(self.queues.described(request).len_bytes())
     }
 
     /// The place in the slab of a part of a read, which begins `at` bytes into the request.
@@ -185,20 +197,26 @@ impl ServedVolume {
         is_write: bool,
     ) {
         let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
-        self.move_part(ring, (id, part), is_write, FileOperation::MoveWhole { request: id });
+        let operation = self.begin_file(FileOperation::MoveWhole { request: id });
+        let counts = is_large(range.bytes());
+        self.move_part(ring, Move { request: id, part, is_write, operation }, counts);
     }
 
-    /// Moves data for a request, or keeps the move until less of the volume is in flight.
-    pub(super) fn move_part(
+    /// Reads a part of a request.
+    pub(super) fn read_part(
         &mut self,
         ring: &mut Ring,
-        (request, part): (RequestId, RequestPart),
-        is_write: bool,
-        operation: FileOperation,
+        request: RequestId,
+        part: RequestPart,
+        (operation, counts): (FileOperation, bool),
     ) {
         let operation = self.begin_file(operation);
-        let next = Move { request, part, is_write, operation };
-        if !is_large(part.len_bytes.into()) || self.moves.begins(part.len_bytes) {
+        self.move_part(ring, Move { request, part, is_write: false, operation }, counts);
+    }
+
+    /// Moves data for a request. A move that counts may have to wait until less of the volume is in flight.
+    fn move_part(&mut self, ring: &mut Ring, next: Move, counts: bool) {
+        if !counts || self.moves.begins(next.part.len_bytes) {
             self.begin_move(ring, next);
         } else {
             self.moves.wait(next);
@@ -215,14 +233,7 @@ impl ServedVolume {
         }
     }
 
-    /// A move of so many bytes ended: others may begin.
-    #[inline(always)] // of each request
-    pub(super) fn move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
-        if is_large(len_bytes.into()) {
-            self.large_move_ended(ring, len_bytes);
-        }
-    }
-
+    /// A move that counts ended: others may begin.
     #[inline(never)]
     pub(super) fn large_move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
         self.moves.end(len_bytes);
