@@ -2,9 +2,9 @@
 //!
 //! Both show how full they were as metrics (`docs/metrics.md`).
 
-/// Maximum messages that wait for a ring thread: more than one for each of the 1,637 volumes that it may have,
-/// which a measurement of the cache sends at once. A sender of one more waits until the thread has taken one,
-/// or drops it. A thread takes all of them at each turn.
+/// Maximum messages that wait for a ring thread: more than one for each of the 1,637 volumes that it may
+/// have, which a measurement of the cache sends at once. A sender of one more waits until the thread has
+/// taken one, or drops it. A thread takes all of them at each turn.
 pub const RING_MESSAGES: usize = 4096;
 
 /// Holes that evictions of a volume punch at a time, at most. The others wait: an eviction may free as many

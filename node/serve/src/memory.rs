@@ -3,9 +3,9 @@
 //! Owns: the requests and queues that a thread has of memory volumes. Does not own: where a page lies
 //! ([`holdfast_memory`]); several threads may serve a volume, each its share of the queues. Runs on: the ring
 //! thread. A request is answered in the turn in which it came, or in one of the next ([`turn`]), unless pages
-//! of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, but of a device with user copy of an older release; one takes the memory of a slab,
-//! once for 16 pages or more. No allocation for a request. Invariants: the key of a memory volume is no other
-//! volume's.
+//! of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, except for a
+//! device with user copy of an older release; one takes the memory of a slab, once for 16 pages or more. No
+//! allocation for a request. Invariants: the key of a memory volume is no other volume's.
 
 pub(crate) mod files;
 pub(crate) mod new_volume;
@@ -30,7 +30,7 @@ use crate::volume_table::VolumeTable;
 pub use files::MemoryFiles;
 pub use new_volume::{NewMemoryVolume, QueueShare};
 pub use published::PublishedMemory;
-use served::{MemoryRequest, ServedMemory};
+use served::{RequestOfVolume, ServedMemory};
 use turn::MemoryTurn;
 
 /// Bit of [`VolumeKey::index`] that memory volumes have. A ring has room for far fewer volumes.
@@ -45,7 +45,7 @@ pub(crate) const fn is_memory(key: VolumeKey) -> bool {
 pub(crate) struct MemoryVolumes {
     volumes: VolumeTable<ServedMemory>,
     codecs: Codecs,
-    turn: MemoryTurn<MemoryRequest>,
+    turn: MemoryTurn<RequestOfVolume>,
 }
 
 impl Default for MemoryVolumes {

@@ -21,7 +21,7 @@ use crate::operation::{Ring, VolumeKey};
 use crate::published_status::ServedCounts;
 
 /// A request, and its volume.
-pub(super) type MemoryRequest = (VolumeKey, QueuedRequest);
+pub(super) type RequestOfVolume = (VolumeKey, QueuedRequest);
 
 /// A memory volume on a ring thread.
 pub(super) struct ServedMemory {
@@ -82,11 +82,12 @@ impl ServedMemory {
         }
     }
 
-    /// Takes in a request, for `turn`, or what else a command of a queue came to. False if the queue is closed.
+    /// Handles the end of a queue's command; a request waits for its `turn`. Returns false if the queue is
+    /// closed.
     pub(super) fn on_command(
         &mut self,
         ring: &mut Ring,
-        (codecs, turn): (&mut Codecs, &mut MemoryTurn<MemoryRequest>),
+        (codecs, turn): (&mut Codecs, &mut MemoryTurn<RequestOfVolume>),
         QueueCommand { owner, queue_id, tag }: QueueCommand<VolumeKey>,
         outcome: IoResult,
         now: Millis,

@@ -1,11 +1,12 @@
 //! The share of memory volumes in a turn of a ring thread.
 //!
-//! The thread itself does the work of their requests: a codec takes up to 30 us per page. Without a bound, a
-//! queue of 64 requests of 128 KiB blocked all other volumes of the thread while it compressed 8 MiB. So a turn
-//! serves few bytes, and the next turn follows immediately and includes new completions of other volumes.
+//! The thread itself does the work of their requests: a codec needs up to 30 us per page. Without a bound, a
+//! queue of 64 requests of 128 KiB blocked all other volumes of the thread while it compressed 8 MiB. So a
+//! turn serves few bytes, and the next turn follows immediately and includes new completions of other
+//! volumes.
 //!
-//! Owns: the requests that wait for a turn. Runs on: the ring thread. No allocation for a request once as many
-//! waited at once.
+//! Owns: the requests that wait for a turn. Runs on: the ring thread. No allocation for a request once as
+//! many waited at once.
 //! Invariants: requests are served in the order in which they came; while some wait, another turn follows.
 
 use std::collections::VecDeque;

@@ -8,8 +8,8 @@
 //!
 //! A disk serves its queue in order. Without a bound, a program with 128 requests of 1 MiB in flight puts 128
 //! MiB in front of each request of another volume. Small moves begin at once: a full queue of them does not
-//! exceed the bound. All moves of a large request count, however short: one that reads data of both sides has a
-//! move for each run of sectors. Moves from memory do not count.
+//! exceed the bound. All moves of a large request count, however short: one that reads data of both sides has
+//! a move for each run of sectors. Moves from memory do not count.
 //!
 //! Owns: the moves that wait. Does not own: their requests, which stay with their queue.
 //! Invariants: while a move waits, another one is in flight; moves that wait begin in order.
@@ -24,7 +24,7 @@ use crate::operation::InFlight;
 
 /// Moves a part of a request between its pages and a local file.
 #[derive(Debug)]
-pub(super) struct Move {
+pub(super) struct PartMove {
     pub(super) request: RequestId,
     pub(super) part: RequestPart,
     pub(super) is_write: bool,
@@ -35,7 +35,7 @@ pub(super) struct Move {
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     in_flight_bytes: u32,
-    waiting: VecDeque<Move>,
+    waiting: VecDeque<PartMove>,
 }
 
 /// Returns true if the moves of a request of so many bytes count.
@@ -51,7 +51,7 @@ impl Moves {
     }
 
     /// Keeps a move until it may begin.
-    pub(super) fn wait(&mut self, large: Move) {
+    pub(super) fn wait(&mut self, large: PartMove) {
         self.waiting.push_back(large);
     }
 
@@ -66,7 +66,7 @@ impl Moves {
     }
 
     /// The next of those that wait, if it may begin.
-    pub(super) fn next(&mut self) -> Option<Move> {
+    pub(super) fn next(&mut self) -> Option<PartMove> {
         let len_bytes = self.waiting.front()?.part.len_bytes;
         if self.takes(len_bytes) { self.waiting.pop_front() } else { None }
     }
@@ -98,12 +98,12 @@ mod tests {
         ring.register_file(tempfile::tempfile().unwrap().as_fd()).unwrap()
     }
 
-    fn large(file: FileSlot, request: u32, len_bytes: u32) -> Move {
+    fn large(file: FileSlot, request: u32, len_bytes: u32) -> PartMove {
         let volume = VolumeKey { index: 0, serial: 0 };
         let request = RequestId(request);
         let operation = InFlight::File { volume, operation: FileOperation::MoveWhole { request } };
         let part = RequestPart { request_offset_bytes: 0, len_bytes, file, file_offset_bytes: 0 };
-        Move { request, part, is_write: false, operation }
+        PartMove { request, part, is_write: false, operation }
     }
 
     /// Begins it or keeps it; returns true if it began.

@@ -15,7 +15,7 @@ use holdfast_types::{BLOCK_SECTORS, Chunk, Mask, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::RequestPart;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::moves::{Move, is_large};
+use super::moves::{PartMove, is_large};
 use super::{ServedVolume, bytes};
 use crate::operation::{FileOperation, InFlight, Ring};
 use crate::work::{BackgroundWork, ColdRead, UsedBlocks};
@@ -199,7 +199,7 @@ impl ServedVolume {
         let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
         let operation = self.begin_file(FileOperation::MoveWhole { request: id });
         let counts = is_large(range.bytes());
-        self.move_part(ring, Move { request: id, part, is_write, operation }, counts);
+        self.move_part(ring, PartMove { request: id, part, is_write, operation }, counts);
     }
 
     /// Reads a part of a request.
@@ -211,11 +211,11 @@ impl ServedVolume {
         (operation, counts): (FileOperation, bool),
     ) {
         let operation = self.begin_file(operation);
-        self.move_part(ring, Move { request, part, is_write: false, operation }, counts);
+        self.move_part(ring, PartMove { request, part, is_write: false, operation }, counts);
     }
 
     /// Moves data for a request. A move that counts may have to wait until less of the volume is in flight.
-    fn move_part(&mut self, ring: &mut Ring, next: Move, counts: bool) {
+    fn move_part(&mut self, ring: &mut Ring, next: PartMove, counts: bool) {
         if !counts || self.moves.begins(next.part.len_bytes) {
             self.begin_move(ring, next);
         } else {
@@ -224,7 +224,7 @@ impl ServedVolume {
     }
 
     #[inline(never)] // what the path of each request inlines has few callers
-    fn begin_move(&mut self, ring: &mut Ring, Move { request, part, is_write, operation }: Move) {
+    fn begin_move(&mut self, ring: &mut Ring, PartMove { request, part, is_write, operation }: PartMove) {
         let (queue, request) = self.queues.request(request);
         if is_write {
             queue.write_part(ring, request, &part, operation);
