@@ -156,15 +156,15 @@ fn under_load(node: &Node, device: &str) -> Result<()> {
     load.stop()
 }
 
-/// The 99th percentile of reads of a quiet volume: alone, next to a neighbor without a limit, and next to one
-/// with a limit.
+/// The 99th percentile of reads of a quiet volume: alone, next to a neighbour without a limit, and next to
+/// one with a limit.
 fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     report::step("a noisy neighbour");
     let alone = p99(node, quiet, "alone")?;
     noise(node, busy)?;
-    let beside = p99_beside(node, quiet, busy, "beside a neighbour without a limit")?;
+    let beside = p99_with_noise(node, quiet, busy, "next to a neighbour without a limit")?;
     configure(node, &["--max-iops", "200"])?;
-    let limited = p99_beside(node, quiet, busy, "beside one with 200 IOPS")?;
+    let limited = p99_with_noise(node, quiet, busy, "next to one with 200 IOPS")?;
     node.vm().signal(NOISE, SIGKILL)?;
     node.vm().wait(NOISE, LIMIT)?;
     report::step(format_args!(
@@ -177,22 +177,22 @@ fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     Ok(())
 }
 
-/// Measures next to a neighbour whose requests are work of the ring thread itself: it compresses them.
+/// Measures next to a memory volume: the ring thread itself compresses its requests.
 fn memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
     report::step("a noisy memory volume");
     let device = node.cli(&["attach", "memory", "--memory", "128Mi", "--compression", "zstd"])?;
     let device = device.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     noise(node, &device)?;
-    let beside = p99_beside(node, quiet, &device, "beside a memory volume")?;
+    let beside = p99_with_noise(node, quiet, &device, "next to a memory volume")?;
     node.vm().signal(NOISE, SIGKILL)?;
     node.vm().wait(NOISE, LIMIT)?;
-    ensure!(beside <= MEMORY_P99_US, "p99 {beside:.0} us beside a memory volume");
+    ensure!(beside <= MEMORY_P99_US, "p99 {beside:.0} us next to a memory volume");
     node.cli(&["detach", "memory"]).map(drop)
 }
 
-/// Returns the same for the quiet volume, and fails if the noise at the other one has ended.
-fn p99_beside(node: &Node, quiet: &str, busy: &str, of: &str) -> Result<f64> {
+/// Returns the same with noise at another volume, and fails if that noise has ended.
+fn p99_with_noise(node: &Node, quiet: &str, busy: &str, of: &str) -> Result<f64> {
     let us = p99(node, quiet, of)?;
     let rate = in_seconds(node.vm(), busy, 2)?;
     report::step(format_args!("the neighbour has {rate:.0} requests a second"));

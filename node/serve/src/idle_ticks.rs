@@ -1,10 +1,9 @@
-//! Ticks of a volume that does nothing: most are left out, so that a node with many volumes of which few are
-//! used works for these only.
+//! Skips most ticks of an idle volume, so that a node with many volumes spends its time on those with I/O.
 
-/// Of the ticks of an idle volume this is one: what time alone changes of its figures is so old, at most.
+/// An idle volume gets one of this many ticks: its figures that depend on time are at most that old.
 const EACH: u32 = 16;
 
-/// The choice which ticks of a volume are left out.
+/// Decides which ticks of a volume to skip.
 #[derive(Debug, Default)]
 pub(crate) struct IdleTicks {
     /// Requests that the volume had at its last tick.
@@ -15,20 +14,20 @@ pub(crate) struct IdleTicks {
 }
 
 impl IdleTicks {
-    /// True if the volume is to get a tick now: it has had so many requests, and `works` at something.
+    /// Returns true if the volume needs a tick now, after this many requests; `works` if one is in progress.
     pub(crate) fn is_due(&mut self, requests: u64, works: bool) -> bool {
         self.left_out += 1;
         !self.is_idle || works || requests != self.requests || self.left_out >= EACH
     }
 
-    /// Takes in that it got one, after so many requests. Returns true if it does nothing.
+    /// Records a tick at this number of requests. Returns true if the volume is idle.
     pub(crate) fn passed(&mut self, requests: u64, works: bool) -> bool {
         let is_idle = !works && requests == self.requests;
         *self = Self { requests, is_idle, left_out: 0 };
         is_idle
     }
 
-    /// Something other than a request came: the next tick is due.
+    /// Makes the next tick due, after an event other than a request.
     pub(crate) fn wake(&mut self) {
         self.is_idle = false;
     }

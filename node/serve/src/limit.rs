@@ -17,14 +17,14 @@ pub const CREDIT_MS: u64 = 1000;
 /// Time after which requests that wait for a limit of their volume are looked at again.
 pub const LIMIT_PAUSE_MS: u64 = 5;
 
-/// Bytes that the large requests of a volume have in flight on local files at a time, at most; one request
-/// may always be. It is what a disk of 8 GB/s moves in 250 us: one volume alone keeps it busy with that.
+/// Maximum bytes that the large requests of a volume have in flight on local files; one move may always be. A
+/// disk of 8 GB/s transfers that much in 250 us, so a single volume can keep it busy.
 pub const MOVING_BYTES: u32 = 2 << 20;
 
-/// Length of the longest request that does not count for [`MOVING_BYTES`]: as many as a device has, 128, are
-/// no more than that together.
+/// Maximum length of a request that does not count towards [`MOVING_BYTES`]: 128 of them, the depth of a
+/// device, do not exceed it.
 pub const FREE_MOVE_BYTES: u32 = 16 << 10;
 
-/// Bytes of requests that a turn of a ring thread serves of its memory volumes: the last one may be longer.
-/// lz4 takes some 0.3 ms to compress them, zstd some 1 ms (`docs/adr/0023-memory-volumes.md`).
+/// Bytes of memory volumes' requests that a turn of a ring thread serves: the last request may exceed it. lz4
+/// needs about 0.3 ms to compress them, zstd about 1 ms (`docs/adr/0023-memory-volumes.md`).
 pub const MEMORY_TURN_BYTES: u64 = 128 << 10;

@@ -109,7 +109,7 @@ impl MemoryVolumes {
                 .is_some_and(|served| served.on_command(ring, (codecs, turn), command, outcome, now))
     }
 
-    /// The turn of the thread is over. While requests wait, the next one follows at once.
+    /// Ends a turn of the thread, and schedules the next one if requests wait.
     #[inline]
     pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
         if let Some(&(volume, _)) = self.turn.end() {
@@ -117,7 +117,7 @@ impl MemoryVolumes {
         }
     }
 
-    /// Serves those that wait, as far as a turn does.
+    /// Serves waiting requests, up to the bytes of a turn.
     pub(crate) fn on_turn(&mut self, ring: &mut Ring, now: Millis) {
         let Self { volumes, codecs, turn } = self;
         turn.called();

@@ -195,7 +195,7 @@ impl RingThread {
                 let now = if is_pause { self.read_clock() } else { now };
                 match self.volumes.get_mut(volume) {
                     Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
-                    // A turn that memory volumes asked for.
+                    // The turn that memory volumes scheduled.
                     None if is_memory(volume) => self.memory.on_turn(&mut self.ring, now),
                     None => self.late += 1,
                 }
@@ -302,7 +302,7 @@ impl RingThread {
                     served.grow(ring, *live_map, sectors, now);
                 }
             }
-            // The share of each volume changes with the use of any other: alone it ends no volume's rest.
+            // A volume's share of the cache changes with the I/O of any other: it must not wake idle volumes.
             Message::Event { key, event: event @ Event::Space { .. } } => {
                 if let Some(served) = self.volumes.get_mut(key) {
                     served.handle(&mut self.ring, event, now);
