@@ -84,7 +84,7 @@ fn kinds(world: &World) -> Result<()> {
     report::step("the kinds of another version are applied over those that Helm installed");
     let mut show = Command::new(world.toolbox().helm()?);
     let kinds = output(show.args(["show", "crds"]).arg(world.chart()))?;
-    let others = kinds.replace("Home of the data. Immutable.", "Home of the data.");
+    let others = kinds.replace("Immutable.", "Cannot be changed.");
     ensure!(others != kinds, "no kind is changed");
     let file = world.dir().join("crds.yaml");
     fs::write(&file, others).context("write the kinds")?;

@@ -92,8 +92,9 @@ pub(super) fn many(world: &World) -> Result<()> {
 }
 
 /// Device tests of features that the long-term kernel's driver lacks.
-const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 7] = [
+const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 8] = [
     ("requests_whose_pages_are_not_registered_are_copied", "no zero copy"),
+    ("devices_that_share_buffers_keep_their_data", "no zero copy"),
     ("starting_a_device_reads_nothing_from_it", "no start without a look for partitions"),
     ("a_quiesced_device_has_given_its_idle_tags_back", "no QUIESCE_DEV"),
     (
