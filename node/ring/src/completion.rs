@@ -19,25 +19,25 @@ impl Errno {
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// The operation is not supported.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
-    /// An argument was not acceptable.
+    /// An argument was invalid.
     pub const EINVAL: Self = Self(libc::EINVAL);
-    /// The device has gone.
+    /// The device is gone.
     pub const ENODEV: Self = Self(libc::ENODEV);
-    /// It exists already.
+    /// The object already exists.
     pub const EEXIST: Self = Self(libc::EEXIST);
-    /// A signal interrupted the wait; ask again.
+    /// A signal interrupted the wait; repeat the call.
     pub const EINTR: Self = Self(libc::EINTR);
-    /// Another owner has it; retry.
+    /// Another owner uses the object; retry.
     pub const EBUSY: Self = Self(libc::EBUSY);
 
-    /// The error number itself (positive). A value that is no error number becomes `EIO`.
+    /// Wraps a positive error number. Any other value becomes `EIO`.
     #[must_use]
     #[inline]
     pub const fn new(number: i32) -> Self {
         if number > 0 && number < 4096 { Self(number) } else { Self::EIO }
     }
 
-    /// The positive number.
+    /// Returns the positive number.
     #[must_use]
     pub const fn number(self) -> i32 {
         self.0
@@ -58,13 +58,13 @@ impl std::fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
-/// Result of an operation, as the kernel gave it. Not negative: the operation's result (for transfers:
+/// Result of an operation, as the kernel returned it. Zero or more: the operation's result (for transfers:
 /// bytes). Negative: minus an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoResult(pub i32);
 
 impl IoResult {
-    /// The result as a count of bytes.
+    /// Returns the result as a number of bytes.
     ///
     /// # Errors
     /// The error number the operation ended with.
@@ -73,12 +73,11 @@ impl IoResult {
         if self.0 < 0 { Err(Errno::new(self.0.wrapping_neg())) } else { Ok(self.0 as u32) }
     }
 
-    /// Checks that exactly `expected_bytes` were moved.
+    /// Checks that the operation moved exactly `expected_bytes`.
     ///
     /// # Errors
-    /// The error number the operation ended with; `EIO` where it moved another number of bytes: a
-    /// transfer between a request and a file that holds the device's whole range is never short
-    /// without a reason.
+    /// The error number the operation ended with; `EIO` if it moved another number of bytes: a transfer
+    /// between a request and a file that covers the whole device is short only because of a fault.
     #[inline]
     pub const fn exactly(self, expected_bytes: u32) -> Result<(), Errno> {
         match self.result() {
@@ -89,7 +88,7 @@ impl IoResult {
     }
 }
 
-/// A completion that the kernel gave. [`Ring::end`](crate::Ring::end) says whose.
+/// A completion of the kernel. [`Ring::end`](crate::Ring::end) returns its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The user data of its entry.
@@ -99,8 +98,8 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// True if the operation continues: it is a multishot one, which has to be a word
-    /// ([`RingOperation::to_word`](crate::RingOperation::to_word)), and more completions of it come.
+    /// Returns true if more completions of the operation follow. It is then a multishot operation, which must
+    /// be a word ([`RingOperation::to_word`](crate::RingOperation::to_word)).
     #[inline]
     #[must_use]
     pub fn continues(self) -> bool {
@@ -111,12 +110,11 @@ impl Completion {
 /// An operation that ended.
 #[derive(Debug)]
 pub struct Ended<T> {
-    /// Value it was started with.
+    /// Value that the owner started it with.
     pub operation: T,
     /// Its result.
     pub outcome: IoResult,
-    /// The memory that was lent to it ([`Ring::read`](crate::Ring::read),
-    /// [`Ring::write`](crate::Ring::write)).
+    /// Memory that was lent to it ([`Ring::read`](crate::Ring::read), [`Ring::write`](crate::Ring::write)).
     pub buffer: Option<HeapBuffer>,
 }
 

@@ -2,10 +2,10 @@
 
 use std::io;
 
-/// A ring that could not be created, or that failed later.
+/// Failure to create a ring, or of a ring in use.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// The kernel refused to make the ring; it may be older than 6.1 or forbid io_uring
+    /// The kernel refused to create the ring; it may be older than 6.1 or forbid io_uring
     /// (`kernel.io_uring_disabled`, a seccomp profile).
     #[error("io_uring_setup failed; the kernel must be 6.1 or newer and allow io_uring to this process")]
     Setup(#[source] io::Error),
@@ -51,7 +51,7 @@ pub enum RingError {
     /// The eventfd of the waker could not be made.
     #[error("eventfd failed")]
     Eventfd(#[source] io::Error),
-    /// `io_uring_enter` failed for a reason that trying again does not cure.
+    /// `io_uring_enter` failed with an error that a retry does not clear.
     #[error("io_uring_enter failed")]
     Enter(#[source] io::Error),
     /// The ring's file could not be duplicated.

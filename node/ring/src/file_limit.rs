@@ -3,9 +3,9 @@
 
 use std::io;
 
-/// Raises the limit of open files to the most the process may set for itself, and returns it. A table of
-/// fixed files cannot be larger than the limit, and the usual 1024 is small for a node's devices. Call it
-/// once, before the first [`Ring`](crate::Ring).
+/// Raises the process's soft limit of open files to its hard limit, and returns it. A table of fixed files
+/// cannot be larger than the limit, and the usual 1024 is too small for a node's devices. Call this once,
+/// before creating the first [`Ring`](crate::Ring).
 ///
 /// # Errors
 /// Error of the kernel; not expected.

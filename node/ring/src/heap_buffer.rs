@@ -1,4 +1,4 @@
-//! Page-aligned memory of our own that operations may read from or write to.
+//! Page-aligned memory of the process that operations may read or write.
 #![allow(unsafe_code)] // an aligned allocation, and the slices over it
 
 use std::alloc::{self, Layout};
@@ -9,24 +9,24 @@ const ALIGNMENT: usize = 4096;
 
 /// Zeroed memory, aligned to 4096 bytes, so that it suits direct I/O.
 ///
-/// It is moved into [`Ring::read`](crate::Ring::read) or [`Ring::write`](crate::Ring::write) and comes
-/// back when the operation has [ended](crate::Ring::end): nothing else can touch it while the kernel may.
+/// [`Ring::read`](crate::Ring::read) and [`Ring::write`](crate::Ring::write) take it and
+/// [`Ring::end`](crate::Ring::end) returns it: nothing else can access it while the kernel may.
 pub struct HeapBuffer {
     memory: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the memory is owned by this value alone and has no tie to a thread.
+// SAFETY: this value alone owns the memory, which is not bound to a thread.
 unsafe impl Send for HeapBuffer {}
-// SAFETY: a shared reference gives shared slices alone. Only an operation writes through `as_raw`, and it
-// owns the buffer meanwhile.
+// SAFETY: a shared reference gives only shared slices. Only an operation writes through `as_raw`, and it owns
+// the buffer until it ends.
 unsafe impl Sync for HeapBuffer {}
 
 impl HeapBuffer {
-    /// `len_bytes` zeroed bytes.
+    /// Allocates `len_bytes` zeroed bytes.
     ///
     /// # Panics
-    /// If `len_bytes` is zero or larger than `u32::MAX`, which no single operation can move.
+    /// If `len_bytes` is zero or larger than `u32::MAX`, the most that one operation can move.
     #[must_use]
     pub fn zeroed(len_bytes: usize) -> Self {
         assert!(len_bytes > 0 && u32::try_from(len_bytes).is_ok(), "one operation moves 1..=u32::MAX bytes");
@@ -37,7 +37,7 @@ impl HeapBuffer {
         Self { memory, len: len_bytes }
     }
 
-    /// A buffer with these contents.
+    /// Allocates a buffer with these contents.
     #[must_use]
     pub fn from_slice(bytes: &[u8]) -> Self {
         let mut buffer = Self::zeroed(bytes.len());
@@ -67,8 +67,8 @@ impl Deref for HeapBuffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes are owned by this value; the kernel has no access while it can
-        // be borrowed, because it is moved into the ring for the time of an operation.
+        // SAFETY: this value owns `len` initialised bytes. The kernel cannot access them while the value can
+        // be borrowed, because the ring owns the value during an operation.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.len) }
     }
 }

@@ -1,15 +1,15 @@
 //! The io_uring worker: ring, fixed files, fixed buffers, wake.
 //!
-//! *Owns*: every use of the `io-uring` crate on the data path: the ring itself, its table of fixed
-//! files, its table of fixed buffers, the operations in flight with what each was for, and the heap
-//! buffers lent with them.
-//! *Does not own*: what the completions mean. The owner of the ring gives each operation a value of its
-//! own type, which comes back with the completion ([`Ring::end`]).
+//! *Owns*: every use of the `io-uring` crate on the data path: the ring itself, its table of fixed files, its
+//! table of fixed buffers, the operations in flight with the purpose of each, and the heap buffers lent to
+//! them.
+//! *Does not own*: the meaning of the completions. The owner of the ring gives each operation a value of its
+//! own type, which [`Ring::end`] returns for its completion.
 //! *Runs on*: one thread; a [`Ring`] is neither `Send` nor `Sync`. Only a [`Waker`] crosses threads.
-//! *Invariants*: an entry that was pushed is submitted exactly once and its completion is handed out
-//! exactly once; memory lent to the kernel stays allocated until that completion.
-//! *On failure*: pushing cannot fail; a broken ring shows as an error of [`Ring::submit_and_wait`],
-//! after which the only thing left to do is to drop it.
+//! *Invariants*: the ring submits each pushed entry exactly once and hands out its completion exactly once;
+//! memory lent to the kernel stays allocated until that completion.
+//! *On failure*: pushing cannot fail; a broken ring makes [`Ring::submit_and_wait`] fail, after which its
+//! owner can only drop it.
 
 mod completion;
 mod error;

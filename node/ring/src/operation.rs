@@ -1,5 +1,5 @@
-//! The file operations a data path needs, on fixed files only.
-#![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
+//! The file operations of the data path, on fixed files only.
+#![allow(unsafe_code)] // pushes entries; each SAFETY note names their memory and its owner
 
 use io_uring::opcode;
 use io_uring::types::{FsyncFlags, Timespec};
@@ -31,12 +31,12 @@ pub struct FixedTransfer {
     pub len_bytes: u32,
 }
 
-/// A length of time that a ring can wait for.
+/// Duration of a [`Ring::pause`].
 #[derive(Debug)]
 pub struct Pause(Timespec);
 
 impl Pause {
-    /// Of so many milliseconds, less than a second.
+    /// Creates a pause of `millis` milliseconds, less than a second.
     #[must_use]
     pub const fn millis(millis: u64) -> Self {
         assert!(millis < 1000);
@@ -54,7 +54,7 @@ impl<T: RingOperation> Ring<T> {
         let entry = opcode::ReadFixed::new(file.fixed(), address, len_bytes, buffer_index)
             .offset(file_offset_bytes)
             .build();
-        // SAFETY: the address is an offset in a buffer of the kernel's own; no memory of ours is named.
+        // SAFETY: the address is an offset in a buffer of the kernel; the entry names no user memory.
         unsafe { self.push(entry, operation) };
     }
 
@@ -71,13 +71,12 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.push(entry, operation) };
     }
 
-    /// Reads a whole buffer from a file. The buffer stays with the ring until the operation has
-    /// [ended](Self::end).
+    /// Reads a whole buffer from a file. The ring owns the buffer until the operation has [ended](Self::end).
     pub fn read(&mut self, file: FileSlot, offset_bytes: u64, buffer: HeapBuffer, operation: T) {
         let (address, len) = (buffer.as_raw(), buffer_len(&buffer));
         let entry = opcode::Read::new(file.fixed(), address, len).offset(offset_bytes).build();
-        // SAFETY: the buffer lies beside the operation until its completion was handed out, and is leaked if
-        // the ring goes first. Moving a `HeapBuffer` does not move its memory.
+        // SAFETY: the operation table owns the buffer until the completion was handed out, and leaks it if
+        // the ring is dropped first. Moving a `HeapBuffer` does not move its memory.
         unsafe { self.push_with(entry, operation, buffer) };
     }
 
@@ -89,17 +88,17 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.push_with(entry, operation, buffer) };
     }
 
-    /// Does nothing: its completion comes in a later turn of the thread.
+    /// Starts an operation without effect, whose completion comes in a later turn of the thread.
     pub fn no_operation(&mut self, operation: T) {
         let entry = opcode::Nop::new().build();
         // SAFETY: the entry names no memory.
         unsafe { self.push(entry, operation) };
     }
 
-    /// Does nothing: its completion, an error, comes after the pause.
+    /// Starts an operation without effect, whose completion, an error, comes after the pause.
     pub fn pause(&mut self, pause: &'static Pause, operation: T) {
         let entry = opcode::Timeout::new(&raw const pause.0).build();
-        // SAFETY: what the entry names is never freed, and never written.
+        // SAFETY: the entry names a `'static` value, which is never written.
         unsafe { self.push(entry, operation) };
     }
 
@@ -115,7 +114,7 @@ impl<T: RingOperation> Ring<T> {
         self.fallocate(file, range, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, operation);
     }
 
-    /// Reserves space for a range of a file; what was there stays, what was a hole reads as zeros.
+    /// Reserves space for a range of a file: data in it stays, holes in it read as zeros.
     pub fn allocate(&mut self, file: FileSlot, range: FileRange, operation: T) {
         self.fallocate(file, range, libc::FALLOC_FL_KEEP_SIZE, operation);
     }

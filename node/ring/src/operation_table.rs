@@ -1,4 +1,4 @@
-//! The operations in flight: what each was for, and the memory it may touch, until its completion is handed
+//! The operations in flight: the purpose of each, and the memory it may touch, until its completion is handed
 //! out.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!   FREE ----------------> HELD ------------------------------------> FREE, generation + 1
 //! ```
 //!
-//! The key of an entry travels as the 64 bits of user data. The highest is 1 where they are an operation
-//! itself ([`RingOperation::to_word`](crate::RingOperation::to_word)), which has no entry:
+//! The 64 bits of user data of a submission are the key of an entry. If the highest bit is 1, the others are
+//! the operation itself ([`RingOperation::to_word`](crate::RingOperation::to_word)), which has no entry:
 //!
 //! ```text
 //!  63  62                32 31                     0
@@ -18,26 +18,26 @@
 //! +---+---------------------------------------------+
 //! ```
 //!
-//! *Owns*: every entry from the push to the completion, the buffer that was lent to the kernel with it. Few
-//! operations have one: buffers lie apart, so that an entry is small.
-//! *Invariants*: a key names one operation: a completion whose generation is gone finds nothing. An entry is
-//! never moved: the table grows by a part when more operations are in flight than ever before. The
-//! entry freed last is used next.
+//! *Owns*: every entry from the push to the completion, and the buffer lent to the kernel with it. Few
+//! operations have a buffer: a list of its own holds the buffers, so that an entry is small.
+//! *Invariants*: a key names one operation: a completion of an earlier generation finds nothing. An entry is
+//! never moved: the table grows by a part when more operations are in flight than ever before. The entry
+//! freed last is used next.
 
 use crate::HeapBuffer;
 
-/// Marks the end of the list of free entries, and belongs to no entry.
+/// End of the list of free entries; the number of no entry.
 const NONE: u32 = u32::MAX;
-/// In place of the next free entry: memory is lent with the operation.
+/// Value instead of a next free entry: memory is lent with the operation.
 const LENT: u32 = u32::MAX - 1;
-/// Entries of a part of the table, as a power of two: at most 1 MiB.
+/// Binary logarithm of the entries of a part of the table, which is at most 1 MiB.
 const PART_BITS: u32 = 14;
 const PART_ENTRIES: u32 = 1 << PART_BITS;
 
-/// The bits of a generation.
+/// Mask of a generation.
 const GENERATION: u32 = u32::MAX >> 1;
 
-/// Names an operation in flight that has an entry.
+/// Name of an operation in flight that has an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OperationKey {
     entry: u32,
@@ -45,7 +45,7 @@ pub(crate) struct OperationKey {
 }
 
 impl OperationKey {
-    /// The poll that a [`Waker`](crate::Waker) fires; it has no entry.
+    /// Key of the poll that a [`Waker`](crate::Waker) fires, which has no entry.
     pub(crate) const WAKE: Self = Self { entry: NONE, generation: GENERATION };
 
     #[inline]
@@ -59,20 +59,20 @@ impl OperationKey {
     }
 }
 
-/// One operation.
+/// Entry of one operation.
 struct Entry<T> {
     generation: u32,
-    /// While this is free: the next free one. While it is held: [`LENT`] if memory is lent with it.
+    /// In a free entry: the next free one. In a held entry: [`LENT`] if memory is lent with it.
     next_free: u32,
     operation: Option<T>,
 }
 
 /// The operations of one ring.
 pub(crate) struct OperationTable<T> {
-    /// All full but the last.
+    /// Parts of the table, all full but the last.
     parts: Vec<Vec<Entry<T>>>,
     first_free: u32,
-    /// The memory that is lent, by entry.
+    /// Lent memory, by entry.
     lent: Vec<(u32, HeapBuffer)>,
     held: u32,
     late: u64,
@@ -111,7 +111,7 @@ impl<T> OperationTable<T> {
             let next_free = std::mem::replace(&mut entry.next_free, NONE);
             let free = entry.operation.replace(operation);
             debug_assert!(free.is_none(), "a free entry has no operation");
-            // Nothing is in it that could be dropped.
+            // `None` has nothing to drop.
             std::mem::forget(free);
             self.first_free = next_free;
             key
@@ -137,7 +137,7 @@ impl<T> OperationTable<T> {
         Some(self.lent.swap_remove(at).1)
     }
 
-    /// Ends an operation. `None`, and counted, if there is none of this key: it has ended before.
+    /// Ends an operation. Returns `None`, and counts the call, if the operation of this key has ended before.
     #[inline]
     pub(crate) fn take(&mut self, key: OperationKey) -> Option<(T, Option<HeapBuffer>)> {
         let first_free = self.first_free;
@@ -154,17 +154,17 @@ impl<T> OperationTable<T> {
         Some((operation, buffer))
     }
 
-    /// Number of operations in flight.
+    /// Returns the number of operations in flight.
     pub(crate) const fn count(&self) -> u32 {
         self.held
     }
 
-    /// Number of completions that named an operation that had ended before.
+    /// Returns the number of completions whose operation had ended before.
     pub(crate) const fn late(&self) -> u64 {
         self.late
     }
 
-    /// Leaks the memory that is lent: the kernel may still write to it.
+    /// Leaks the lent memory, because the kernel may still write to it.
     pub(crate) fn leak_buffers(&mut self) {
         self.lent.drain(..).for_each(std::mem::forget);
     }
@@ -174,7 +174,7 @@ impl<T> OperationTable<T> {
 mod tests {
     use super::*;
 
-    /// A completion that came after its operation had ended would be mistaken for the next one of its entry.
+    /// A completion that came after its operation had ended would end the next operation in its entry.
     #[test]
     fn a_late_key_finds_nothing_in_a_reused_entry() {
         let mut table = OperationTable::default();
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!((table.parts.len(), table.parts[0].len()), (1, 4));
     }
 
-    /// The table was one piece of 512 MiB of address space, which a host with `vm.overcommit_memory=2` counts
-    /// as memory.
+    /// The table was one allocation of 512 MiB of address space, which a host with `vm.overcommit_memory=2`
+    /// counts as memory.
     #[test]
     fn the_table_grows_by_a_part_and_moves_no_entry() {
         let mut table = OperationTable::default();
@@ -224,7 +224,7 @@ mod tests {
         assert_ne!(OperationKey::WAKE.to_bits(), OperationKey { entry: 0, generation: 0 }.to_bits());
     }
 
-    /// The entries of two operations change places on the list of free ones; their memory does not.
+    /// The list of free entries swaps those of two operations, but must not swap their memory.
     #[test]
     fn each_operation_gets_its_own_memory_back() {
         let mut table = OperationTable::default();

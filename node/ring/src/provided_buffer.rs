@@ -6,12 +6,12 @@
 //!                      ^ taken            ^ taken                                     refill
 //! ```
 //!
-//! The kernel keeps its place in the entry of the buffer (`IOU_PBUF_RING_INC`, Linux 6.12): it moves the
-//! address on by each piece, and sets the length to zero with the last.
+//! The kernel keeps its position in the entry of the buffer (`IOU_PBUF_RING_INC`, Linux 6.12): it advances
+//! the address by each piece, and sets the length to zero with the last.
 //!
 //! *Owns*: the memory of the pieces, and the page through which it is provided, the only one of its group.
-//! *Invariants*: a piece is read between its completion and the next refill; the kernel writes behind it
-//! only.
+//! *Invariants*: a piece is read between its completion and the next refill; until then the kernel writes
+//! only after it.
 #![allow(unsafe_code)] // fields that the kernel writes too, and the entry of an operation
 
 use std::ops::Range;
@@ -22,21 +22,21 @@ use io_uring::types::BufRingEntry;
 
 use crate::HeapBuffer;
 
-/// Bytes of the page that has the entry: the kernel pins it.
+/// Bytes of the page with the entry, which the kernel pins.
 const PAGE_BYTES: usize = 4096;
 
-/// A buffer of a ring, in a group of its own. Give it back with
-/// [`Ring::withdraw_buffer`](crate::Ring::withdraw_buffer), or leave it to the end of the ring.
+/// A buffer of a ring, in a group of its own. Return it with
+/// [`Ring::withdraw_buffer`](crate::Ring::withdraw_buffer), or leave it in the ring until the ring ends.
 pub struct ProvidedBuffer {
     group: u16,
-    /// The entry, and the number of times that it was provided.
+    /// Page with the entry and the number of times that it was provided.
     page: HeapBuffer,
     memory: HeapBuffer,
     taken_bytes: usize,
 }
 
 impl ProvidedBuffer {
-    /// Not provided yet.
+    /// Makes a buffer that is not provided to the kernel yet.
     pub(crate) fn new(group: u16, len_bytes: usize) -> Self {
         Self {
             group,
@@ -50,7 +50,7 @@ impl ProvidedBuffer {
         self.page.as_raw().expose_provenance() as u64
     }
 
-    /// The number of its group.
+    /// Returns the number of its group.
     #[must_use]
     pub const fn group(&self) -> u16 {
         self.group
@@ -60,26 +60,26 @@ impl ProvidedBuffer {
         self.page.as_raw().cast()
     }
 
-    /// Gives the kernel all of the buffer.
+    /// Provides the whole buffer to the kernel.
     pub(crate) fn provide(&mut self) {
         let address = self.memory.as_raw().expose_provenance() as u64;
         let len_bytes = u32::try_from(self.memory.len()).expect("a buffer is smaller than 4 GiB");
-        // SAFETY: the page begins with the entry. No operation has the buffer, so the kernel does not use it.
+        // SAFETY: the page begins with the entry. No operation uses the buffer, so neither does the kernel.
         let entry = unsafe { &mut *self.entry() };
         entry.set_addr(address);
         entry.set_len(len_bytes);
-        // SAFETY: the entry is initialised; its address is that of the first.
+        // SAFETY: the entry is initialised, and the first of its page.
         let number = unsafe { BufRingEntry::tail(self.entry()) };
-        // SAFETY: the field is aligned, lives as long as the page, and is written here only.
+        // SAFETY: the field is aligned, lives as long as the page, and is written only here.
         let number = unsafe { AtomicU16::from_ptr(number.cast_mut()) };
         number.store(number.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         self.taken_bytes = 0;
     }
 
-    /// Takes the piece of a completion: its place in the buffer.
+    /// Takes the piece of a completion. Returns its range in the buffer.
     ///
     /// # Panics
-    /// If the buffer ends before.
+    /// If the piece ends after the buffer.
     #[inline]
     pub fn take(&mut self, len_bytes: u32) -> Range<usize> {
         let begin = self.taken_bytes;
@@ -88,24 +88,24 @@ impl ProvidedBuffer {
         begin..self.taken_bytes
     }
 
-    /// The number of 16 bits at a place in a piece.
+    /// Returns the 16-bit number of a piece at an offset in the buffer.
     ///
     /// # Panics
-    /// If it does not lie in the buffer.
+    /// If the number is not within the buffer.
     #[inline]
     #[must_use]
     pub fn number_at(&self, at: usize) -> u16 {
         assert!(at + 2 <= self.memory.len(), "it lies in the buffer");
         let place = self.memory.as_raw().wrapping_add(at).cast::<u16>();
-        // SAFETY: both bytes lie in the memory. The kernel wrote them before it posted the completion of the
+        // SAFETY: both bytes are in the memory. The kernel wrote them before it posted the completion of the
         // piece, and not since.
         unsafe { place.read_unaligned() }
     }
 
-    /// Continues after an operation found no room: gives all of the buffer again if it is used up. Otherwise
-    /// the kernel had no room for a completion, and left out a piece.
+    /// Prepares the buffer for the next operation after one found no room: provides the whole buffer again if
+    /// it is used up. Otherwise the kernel had no room for a completion, and its piece is skipped.
     ///
-    /// No operation may have the buffer.
+    /// Must not be called while an operation uses the buffer.
     pub fn refill(&mut self) {
         // SAFETY: as for `provide`.
         let entry = unsafe { &*self.entry() };
@@ -117,7 +117,7 @@ impl ProvidedBuffer {
         }
     }
 
-    /// The entry of a command as a multishot one that fills this buffer.
+    /// Turns the entry of a command into a multishot one that fills this buffer.
     #[must_use]
     pub fn filled_by(&self, command: Entry) -> Entry {
         /// `uring_cmd_flags` and `buf_group` of `struct io_uring_sqe`.
@@ -128,7 +128,7 @@ impl ProvidedBuffer {
         let mut command = command.flags(Flags::BUFFER_SELECT);
         let bytes = (&raw mut command).cast::<u8>();
         let (flags, group) = (bytes.wrapping_add(COMMAND_FLAGS_AT), bytes.wrapping_add(GROUP_AT));
-        // SAFETY: an entry has 64 bytes, all of them numbers.
+        // SAFETY: an entry is 64 bytes of plain numbers.
         unsafe { flags.cast::<u32>().write_unaligned(MULTISHOT) };
         // SAFETY: as above.
         unsafe { group.cast::<u16>().write_unaligned(self.group) };
@@ -151,7 +151,7 @@ mod tests {
 
     /// Changes the entry for a piece as the kernel does (`io_kbuf_inc_commit` in `io_uring/kbuf.c`).
     fn fill(buffer: &ProvidedBuffer, bytes: u32) {
-        // SAFETY: the entry of a buffer that no ring has.
+        // SAFETY: no ring has the buffer of the entry.
         let entry = unsafe { &mut *buffer.entry() };
         let left = entry.len() - bytes;
         entry.set_len(left);

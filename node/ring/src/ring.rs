@@ -21,21 +21,21 @@ use crate::{
 /// Sizes of a ring and its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingOptions {
-    /// Entries of the submission queue. More are submitted in several batches, none is lost.
+    /// Entries of the submission queue. The ring submits more of them in several batches, and loses none.
     pub submission_entries: u32,
-    /// Entries of the completion queue: at least `submission_entries`, and for speed at least the sum
-    /// of the depths of all queues on the ring, twice.
+    /// Entries of the completion queue: at least `submission_entries`, and for speed at least twice the sum
+    /// of the depths of all queues on the ring.
     pub completion_entries: u32,
     /// Slots for fixed files: at most the process's limit of open files, see
     /// [`raise_open_file_limit`](crate::raise_open_file_limit).
     pub files: u32,
-    /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, so that none are
-    /// shared, at most [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
+    /// Slots for fixed buffers, at most [`RingOptions::MAX_BUFFERS`]; zero is allowed. With one for each tag
+    /// of each zero-copy queue on the ring, no slot is shared.
     pub buffers: u16,
 }
 
 impl RingOptions {
-    /// The most fixed buffers a ring can have (`IORING_MAX_REG_BUFFERS` in `io_uring/rsrc.c`).
+    /// Maximum number of fixed buffers of a ring (`IORING_MAX_REG_BUFFERS` in `io_uring/rsrc.c`).
     pub const MAX_BUFFERS: u16 = 1 << 14;
 }
 
@@ -45,17 +45,17 @@ impl Default for RingOptions {
     }
 }
 
-/// In the user data of an entry: the rest is the operation itself.
+/// Bit of an entry's user data; if set, the other bits are the operation itself.
 const WORD: u64 = 1 << 63;
 
 /// One io_uring with its tables, owned by the thread that made it.
 ///
-/// Operations are started by [`read_fixed`](Self::read_fixed) and its like or pushed as raw entries, each
-/// with a value of the owner's that says what it is for;
-/// [`submit_and_wait`](Self::submit_and_wait) hands out completions, [`end`](Self::end) what each was for.
+/// The owner starts operations by [`read_fixed`](Self::read_fixed) and its like or pushes raw entries, each
+/// with a value that names its purpose. [`submit_and_wait`](Self::submit_and_wait) hands out completions,
+/// [`end`](Self::end) the purpose of each.
 pub struct Ring<T> {
     uring: IoUring,
-    /// Entries the kernel would not take yet, oldest first. Empty but for moments of pressure.
+    /// Entries that the kernel has not accepted yet, oldest first. Empty except under pressure.
     backlog: VecDeque<Entry>,
     files: FileTable,
     buffers: BufferTable,
@@ -63,7 +63,7 @@ pub struct Ring<T> {
     unregistered: u64,
     groups: GroupTable,
     reminders: Vec<T>,
-    /// Operations pushed since the last wait that end as they are submitted.
+    /// Operations pushed since the last wait that end during their submission.
     immediate: usize,
     in_flight: OperationTable<T>,
     /// Operations in flight that are words.
@@ -80,8 +80,8 @@ impl<T> Ring<T> {
     /// Makes a ring; the calling thread becomes the only one that may use it.
     ///
     /// # Errors
-    /// [`RingError::Setup`] where the kernel has no io_uring with deferred task work (6.1) or forbids
-    /// it; [`RingError::RegisterTable`] where a table is too large; [`RingError::Eventfd`].
+    /// [`RingError::Setup`] if the kernel has no io_uring with deferred task work (6.1) or forbids it;
+    /// [`RingError::RegisterTable`] if a table is too large; [`RingError::Eventfd`].
     pub fn new(options: &RingOptions) -> Result<Self, RingError> {
         let uring = IoUring::builder()
             .setup_single_issuer()
@@ -117,24 +117,24 @@ impl<T> Ring<T> {
         })
     }
 
-    /// A handle by which other threads end this thread's wait.
+    /// Returns a handle by which other threads end this thread's wait.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// A further use of the ring's file: the ring is closed, and what is in flight cancelled, when this value
-    /// and the ring have both been dropped. Any thread may drop it.
+    /// Duplicates the ring's descriptor. The kernel closes the ring, and cancels the operations in flight,
+    /// when the duplicate and the ring have both been dropped. Any thread may drop the duplicate.
     ///
     /// # Errors
     /// [`RingError::Share`] if the process has too many files open.
     pub fn share(&self) -> Result<OwnedFd, RingError> {
-        // SAFETY: the descriptor is open as long as `uring`, which outlives this borrow.
+        // SAFETY: the descriptor stays open until `uring` is dropped, after this borrow.
         let file = unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) };
         file.try_clone_to_owned().map_err(RingError::Share)
     }
 
-    /// Puts a file into a free slot. The ring holds its own reference, the caller may close `file`.
+    /// Puts a file into a free slot. The ring has its own reference, so the caller may close `file`.
     ///
     /// # Errors
     /// [`RingError::FilesExhausted`], [`RingError::UpdateFile`].
@@ -149,7 +149,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Empties a slot. Operations in flight keep the file until they end; `slot` may be given to
+    /// Empties a slot. Operations in flight keep the file until they end; the ring may give the slot to
     /// another file afterwards.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl<T> Ring<T> {
         Ok(())
     }
 
-    /// Reserves adjacent slots of the buffer table, which the kernel fills itself (ublk's automatic
-    /// buffer registration). Where none are free it shares those with the fewest users: the kernel registers
+    /// Reserves adjacent slots of the buffer table, which the kernel fills itself (ublk's automatic buffer
+    /// registration). If none are free, the range shares those with the fewest users: the kernel registers
     /// nothing in a slot that is in use.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl<T> Ring<T> {
         self.buffers.take(count)
     }
 
-    /// Returns slots that hold no buffer any more.
+    /// Releases slots that hold no buffer any more.
     pub fn release_buffers(&mut self, range: BufferRange) {
         self.buffers.give_back(range);
     }
@@ -183,7 +183,7 @@ impl<T> Ring<T> {
         self.unregistered += 1;
     }
 
-    /// Number of requests whose pages the kernel did not register.
+    /// Returns the number of requests whose pages the kernel did not register.
     #[must_use]
     pub const fn unregistered(&self) -> u64 {
         self.unregistered
@@ -192,15 +192,15 @@ impl<T> Ring<T> {
     /// Makes a buffer that multishot commands fill piece by piece, in a group of its own.
     ///
     /// # Errors
-    /// [`RingError::ProvideBuffer`], before Linux 6.12 always.
+    /// [`RingError::ProvideBuffer`], always before Linux 6.12.
     pub fn provide_buffer(&mut self, len_bytes: usize) -> Result<ProvidedBuffer, RingError> {
         /// `IOU_PBUF_RING_INC` in `linux/io_uring.h`.
         const PIECE_BY_PIECE: u16 = 2;
         let mut buffer = ProvidedBuffer::new(self.groups.take(), len_bytes);
         let (page, group) = (buffer.page_address(), buffer.group());
         let submitter = self.uring.submitter();
-        // SAFETY: a page of the buffer. Dropped before it is withdrawn, it stays pinned: the kernel reads
-        // what is in it then only for an operation that names the group, and none does.
+        // SAFETY: `page` is a page of the buffer. If the buffer is dropped before it is withdrawn, the page
+        // stays pinned: the kernel then reads it only for an operation that names the group, and none does.
         match unsafe { submitter.register_buf_ring_with_flags(page, 1, group, PIECE_BY_PIECE) } {
             Ok(()) => {
                 buffer.provide();
@@ -213,7 +213,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Takes a buffer from the kernel that no operation fills any more.
+    /// Withdraws a buffer, which no operation fills any more, from the kernel.
     ///
     /// # Errors
     /// [`RingError::ProvideBuffer`]; the group is then lost until the ring is dropped.
@@ -232,15 +232,15 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Has [`next_reminder`](Self::next_reminder) hand out a value: something is to be pushed before the next
-    /// wait that is still being collected.
+    /// Adds a value that [`next_reminder`](Self::next_reminder) returns. It names entries that are still
+    /// being collected and must be pushed before the next wait.
     #[inline]
     pub fn remind(&mut self, of: T) {
         self.reminders.push(of);
     }
 
-    /// A value of [`remind`](Self::remind). The owner of the ring asks for them, until there is none, before
-    /// it waits.
+    /// Returns a value of [`remind`](Self::remind). Before a wait, the owner of the ring calls this until it
+    /// returns `None`.
     #[inline]
     pub fn next_reminder(&mut self) -> Option<T> {
         self.reminders.pop()
@@ -250,7 +250,7 @@ impl<T> Ring<T> {
     /// As for [`push`](Self::push).
     #[inline]
     unsafe fn queue(&mut self, entry: Entry) {
-        // SAFETY: what the entry names is valid by this function's contract.
+        // SAFETY: the memory of the entry is valid by this function's contract.
         if !self.backlog.is_empty() || unsafe { self.uring.submission().push(&entry) }.is_err() {
             // SAFETY: the same contract.
             unsafe { self.queue_when_full(entry) };
@@ -262,7 +262,7 @@ impl<T> Ring<T> {
     #[cold]
     unsafe fn queue_when_full(&mut self, entry: Entry) {
         if self.backlog.is_empty() {
-            // A full queue: hand it to the kernel. An error shows again at the next wait.
+            // The queue is full: submit it. The next wait reports an error again.
             self.enters += 1;
             let _ = self.uring.submit();
             // SAFETY: as above.
@@ -273,8 +273,8 @@ impl<T> Ring<T> {
         self.backlog.push_back(entry);
     }
 
-    /// Hands what was pushed to the kernel without waiting. Needed only before the ring is dropped
-    /// with entries that must still take effect.
+    /// Submits all pushed entries without waiting. Needed only before the ring is dropped with entries that
+    /// must still take effect.
     ///
     /// # Errors
     /// [`RingError::Enter`]: drop the ring.
@@ -293,9 +293,9 @@ impl<T> Ring<T> {
 
     /// Submits everything, waits until at least one operation has ended that is not
     /// [immediate](Self::push_immediate), a [`Waker`] fired or `timeout` passed (`None`: no limit; zero:
-    /// don't wait), and appends what has ended to `completions`.
+    /// don't wait), and appends the completions to `completions`.
     ///
-    /// Returns whether a waker fired.
+    /// Returns true if a waker fired.
     ///
     /// # Errors
     /// [`RingError::Enter`]: the ring is broken, drop it.
@@ -327,14 +327,14 @@ impl<T> Ring<T> {
         Ok(self.drain(completions))
     }
 
-    /// Moves the backlog into the submission queue as far as it fits; says whether all did.
+    /// Moves the backlog into the submission queue as far as it fits. Returns true if all of it fitted.
     fn refill(&mut self) -> bool {
         if self.backlog.is_empty() {
             return true;
         }
         let mut queue = self.uring.submission();
         while let Some(entry) = self.backlog.front() {
-            // SAFETY: what the entry names is valid by the contract under which it was pushed.
+            // SAFETY: the memory of the entry is valid by the contract under which it was pushed.
             if unsafe { queue.push(entry) }.is_err() {
                 return false;
             }
@@ -369,25 +369,25 @@ impl<T> Ring<T> {
         self.waker_armed = true;
     }
 
-    /// Number of operations in flight.
+    /// Returns the number of operations in flight.
     #[must_use]
     pub const fn operations(&self) -> u32 {
         self.in_flight.count() + self.words
     }
 
-    /// Largest number of operations that were in flight while the thread waited.
+    /// Returns the largest number of operations that were in flight while the thread waited.
     #[must_use]
     pub const fn max_operations(&self) -> u32 {
         self.most_operations
     }
 
-    /// Number of calls of `io_uring_enter`.
+    /// Returns the number of calls of `io_uring_enter`.
     #[must_use]
     pub const fn enters(&self) -> u64 {
         self.enters
     }
 
-    /// Number of completions that named an operation that had ended before.
+    /// Returns the number of completions whose operation had ended before.
     #[must_use]
     pub const fn late_completions(&self) -> u64 {
         self.in_flight.late()
@@ -395,13 +395,13 @@ impl<T> Ring<T> {
 }
 
 impl<T: RingOperation> Ring<T> {
-    /// Queues one entry, for `operation`. It is submitted by the next wait, or now if the queue is full; it
-    /// is never lost and never refused.
+    /// Queues the entry of `operation`. The next wait submits it, or this call if the queue is full; it is
+    /// never lost and never refused.
     ///
     /// # Safety
     /// Memory named by the entry must stay valid, and untouched where the kernel writes to it, until
     /// the entry's completion has been handed out or the process ends.
-    #[inline(always)] // where the operation is known, so is its word
+    #[inline(always)] // a constant operation has a constant word
     pub unsafe fn push(&mut self, entry: Entry, operation: T) {
         let user_data = match operation.to_word() {
             Some(word) => {
@@ -415,8 +415,8 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(user_data)) };
     }
 
-    /// The same for an operation that the kernel ends as it takes the entry, with success or an error, though
-    /// it may block there: its completion does not end the next wait.
+    /// Queues an entry as [`push`](Self::push) does, for an operation that the kernel ends during the
+    /// submission, even if it blocks there. Its completion, success or error, does not end the next wait.
     ///
     /// # Safety
     /// As for [`push`](Self::push).
@@ -427,19 +427,19 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.push(entry, operation) };
     }
 
-    /// The same with memory that is lent to it.
+    /// Queues an entry as [`push`](Self::push) does, with memory that is lent to the operation.
     ///
     /// # Safety
-    /// As for [`push`](Self::push), but for `buffer`.
+    /// As for [`push`](Self::push), except for `buffer`, which the table keeps.
     pub(crate) unsafe fn push_with(&mut self, entry: Entry, operation: T, buffer: HeapBuffer) {
         let key = self.in_flight.insert(operation, Some(buffer));
         // SAFETY: the same contract; the buffer stays in the table until the completion was handed out.
         unsafe { self.queue(entry.user_data(key.to_bits())) };
     }
 
-    /// Ends the operation of a completion, unless it [continues](Completion::continues): returns its purpose
-    /// and its buffer. `None`, and counted by [`late_completions`](Self::late_completions),
-    /// where that operation has ended before.
+    /// Ends the operation of a completion, unless it [continues](Completion::continues), and returns its
+    /// purpose and its buffer. Returns `None`, counted by [`late_completions`](Self::late_completions), if
+    /// that operation has ended before.
     #[inline]
     pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
         if let Some((operation, outcome)) = self.end_word(completion) {
@@ -450,7 +450,7 @@ impl<T: RingOperation> Ring<T> {
         Some(Ended { operation, outcome, buffer })
     }
 
-    /// The same, for an operation that is a word; `None`, with nothing changed, for any other.
+    /// Does the same as [`end`](Self::end) for a word. Does nothing and returns `None` for other operations.
     #[inline]
     pub fn end_word(&mut self, completion: Completion) -> Option<(T, IoResult)> {
         let Completion { user_data, outcome, flags: _ } = completion;
@@ -462,7 +462,7 @@ impl<T: RingOperation> Ring<T> {
     }
 }
 
-/// For what this type has no function for. Only the ring's own thread may use it.
+/// Descriptor for calls that this type does not offer. Only the ring's own thread may use it.
 impl<T> AsRawFd for Ring<T> {
     fn as_raw_fd(&self) -> RawFd {
         self.uring.as_raw_fd()
@@ -471,7 +471,7 @@ impl<T> AsRawFd for Ring<T> {
 
 impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
-        // Closing the ring cancels operations in the background, after this returns.
+        // The kernel cancels operations in the background, after this returns.
         self.in_flight.leak_buffers();
     }
 }
@@ -487,7 +487,7 @@ impl<T> std::fmt::Debug for Ring<T> {
     }
 }
 
-/// Errors after which the same call may be made again: a signal, the time limit, a shortage.
+/// Returns true for an error after which the call may be repeated: a signal, the time limit, a shortage.
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN))
 }

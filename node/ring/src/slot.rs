@@ -8,14 +8,14 @@ use crate::RingError;
 pub struct FileSlot(pub(crate) u32);
 
 impl FileSlot {
-    /// The index in the table.
+    /// Returns the index in the table.
     #[must_use]
     #[inline]
     pub const fn index(self) -> u32 {
         self.0
     }
 
-    /// The form an entry of the submission queue takes it in.
+    /// Returns the slot in the form that a submission entry needs.
     #[must_use]
     #[inline]
     pub const fn fixed(self) -> io_uring::types::Fixed {
@@ -23,7 +23,7 @@ impl FileSlot {
     }
 }
 
-/// Adjacent slots of the ring's table of fixed buffers. Another range may have the same ones.
+/// Adjacent slots of the ring's table of fixed buffers. Another range may share them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BufferRange {
     pub(crate) first: u16,
@@ -31,10 +31,10 @@ pub struct BufferRange {
 }
 
 impl BufferRange {
-    /// The table index of the `offset`-th buffer of the range.
+    /// Returns the table index of the `offset`-th buffer of the range.
     ///
     /// # Panics
-    /// If the range is not that long.
+    /// If `offset` is beyond the range.
     #[must_use]
     #[inline]
     pub const fn index(&self, offset: u16) -> u16 {
@@ -42,7 +42,7 @@ impl BufferRange {
         self.first + offset
     }
 
-    /// Number of buffers in the range.
+    /// Returns the number of buffers in the range.
     #[must_use]
     #[inline]
     pub const fn count(&self) -> u16 {
@@ -103,8 +103,8 @@ impl GroupTable {
     }
 }
 
-/// Users of the buffer table. A range has slots of its own while there are any, and shares those with the
-/// fewest users where there are none: the kernel registers nothing in a slot that is in use, and says so.
+/// Users of the buffer table. A range gets slots of its own if any are free, and otherwise shares those with
+/// the fewest users: the kernel registers nothing in a slot that is in use, and reports that.
 #[derive(Debug)]
 pub(crate) struct BufferTable {
     capacity: u16,
@@ -113,7 +113,7 @@ pub(crate) struct BufferTable {
 }
 
 impl BufferTable {
-    /// Slots of a block. Ranges begin with one.
+    /// Slots of a block. A range begins at the start of a block.
     const BLOCK: u16 = 16;
 
     pub(crate) fn new(capacity: u16) -> Self {
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(table.users.iter().map(|users| u32::from(*users)).sum::<u32>(), 3 * 1024 - 8 + 4);
     }
 
-    /// A ring of a test has few buffers.
+    /// The rings of tests have few buffers.
     #[test]
     fn a_table_of_less_than_a_block_is_used_to_its_end() {
         let mut table = BufferTable::new(8);

@@ -1,4 +1,4 @@
-//! Waking the ring thread from any other thread.
+//! Wake-up of the ring thread by any other thread.
 #![allow(unsafe_code)] // eventfd(2) and write(2) on the file it made
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::RingError;
 
 /// Wakes the thread that waits in [`Ring::submit_and_wait`](crate::Ring::submit_and_wait).
 ///
-/// Wakes that arrive before the thread has looked are one wake: put the message into its queue
+/// Wakes that arrive before the thread has handled the first count as one: put the message into its queue
 /// first, then wake.
 #[derive(Clone, Debug)]
 pub struct Waker {
@@ -36,18 +36,18 @@ impl Waker {
         Ok(Self { shared: Arc::new(WakeEvent { event, pending: AtomicBool::new(false) }) })
     }
 
-    /// Makes the ring thread return from its wait, now or at its next wait. Never blocks.
+    /// Ends the wait of the ring thread, or its next wait. Never blocks.
     pub fn wake(&self) {
         if self.shared.pending.swap(true, Ordering::AcqRel) {
             return;
         }
-        // The counter is never read, so each wake adds one to 64 bits: it cannot fill up, and a write
+        // The ring never reads the counter, so each wake adds one to 64 bits: it cannot fill up, and a write
         // of eight bytes to an eventfd that has room cannot fail.
         let written = (&self.shared.event).write(&1u64.to_ne_bytes());
         debug_assert!(matches!(written, Ok(8)), "an eventfd takes a wake: {written:?}");
     }
 
-    /// Called by the ring before it hands out completions, so that a wake after this point is seen.
+    /// Re-arms the waker. The ring calls this before it hands out completions, so that it sees later wakes.
     pub(crate) fn acknowledge(&self) {
         self.shared.pending.swap(false, Ordering::AcqRel);
     }

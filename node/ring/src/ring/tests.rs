@@ -11,11 +11,11 @@ use crate::{
     Ended, Errno, FileRange, FileSlot, HeapBuffer, ProvidedBuffer, RingError, RingOperation, RingOptions,
 };
 
-/// A ring whose operations have a number.
+/// A ring whose operations are numbers.
 type Ring = crate::Ring<u16>;
 
 impl RingOperation for u16 {
-    /// Numbers from 1,000 on are words.
+    /// Returns numbers from 1,000 on as words.
     fn to_word(&self) -> Option<u64> {
         (*self >= 1000).then_some((1 << (Self::WORD_BITS - 1)) | u64::from(*self))
     }
@@ -200,7 +200,7 @@ fn full_tables_are_refused_and_freed_slots_serve_again() {
     ring.release_buffers(range);
 }
 
-/// Reads a pipe into a provided buffer, piece after piece, as an operation that continues.
+/// Reader of a pipe into a provided buffer, piece by piece, as an operation that continues.
 struct Pieces {
     ring: Ring,
     buffer: ProvidedBuffer,
@@ -232,7 +232,7 @@ impl Pieces {
         self.pipe.write_all(&bytes).unwrap();
     }
 
-    /// The numbers that come until there are so many, and how often the buffer was refilled.
+    /// Returns at least `count` numbers, and the number of times that the buffer was refilled.
     fn numbers(&mut self, count: usize) -> (Vec<u16>, u32) {
         let (mut numbers, mut refills) = (Vec::new(), 0);
         let mut completions = Vec::new();
@@ -300,8 +300,8 @@ fn each_reminder_comes_once() {
     assert_eq!((reminders, ring.next_reminder()), ([Some(1), Some(2)], None));
 }
 
-/// The completion of each commit ended a wait, so that a request that came alone cost one call of
-/// `io_uring_enter` more.
+/// The completion of each commit ended a wait, so that a request that came alone cost one more call of
+/// `io_uring_enter`.
 #[test]
 fn an_operation_that_ends_at_once_ends_no_wait() {
     let mut ring = ring(8);
@@ -320,7 +320,7 @@ fn an_operation_that_ends_at_once_ends_no_wait() {
         assert_eq!(begin.elapsed() >= wait, others == 0);
         completions.drain(..).for_each(|completion| drop(ring.end(completion).unwrap()));
     }
-    // The next wait is as long as ever.
+    // The next wait again ends with the first completion.
     ring.no_operation(1);
     assert_eq!(wait_for_one(&mut ring).operation, 1);
 }

@@ -1,8 +1,8 @@
-//! A ring thread, seen from elsewhere.
+//! Handle of a ring thread, for other threads.
 //!
 //! Owns: the sending end of the thread's inbox, and its figures.
-//! Runs on: the runtime. A sender waits while the inbox is full. The ring thread takes what is there: it may
-//! wait for a sender that has begun to put a message into the inbox, never for one that waits.
+//! Runs on: the runtime. A sender waits while the inbox is full. The ring thread may wait for a sender that
+//! has begun to put a message into the inbox, never for one that waits for room.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::node::error::NodeError;
 
-/// A ring thread, seen from elsewhere.
+/// Handle of a ring thread, for other threads.
 #[derive(Clone)]
 pub(in crate::node) struct RingHandle {
     inbox: Sender<Message>,
@@ -27,8 +27,8 @@ impl RingHandle {
         Self { inbox, waker, figures }
     }
 
-    /// Sends a message, after a wait while the inbox is full. It is lost only if the thread has ended, with
-    /// the process about to follow, or if this is dropped while it waits.
+    /// Sends a message; waits while the inbox is full. The message is lost only if the thread has ended, with
+    /// the process about to follow, or if this future is dropped while it waits.
     pub(in crate::node) async fn send(&self, message: Message) {
         if let Some(message) = self.send_now(message) {
             drop(self.inbox.send(message).await);
@@ -36,13 +36,13 @@ impl RingHandle {
         }
     }
 
-    /// Sends a message that another one follows soon; it is dropped where the inbox is full, so that this
-    /// ring thread holds up no other. Returns true if it was sent.
+    /// Sends a message that another one follows soon, or drops it if the inbox is full, so that this ring
+    /// thread holds up no other. Returns true if it was sent.
     pub(in crate::node) fn offer(&self, message: Message) -> bool {
         self.send_now(message).is_none()
     }
 
-    /// Returns the message if the inbox is full.
+    /// Sends a message without waiting. Returns it if the inbox is full.
     fn send_now(&self, message: Message) -> Option<Message> {
         if let Err(TrySendError::Full(message)) = self.inbox.try_send(message) {
             self.figures.inbox_was_full();

@@ -9,24 +9,24 @@ use holdfast_serve::RingStatus;
 pub(in crate::node) struct Rings {
     handles: Vec<RingHandle>,
     rooms: Rooms,
-    /// Slots for files that the volumes of each ring may have.
+    /// File slots that the volumes of each ring may use.
     files: u32,
 }
 
 impl Rings {
-    /// Those of a process with this limit of open files.
+    /// Takes the ring threads of a process with this limit of open files.
     pub(in crate::node) fn new(handles: Vec<RingHandle>, open_files: u64) -> Self {
         let files = files_of_volumes(handles.len(), open_files);
         let rooms = Rooms::new(handles.len(), files);
         Self { handles, rooms, files }
     }
 
-    /// Volumes with devices of so many queues that all rings can carry, by any transport.
+    /// Returns the number of volumes with `queues` queues each that all rings can serve, by any transport.
     pub(in crate::node) fn max_volumes(&self, queues: u16) -> u32 {
         self.files / (VOLUME_FILES + u32::from(queues)) * u32::from(self.count())
     }
 
-    /// Reserves a place on the ring with the fewest volumes that has room.
+    /// Reserves a place on the ring with the fewest volumes among those with room.
     ///
     /// # Errors
     /// [`NodeError::RingsFull`].
@@ -35,9 +35,9 @@ impl Rings {
         Ok((self.handles[place.ring()].clone(), place))
     }
 
-    /// Reserves places for a volume whose device has so many queues, on several rings, those with the fewest
-    /// volumes: as many rings as have room for their share of the queues. `files`: slots for files that each
-    /// ring needs apart from its queues.
+    /// Reserves places for a volume whose device has `queues` queues on the rings with the fewest volumes: on
+    /// as many rings as have room for their share of the queues. `files`: file slots that the volume needs on
+    /// each ring besides those of its queues.
     ///
     /// # Errors
     /// [`NodeError::RingsFull`].
@@ -55,12 +55,12 @@ impl Rings {
         Ok(places.into_iter().map(|place| (self.handles[place.ring()].clone(), place)).collect())
     }
 
-    /// Number of ring threads.
+    /// Returns the number of ring threads.
     pub(in crate::node) fn count(&self) -> u16 {
         u16::try_from(self.handles.len()).expect("a node has few ring threads")
     }
 
-    /// Figures of each ring thread.
+    /// Returns the figures of each ring thread.
     pub(in crate::node) fn status(&self) -> Vec<RingStatus> {
         self.handles.iter().map(RingHandle::status).collect()
     }

@@ -1,25 +1,25 @@
 //! The room on the rings.
 //!
-//! Owns: how many files each ring can still take. A place is reserved before anything is sent to the thread,
-//! and is free again when the thread has released the volume, so that volumes which arrive together spread
-//! and none meets a full table.
-//! Does not own: the buffers of requests. Devices share them where a ring has none left (`node/ring`), so
-//! that they limit no number of devices.
+//! Owns: the number of free file slots of each ring. The daemon reserves a place before it sends anything to
+//! the thread, and the place is free again when the thread has released the volume: volumes that arrive
+//! together spread over the rings, and none finds a full table.
+//! Does not own: the buffers of requests. Devices share them where a ring has none left (`node/ring`): they
+//! do not limit the number of devices.
 
 use std::sync::Arc;
 
 use holdfast_ring::RingOptions;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Files of a volume in the ring's table, its queues' apart: two sides, the durable map, the live map.
+/// Files of a volume in the ring's table, without its queues: two sides, the durable map, the live map.
 pub(in crate::node) const VOLUME_FILES: u32 = 4;
 /// Files that all volumes of a ring share.
 const SHARED_FILES: u32 = 3;
-/// Open files of a process that are no volume's: connections, rings, logs, and what a command opens for a
-/// moment.
+/// Open files of a process that belong to no volume: connections, rings, logs, and files that a command opens
+/// briefly.
 const OTHER_FILES: u64 = 1024;
 
-/// Slots for files of a ring that a volume needs.
+/// File slots that a volume needs on a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) struct RingNeed(pub(in crate::node) u32);
 
@@ -41,8 +41,8 @@ pub(in crate::node) struct ReservedPlace {
     need: RingNeed,
 }
 
-/// Slots for files that the volumes of each of so many rings may have, in a process with this limit of open
-/// files: a volume has no more open files than slots.
+/// Returns the number of file slots that the volumes of each of `rings` rings may use, in a process with this
+/// limit of open files: a volume has no more open files than slots.
 pub(super) fn files_of_volumes(rings: usize, open_files: u64) -> u32 {
     let of_table = RingOptions::default().files - SHARED_FILES;
     let of_process = open_files.saturating_sub(OTHER_FILES) / rings.max(1) as u64;
@@ -50,7 +50,7 @@ pub(super) fn files_of_volumes(rings: usize, open_files: u64) -> u32 {
 }
 
 impl Rooms {
-    /// Those of so many rings, each with these slots for files.
+    /// Creates the rooms of `rings` rings, each with `files` file slots.
     pub(super) fn new(rings: usize, files: u32) -> Self {
         Self(Arc::new(Mutex::new(vec![Room { volumes: 0, files }; rings])))
     }
@@ -59,7 +59,7 @@ impl Rooms {
         self.0.lock()
     }
 
-    /// Reserves a place on the ring with the fewest volumes that has room.
+    /// Reserves a place on the ring with the fewest volumes among those with room.
     pub(super) fn reserve(&self, need: RingNeed) -> Option<ReservedPlace> {
         let mut rooms = self.lock();
         let (ring, room) = rooms
@@ -71,7 +71,7 @@ impl Rooms {
         Some(ReservedPlace { rooms: self.clone(), ring, need })
     }
 
-    /// Reserves a place on each of so many rings, those with the fewest volumes that have room.
+    /// Reserves a place on each of `rings` rings: those with the fewest volumes among those with room.
     pub(super) fn reserve_apart(&self, need: RingNeed, rings: usize) -> Option<Vec<ReservedPlace>> {
         let mut rooms = self.lock();
         let mut fitting: Vec<usize> = (0..rooms.len()).filter(|ring| rooms[*ring].fits(need)).collect();
@@ -97,7 +97,7 @@ impl Room {
 }
 
 impl ReservedPlace {
-    /// The number of its ring.
+    /// Returns the number of its ring.
     pub(super) const fn ring(&self) -> usize {
         self.ring
     }
@@ -118,8 +118,8 @@ mod tests {
     const VOLUME: RingNeed = RingNeed(VOLUME_FILES + 1);
     const PLENTY: u64 = 1 << 20;
 
-    /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table
-    /// was full.
+    /// At a restart each volume chose a ring before any other was counted: all chose the same one, and its
+    /// table was full.
     #[test]
     fn volumes_that_arrive_together_spread_over_all_rings() {
         let rooms = Rooms::new(3, files_of_volumes(3, PLENTY));

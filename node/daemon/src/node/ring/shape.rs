@@ -1,4 +1,4 @@
-//! Shape of a volume's device, and the room that the volume needs because of it.
+//! Shape of a volume's device, and the room on a ring that the volume needs for it.
 
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::{Device, Transport};
@@ -6,7 +6,7 @@ use holdfast_ublk::{Device, Transport};
 use crate::node::limit::WORK_OF_COMMITS;
 use crate::node::ring::room::{RingNeed, VOLUME_FILES};
 
-/// Requests that a device holds: those of this version, or of the one that made it.
+/// Limits of a device's requests, as set by this version or by the version that made the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) struct DeviceShape {
     pub(in crate::node) transport: Transport,
@@ -28,28 +28,28 @@ impl From<Device> for DeviceShape {
 }
 
 impl DeviceShape {
-    /// Of a volume without a device.
+    /// Shape for a volume without a device.
     pub(in crate::node) const NONE: Self =
         Self { transport: Transport::UserCopy, queues: 0, depth: 0, max_io_bytes: 0 };
 
-    /// Number of requests in flight, at most.
+    /// Returns the largest number of requests in flight.
     pub(in crate::node) fn requests(self) -> u32 {
         u32::from(self.queues) * u32::from(self.depth)
     }
 
-    /// Number of sectors that all requests read or write at a time, at most.
+    /// Returns the largest number of sectors that all requests read or write at a time.
     fn sectors(self) -> u64 {
         u64::from(self.requests()) * (u64::from(self.max_io_bytes) / SECTOR_BYTES).max(1)
     }
 
-    /// Slots for files of a ring that the volume needs.
+    /// Returns the number of file slots that the volume needs on a ring.
     pub(in crate::node) fn need(self) -> RingNeed {
         RingNeed(VOLUME_FILES + u32::from(self.queues))
     }
 
-    /// Returns how many pieces of background work wait to be begun for the volume, at most. The planner asks
-    /// for no more: each sector of a request is read once at a time. The ring thread neither waits nor drops
-    /// a piece; one more would be a bug, and ends the process.
+    /// Returns the largest number of pieces of background work that wait for the volume at a time. The
+    /// planner asks for no more, because each sector of a request is read once at a time. The ring thread
+    /// neither waits nor drops a piece: one more would be a bug, and ends the process.
     pub(in crate::node) fn waiting_work(self) -> usize {
         const USED_BLOCKS: usize = 1;
         usize::try_from(self.sectors()).expect("a device has few requests") + WORK_OF_COMMITS + USED_BLOCKS

@@ -1,4 +1,4 @@
-//! The ring threads: started here, and the process ends with one that fails.
+//! Start of the ring threads. The process ends if one of them fails.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::node::error::NodeError;
 use crate::node::exit_on_panic::{ExitOnPanic, end_process};
 use crate::node::ring::handle::RingHandle;
 
-/// Starts a ring thread that reads from these shared files. When it leaves, it returns the last use of its
+/// Starts a ring thread that reads from these shared files. At its end it returns the last descriptor of its
 /// ring. Drop that only after the thread has ended: before Linux 6.15 the kernel may hand a request to a
 /// living thread whose ring is being closed, and then waits for its answer permanently (`docs/kernels.md`).
 ///
