@@ -1,5 +1,5 @@
 //! Measures codecs and pool on the files of directories: time to write and to read a page, by one thread and
-//! by one for each processor at once, compression ratio, and the memory in addition to the stored bytes.
+//! by one for each processor in parallel, compression ratio, and the memory in addition to the stored bytes.
 //!
 //! `cargo run --release -p holdfast-memory --example corpora -- /usr/bin /usr/include`
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // a program that a person runs
@@ -13,12 +13,12 @@ use std::time::Instant;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{Codecs, HeapMemory, MemoryFigures, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
 
-/// Bytes of a corpus, and of one of its files, at most.
+/// Maximum bytes of a corpus, and of one of its files.
 const CORPUS_BYTES: usize = 64 << 20;
 const FILE_BYTES: usize = 8 << 20;
-/// Times that a corpus is written and read; the fastest counts.
+/// Number of times that a corpus is written and read; the fastest counts.
 const ROUNDS: usize = 3;
-/// Times that each thread goes over its pages for one time: the begin and the end of threads count little.
+/// Passes of each thread over its pages in one measurement, so that the start of threads counts little.
 const PASSES: usize = 4;
 
 fn main() {
@@ -68,8 +68,8 @@ fn measure(name: &str, corpus: &[u8], codec: PageCodec) {
     );
 }
 
-/// Writes and reads the corpus once by so many threads at once. Returns both times in ns a page, from the
-/// begin of the first thread to the end of the last.
+/// Writes and reads the corpus once by `threads` threads in parallel. Returns both times in ns a page, from
+/// the start of the first thread to the end of the last.
 fn round(volume: &MemoryVolume<HeapMemory>, corpus: &[u8], threads: usize) -> [f64; 2] {
     let pages = corpus.len() / PAGE_BYTES;
     let each_page = |work: &(dyn Fn(&mut Codecs, u64) + Sync)| {
@@ -106,7 +106,7 @@ fn noise() -> Vec<u8> {
     bytes
 }
 
-/// Whole pages of the files below a directory.
+/// Returns whole pages of the files below a directory.
 fn corpus(directory: &Path) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut left: Vec<PathBuf> = vec![directory.to_owned()];

@@ -1,4 +1,4 @@
-//! The codecs: lz4 and zstd, by libraries, with contexts that are made once.
+//! The codecs: lz4 and zstd, from libraries, with contexts that are made once.
 
 use std::io;
 
@@ -8,11 +8,11 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::PAGE_BYTES;
 use crate::word::Form;
 
-/// Level of zstd: that of the kernel's zram. With level 1 a write takes a fifth less, and text 3 % more
+/// Level of zstd: that of the kernel's zram. With level 1, a write takes a fifth less time, and text 3 % more
 /// memory.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Codec of the pages that a volume writes. It reads those of both.
+/// Codec of the pages that a volume writes. It reads pages of both codecs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PageCodec {
     /// lz4.
@@ -23,7 +23,7 @@ pub enum PageCodec {
 }
 
 impl PageCodec {
-    /// The form of what it makes.
+    /// Returns the form of its compressed pages.
     pub(crate) const fn form(self) -> Form {
         match self {
             Self::Lz4 => Form::Lz4,
@@ -37,7 +37,7 @@ pub struct Codecs {
     lz4: CompressTable,
     zstd: Option<(Compressor<'static>, Decompressor<'static>)>,
     out: Box<[u8]>,
-    /// A compressed page that was copied here.
+    /// Copy of a compressed page.
     compressed: Box<[u8; PAGE_BYTES]>,
 }
 
@@ -73,7 +73,7 @@ impl Codecs {
         Ok(())
     }
 
-    /// Compresses a page; `None` if it takes more than `most` bytes then.
+    /// Compresses a page. Returns `None` if the result takes more than `most` bytes.
     ///
     /// # Panics
     /// If the codec was not [prepared](Self::prepare).
@@ -89,13 +89,13 @@ impl Codecs {
         Some(&out[..len.filter(|len| *len <= most)?])
     }
 
-    /// The place of a compressed page, for [`decompress_copy`](Self::decompress_copy).
+    /// Returns the buffer for the compressed page of [`decompress_copy`](Self::decompress_copy).
     pub(crate) fn compressed(&mut self) -> &mut [u8; PAGE_BYTES] {
         &mut self.compressed
     }
 
-    /// Decompresses the page of so many bytes in [`compressed`](Self::compressed). False if the bytes are
-    /// damaged, or of a codec that was not prepared: no volume of this thread writes them.
+    /// Decompresses the first `len` bytes of [`compressed`](Self::compressed). Returns false if they are
+    /// damaged, or of a codec that was not prepared: no volume of this thread writes with it.
     pub(crate) fn decompress_copy(&mut self, codec: PageCodec, len: usize, page: &mut [u8]) -> bool {
         let Self { zstd, compressed, .. } = self;
         let bytes = &compressed[..len];

@@ -1,9 +1,8 @@
-//! The spill file of a volume: a page of the device at its own offset, and what a request has the disk do.
+//! The spill file of a volume: pages of the device, each at its own offset, and the disk work of a request.
 //!
-//! A page that finds no slot is written there, by the caller; once the disk has it, one store of its word
-//! says so, and then its slot is free. The file has no table: page N lies at `N * 4096`, and whether it does
-//! the word says. A page whose word says something else is a hole, or garbage of a process that ended in
-//! between.
+//! The caller writes a page that finds no slot to this file; once the disk has it, one store of its word
+//! records that, and then its slot is free. The file has no table: page N is at `N * 4096` if its word says
+//! so. At any other page the file has a hole, or garbage of a process that ended before it stored the word.
 //!
 //! Owns: nothing; these are values between a volume and the caller that drives its disk.
 
@@ -16,15 +15,15 @@ use crate::PAGE_BYTES;
 pub enum DiskOperation {
     /// Read pages into the request.
     Read,
-    /// Write pages that are in memory, or nowhere, until it has ended.
+    /// Write pages that are in memory, or zeros, until it has ended.
     Write,
-    /// Write over pages that are in the spill file.
+    /// Overwrite pages that are in the spill file.
     Rewrite,
-    /// Make a hole where pages were. Where it fails the disk keeps them, and nothing is lost.
+    /// Make a hole in place of pages. If it fails the disk keeps them, and nothing is lost.
     Hole,
 }
 
-/// Adjacent pages and what the disk is to do with them.
+/// Adjacent pages and the disk's operation on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskRun {
     /// The operation.
@@ -33,12 +32,12 @@ pub struct DiskRun {
     pub first: u64,
     /// Pages of the run.
     pub pages: u32,
-    /// Pages of it that count as the file's until it has ended, and that no word names.
+    /// Number of its pages that count towards the file until it has ended, though no word names them.
     pub(crate) held: u32,
 }
 
 impl DiskRun {
-    /// A run of so many pages from `first` on.
+    /// Makes a run of `pages` pages from `first` on.
     #[must_use]
     pub const fn of(operation: DiskOperation, first: u64, pages: u32) -> Self {
         let held = match operation {
@@ -48,26 +47,27 @@ impl DiskRun {
         Self { operation, first, pages, held }
     }
 
-    /// Its pages.
+    /// Returns its pages.
     #[must_use]
     pub const fn range(&self) -> Range<u64> {
         self.first..self.first + self.pages as u64
     }
 
-    /// Its first byte in the spill file.
+    /// Returns its first byte in the spill file.
     #[must_use]
     pub const fn offset_bytes(&self) -> u64 {
         self.first * PAGE_BYTES as u64
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub const fn len_bytes(&self) -> u64 {
         self.pages as u64 * PAGE_BYTES as u64
     }
 }
 
-/// Adds a page to the newest run, if that has the same operation and ends there, else as a run of its own.
+/// Adds a page to the newest run if that has the same operation and ends at the page, else as a run of its
+/// own.
 pub(crate) fn push_page(runs: &mut Vec<DiskRun>, operation: DiskOperation, page: u64) {
     match runs.last_mut() {
         Some(last) if last.operation == operation && last.first + u64::from(last.pages) == page => {
@@ -77,7 +77,7 @@ pub(crate) fn push_page(runs: &mut Vec<DiskRun>, operation: DiskOperation, page:
     }
 }
 
-/// Makes one hole of several, and of what lies between them.
+/// Makes one hole of several and of the pages between them.
 pub(crate) fn join_holes(holes: &mut Vec<DiskRun>) {
     if let [first, .., last] = &holes[..] {
         let pages = last.first + u64::from(last.pages) - first.first;

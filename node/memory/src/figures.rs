@@ -3,7 +3,7 @@
 /// Figures of a memory volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryFigures {
-    /// Pages that are a pattern over and over, zeros apart.
+    /// Pages that repeat a pattern other than zeros.
     pub same_filled_pages: u64,
     /// Pages stored compressed.
     pub compressed_pages: u64,
@@ -13,19 +13,19 @@ pub struct MemoryFigures {
     pub slot_bytes: u64,
     /// Bytes of the slabs that have used slots.
     pub slab_bytes: u64,
-    /// The most that `slab_bytes` may become.
+    /// Maximum of `slab_bytes`.
     pub limit_bytes: u64,
-    /// Pages that were not written for want of memory: of a write, the one that found none and those after
-    /// it.
+    /// Pages that were not written for want of memory or disk: of a write, the first such page and those
+    /// after it.
     pub refused_pages: u64,
     /// Pages in the spill file.
     pub spilled_pages: u64,
-    /// The most of them; 0 without a spill file.
+    /// Maximum of `spilled_pages`; 0 without a spill file.
     pub spill_limit_pages: u64,
 }
 
 impl MemoryFigures {
-    /// Pages that are not zeros.
+    /// Returns the number of pages that are not zeros.
     #[must_use]
     pub const fn content_pages(&self) -> u64 {
         self.same_filled_pages + self.compressed_pages + self.plain_pages + self.spilled_pages

@@ -2,15 +2,15 @@
 
 use crate::pool::PoolExtension;
 
-/// A larger size, and higher limits, of a volume that is served.
+/// Larger size and higher limits of a volume that is served.
 #[derive(Debug)]
 pub struct MemoryGrowth<M> {
-    /// The volume's memory, with room for as many pages and slabs: what it has shows in both from now on.
+    /// The volume's memory with room for these pages and slabs; it has the same content as the present one.
     pub memory: M,
-    /// Pages of the volume; those that are new are zeros.
+    /// Pages of the volume; the new ones are zeros.
     pub pages: u64,
-    /// Slabs that it may have in addition.
+    /// Slabs that the volume may use in addition.
     pub slabs: PoolExtension,
-    /// Pages that its spill file may have.
+    /// Maximum number of pages of its spill file.
     pub spill_pages: u64,
 }

@@ -1,4 +1,4 @@
-//! The head of the table's file: which volume it is of, and in which form.
+//! The head of the table's file: the volume that it belongs to, and the form of its pages.
 //!
 //! ```text
 //! 0      4  magic "HFMV"
@@ -15,9 +15,9 @@
 //!           up to 4096: zeros
 //! 4096      the table: a little-endian word for each page (`word.rs`)
 //! ```
-//! A release that knows version 1 alone would take a page in the spill file for damage, so it has to refuse
-//! the table. It is written before the record that makes the volume one of the node, and again when the
-//! volume grows: until it is whole then, that record has its content.
+//! A release that knows only version 1 would take a page in the spill file for damage, so it must refuse the
+//! table. The head is written before the record that adds the volume to the node, and again when the volume
+//! grows: until that write is complete, the record has the head's content.
 
 use holdfast_types::VolumeId;
 
@@ -29,7 +29,7 @@ pub const HEAD_BYTES: usize = 4096;
 const MAGIC: [u8; 4] = *b"HFMV";
 /// Version of a table without a spill file.
 const VERSION: u32 = 1;
-/// Version of one with it.
+/// Version of a table with a spill file.
 const SPILL_VERSION: u32 = 2;
 /// Offset of the checksum, or in version 2 of the pages of the spill file.
 const SUM_AT: usize = 48;
@@ -41,23 +41,23 @@ const SPILL_SUM_AT: usize = 56;
 pub struct TableHead {
     /// Pages of the volume.
     pub pages: u64,
-    /// Slabs that it may have.
+    /// Maximum number of its slabs.
     pub slabs: u32,
-    /// Codec of the pages that it writes.
+    /// Codec of the pages that the volume writes.
     pub codec: PageCodec,
-    /// A number of its own for each attach.
+    /// Number that differs between attaches.
     pub nonce: u64,
-    /// Pages that its spill file may have; 0: it has none.
+    /// Maximum number of pages of its spill file; 0 if the volume has none.
     pub spill_pages: u64,
 }
 
 /// Reason why a table cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
-    /// It is cut short, or not a table.
+    /// The file is truncated, or not a table.
     #[error("it is not the table of a memory volume")]
     NotATable,
-    /// Of another version of the program.
+    /// Another version of the program wrote it.
     #[error(
         "it has version {0}, this daemon knows {VERSION} and {SPILL_VERSION}: run the version that wrote it, or restart the host"
     )]
@@ -65,7 +65,7 @@ pub enum HeadError {
     /// Its checksum is wrong.
     #[error("the checksum of its head is wrong")]
     Checksum,
-    /// Of another volume.
+    /// The table belongs to another volume.
     #[error("it is the table of another volume")]
     OtherVolume,
     /// The codec is unknown.
@@ -74,7 +74,7 @@ pub enum HeadError {
 }
 
 impl TableHead {
-    /// Its bytes.
+    /// Encodes the head of the table of `volume`.
     #[must_use]
     pub fn encode(&self, volume: &VolumeId) -> [u8; HEAD_BYTES] {
         let Self { pages, slabs, codec, nonce, spill_pages } = self;
@@ -99,7 +99,7 @@ impl TableHead {
         bytes
     }
 
-    /// The head at the beginning of a table of this volume.
+    /// Decodes the head of the table of `volume`.
     ///
     /// # Errors
     /// [`HeadError`].
@@ -130,7 +130,7 @@ impl TableHead {
     }
 }
 
-/// The first 128 bits of BLAKE3.
+/// Returns the first 128 bits of BLAKE3.
 fn hash(bytes: &[u8]) -> [u8; 16] {
     let hash = blake3::hash(bytes);
     std::array::from_fn(|at| hash.as_bytes()[at])
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// An older release would take spilled pages for damage, and one without a spill file needs no newer one.
+    /// An older release would take spilled pages for damage, but can read a table without a spill file.
     #[test]
     fn only_a_table_with_a_spill_file_has_the_newer_version() {
         let volume: VolumeId = "scratch".parse().unwrap();

@@ -2,13 +2,13 @@
 //!
 //! Owns: the table of pages ([`word`]), the pool of slots ([`pool`]), the codecs ([`codec`]), the order of
 //! stores by which a page is replaced (`stored_pages.rs`), the lock that the threads of a volume's queues
-//! share ([`volume`]), and the order of requests while the disk works for some of them ([`SpillRequests`]).
-//! Byte layouts are drawn at the head of [`head`] and [`word`], and in `docs/formats/memory-volume.md`.
+//! share ([`volume`]), and the order of requests during disk operations for some of them ([`SpillRequests`]).
+//! [`head`], [`word`] and `docs/formats/memory-volume.md` show the byte layouts.
 //! Does not own: the memory itself ([`PageMemory`]), files, devices, threads, time.
 //! Runs on: the ring threads of the volume's queues.
-//! Invariants: the process may end between any two stores; its successor then finds each page whole, as it
-//! was before the write or after it, and no slot shared or lost.
-//! On failure: a write without room fails and changes nothing of its page.
+//! Invariants: the process may end between any two stores; its successor then finds each page whole, as
+//! before the write or as after it, and no slot shared or lost.
+//! On failure: a write without room fails and leaves its page unchanged.
 
 pub mod codec;
 mod disk_run;

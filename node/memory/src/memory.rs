@@ -1,4 +1,4 @@
-//! The memory of a volume, as its owner gives it.
+//! The memory of a volume, which its owner provides.
 
 use std::ops::Range;
 
@@ -10,50 +10,50 @@ use crate::pool::SLAB_BYTES;
 #[error("the system has no memory for another slab")]
 pub struct NoRoom;
 
-/// Memory that outlives the process: a word for each page, and slabs. Offsets count from the first slab.
+/// Memory that outlives the process: a word for each page, and slabs. Offsets start at the first slab.
 ///
-/// Each change is in the memory, for the next process, before a later one is. A process that ends in the
-/// middle of [`write`](Self::write) has written some of the bytes.
+/// The next process sees each change before it sees a later one. A process that ends in the middle of
+/// [`write`](Self::write) has written some of the bytes.
 pub trait PageMemory {
-    /// The word of a page.
+    /// Returns the word of a page.
     fn word(&self, page: u64) -> u64;
 
     /// Replaces the word of a page, in one store.
     fn set_word(&mut self, page: u64, word: u64);
 
-    /// Bytes of a slab that was [taken](Self::take_slab).
+    /// Returns bytes of a slab that was [taken](Self::take_slab).
     fn bytes(&self, offset: u64, len: usize) -> &[u8];
 
     /// Writes bytes of a slab that was taken.
     fn write(&mut self, offset: u64, bytes: &[u8]);
 
-    /// Takes the memory of a slab: it may be written from here on.
+    /// Takes the memory of a slab, which may then be written.
     ///
     /// # Errors
     /// [`NoRoom`]: nothing changed.
     fn take_slab(&mut self, slab: u32) -> Result<(), NoRoom>;
 
-    /// Gives the memory of slabs back to the system. Where it fails, the memory stays.
+    /// Returns the memory of slabs to the system. If that fails, the memory stays.
     fn give_back(&mut self, slabs: Range<u32>);
 }
 
-/// Memory of this process, for tests and simulations: it outlives nothing.
+/// Memory of this process, for tests and simulations.
 #[derive(Debug, Clone)]
 pub struct HeapMemory {
     words: Vec<u64>,
     slabs: Vec<Option<Box<[u8]>>>,
-    /// Slabs that the system still has.
+    /// Number of slabs that the system has memory for.
     room: usize,
 }
 
 impl HeapMemory {
-    /// Memory for so many pages and slabs, in a system that has memory for `room` slabs.
+    /// Creates memory for `pages` pages and `slabs` slabs, in a system with memory for `room` slabs.
     #[must_use]
     pub fn new(pages: usize, slabs: usize, room: usize) -> Self {
         Self { words: vec![0; pages], slabs: vec![None; slabs], room }
     }
 
-    /// The same with room for so many pages and slabs, which are no fewer.
+    /// Enlarges the memory to `pages` pages and `slabs` slabs, neither fewer than before.
     #[must_use]
     pub fn larger(mut self, pages: usize, slabs: usize) -> Self {
         assert!(pages >= self.words.len() && slabs >= self.slabs.len(), "memory only grows");
@@ -62,7 +62,7 @@ impl HeapMemory {
         self
     }
 
-    /// Number of slabs whose memory is taken.
+    /// Returns the number of slabs whose memory is taken.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.slabs.iter().flatten().count()

@@ -6,10 +6,10 @@ use crate::word::InvalidWord;
 /// Reason why a request to a page fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    /// The limits of the volume are reached, or the system has no memory.
+    /// The volume has reached its limits, or the system has no memory.
     #[error("the volume has no memory for another page, and no room in its spill file")]
     NoSpace,
-    /// Its word or its content is none that the volume stored: another program changed its memory, or a bug.
+    /// The volume did not store its word or its content: another program changed the memory, or a bug.
     #[error("page {0} is damaged")]
     Damaged(u64),
 }
@@ -17,7 +17,7 @@ pub enum PageError {
 /// Reason why the memory of a volume cannot be used by a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecoverError {
-    /// A word is none.
+    /// A word has no meaning.
     #[error("page {page}: {source}")]
     Word {
         /// The page.
@@ -26,7 +26,7 @@ pub enum RecoverError {
         #[source]
         source: InvalidWord,
     },
-    /// A slot is used twice, or does not exist.
+    /// Two pages use a slot, or it does not exist.
     #[error("page {page}: {source}")]
     Slot {
         /// The page.
@@ -35,12 +35,12 @@ pub enum RecoverError {
         #[source]
         source: SlotTaken,
     },
-    /// Pages are in a spill file, and there is none, or it has fewer.
+    /// More pages are in the spill file than its limit, which is 0 without such a file.
     #[error("{spilled} pages are in its spill file, which may have {limit}")]
     Spilled {
         /// Pages in the spill file.
         spilled: u64,
-        /// Pages that it may have.
+        /// Maximum number of its pages.
         limit: u64,
     },
 }

@@ -1,27 +1,27 @@
 //! The pool: slabs of slots, by size class.
 //!
-//! A slab has slots of one class. Which slots are used is not stored: a successor reads it off the table, so
-//! that no store has to agree with another one.
+//! A slab has slots of one class. The used slots are not stored: a successor derives them from the table, so
+//! that no two stores must agree.
 //!
-//! Owns: which slots are used, and which slabs have which class.
-//! Does not own: the bytes; it says when the memory of a slab is needed and when it is not.
+//! Owns: the set of used slots, and the class of each slab.
+//! Does not own: the bytes; it reports when the memory of a slab is needed and when it is not.
 //! Invariants: a slot is used once; a slab without a used slot has no class.
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
-/// Bytes of a slab. Smaller than a huge page: of 47 classes each may have one slab that is half used, which
-/// is 1.5 MiB with these and 47 MiB with slabs of 2 MiB.
+/// Bytes of a slab. Smaller than a huge page: each of 47 classes may have one half-used slab, which wastes
+/// 1.5 MiB with these and 47 MiB with slabs of 2 MiB.
 pub const SLAB_BYTES: usize = 64 << 10;
-/// Bytes by which classes differ, and of which a slot's offset is a multiple.
+/// Bytes by which classes differ. Offsets of slots are multiples of it.
 pub const CLASS_BYTES: usize = 64;
 /// The class of a whole page.
 pub const PAGE_CLASS: u8 = 64;
 
 /// Units of [`CLASS_BYTES`] in a slab.
 const SLAB_UNITS: u64 = (SLAB_BYTES / CLASS_BYTES) as u64;
-/// Slots of which a slab has its bits with the rest.
+/// Number of slots whose bits are in [`PoolSlab::bits`].
 const WORD_SLOTS: usize = u64::BITS as usize;
-/// Words for the bits of the other slots of the smallest class.
+/// Number of words for the bits of the other slots, in the smallest class.
 const MORE_WORDS: usize = SLAB_UNITS as usize / WORD_SLOTS - 1;
 /// No slab.
 const NONE: u32 = u32::MAX;
@@ -34,13 +34,13 @@ pub struct PageSlot {
 }
 
 impl PageSlot {
-    /// The slot of a class at an offset in units of [`CLASS_BYTES`]; `None` if there is no such slot.
+    /// Returns the slot of a class at an offset in units of [`CLASS_BYTES`], if such a slot exists.
     #[must_use]
     pub const fn at(class: u8, unit: u64) -> Option<Self> {
         if class == 0 || class > PAGE_CLASS {
             return None;
         }
-        // Of 32 bits: a division of 64 takes twice as long.
+        // 32 bits, because a division of 64 bits takes twice as long.
         let in_slab = (unit % SLAB_UNITS) as u32;
         let fits = in_slab.is_multiple_of(class as u32) && in_slab + class as u32 <= SLAB_UNITS as u32;
         if fits { Some(Self { class, unit }) } else { None }
@@ -50,46 +50,46 @@ impl PageSlot {
         Self { class, unit: slab as u64 * SLAB_UNITS + index as u64 * class as u64 }
     }
 
-    /// Its length in units of [`CLASS_BYTES`], 1 to 64.
+    /// Returns its length in units of [`CLASS_BYTES`], 1 to 64.
     #[must_use]
     pub const fn class(self) -> u8 {
         self.class
     }
 
-    /// Its offset in units of [`CLASS_BYTES`].
+    /// Returns its offset in units of [`CLASS_BYTES`].
     #[must_use]
     pub const fn unit(self) -> u64 {
         self.unit
     }
 
-    /// Its offset in bytes.
+    /// Returns its offset in bytes.
     #[must_use]
     pub const fn offset(self) -> u64 {
         self.unit * CLASS_BYTES as u64
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub const fn len_bytes(self) -> usize {
         self.class as usize * CLASS_BYTES
     }
 
-    /// The number of its slab; `None` beyond what a pool can have.
+    /// Returns the number of its slab, or `None` beyond the largest pool.
     fn slab(self) -> Option<u32> {
         u32::try_from(self.unit / SLAB_UNITS).ok()
     }
 
-    /// Its number in its slab.
+    /// Returns its number in its slab.
     const fn index(self) -> usize {
         ((self.unit % SLAB_UNITS) as u32 / self.class as u32) as usize
     }
 }
 
-/// The class for so many bytes: of those of which a slab has as many slots as of the smallest that holds
-/// them, the greatest. Others would cost as much for each slot, and each a slab more that is partly used.
+/// Returns the class for `len_bytes` bytes: the greatest with as many slots in a slab as the smallest class
+/// that holds them. The classes between cost as much for each slot, and each a partly used slab more.
 ///
 /// # Panics
-/// If no class holds them.
+/// If no class holds `len_bytes`.
 #[must_use]
 pub fn class_of(len_bytes: usize) -> u8 {
     assert!(
@@ -101,7 +101,7 @@ pub fn class_of(len_bytes: usize) -> u8 {
     u8::try_from(units / (units / smallest)).expect("there are 64 classes")
 }
 
-/// Number of slots of a slab of a class.
+/// Returns the number of slots of a slab of a class.
 const fn slots_of(class: u8) -> usize {
     SLAB_UNITS as usize / class as usize
 }
@@ -113,9 +113,9 @@ struct PoolSlab {
     next: u32,
     previous: u32,
     used: u16,
-    /// 0 while it has none.
+    /// 0 while the slab has none.
     class: u8,
-    /// A bit is set while its slot is used: of the first slots.
+    /// Bits of the first [`WORD_SLOTS`] slots, each set while its slot is used.
     bits: u64,
 }
 
@@ -126,15 +126,15 @@ impl PoolSlab {
 /// Slabs that were added together.
 #[derive(Debug, Clone)]
 struct SlabPart {
-    /// The number of the first one.
+    /// Number of the first one.
     first: u32,
     slabs: Box<[PoolSlab]>,
-    /// The bits of their other slots. The system has no memory for them before a slab has so many.
+    /// Bits of the other slots. The system backs them once a slab has so many.
     more: Box<[[u64; MORE_WORDS]]>,
 }
 
 impl SlabPart {
-    /// Slabs without a class, in a list in order.
+    /// Makes slabs without a class, linked in order.
     fn new(first: u32, end: u32) -> Self {
         let slab = |number: u32| PoolSlab {
             next: if number + 1 < end { number + 1 } else { NONE },
@@ -145,7 +145,7 @@ impl SlabPart {
         Self { first, more: vec![[0; MORE_WORDS]; slabs.len()].into(), slabs }
     }
 
-    /// The word with the bit of a slot of the slab at a place, and the bit.
+    /// Returns the word with the bit of a slot of the slab at a place, and the bit.
     #[inline]
     fn word_mut(&mut self, place: usize, index: usize) -> (&mut u64, u64) {
         let word = match (index / WORD_SLOTS).checked_sub(1) {
@@ -155,13 +155,13 @@ impl SlabPart {
         (word, 1 << (index % WORD_SLOTS))
     }
 
-    /// The words with the bits of the slab at a place.
+    /// Returns the words with the bits of the slab at a place.
     fn words(&self, place: usize) -> impl Iterator<Item = u64> {
         std::iter::once(self.slabs[place].bits).chain(self.more[place].iter().copied())
     }
 }
 
-/// Slabs by number. Those of each growth are apart: none of the others moves.
+/// Slabs by number. Those of each growth are a separate part, so that no other slab moves.
 #[derive(Debug, Clone, Default)]
 struct PoolSlabs {
     parts: Vec<SlabPart>,
@@ -169,7 +169,7 @@ struct PoolSlabs {
 }
 
 impl PoolSlabs {
-    /// The part of a slab, and its place there.
+    /// Returns the part of a slab, and its place there.
     #[inline]
     fn locate(&self, slab: u32) -> Option<(usize, usize)> {
         if slab >= self.count {
@@ -188,28 +188,28 @@ impl PoolSlabs {
         Some(&mut self.parts[part].slabs[place])
     }
 
-    /// A slab that exists.
+    /// Returns a slab that exists.
     fn at(&mut self, slab: u32) -> &mut PoolSlab {
         self.get_mut(slab).expect("the pool has the slab")
     }
 
-    /// The word with the bit of a slot, and the bit.
+    /// Returns the word with the bit of a slot, and the bit.
     fn word_mut(&mut self, slab: u32, slot: PageSlot) -> (&mut u64, u64) {
         let (part, place) = self.locate(slab).expect("the pool has the slab");
         self.parts[part].word_mut(place, slot.index())
     }
 }
 
-/// Slabs by which a pool grows, made on another thread: [`Pool::grow`] takes a time that does not depend on
-/// their number.
+/// Slabs by which a pool grows. Another thread makes them, so that the time of [`Pool::grow`] does not depend
+/// on their number.
 #[derive(Debug)]
 pub struct PoolExtension(SlabPart);
 
 impl PoolExtension {
-    /// Slabs for a pool of `from` slabs, which is to have `to`.
+    /// Makes the slabs by which a pool grows from `from` to `to` slabs.
     ///
     /// # Panics
-    /// If `to` is less than `from`, or 2^32 - 1.
+    /// If `to` is less than `from`, or is 2^32 - 1.
     #[must_use]
     pub fn new(from: u32, to: u32) -> Self {
         assert!(from <= to && to != NONE, "a pool only grows, and to a number of slabs");
@@ -217,7 +217,7 @@ impl PoolExtension {
     }
 }
 
-/// A slot could not be marked as used.
+/// Reason why a slot could not be marked as used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SlotTaken {
     /// Another page has it.
@@ -226,17 +226,17 @@ pub enum SlotTaken {
     /// Its slab has slots of another class.
     #[error("its slab has slots of another class")]
     OtherClass,
-    /// It lies beyond the pool.
+    /// The slot is beyond the pool.
     #[error("it lies beyond the pool")]
     Beyond,
 }
 
-/// The pool of a predecessor, which is read off its table. Its slots lie anywhere, so what is kept of each is
-/// a bit, of most slabs in the word that has their class: the whole fits into the processor's cache.
+/// The pool of a predecessor, derived from its table. The table names slots in any order, so this has one bit
+/// for each, for most slabs in the same word as their class: all of it fits into the processor's cache.
 #[derive(Debug)]
 pub struct PoolRecovery {
     slabs: Vec<RecoveredSlab>,
-    /// Bits of the slabs with many slots, in the order in which their first slots are taken.
+    /// Bits of the slabs with many slots, ordered by the time when their first slot was taken.
     bits: Vec<u64>,
 }
 
@@ -256,7 +256,7 @@ struct RecoveredSlab(u64);
 impl RecoveredSlab {
     const CLASS_SHIFT: u32 = 56;
     const REST: u64 = (1 << Self::CLASS_SHIFT) - 1;
-    /// The least class of which a slab has its bits here: as many slots as there are bits.
+    /// Smallest class whose slabs have no more slots than this word has bits for them.
     const LEAST_WITH_BITS: u8 = (SLAB_UNITS / (Self::CLASS_SHIFT as u64 + 1)) as u8 + 1;
 
     const fn new(class: u8, rest: u64) -> Self {
@@ -271,20 +271,20 @@ impl RecoveredSlab {
         self.0 & Self::REST
     }
 
-    /// True if a slab of this class has its bits here.
+    /// Returns true if a slab of this class has its bits in this word.
     const fn has_bits(class: u8) -> bool {
         class >= Self::LEAST_WITH_BITS
     }
 }
 
 impl PoolRecovery {
-    /// Of a pool of so many slabs.
+    /// Begins the recovery of a pool of `slabs` slabs.
     #[must_use]
     pub fn new(slabs: u32) -> Self {
         Self { slabs: vec![RecoveredSlab(0); slabs as usize], bits: Vec::new() }
     }
 
-    /// Uses a slot that the table names.
+    /// Marks a slot that the table names as used.
     ///
     /// # Errors
     /// [`SlotTaken`]: the table is damaged.
@@ -319,7 +319,7 @@ impl PoolRecovery {
         Ok(())
     }
 
-    /// The pool.
+    /// Returns the recovered pool.
     #[must_use]
     pub fn finish(self) -> Pool {
         let Self { slabs, bits } = self;
@@ -352,16 +352,16 @@ impl PoolRecovery {
     }
 }
 
-/// Words that have a bit for each slot of a slab of a class.
+/// Returns the number of words with a bit for each slot of a slab of a class.
 const fn words_of(class: u8) -> usize {
     slots_of(class).div_ceil(WORD_SLOTS)
 }
 
-/// The pool.
+/// The slabs of a volume, and their used slots.
 #[derive(Debug, Clone)]
 pub struct Pool {
     slabs: PoolSlabs,
-    /// By class: the first slab with free slots. By 0: the first without a class.
+    /// First slab with free slots, by class. At 0: the first slab without a class.
     first: [u32; PAGE_CLASS as usize + 1],
     /// Slabs with a class.
     in_use: u32,
@@ -369,7 +369,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of so many slabs, none of them used.
+    /// Makes a pool of `slabs` unused slabs.
     ///
     /// # Panics
     /// If it has 2^32 - 1 slabs or more.
@@ -385,10 +385,10 @@ impl Pool {
         pool
     }
 
-    /// Adds unused slabs. The next slab without a class stays the next.
+    /// Adds unused slabs. [`next_slab`](Self::next_slab) stays the same.
     ///
     /// # Panics
-    /// If they were made for a pool with another number of slabs.
+    /// If the extension was made for a pool with another number of slabs.
     pub fn grow(&mut self, extension: PoolExtension) {
         let PoolExtension(part) = extension;
         let from = part.first;
@@ -409,37 +409,37 @@ impl Pool {
         }
     }
 
-    /// Slabs that it may have.
+    /// Returns the number of slabs, used or not.
     #[must_use]
     pub const fn slabs(&self) -> u32 {
         self.slabs.count
     }
 
-    /// Slabs with a used slot.
+    /// Returns the number of slabs with a used slot.
     #[must_use]
     pub const fn slabs_in_use(&self) -> u32 {
         self.in_use
     }
 
-    /// Bytes of the used slots.
+    /// Returns the bytes of the used slots.
     #[must_use]
     pub const fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
 
-    /// True if a slab has a used slot.
+    /// Returns true if a slab has a used slot.
     #[must_use]
     pub fn is_in_use(&self, slab: u32) -> bool {
         self.slabs.locate(slab).is_some_and(|(part, place)| self.slabs.parts[part].slabs[place].class != 0)
     }
 
-    /// True if there is a free slot, or a slab for one.
+    /// Returns true if the pool has a free slot or a slab without a class.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.first.iter().any(|slab| *slab != NONE)
     }
 
-    /// True if this slot is used: it lies in the pool, in a slab of its class.
+    /// Returns true if this slot is used, which implies that the pool has it, in a slab of its class.
     #[must_use]
     pub fn has(&self, slot: PageSlot) -> bool {
         let Some((part, place)) = slot.slab().and_then(|slab| self.slabs.locate(slab)) else { return false };
@@ -449,23 +449,23 @@ impl Pool {
             && word().is_some_and(|word| word >> (slot.index() % WORD_SLOTS) & 1 == 1)
     }
 
-    /// Uses a free slot of a class, in a slab that has used ones.
+    /// Takes a free slot of a class, in a slab that has used ones.
     pub fn take(&mut self, class: u8) -> Option<PageSlot> {
         let slab = self.first[usize::from(class)];
         (slab != NONE).then(|| self.take_in(slab))
     }
 
-    /// The slab that gets a class next, if there is one.
+    /// Returns the slab that gets a class next, if any is left.
     #[must_use]
     pub fn next_slab(&self) -> Option<u32> {
         let slab = self.first[0];
         (slab != NONE).then_some(slab)
     }
 
-    /// Uses the first slot of [`next_slab`](Self::next_slab), which gets this class.
+    /// Gives [`next_slab`](Self::next_slab) this class and takes its first slot.
     ///
     /// # Panics
-    /// If there is no such slab.
+    /// If no such slab is left.
     pub fn take_first(&mut self, class: u8) -> PageSlot {
         let slab = self.next_slab().expect("the caller asked for it");
         self.set_class(slab, class);
@@ -475,7 +475,7 @@ impl Pool {
     /// Frees a slot. Returns its slab if that has no used slot any more.
     ///
     /// # Panics
-    /// If it is not used.
+    /// If the slot is not used.
     pub fn free(&mut self, slot: PageSlot) -> Option<u32> {
         let number = slot.slab().expect("a used slot lies in the pool");
         let (word, bit) = self.slabs.word_mut(number, slot);
@@ -507,7 +507,7 @@ impl Pool {
         self.link(class, slab);
     }
 
-    /// Uses a free slot of a slab that has one.
+    /// Takes a free slot of a slab that has one.
     fn take_in(&mut self, slab: u32) -> PageSlot {
         let (part, place) = self.slabs.locate(slab).expect("the pool has the slab");
         let part = &self.slabs.parts[part];

@@ -1,14 +1,14 @@
-//! Pages that are one pattern of eight bytes, over and over.
+//! Pages that repeat one pattern of eight bytes.
 
-/// The pattern of a page, as a little-endian number, if it has one.
+/// Returns the pattern of a page as a little-endian number, if the page has one.
 pub(crate) fn pattern_of(page: &[u8]) -> Option<u64> {
     debug_assert!(page.len().is_multiple_of(8), "a page has whole words");
     let (first, last) = (page.first_chunk::<8>()?, page.last_chunk::<8>()?);
-    // Most pages that have none end here.
+    // Most pages without a pattern end here.
     if first != last {
         return None;
     }
-    // Moved by a word, a page of one pattern is the same.
+    // A page of one pattern equals itself shifted by a word.
     (page[8..] == page[..page.len() - 8]).then(|| u64::from_le_bytes(*first))
 }
 
@@ -17,7 +17,7 @@ pub(crate) fn fill(page: &mut [u8], pattern: u64) {
     page.as_chunks_mut::<8>().0.fill(pattern.to_le_bytes());
 }
 
-/// The half of a pattern that is the same twice.
+/// Returns half of the pattern if both halves are equal.
 pub(crate) fn half(pattern: u64) -> Option<u32> {
     let [low, high] = [pattern as u32, (pattern >> 32) as u32];
     (low == high).then_some(low)

@@ -1,14 +1,14 @@
-//! The order of requests to a volume while the disk works for some of them.
+//! The order of requests to a volume during disk operations for some of them.
 //!
-//! A request that needs no disk is served at once, and none of it is left. One that does has its pages until
-//! its last operation has ended: reads share theirs, and any other request to them waits, behind those that
-//! wait for the same pages. So the disk never has two operations for a page unless both read, a hole is never
-//! made under a read or over a later write, and a word is replaced by one request at a time.
+//! A request that needs no disk is served at once, and leaves no state here. One that needs the disk locks
+//! its pages until its last operation has ended: reads share the lock, other requests queue for it. So the
+//! disk never has two operations for a page unless both read, a hole is never made under a read or over a
+//! later write, and only one request at a time replaces a word.
 //!
-//! Owns: the requests that the disk works for, and those that wait for them.
-//! Runs on: the ring thread that has the volume's queue. No allocation for a request once there were as many
-//! at once.
-//! Bounds: both are at most the requests that the device has.
+//! Owns: the requests with disk operations, and those that wait for them.
+//! Runs on: the ring thread that serves the volume's queue. Allocates only when more requests than ever
+//! before are held at once.
+//! Bounds: each list holds at most the requests of the device.
 
 use std::collections::VecDeque;
 
@@ -19,16 +19,16 @@ use holdfast_format::safeguard::{Safeguard, safeguard};
 pub struct SpillRequest<R> {
     /// The request.
     pub request: R,
-    /// Its first page.
+    /// First page.
     pub first: u64,
-    /// Number of its pages; 0 for one that is about none.
+    /// Number of pages; 0 for a request without pages.
     pub pages: u64,
-    /// It reads them.
+    /// True for a read.
     pub is_read: bool,
 }
 
 impl<R> SpillRequest<R> {
-    /// True if both may not be served at the same time.
+    /// Returns true if the two must not be served at the same time.
     const fn excludes<S>(&self, other: &SpillRequest<S>) -> bool {
         let overlap = self.first < other.first + other.pages && other.first < self.first + self.pages;
         overlap && !(self.is_read && other.is_read)
@@ -40,7 +40,7 @@ impl<R> SpillRequest<R> {
 pub struct SpillEnd<R, E> {
     /// The request.
     pub request: R,
-    /// Its result: the first failure, if there was one.
+    /// Its result: the first failure, if any.
     pub result: Result<(), E>,
 }
 
@@ -51,7 +51,7 @@ struct RunningRequest<R, E> {
     result: Result<(), E>,
 }
 
-/// The requests of a volume that the disk works for, and those that wait for them.
+/// The requests of a volume with disk operations, and those that wait for them.
 #[derive(Debug)]
 pub struct SpillRequests<R, E> {
     running: Vec<Option<RunningRequest<R, E>>>,
@@ -66,7 +66,7 @@ impl<R, E> Default for SpillRequests<R, E> {
 }
 
 impl<R, E> SpillRequests<R, E> {
-    /// Hands a request back that may be served now, and keeps one that has to wait.
+    /// Returns a request that may be served now, and keeps one that must wait.
     #[inline]
     pub fn admit(&mut self, request: SpillRequest<R>) -> Option<SpillRequest<R>> {
         if self.number == 0 || !self.excludes(&request, self.waiting.len()) {
@@ -76,11 +76,11 @@ impl<R, E> SpillRequests<R, E> {
         None
     }
 
-    /// Keeps a request that was served as far as it can be, with what that came to, until so many operations
-    /// of the disk have ended. Returns its number.
+    /// Keeps a request, served except for the disk, and its result so far until `operations` operations of
+    /// the disk have ended. Returns its number.
     ///
     /// # Panics
-    /// If it has no operation.
+    /// If `operations` is 0.
     pub fn begin(&mut self, request: SpillRequest<R>, operations: u32, result: Result<(), E>) -> u16 {
         assert!(operations > 0, "it is answered at once");
         let running = Some(RunningRequest { request, operations, result });
@@ -94,18 +94,18 @@ impl<R, E> SpillRequests<R, E> {
         u16::try_from(place).expect("a device has fewer requests")
     }
 
-    /// A request by its number.
+    /// Returns a request by its number.
     ///
     /// # Panics
-    /// If it has no operation any more.
+    /// If all its operations have ended.
     #[must_use]
     pub fn request(&self, number: u16) -> &R {
         let running = self.running[usize::from(number)].as_ref();
         &running.expect("an operation of it has not ended").request.request
     }
 
-    /// An operation of a request ended, and so many more were begun for it. Returns the request if that was
-    /// the last one.
+    /// Records the end of an operation of a request and the start of `more` others. Returns the request if
+    /// none is left.
     ///
     /// # Panics
     /// As for [`request`](Self::request).
@@ -124,27 +124,27 @@ impl<R, E> SpillRequests<R, E> {
         Some(SpillEnd { request: request.request, result })
     }
 
-    /// The next request that waited and may be served now.
+    /// Returns the next waiting request that may be served now.
     pub fn next_ready(&mut self) -> Option<SpillRequest<R>> {
         let ready = (0..self.waiting.len()).find(|at| !self.excludes(&self.waiting[*at], *at))?;
         self.waiting.remove(ready)
     }
 
-    /// True if the disk works for no request.
+    /// Returns true if no request has disk operations.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.number == 0
     }
 
-    /// Takes all requests, for a process that is about to end. Returns those that the disk does not work for.
+    /// Takes all requests, before the process ends. Returns those with disk operations and those that wait.
     pub fn leave(&mut self) -> (impl Iterator<Item = R> + '_, impl Iterator<Item = R> + '_) {
         self.number = 0;
         let running = self.running.drain(..).flatten().map(|running| running.request.request);
         (running, self.waiting.drain(..).map(|waiting| waiting.request))
     }
 
-    /// True if the disk works for a request that excludes this one, or one of the first `before` that wait
-    /// does.
+    /// Returns true if a request with disk operations, or one of the first `before` waiting ones, excludes
+    /// this one.
     fn excludes(&self, request: &SpillRequest<R>, before: usize) -> bool {
         safeguard(Safeguard::WaitForDisk)
             && (self.running.iter().flatten().any(|running| running.request.excludes(request))
@@ -160,8 +160,8 @@ mod tests {
         SpillRequest { request, first: pages.start, pages: pages.end - pages.start, is_read }
     }
 
-    /// Requests to other pages and reads of the same ones are served; one behind a waiting one does not pass
-    /// it.
+    /// Requests to other pages and reads of the same pages are served; a request does not overtake a waiting
+    /// one.
     #[test]
     fn requests_to_the_same_pages_are_served_in_order() {
         let mut requests = SpillRequests::<char, ()>::default();

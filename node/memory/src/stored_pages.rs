@@ -1,24 +1,24 @@
-//! The pages of a memory volume, as they are stored: replaced, copied out and discarded here.
+//! The stored pages of a memory volume: replacing, copying and discarding them.
 //!
 //! A page is replaced in this order:
-//! 1. a free slot is used, which no word names;
+//! 1. a free slot is taken, which no word names;
 //! 2. the content is written into it;
 //! 3. one store of the page's word names it;
 //! 4. the slot that the word named before is free again.
 //!
 //! A process that ends between any two stores leaves a table whose words name whole contents. Its successor
-//! reads off it which slots are used: one that was written and never named is free, and so is one that was
-//! named until then. The kernel issues a request again that was not answered, and the same write again
-//! changes nothing but slots.
+//! derives the used slots from the table: a slot that was written and never named is free, and so is one
+//! whose word was replaced. The kernel reissues a request that was not answered, and repeating a write
+//! changes only slots.
 //!
-//! A page that finds no slot goes to the spill file, where the volume has one (`disk_run.rs`): the caller
-//! makes the [runs](StoredPages::disk_runs) that a request leaves. In place of 1 and 2 the disk has the page
-//! then.
+//! A page that finds no slot goes to the spill file, if the volume has one (`disk_run.rs`): the caller
+//! performs the [runs](StoredPages::disk_runs) that a request leaves. In place of steps 1 and 2 the disk
+//! writes the page.
 //!
-//! Owns: this order, what is stored in which form, the volume's figures.
-//! Runs on: one thread at a time, under the volume's lock. No allocation for a request, and no codec.
+//! Owns: this order, the choice of a page's form, the volume's figures.
+//! Runs on: one thread at a time, under the volume's lock. A request allocates nothing and runs no codec.
 //! On failure: a page without a slot and without room on the disk keeps its content. A word that the volume
-//! cannot have stored is damage: requests to its page fail, and it is neither followed nor replaced.
+//! cannot have stored is damage: requests to its page fail, and the word stays unused and unchanged.
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
 
@@ -36,19 +36,19 @@ use crate::word::{Form, Word};
 
 /// Bytes in front of a compressed page: its length.
 const LENGTH_BYTES: usize = 2;
-/// The most that a compressed page takes, with its length: one that takes more is stored as it is, and need
-/// not be decompressed. Of programs four pages in ten take more than three quarters with lz4, and one in
-/// twenty takes more than this.
+/// Maximum size of a compressed page with its length: a page that takes more is stored as it is, and need not
+/// be decompressed. In program files, lz4 compresses four pages in ten to more than three quarters, and one
+/// in twenty to more than this.
 const MOST_COMPRESSED: usize = PAGE_BYTES / 8 * 7;
-/// The part of a slot's length by which that of an overwrite may be larger than it needs, where another slab
-/// would be begun: one in so many. Where 256 MiB of programs overwrite one another at random, 3.9 percent of
-/// the memory is no used slot with it, and 4.8 without.
+/// Inverse of the part by which the slot of an overwrite may be longer than needed, to avoid another slab.
+/// When 256 MiB of program files overwrite one another at random, 3.9 percent of the memory is outside used
+/// slots with it, and 4.8 without.
 const NEAR: u8 = 8;
 
 /// A page as it is to be stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum EncodedPage<'page> {
-    /// This pattern over and over.
+    /// This pattern, repeated.
     Filled(u64),
     /// Compressed, to [`MOST_COMPRESSED`](Self::MOST_COMPRESSED) bytes at most.
     Compressed(PageCodec, &'page [u8]),
@@ -59,7 +59,7 @@ pub(crate) enum EncodedPage<'page> {
 }
 
 impl EncodedPage<'_> {
-    /// The most bytes of a compressed page.
+    /// Maximum bytes of a compressed page.
     pub(crate) const MOST_COMPRESSED: usize = MOST_COMPRESSED - LENGTH_BYTES;
 }
 
@@ -68,9 +68,9 @@ impl EncodedPage<'_> {
 pub(crate) enum PageCopy {
     /// All of it.
     Whole,
-    /// Its compressed bytes, so many.
+    /// Its compressed bytes: their codec and number.
     Compressed(PageCodec, usize),
-    /// None: it is in the spill file.
+    /// None: the page is in the spill file.
     Spilled,
 }
 
@@ -80,23 +80,23 @@ pub(crate) struct StoredPages<M> {
     memory: M,
     pages: u64,
     pool: Pool,
-    /// A slab that has no used slot and keeps its memory, for the next that is needed.
+    /// Slab that has no used slot but keeps its memory, for the next slab that is needed.
     spare: Option<u32>,
     same_filled_pages: u64,
     compressed_pages: u64,
     plain_pages: u64,
     refused_pages: u64,
     spilled_pages: u64,
-    /// Pages that the spill file is to have once their runs have ended, and those whose holes are being made.
+    /// Pages that are being written to the spill file, and those whose holes are being made.
     transit_pages: u64,
     spill_limit_pages: u64,
-    /// Work of the requests that the disk has not got yet.
+    /// Disk work of requests that the caller has not taken yet.
     disk_runs: Vec<DiskRun>,
 }
 
 impl<M: PageMemory> StoredPages<M> {
-    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table: 8 bytes a
-    /// page. Memory that no page needs is given back.
+    /// Opens the volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table, 8
+    /// bytes a page, and returns memory that no page needs to the system.
     ///
     /// # Errors
     /// [`RecoverError`]: the table is damaged, and nothing was changed.
@@ -141,8 +141,8 @@ impl<M: PageMemory> StoredPages<M> {
         Ok(volume)
     }
 
-    /// Makes the volume larger, and its limits higher. Returns the memory that it had, which is as large as
-    /// the volume was: another thread gives it back.
+    /// Enlarges the volume and raises its limits. Returns the previous memory, as large as the volume was,
+    /// for another thread to drop.
     ///
     /// # Panics
     /// If anything becomes smaller, or the slabs are for a volume with another number of them.
@@ -155,7 +155,7 @@ impl<M: PageMemory> StoredPages<M> {
         std::mem::replace(&mut self.memory, memory)
     }
 
-    /// Figures now.
+    /// Returns the current figures.
     #[must_use]
     pub(crate) const fn figures(&self) -> MemoryFigures {
         MemoryFigures {
@@ -171,41 +171,41 @@ impl<M: PageMemory> StoredPages<M> {
         }
     }
 
-    /// Its memory.
+    /// Returns its memory.
     pub(crate) fn into_memory(self) -> M {
         self.memory
     }
 
-    /// Its memory.
+    /// Returns its memory.
     pub(crate) const fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Its memory, which a test damages.
+    /// Returns its memory, which a test damages.
     #[cfg(test)]
     pub(crate) const fn memory_mut(&mut self) -> &mut M {
         &mut self.memory
     }
 
-    /// Pages on their way to the spill file, and those whose holes are being made.
+    /// Returns the number of pages that are moving to the spill file or whose holes are being made.
     #[cfg(test)]
     pub(crate) const fn transit_pages(&self) -> u64 {
         self.transit_pages
     }
 
-    /// True if there is a free slot, or a slab for one.
+    /// Returns true if the pool has a free slot or a slab without a class.
     pub(crate) fn has_room(&self) -> bool {
         self.pool.has_room()
     }
 
-    /// Replaces the content of a page. One that finds no slot goes to the spill file: the caller makes the
-    /// [runs](Self::disk_runs).
+    /// Replaces the content of a page. A page that finds no slot goes to the spill file: the caller performs
+    /// the [runs](Self::disk_runs).
     ///
     /// # Errors
-    /// [`PageError`]: the page is as it was.
+    /// [`PageError`]: the page is unchanged.
     ///
     /// # Panics
-    /// If it is no page of the volume.
+    /// If `page` is no page of the volume.
     pub(crate) fn replace(&mut self, page: u64, new: &EncodedPage<'_>) -> Result<(), PageError> {
         match self.replace_in_memory(page, new) {
             Err(PageError::NoSpace) => self.spill(page),
@@ -213,13 +213,13 @@ impl<M: PageMemory> StoredPages<M> {
         }
     }
 
-    /// Makes a page read as zeros, and frees what it took.
+    /// Makes a page read as zeros, and frees its slot or its room in the spill file.
     ///
     /// # Errors
-    /// [`PageError::Damaged`]: it is as it was.
+    /// [`PageError::Damaged`]: the page is unchanged.
     ///
     /// # Panics
-    /// If it is no page of the volume.
+    /// If `page` is no page of the volume.
     pub(crate) fn discard(&mut self, page: u64) -> Result<(), PageError> {
         let old = self.word(page)?;
         if old != Word::Zeros {
@@ -229,13 +229,13 @@ impl<M: PageMemory> StoredPages<M> {
         Ok(())
     }
 
-    /// Copies a page into `content`, or what it was compressed to into `compressed`.
+    /// Copies a page into `content`, or its compressed bytes into `compressed`.
     ///
     /// # Errors
     /// [`PageError::Damaged`].
     ///
     /// # Panics
-    /// If it is no page of the volume.
+    /// If `page` is no page of the volume.
     pub(crate) fn copy(
         &self,
         page: u64,
@@ -270,17 +270,17 @@ impl<M: PageMemory> StoredPages<M> {
         Ok(PageCopy::Whole)
     }
 
-    /// True if the word of a page says that it is in the spill file.
+    /// Returns true if the word of a page says that it is in the spill file.
     pub(crate) fn is_spilled(&self, page: u64) -> bool {
         self.memory.word(page) == Word::Spilled.bits()
     }
 
-    /// Work of the disk since this was last emptied.
+    /// Returns the disk work that was added since the caller last emptied the list.
     pub(crate) const fn disk_runs(&mut self) -> &mut Vec<DiskRun> {
         &mut self.disk_runs
     }
 
-    /// A run ended, whose first `done` pages the disk has written. May leave more runs.
+    /// Records the end of a run whose first `done` pages the disk has written. May add more runs.
     pub(crate) fn disk_ended(&mut self, run: &DiskRun, done: u32) {
         let &DiskRun { operation, first, pages, held } = run;
         let end = first + u64::from(done.min(pages));
@@ -290,13 +290,13 @@ impl<M: PageMemory> StoredPages<M> {
             DiskOperation::Hole => self.transit_pages -= u64::from(held),
             DiskOperation::Write => {
                 for page in first..end {
-                    // Its slot is the page's until now. A word that was damaged meanwhile stays so.
+                    // The page keeps its slot until here. A word that was damaged meanwhile stays as it is.
                     if let Ok(old) = self.word(page) {
                         self.publish_spilled(page, old);
                     }
                 }
                 self.transit_pages -= end - first;
-                // The disk may have taken part of the others.
+                // The disk may have written part of the others.
                 for page in end..first + u64::from(pages) {
                     push_page(&mut self.disk_runs, DiskOperation::Hole, page);
                 }
@@ -304,12 +304,12 @@ impl<M: PageMemory> StoredPages<M> {
         }
     }
 
-    /// Counts pages that the disk had no room for.
+    /// Counts pages for which the disk had no room.
     pub(crate) const fn refuse(&mut self, pages: u32) {
         self.refused_pages += pages as u64;
     }
 
-    /// Has a page that found no slot written to the spill file.
+    /// Adds a disk run that writes a page without a slot to the spill file.
     #[cold]
     fn spill(&mut self, page: u64) -> Result<(), PageError> {
         let old = self.word(page)?;
@@ -339,8 +339,8 @@ impl<M: PageMemory> StoredPages<M> {
         }
     }
 
-    /// The word of a page. The volume alone writes them, so one that means nothing, or names a slot that is
-    /// not used, is damage.
+    /// Returns the word of a page. Only the volume writes words, so one without a meaning, or with a slot
+    /// that is not used, is damage.
     fn word(&self, page: u64) -> Result<Word, PageError> {
         assert!(page < self.pages, "the page is the volume's");
         let word = Word::of(self.memory.word(page)).map_err(|_meaningless| PageError::Damaged(page))?;
@@ -379,7 +379,7 @@ impl<M: PageMemory> StoredPages<M> {
         Ok(())
     }
 
-    /// Steps 1 to 3 for content that needs a slot.
+    /// Performs steps 1 to 3 for content that needs a slot.
     fn store(&mut self, page: u64, old: Word, form: Form, content: &[&[u8]]) -> Result<Word, PageError> {
         let len_bytes = content.iter().map(|part| part.len()).sum();
         let slot = self.take(class_of(len_bytes), old)?;
@@ -398,8 +398,8 @@ impl<M: PageMemory> StoredPages<M> {
         Ok(word)
     }
 
-    /// Uses a slot of a class. Where no slab can get the class, a free slot of a greater one does; for an
-    /// overwrite one that is a little greater does before that.
+    /// Takes a slot of a class. If no slab can get the class, this takes a free slot of a greater class; for
+    /// an overwrite it tries slightly greater classes before it begins a slab.
     pub(crate) fn take(&mut self, class: u8, old: Word) -> Result<PageSlot, PageError> {
         let largest = if old.slot().is_some() { class + class / NEAR } else { class };
         if let Some(slot) = (class..=largest.min(PAGE_CLASS)).find_map(|class| self.pool.take(class)) {
@@ -419,7 +419,7 @@ impl<M: PageMemory> StoredPages<M> {
         self.count(word, 1);
     }
 
-    /// Frees what a page took before.
+    /// Frees the slot of a page's old word, or its room in the spill file.
     fn release(&mut self, page: u64, old: Word) {
         self.count(old, -1);
         if old == Word::Spilled {
@@ -429,7 +429,7 @@ impl<M: PageMemory> StoredPages<M> {
         if let Some(slot) = old.slot()
             && let Some(slab) = self.pool.free(slot)
         {
-            // It is the next to be used; only the one before it goes.
+            // The slab is used next and keeps its memory; the previous spare slab loses its own.
             if let Some(before) = self.spare.replace(slab) {
                 self.memory.give_back(before..before + 1);
             }

@@ -1,15 +1,15 @@
-//! A memory volume, as the threads of its queues use it at once.
+//! A memory volume, shared by the threads of its queues.
 //!
-//! Codecs work outside the lock: a write compresses its page before, a read copies the compressed page out
-//! and decompresses it after. Under the lock a page is copied and a slot is looked for; once for 16 pages or
-//! more the memory of a slab is taken, or given back.
+//! Codecs run outside the lock: a write compresses its page before it takes the lock, a read copies the
+//! compressed page and decompresses it after the lock. Under the lock a thread copies a page and searches for
+//! a slot; once in 16 pages or more it also takes or returns the memory of a slab.
 //!
-//! Owns: the lock, and the order of work for a request of many pages. Does not own: how a page is replaced
+//! Owns: the lock, and the order of work for a request of many pages. Does not own: the replacement of a page
 //! (`stored_pages.rs`).
-//! Runs on: the ring threads of the volume's queues; growth on any thread. No allocation for a request.
-//! Invariants: a page is read whole, as it was before a write at the same time or after it. Of the pages of a
-//! request each is written by itself. A volume with a spill file has one queue: the order of its requests is
-//! that of [`SpillRequests`](crate::SpillRequests).
+//! Runs on: the ring threads of the volume's queues; growth on any thread. A request allocates nothing.
+//! Invariants: a read returns a page whole, as before a concurrent write or as after it. Each page of a
+//! request is written by itself. A volume with a spill file has one queue: the order of its requests is that
+//! of [`SpillRequests`](crate::SpillRequests).
 
 use parking_lot::RwLock;
 
@@ -24,9 +24,9 @@ use crate::page_error::{PageError, RecoverError};
 use crate::same_filled::pattern_of;
 use crate::stored_pages::{EncodedPage, PageCopy, StoredPages};
 
-/// Most pages of a run of a read.
+/// Maximum pages of a run that reads.
 const MOST_READ: u64 = 1 << 20;
-/// Pages that a discard frees under the lock in one piece.
+/// Pages that a discard frees each time it takes the lock.
 const DISCARDED_AT_ONCE: u64 = 64;
 
 /// A memory volume.
@@ -37,8 +37,8 @@ pub struct MemoryVolume<M> {
 }
 
 impl<M: PageMemory> MemoryVolume<M> {
-    /// The volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table: 8 bytes a
-    /// page. Memory that no page needs is given back.
+    /// Opens the volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table, 8
+    /// bytes a page, and returns memory that no page needs to the system.
     ///
     /// # Errors
     /// [`RecoverError`]: the table is damaged, and nothing was changed.
@@ -46,8 +46,8 @@ impl<M: PageMemory> MemoryVolume<M> {
         Ok(Self { codec: head.codec, pages: RwLock::new(StoredPages::open(memory, head)?) })
     }
 
-    /// Makes the volume larger, and its limits higher. Returns the memory that it had, which is as large as
-    /// the volume was: to give it back takes a time that grows with its content.
+    /// Enlarges the volume and raises its limits. Returns the previous memory, as large as the volume was:
+    /// the time to drop it grows with its content.
     ///
     /// # Panics
     /// If anything becomes smaller, or the slabs are for a volume with another number of them.
@@ -55,25 +55,25 @@ impl<M: PageMemory> MemoryVolume<M> {
         self.pages.write().grow(growth)
     }
 
-    /// The codec of the pages that it writes.
+    /// Returns the codec of the pages that the volume writes.
     #[must_use]
     pub const fn codec(&self) -> PageCodec {
         self.codec
     }
 
-    /// Figures now.
+    /// Returns the current figures.
     #[must_use]
     pub fn figures(&self) -> MemoryFigures {
         self.pages.read().figures()
     }
 
-    /// Its memory, without the volume.
+    /// Returns the memory without the volume.
     #[must_use]
     pub fn into_memory(self) -> M {
         self.pages.into_inner().into_memory()
     }
 
-    /// Looks at its memory, in which no store is made meanwhile.
+    /// Calls `look` with the memory, to which nothing is stored meanwhile.
     pub fn with_memory<T>(&self, look: impl FnOnce(&M) -> T) -> T {
         look(self.pages.read().memory())
     }
@@ -81,9 +81,9 @@ impl<M: PageMemory> MemoryVolume<M> {
     /// Writes pages from `first` on.
     ///
     /// # Errors
-    /// [`PageError::NoSpace`] and [`PageError::Damaged`]: pages before the one without a slot, or
-    /// the damaged one, are written, it and those after it are as they were. Also then the
-    /// [runs](Self::take_disk_runs) of those before it have to be made.
+    /// [`PageError::NoSpace`] and [`PageError::Damaged`]: the pages before the failed one are written, it and
+    /// those after it are unchanged. The caller must still perform the [runs](Self::take_disk_runs) of those
+    /// before it.
     ///
     /// # Panics
     /// If `data` is not whole pages of the volume.
@@ -103,8 +103,8 @@ impl<M: PageMemory> MemoryVolume<M> {
         Ok(())
     }
 
-    /// Reads pages from `first` on, and returns how many of them are [in the spill
-    /// file](Self::spilled_runs): those the caller reads.
+    /// Reads pages from `first` on. Returns the number of those [in the spill file](Self::spilled_runs),
+    /// which the caller must read.
     ///
     /// # Errors
     /// [`PageError::Damaged`].
@@ -131,11 +131,11 @@ impl<M: PageMemory> MemoryVolume<M> {
         Ok(spilled)
     }
 
-    /// Makes `pages` pages from `first` on read as zeros, and frees what they took.
+    /// Makes `pages` pages from `first` on read as zeros, and frees their slots and room in the spill file.
     ///
     /// # Errors
-    /// [`PageError::Damaged`]: the pages before it are zeros, it and those after it are as they
-    /// were. Also then the [runs](Self::take_disk_runs) of those before it have to be made.
+    /// [`PageError::Damaged`]: the pages before it are zeros, it and those after it are unchanged. The caller
+    /// must still perform the [runs](Self::take_disk_runs) of those before it.
     ///
     /// # Panics
     /// If they are not pages of the volume.
@@ -154,24 +154,24 @@ impl<M: PageMemory> MemoryVolume<M> {
         }
     }
 
-    /// Moves the work of the disk for the requests since the last call to the end of `runs`. The caller gives
-    /// each run to the disk, and its end to [`disk_ended`](Self::disk_ended). Meanwhile no other request to
-    /// the pages of the request is given to this volume ([`SpillRequests`](crate::SpillRequests)).
+    /// Moves the disk work of the requests since the last call to the end of `runs`. The caller passes each
+    /// run to the disk, and its end to [`disk_ended`](Self::disk_ended). Meanwhile it gives this volume no
+    /// other request to the same pages ([`SpillRequests`](crate::SpillRequests)).
     pub fn take_disk_runs(&self, runs: &mut Vec<DiskRun>) {
         runs.append(self.pages.write().disk_runs());
     }
 
-    /// A run ended, whose first `done` pages the disk has written. May leave more runs.
+    /// Records the end of a run whose first `done` pages the disk has written. May add more runs.
     pub fn disk_ended(&self, run: &DiskRun, done: u32) {
         self.pages.write().disk_ended(run, done);
     }
 
-    /// Counts pages that the disk had no room for.
+    /// Counts pages for which the disk had no room.
     pub fn refuse(&self, pages: u32) {
         self.pages.write().refuse(pages);
     }
 
-    /// Reads of those of `pages` pages from `first` on that are in the spill file.
+    /// Returns runs that read the pages in the spill file among the `pages` pages from `first` on.
     pub fn spilled_runs(&self, first: u64, pages: u64) -> impl Iterator<Item = DiskRun> + '_ {
         let end = first + pages;
         let mut next = first;
@@ -185,7 +185,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         })
     }
 
-    /// A page as it is to be stored.
+    /// Encodes a page for storage.
     fn encode<'page>(&self, codecs: &'page mut Codecs, content: &'page [u8]) -> EncodedPage<'page> {
         match pattern_of(content) {
             Some(pattern) => EncodedPage::Filled(pattern),

@@ -1,4 +1,4 @@
-//! The word of a page: where its content is.
+//! The word of a page, which locates its content.
 //!
 //! ```text
 //! 63                         16 15         8 7          0
@@ -9,15 +9,15 @@
 //! +----------------------------+-------------------------+
 //!
 //! kind 0  zeros; the whole word is 0
-//!      1  the pattern, over and over
-//!      2  slot: a pattern of 8 bytes, over and over
-//!      3  slot: u16 length, and so many bytes of an lz4 block
-//!      4  slot: u16 length, and so many bytes of a zstd frame without content size
+//!      1  the pattern, repeated
+//!      2  slot: a pattern of 8 bytes, repeated
+//!      3  slot: u16 length, and as many bytes of an lz4 block
+//!      4  slot: u16 length, and as many bytes of a zstd frame without content size
 //!      5  slot: the page as it is
 //!      6  the page is in the spill file, at its own offset; bits 8-63 are 0
 //! ```
-//! The size class is the length of a slot in units of 64 bytes, 1 to 64, of kind 5 always 64. It says which
-//! slots the slab has, and may be greater than the content needs.
+//! The size class is the length of a slot in units of 64 bytes, 1 to 64; for kind 5 it is 64. All slots of a
+//! slab have one class. The class may be greater than the content needs.
 
 use crate::pool::{PAGE_CLASS, PageSlot};
 
@@ -26,7 +26,7 @@ use crate::pool::{PAGE_CLASS, PageSlot};
 pub enum Word {
     /// Zeros.
     Zeros,
-    /// Four bytes, over and over.
+    /// Four bytes, repeated.
     Filled(u32),
     /// In a slot.
     Stored(Form, PageSlot),
@@ -37,17 +37,17 @@ pub enum Word {
 /// Form of the content in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Eight bytes, over and over.
+    /// Eight bytes, repeated.
     Pattern,
     /// A length and an lz4 block.
     Lz4,
     /// A length and a zstd frame.
     Zstd,
-    /// The page.
+    /// The page as it is.
     Plain,
 }
 
-/// The bits of a word mean nothing.
+/// Bits that are no word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("word {0:#018x} has no meaning")]
 pub struct InvalidWord(pub u64);
@@ -67,7 +67,7 @@ impl Form {
 }
 
 impl Word {
-    /// Its bits.
+    /// Returns its bits.
     #[must_use]
     pub const fn bits(self) -> u64 {
         match self {
@@ -78,7 +78,7 @@ impl Word {
         }
     }
 
-    /// The word of these bits.
+    /// Decodes a word from these bits.
     ///
     /// # Errors
     /// [`InvalidWord`].
@@ -100,7 +100,7 @@ impl Word {
         }
     }
 
-    /// The slot that it names.
+    /// Returns the slot that it names.
     #[must_use]
     pub const fn slot(self) -> Option<PageSlot> {
         match self {

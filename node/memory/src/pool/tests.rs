@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 proptest! {
-    /// Slots are taken and freed. A recovery that finds those that are left, in any order, makes the same
-    /// pool, and one that finds a slot twice, or in a slab of another class, refuses that.
+    /// After slots were taken and freed, a recovery that finds the used ones, in any order, makes the same
+    /// pool. It refuses a slot that it finds twice or in a slab of another class.
     #[test]
     fn a_recovered_pool_is_the_one_before(
         steps in prop::collection::vec((1..=PAGE_CLASS, any::<u16>()), 1..400),
@@ -76,7 +76,7 @@ fn a_slab_gives_each_slot_once() {
     }
 }
 
-/// The slab that is next has its memory already.
+/// The next slab may have its memory already, so it must stay the next.
 #[test]
 fn a_pool_that_grew_gives_each_slab_once() {
     for (from, to) in [(0, 1), (1, 1), (1, 3), (255, 256), (3, 256), (200, 700), (256, 512), (300, 301)] {
@@ -96,7 +96,7 @@ fn a_pool_that_grew_gives_each_slab_once() {
     }
 }
 
-/// The words of a recovery have a bit for each slot, in both places.
+/// The words of a recovery have a bit for each slot, in both forms of a slab.
 #[test]
 fn a_recovered_slab_has_a_bit_for_each_slot() {
     let least = RecoveredSlab::LEAST_WITH_BITS;

@@ -25,7 +25,7 @@ fn volume(codec: PageCodec, slabs: u32, room: usize) -> MemoryVolume<HeapMemory>
     MemoryVolume::open(HeapMemory::new(PAGES, slabs as usize, room), &head(codec, slabs)).unwrap()
 }
 
-/// A page of `kind`, of which `seed` makes another one.
+/// Returns a page of `kind`, with content that depends on `seed`.
 fn page(kind: u8, seed: u64) -> Vec<u8> {
     let mut bits = seed | 1;
     let mut noise = move || {
@@ -39,7 +39,7 @@ fn page(kind: u8, seed: u64) -> Vec<u8> {
         0 => {}
         1 => page.fill(seed as u8),
         2 => fill(&mut page, noise()),
-        // Noise in the first part of it: compressed to about that.
+        // Noise in the first part: the page compresses to about the length of that.
         kind => {
             let noisy = PAGE_BYTES * usize::from(kind - 3) / 12;
             page[..noisy].fill_with(|| noise() as u8);
@@ -84,7 +84,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// A read returns what a plain array has, whatever was written and however often the process changed.
+    /// A read returns the content of a plain array, after any writes, discards and restarts.
     #[test]
     fn a_volume_reads_as_an_array(steps in prop::collection::vec(step(), 1..60), zstd in any::<bool>()) {
         let codec = if zstd { PageCodec::Zstd } else { PageCodec::Lz4 };
@@ -119,14 +119,14 @@ proptest! {
     }
 }
 
-/// A write over a page whose successor found no slot lost both.
+/// An overwrite that found no slot lost the old content too.
 #[test]
 fn a_full_volume_keeps_its_pages() {
-    // By the limit, and by the system.
+    // Limited by the volume, and by the system.
     for (slabs, room) in [(3, 9), (9, 3)] {
         let (volume, mut codecs) = (volume(PageCodec::Lz4, slabs, room), codecs());
         let mut expected = vec![vec![0; PAGE_BYTES]; PAGES];
-        // All three slabs get the class of a page, and half of the last one is used.
+        // All three slabs get the class of a whole page, and half of the last one is used.
         for (at, expected) in expected.iter_mut().enumerate() {
             *expected = page(15, at as u64);
             volume.write(&mut codecs, at as u64, expected).unwrap();
@@ -139,7 +139,7 @@ fn a_full_volume_keeps_its_pages() {
         assert_eq!(volume.write(&mut codecs, 4, &page(7, 99)), Err(PageError::NoSpace), "in no class");
         assert_eq!(volume.figures().refused_pages, 2);
         holds(&volume, &mut codecs, &expected);
-        // What needs no slot is written, and frees one, which a small page may have too.
+        // A page that needs no slot is written, and frees one, which also suits a small page.
         volume.write(&mut codecs, 3, &page(1, 5)).unwrap();
         expected[3] = page(1, 5);
         volume.write(&mut codecs, 4, &page(7, 99)).unwrap();
@@ -159,11 +159,11 @@ fn each_page_of_a_refused_write_is_counted() {
     assert_eq!((plain_pages, refused_pages), (16, 4));
 }
 
-/// A page of a pattern takes its word, or eight bytes, and is never compressed.
+/// A page of a pattern needs only its word, or eight bytes, and is never compressed.
 #[test]
 fn same_filled_pages_need_no_codec() {
     let volume = volume(PageCodec::Zstd, SLABS, SLABS as usize);
-    // Its contexts were never made: a page that came to it would end the test.
+    // Its contexts were never made: a page that reached it would fail the test.
     let mut codecs = Codecs::default();
     let data = [page(0, 0), page(1, 5), page(2, 5), page(1, 255)].concat();
     volume.write(&mut codecs, 0, &data).unwrap();
@@ -183,7 +183,7 @@ fn a_page_that_compresses_badly_is_plain() {
     assert_eq!((compressed_pages, plain_pages), (2, 1));
 }
 
-/// A successor took a table whose words named a slot twice.
+/// A successor accepted a table in which two words named one slot.
 #[test]
 fn a_damaged_table_is_refused() {
     let (volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), codecs());
@@ -220,7 +220,7 @@ fn a_damaged_slot_fails_its_page() {
     }
 }
 
-/// A word that another program wrote ended the daemon, or gave it the content of another page.
+/// A word that another program wrote ended the daemon, or made it return the content of another page.
 #[test]
 fn a_damaged_word_fails_its_page() {
     let (volume, mut codecs) = (volume(PageCodec::Lz4, SLABS, SLABS as usize), Codecs::default());
@@ -252,27 +252,27 @@ fn a_damaged_word_fails_its_page() {
         assert_eq!(volume.with_memory(|memory| memory.word(7)), bits, "it stays for who looks at it");
     }
     assert_eq!(volume.figures(), figures, "nothing changed");
-    // A used slot, in a form whose contexts no volume of the thread needed.
+    // A used slot, in a form whose contexts were not prepared on this thread.
     volume.pages.write().memory_mut().set_word(7, bits(Form::Zstd, small));
     assert_eq!(volume.read(&mut codecs, 7, &mut read), Err(PageError::Damaged(7)));
     volume.read(&mut codecs, 0, &mut read).unwrap();
     assert!(read == page(9, 1));
 }
 
-/// The runs that a volume has for its disk.
+/// Returns the runs that a volume has for its disk.
 fn runs(volume: &MemoryVolume<HeapMemory>) -> Vec<(DiskOperation, u64, u32)> {
     volume.pages.write().disk_runs().iter().map(|run| (run.operation, run.first, run.pages)).collect()
 }
 
-/// Ends all runs, of which the disk writes so many pages of each.
+/// Ends all runs, with the first `done` pages of each written.
 fn end_runs(volume: &MemoryVolume<HeapMemory>, done: u32) {
     let mut runs = Vec::new();
     volume.take_disk_runs(&mut runs);
     runs.iter().for_each(|run| volume.disk_ended(run, done));
 }
 
-/// Pages that find no slot go to the spill file, up to its limit; they come back once they are written where
-/// there is a slot, and leave a hole.
+/// Pages that find no slot go to the spill file, up to its limit. A later write that finds a slot moves them
+/// back, and leaves a hole.
 #[test]
 fn a_page_without_a_slot_goes_to_the_spill_file() {
     let head = TableHead { spill_pages: 6, ..head(PageCodec::Lz4, 1) };
@@ -288,7 +288,7 @@ fn a_page_without_a_slot_goes_to_the_spill_file() {
     assert!(read[..16 * PAGE_BYTES] == data[..16 * PAGE_BYTES]);
     let spilled: Vec<u64> = volume.spilled_runs(0, PAGES as u64).flat_map(|run| run.range()).collect();
     assert_eq!(spilled, [16, 17, 18, 19]);
-    // One in memory moves out, one in the file is written over.
+    // One in memory moves out, one in the file is overwritten.
     volume.write(&mut codecs, 15, &[page(15, 50), page(15, 51)].concat()).unwrap();
     assert_eq!(runs(&volume), [(DiskOperation::Write, 15, 1), (DiskOperation::Rewrite, 16, 1)]);
     end_runs(&volume, 1);
@@ -297,7 +297,7 @@ fn a_page_without_a_slot_goes_to_the_spill_file() {
     assert_eq!(volume.write(&mut codecs, 20, &more), Err(PageError::NoSpace));
     assert_eq!(runs(&volume), [(DiskOperation::Write, 21, 1)], "the one before it is written");
     assert_eq!(volume.figures().refused_pages, 1);
-    // The disk had no room: nothing changed, and what it may have taken is given back.
+    // The disk had no room: nothing changed, and a hole frees any part that it wrote.
     end_runs(&volume, 0);
     assert_eq!(runs(&volume), [(DiskOperation::Hole, 21, 1)]);
     end_runs(&volume, 0);
@@ -310,7 +310,7 @@ fn a_page_without_a_slot_goes_to_the_spill_file() {
     let (hole, write) = (DiskOperation::Hole, DiskOperation::Write);
     assert_eq!(runs(&volume), [(hole, 15, 3), (write, 23, 1)], "22 has the slot of 14");
     end_runs(&volume, 1);
-    // Both that are left are in memory again.
+    // The other two are in memory again.
     volume.discard(0, 4).unwrap();
     volume.write(&mut codecs, 18, &[page(15, 54), page(1, 7)].concat()).unwrap();
     assert_eq!(runs(&volume), [(hole, 18, 2)]);
@@ -356,7 +356,7 @@ fn no_codec_works_for_a_page_without_a_slot() {
     let volume = MemoryVolume::open(HeapMemory::new(PAGES, 1, 1), &head).unwrap();
     let full: Vec<u8> = (0..16).flat_map(|at| page(15, at)).collect();
     volume.write(&mut codecs(), 0, &full).unwrap();
-    // One that is not prepared panics where it has to work.
+    // An unprepared codec panics if it is used.
     let mut unprepared = Codecs::default();
     volume.write(&mut unprepared, 20, &page(9, 7)).unwrap();
     assert_eq!(runs(&volume), [(DiskOperation::Write, 20, 1)]);
@@ -365,8 +365,8 @@ fn no_codec_works_for_a_page_without_a_slot() {
     assert_eq!(runs(&volume), [(DiskOperation::Rewrite, 20, 1)]);
 }
 
-/// The memory in addition to the stored bytes, after many overwrites with pages of other lengths, all equally
-/// frequent, which is harder than files are. Without slots that are a little larger it is 7.2 %.
+/// Measures the memory in addition to the stored bytes, after many overwrites with pages of other lengths,
+/// all equally frequent, which is harder than real files. Without slightly larger slots it is 7.2 %.
 #[test]
 fn the_pool_takes_little_more_than_it_stores() {
     const MANY: usize = 40_000;
@@ -394,8 +394,8 @@ fn the_pool_takes_little_more_than_it_stores() {
     assert!(overhead < 0.055, "{overhead}");
 }
 
-/// Requests of many pages at the limit, from several threads: what was written is there, what was refused is
-/// counted, and the rest is as it was.
+/// Several threads write requests of many pages at the limit: written pages can be read, refused ones are
+/// counted, and the others are unchanged.
 #[test]
 fn threads_that_meet_the_limit_of_a_volume_lose_nothing() {
     const THREADS: usize = 3;
@@ -438,7 +438,7 @@ fn threads_that_meet_the_limit_of_a_volume_lose_nothing() {
     assert_eq!(volume.figures().refused_pages, refused.into_inner());
 }
 
-/// Threads of several queues: each page is whole, the last write of each is there, and no slot is lost.
+/// Threads of several queues: each page is whole and has the content of its last write, and no slot is lost.
 #[test]
 fn many_threads_use_one_volume() {
     const THREADS: u64 = 4;
@@ -464,7 +464,7 @@ fn many_threads_use_one_volume() {
                 }
                 volume.read(&mut codecs, page_of, &mut read).unwrap();
                 assert!(read == own[at as usize], "thread {thread} round {round}");
-                // One of the contents of all threads, whole.
+                // Each thread writes this page; a read must return one of the contents, whole.
                 volume.write(&mut codecs, shared_page, &page(9, thread)).unwrap();
                 volume.read(&mut codecs, shared_page, &mut read).unwrap();
                 assert!((0..THREADS).any(|by| read == page(9, by)), "a torn page");
