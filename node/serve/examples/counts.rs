@@ -1,9 +1,9 @@
-//! Counts what a request costs a ring thread, where there is no ublk driver: run under callgrind, which
-//! writes a part of its output for each row.
+//! Counts the instructions, allocations and system calls of a ring thread for a request, without the ublk
+//! driver. Run it under callgrind, which writes a part of its output for each row.
 //!
-//! The ring thread, its io_uring and its planner are those that are shipped. Fetches of requests end at once,
-//! as if each had waited in the kernel; files are `/dev/zero` where nothing is flushed.
-//! `cargo e2e play counts` runs it and compares with its bars.
+//! The ring thread, its io_uring and its planner are the shipped ones. Fetches of requests end at once, as if
+//! each request had waited in the kernel; files are `/dev/zero` where nothing is flushed. `cargo e2e play
+//! counts` runs this and compares the counts with its bars.
 #![allow(unsafe_code)] // a counting allocator, requests to valgrind, mmap of its own files
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -52,25 +52,25 @@ const SECTORS: u64 = 1 << 14;
 const MAX_IO_BYTES: u32 = 1 << 20;
 /// Requests of a device under load.
 const DEPTH: u16 = 32;
-/// Times that all of them are counted.
+/// Number of times that all of them are counted.
 const BATCHES: u32 = 16;
-/// Turns of the thread within which requests end.
+/// Maximum turns of the thread until requests have ended.
 const MAX_TURNS: u32 = 100_000;
-/// Name of the parts of callgrind's output that are of no row: its system calls come also where nothing is
-/// counted.
+/// Name of the parts of callgrind's output that belong to no row: it also records system calls while nothing
+/// is counted.
 const SET_UP: &CStr = c"set-up";
-/// Slots of the slab that its index leaves free.
+/// Slots of the slab that its index keeps free.
 const SPARE_SLOTS: u32 = 32;
 /// Requests that are counted one by one.
 const SINGLES: u32 = 16;
 
-/// Counts allocations while they are asked for.
+/// Allocator that counts allocations while [`IS_COUNTING`] is set.
 struct Counting;
 
 static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: everything is left to the system's allocator.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if IS_COUNTING.load(Ordering::Relaxed) {
@@ -115,12 +115,12 @@ mod callgrind {
         let _unknown = arguments;
     }
 
-    /// Begins to count, or ends it.
+    /// Starts or stops counting.
     pub(crate) fn toggle() {
         request(TOGGLE_COLLECT, 0);
     }
 
-    /// Writes what was counted since the last time, by this name.
+    /// Writes the counts since the last call, by this name.
     pub(crate) fn dump(name: &std::ffi::CStr) {
         request(DUMP_STATS_AT, name.as_ptr() as u64);
     }
@@ -133,9 +133,9 @@ struct Served {
     device: FakeDevice,
     has_batches: bool,
     depth: u16,
-    /// Of the sectors of requests.
+    /// State of the random sectors of requests.
     random: u64,
-    /// First sector that no request of one by one had.
+    /// First sector that no single request has used.
     fresh: u64,
     /// Counted system calls of the ring.
     enters: u64,
@@ -144,7 +144,7 @@ struct Served {
     inbox: mpsc::Sender<Message>,
     key: VolumeKey,
     work: mpsc::Receiver<BackgroundWork>,
-    /// The blocks of a volume of which all is in the store.
+    /// Blocks of a volume whose data is all in the store.
     slab: SlotTable,
 }
 
@@ -154,21 +154,21 @@ fn in_memory(bytes: u64) -> File {
     file
 }
 
-/// The same, which the ring reads without a worker thread. Source: `io_file_get_flags` in `io_uring/rsrc.c`.
+/// Makes a file that the ring reads without a worker thread (`io_file_get_flags` in `io_uring/rsrc.c`).
 fn read_at_once(bytes: u64) -> File {
     let file = in_memory(bytes);
     fcntl_setfl(&file, OFlags::NONBLOCK).expect("each file takes the flag");
     file
 }
 
-/// Takes writes at once. A long read of it may end early.
+/// Opens a file that accepts writes at once. A long read of it may end early.
 fn zeros() -> File {
     OpenOptions::new().read(true).write(true).open("/dev/zero").expect("each host has it")
 }
 
-/// A volume to be served.
+/// Content of a volume to serve.
 enum Content {
-    /// Of an object store.
+    /// A volume with an object store.
     Sides { sides: [File; 2], manifest: Box<Manifest> },
     /// A memory volume, to which these pages are written.
     Memory { codec: PageCodec, pages: Vec<u8> },
@@ -248,7 +248,7 @@ impl Served {
             work: kept,
             slab: SlotTable::new((SECTORS / BLOCK_SECTORS) as u32 + SPARE_SLOTS, SPARE_SLOTS, 1),
         };
-        // The first requests come with the first turn after the one that arms the queues.
+        // The first requests arrive in the turn after the one that arms the queues.
         served.load(Operation::Write, 1)?;
         let (done, mut opened) = oneshot::channel();
         send(&mut served.thread, Message::Open { key, device: shown, queues, done })?;
@@ -272,17 +272,17 @@ impl Served {
         self.hand_over(self.depth)
     }
 
-    /// With batches: hands over the first tags.
+    /// Hands over the first tags, on a device with batches.
     fn hand_over(&mut self, tags: u16) -> io::Result<()> {
         self.device.hand_over(&(0..tags).collect::<Vec<_>>())
     }
 
-    /// Serves what the device has, to its end. Meanwhile it gets nothing new.
+    /// Serves the requests of the device until all have ended. No new ones arrive meanwhile.
     fn serve(&mut self) -> io::Result<()> {
         self.turns(RingThread::turn).map(drop)
     }
 
-    /// The same, counted.
+    /// Serves the requests likewise, and counts their cost.
     fn count(&mut self) -> io::Result<()> {
         let before = self.thread.enters();
         self.own_calls += self.turns(|thread| {
@@ -297,7 +297,7 @@ impl Served {
         Ok(())
     }
 
-    /// Returns how often it slept.
+    /// Runs turns until no request is left. Returns the number of times that it slept.
     fn turns(&mut self, turn: impl Fn(&mut RingThread) -> Result<(), RingError>) -> io::Result<u64> {
         let mut sleeps = 0;
         for turns in 0..MAX_TURNS {
@@ -337,7 +337,7 @@ impl Served {
     /// Writes every sector once, or reads it.
     fn fill(&mut self, operation: Operation) -> io::Result<()> {
         let sectors = MAX_IO_BYTES / 4096;
-        // The request that came with the queues, which waits for the map of its chunk.
+        // The request that came with the queues waits for the map of its chunk.
         self.serve()?;
         let mut starts = (0..SECTORS).step_by(sectors as usize).peekable();
         while starts.peek().is_some() {
@@ -352,8 +352,8 @@ impl Served {
         Ok(())
     }
 
-    /// Ends a row, whose parts of callgrind's output have its name: name, requests, allocations, system calls
-    /// of the ring, and those of this program.
+    /// Prints a row: its name, which its parts of callgrind's output have too, requests, allocations, system
+    /// calls of the ring, and those of this program.
     #[allow(clippy::print_stdout, reason = "its output is read by its caller")]
     fn row(&mut self, name: &CStr, requests: u32) {
         let allocations = ALLOCATIONS.swap(0, Ordering::Relaxed);
@@ -361,9 +361,9 @@ impl Served {
         println!("{} {requests} {allocations} {enters} {own}", name.to_str().expect("ASCII"));
     }
 
-    /// Counts requests that come all at once.
+    /// Counts requests that all arrive at once.
     fn row_under_load(&mut self, name: &CStr, operation: Operation, sectors: u32) -> io::Result<()> {
-        // What a first request of its kind costs is not counted.
+        // The cost of the first requests of a kind is not counted.
         self.load(operation, sectors)?;
         self.serve()?;
         callgrind::dump(SET_UP);
@@ -377,7 +377,7 @@ impl Served {
         Ok(())
     }
 
-    /// Counts requests that follow each a write of 4 KiB to where nothing was written since `fresh`.
+    /// Counts single requests, each after a write to the same sectors, which were unused before (`fresh`).
     fn row_of_singles(&mut self, name: &CStr, operation: Operation, sectors: u32) -> io::Result<()> {
         for _ in 0..SINGLES {
             let start_sector = self.fresh;
@@ -401,7 +401,7 @@ fn name() -> VolumeId {
     "counts".parse().expect("a name")
 }
 
-/// A segment that may hold each block.
+/// Returns a segment that may hold each block.
 fn segment() -> SegmentRef {
     SegmentRef {
         id: SegmentId::new(Place::until(Seq(3)), 1, [1; 10]),
@@ -413,12 +413,12 @@ fn segment() -> SegmentRef {
     }
 }
 
-/// A volume of which nothing was uploaded.
+/// Returns a volume without uploaded data.
 fn local(sides: [File; 2]) -> Content {
     Content::Sides { sides, manifest: Manifest::empty(name()).into() }
 }
 
-/// A volume with this segment, of which nothing is on a side at first.
+/// Returns a volume with this segment, without data on a side at first.
 fn stored(segment: SegmentRef) -> Content {
     let attach = Body::Attach { sectors: SECTORS, node: "n".into(), displaced: None };
     let change = Body::Change {
@@ -437,7 +437,7 @@ fn stored(segment: SegmentRef) -> Content {
         let record = Record { volume: name(), seq, epoch, nonce, unix_ms: 0, body };
         manifest.apply(&record).expect("the records follow each other");
     }
-    // The request that comes with the queues writes a sector, which the rows read too.
+    // The request that comes with the queues writes a sector, which the rows also read.
     Content::Sides { sides: [read_at_once(0), in_memory(0)], manifest: manifest.into() }
 }
 
@@ -473,7 +473,7 @@ fn volume(
     };
     let live = in_memory(map_bytes(SECTORS));
     fallocate(live.as_fd(), FallocateFlags::empty(), 0, map_bytes(SECTORS))?;
-    // SAFETY: a file of this program alone, all of it allocated.
+    // SAFETY: only this program uses the file, and all of it is allocated.
     let live_map = unsafe { LiveMap::map(&live) }?;
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
     Ok(NewVolume {
@@ -539,7 +539,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Pages of which each half does not compress, and half does: words in lines.
+/// Returns pages whose first half does not compress; the second half is words in lines.
 fn mixed() -> Vec<u8> {
     const WORDS: [&str; 8] = ["volume ", "page ", "of ", "the ", "request ", "= slot; ", "node\n", "memory "];
     let mut random = 1_u64;
@@ -560,7 +560,7 @@ fn memory_volume(codec: PageCodec) -> io::Result<NewMemoryVolume> {
     let slabs = (SECTORS * 4096).div_ceil(SLAB_BYTES as u64) as u32 + 64;
     let head = TableHead { pages: SECTORS, slabs, codec, nonce: 1, spill_pages: 0 };
     let table = in_memory(HEAD_BYTES as u64 + SECTORS * 8);
-    // SAFETY: files of this program alone, in memory.
+    // SAFETY: only this program uses the files, which are in memory.
     let files = unsafe { MemoryFiles::map(&table, in_memory(u64::from(slabs) * SLAB_BYTES as u64), slabs) }?;
     Ok(NewMemoryVolume {
         volume: Arc::new(MemoryVolume::open(files, &head).map_err(io::Error::other)?),

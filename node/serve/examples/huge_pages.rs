@@ -1,4 +1,4 @@
-//! Measures what huge pages would gain a memory volume: random reads and writes of pages with lz4, in files
+//! Measures the gain of a memory volume from huge pages: random reads and writes of pages with lz4, in files
 //! in memory with and without them. Changes the kernel's setting for such files meanwhile, as root.
 //!
 //! `cargo run --release -p holdfast-serve --example huge_pages -- /usr/bin`
@@ -17,12 +17,12 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 /// The kernel's setting for files in memory.
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-/// Bytes of the volume, and of a file of the corpus, at most.
+/// Maximum bytes of the volume, and of a file of the corpus.
 const VOLUME_BYTES: usize = 512 << 20;
 const FILE_BYTES: usize = 16 << 20;
 /// Requests of a measurement.
 const REQUESTS: u64 = 200_000;
-/// Measurements of each kind in turn; the fastest counts.
+/// Alternating measurements of each kind; the fastest counts.
 const ROUNDS: usize = 4;
 
 type Volume = MemoryVolume<MemoryFiles>;
@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A volume that is filled with the corpus.
+/// Returns a volume filled with the corpus.
 fn filled(corpus: &[u8]) -> Result<Volume, Box<dyn Error>> {
     let pages = corpus.len() / PAGE_BYTES;
     let slabs = corpus.len() / SLAB_BYTES + 65;
@@ -64,7 +64,7 @@ fn filled(corpus: &[u8]) -> Result<Volume, Box<dyn Error>> {
     };
     let (table, slab_file) = (in_memory(HEAD_BYTES + 8 * pages)?, in_memory(slabs * SLAB_BYTES)?);
     let slabs = u32::try_from(slabs)?;
-    // SAFETY: files of this program alone, in memory.
+    // SAFETY: only this program uses the files, which are in memory.
     let files = unsafe { MemoryFiles::map(&table, slab_file, slabs) }?;
     let head = TableHead { pages: pages as u64, slabs, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
     let (volume, mut codecs) = (MemoryVolume::open(files, &head)?, Codecs::default());
@@ -74,7 +74,7 @@ fn filled(corpus: &[u8]) -> Result<Volume, Box<dyn Error>> {
     Ok(volume)
 }
 
-/// Time of a random read and of a random write, in ns.
+/// Returns the times of a random read and of a random write, in ns.
 fn measure(volume: &Volume, corpus: &[u8]) -> Result<[f64; 2], Box<dyn Error>> {
     let pages = (corpus.len() / PAGE_BYTES) as u64;
     let (mut codecs, mut bits) = (Codecs::default(), 1_u64);
@@ -96,14 +96,14 @@ fn measure(volume: &Volume, corpus: &[u8]) -> Result<[f64; 2], Box<dyn Error>> {
     Ok([read, begun.elapsed()].map(|time| time.as_nanos() as f64 / REQUESTS as f64))
 }
 
-/// KiB of files in memory that this process has mapped by huge pages.
+/// Returns the KiB of files in memory that this process has mapped by huge pages.
 fn huge_kib() -> Result<u64, Box<dyn Error>> {
     let figures = fs::read_to_string("/proc/self/smaps_rollup")?;
     let line = figures.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
     Ok(line.ok_or("the kernel shows none")?.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Whole pages of the files of a directory.
+/// Returns whole pages of the files of a directory.
 fn corpus(directory: PathBuf) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(VOLUME_BYTES);
     for path in fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()) {

@@ -1,6 +1,6 @@
-//! Measures how long a successor takes to open a memory volume of 64 GiB, whose pages are all stored: it maps
-//! the table and the slabs, files in memory, and reads the table. It is one thread that never waits, so its
-//! time is that of the processor where a processor is free.
+//! Measures the time in which a successor opens a memory volume of 64 GiB whose pages are all stored: it maps
+//! the table and the slabs, files in memory, and reads the table. One thread does this and never waits, so
+//! its elapsed time is its processor time if a processor is free.
 //!
 //! `cargo run --release -p holdfast-serve --example recover`
 #![allow(unsafe_code)] // maps memory of its own
@@ -19,17 +19,17 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 
 const PAGES: u64 = (64 << 30) / PAGE_BYTES as u64;
-/// Length of each stored page in units of [`CLASS_BYTES`]: half of it.
+/// Length of each stored page in units of [`CLASS_BYTES`]: half a page.
 const CLASS: u8 = 32;
 /// Slots of a slab.
 const SLOTS: u64 = (SLAB_BYTES / (CLASS_BYTES * CLASS as usize)) as u64;
 const SLABS: u32 = (PAGES / SLOTS) as u32;
-/// Times that each table is opened; the fastest counts.
+/// Number of times that each table is opened; the fastest counts.
 const ROUNDS: usize = 10;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut most = Duration::ZERO;
-    // A prime, so that the pages of a slab lie anywhere.
+    // The step is a prime, which scatters the pages of a slab.
     for (order, step) in [("in order", 1), ("scattered", 1_000_003)] {
         let [processor, passed] = measure(step)?;
         println!("slots {order}: {} ms, {} ms passed", processor.as_millis(), passed.as_millis());
@@ -39,13 +39,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Time of this thread on a processor.
+/// Returns the processor time of this thread.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("it is below 10^9"))
 }
 
-/// The time of the processor, and the time that passes, to open a table whose page N has slot `N * step`.
+/// Returns the processor time and the elapsed time to open a table whose page N has slot `N * step`.
 fn measure(step: u64) -> Result<[Duration; 2], Box<dyn Error>> {
     let word = |page: u64| {
         let slot = page * step % PAGES;
@@ -62,7 +62,7 @@ fn measure(step: u64) -> Result<[Duration; 2], Box<dyn Error>> {
     for _ in 0..ROUNDS {
         let slabs = slabs.try_clone()?;
         let (begun, used) = (Instant::now(), processor_time());
-        // SAFETY: files of this program alone, in memory. No slab is touched.
+        // SAFETY: only this program uses the files, which are in memory. No slab is touched.
         let files = unsafe { MemoryFiles::map(&table, slabs, SLABS) }?;
         let volume = MemoryVolume::open(files, &head)?;
         fastest = [fastest[0].min(processor_time() - used), fastest[1].min(begun.elapsed())];

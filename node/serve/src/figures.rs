@@ -16,29 +16,29 @@ pub struct RingFigures {
 }
 
 impl RingFigures {
-    /// A volume has done something since the last tick.
+    /// Counts a tick at which a volume was busy, or had been since the previous tick.
     pub(crate) fn was_busy(&self) {
         self.busy_ticks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Publishes what the ring thread and its ring count themselves.
+    /// Publishes the counts of the ring thread and its ring.
     pub(crate) fn show(&self, late_completions: u64, ring: &Ring) {
         self.late_completions.store(late_completions, Ordering::Relaxed);
         self.max_operations.store(ring.max_operations().into(), Ordering::Relaxed);
         self.unregistered.store(ring.unregistered(), Ordering::Relaxed);
     }
 
-    /// So many messages wait for the thread.
+    /// Records the number of messages that wait for the thread.
     pub fn messages_wait(&self, messages: usize) {
         self.max_messages.fetch_max(messages as u64, Ordering::Relaxed);
     }
 
-    /// The inbox was full.
+    /// Counts a full inbox.
     pub fn inbox_was_full(&self) {
         self.full_inbox.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Figures now.
+    /// Returns the current figures.
     pub fn status(&self) -> RingStatus {
         let Self { max_messages, full_inbox, late_completions, max_operations, unregistered, busy_ticks } =
             self;
@@ -56,18 +56,17 @@ impl RingFigures {
 /// Figures of a ring thread at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingStatus {
-    /// Messages that waited for the thread at a time, at most.
+    /// Largest number of messages that waited for the thread at a time.
     pub max_messages: u64,
     /// Times that the inbox was full, and the sender of a message waited or dropped it.
     pub full_inbox: u64,
-    /// Completions that came for an operation that had ended, a queue that was closed, or a volume that was
-    /// gone: bugs, dropped.
+    /// Completions, dropped as bugs, of an operation that had ended, a closed queue or a released volume.
     pub late_completions: u64,
-    /// Operations in flight at a time, at most.
+    /// Largest number of operations in flight at a time.
     pub max_operations: u64,
     /// Requests of devices with zero copy that were copied: another device's request had the buffer, or
     /// memory was short.
     pub unregistered: u64,
-    /// Ticks at which a volume with a store had done something since the last, or was at it.
+    /// Ticks at which a volume with a store was busy, or had been since the previous tick.
     pub busy_ticks: u64,
 }

@@ -1,6 +1,6 @@
 //! Skips most ticks of an idle volume, so that a node with many volumes spends its time on those with I/O.
 
-/// An idle volume gets one of this many ticks: its figures that depend on time are at most that old.
+/// Number of ticks of which an idle volume gets one: its figures that depend on time are at most that old.
 const EACH: u32 = 16;
 
 /// Decides which ticks of a volume to skip.
@@ -8,7 +8,7 @@ const EACH: u32 = 16;
 pub(crate) struct IdleTicks {
     /// Requests that the volume had at its last tick.
     requests: u64,
-    /// Its last tick found nothing to do.
+    /// True if its last tick found nothing to do.
     is_idle: bool,
     left_out: u32,
 }
@@ -37,7 +37,7 @@ impl IdleTicks {
 mod tests {
     use super::*;
 
-    /// The ticks of so many that a volume gets which has had these requests.
+    /// Returns the number of ticks, out of `number`, that a volume gets after `requests` requests.
     fn ticks(idle: &mut IdleTicks, number: u32, requests: u64) -> u32 {
         (0..number)
             .map(|_| {

@@ -1,6 +1,6 @@
 //! Limits of the requests of a volume, and the delays that they caused.
 
-/// Limits of a volume's requests. What has none is not limited.
+/// Limits of a volume's requests; `None` is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct IoLimits {
     /// Reads, writes, discards and write-zeroes in a second.
@@ -10,19 +10,19 @@ pub struct IoLimits {
 }
 
 impl IoLimits {
-    /// Nothing is limited.
+    /// No limit.
     pub const NONE: Self = Self { iops: None, bytes_per_second: None };
 }
 
-/// The limits in effect, and the delays that limits made since this process took the volume.
+/// The limits in effect, and the delays by limits since this process took the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LimitStatus {
     /// The limits.
     pub limits: IoLimits,
     /// Requests that wait for them now.
     pub waiting: u64,
-    /// Requests that waited for them.
+    /// Requests that have waited for limits.
     pub delayed_requests: u64,
-    /// Sum of the times that these waited.
+    /// Sum of their waiting times.
     pub delayed_ms: u64,
 }

@@ -1,14 +1,14 @@
 //! Durations of requests: histograms of a sample.
 //!
-//! A request is timed from the moment the ring thread takes it to its completion. The clock is read for one
-//! request of 64, for the first one after each tick (250 ms), and for each flush and forced write,
-//! which wait for the disk anyway.
+//! The time of a request is that from the moment the ring thread takes it to its completion. The thread reads
+//! the clock for one request of 64, for the first one after each tick (250 ms), and for each flush and forced
+//! write, which wait for the disk anyway.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// One request of so many is timed.
+/// Number of requests of which one is timed.
 pub(crate) const SAMPLE: u32 = 64;
-/// Number of buckets with a bound; what is slower than the last bound is counted without one.
+/// Number of buckets with a bound; requests slower than the last bound are counted apart.
 pub const BUCKETS: usize = 20;
 
 /// The operations whose requests are timed.
@@ -26,7 +26,7 @@ impl TimedOperation {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Flush];
 
-    /// The name of it, as metrics have it.
+    /// Returns its name in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl TimedOperation {
     }
 }
 
-/// Upper bound of a bucket, in seconds: 16 microseconds and its doubles.
+/// Returns the upper bound of a bucket in seconds: 16 microseconds, doubled for each further bucket.
 #[must_use]
 pub fn bound_seconds(bucket: usize) -> f64 {
     bound_us(bucket) as f64 / 1e6
@@ -47,17 +47,17 @@ const fn bound_us(bucket: usize) -> u64 {
     16 << bucket
 }
 
-/// Microseconds of a clock that no one sets.
+/// Returns the microseconds of the monotonic clock.
 #[cold]
 pub(crate) fn now_us() -> u64 {
     let since = clock_gettime(ClockId::Monotonic);
     since.tv_sec.unsigned_abs() * 1_000_000 + since.tv_nsec.unsigned_abs() / 1000
 }
 
-/// A histogram.
+/// Histogram of the durations of one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LatencyHistogram {
-    /// Number of requests in each bucket: slower than the bound of the one before, not slower than its own.
+    /// Number of requests in each bucket: slower than the previous bucket's bound, not slower than its own.
     pub buckets: [u64; BUCKETS],
     /// Number of requests slower than the last bound.
     pub beyond: u64,
@@ -74,7 +74,7 @@ impl LatencyHistogram {
         *self.buckets.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
     }
 
-    /// Number of requests that were timed.
+    /// Returns the number of timed requests.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum::<u64>() + self.beyond
@@ -86,13 +86,13 @@ impl LatencyHistogram {
 pub struct Latencies([LatencyHistogram; TimedOperation::ALL.len()]);
 
 impl Latencies {
-    /// The histogram of an operation.
+    /// Returns the histogram of an operation.
     #[must_use]
     pub const fn of(&self, operation: TimedOperation) -> &LatencyHistogram {
         &self.0[operation as usize]
     }
 
-    /// Counts a request that took so many microseconds.
+    /// Counts a request that took `us` microseconds.
     pub fn add(&mut self, operation: TimedOperation, us: u64) {
         self.0[operation as usize].add(us);
     }

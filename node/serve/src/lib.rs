@@ -1,10 +1,10 @@
-//! A ring thread: many volumes' devices served on one io_uring.
+//! A ring thread, which serves the devices of many volumes on one io_uring.
 //!
-//! *Owns*: the meeting of planner and device: what the kernel's requests and the ring's completions mean for
-//! a volume, and what its planner's actions do to the ring.
+//! *Owns*: the link between planner and device: it turns the kernel's requests and the ring's completions
+//! into events for a volume's planner, and the planner's actions into operations of the ring.
 //! *Does not own*: the threads themselves, the room on them, files by path, the object store. Background work
-//! leaves by a channel and comes back as a message.
-//! *Runs on*: one thread a ring ([`RingThread`]); messages, published status and figures cross threads.
+//! leaves by a channel and returns as a message.
+//! *Runs on*: one thread per ring ([`RingThread`]); messages, published status and figures cross threads.
 //! *On failure*: a broken ring ends [`RingThread::turn`] with its error; the devices stay quiesced.
 
 pub mod clock;

@@ -1,30 +1,30 @@
-//! The bounds of what waits for a ring thread, and of what is in flight in a ring.
+//! The bounds of messages that wait for a ring thread, and of operations in flight in a ring.
 //!
-//! Both show how full they were as metrics (`docs/metrics.md`).
+//! Metrics show the highest use of both (`docs/metrics.md`).
 
-/// Maximum messages that wait for a ring thread: more than one for each of the 1,637 volumes that it may
-/// have, which a measurement of the cache sends at once. A sender of one more waits until the thread has
-/// taken one, or drops it. A thread takes all of them at each turn.
+/// Maximum messages that wait for a ring thread: more than one for each of its up to 1,637 volumes, which a
+/// measurement of the cache sends at once. A sender of one more waits until the thread has taken one, or
+/// drops it. A thread takes all of them at each turn.
 pub const RING_MESSAGES: usize = 4096;
 
-/// Holes that evictions of a volume punch at a time, at most. The others wait: an eviction may free as many
-/// ranges as the volume has pages with both kinds of sectors.
+/// Maximum holes that evictions of a volume punch at a time. Others wait: an eviction may free as many ranges
+/// as the volume has pages with both kinds of sectors.
 pub const EVICTIONS_IN_FLIGHT: u32 = 64;
 
-/// Time for which what a limit of a volume left unused may be used later: a second's worth.
+/// Time whose unused part of a volume's limit may be used later: a second.
 pub const CREDIT_MS: u64 = 1000;
 
-/// Time after which requests that wait for a limit of their volume are looked at again.
+/// Time between two checks of the requests that wait for a limit of their volume.
 pub const LIMIT_PAUSE_MS: u64 = 5;
 
-/// Maximum bytes that the large requests of a volume have in flight on local files; one move may always be. A
-/// disk of 8 GB/s transfers that much in 250 us, so a single volume can keep it busy.
+/// Maximum bytes that the large requests of a volume have in flight on local files; one move is always
+/// allowed. A disk of 8 GB/s transfers that much in 250 us, so a single volume can keep it busy.
 pub const MOVING_BYTES: u32 = 2 << 20;
 
-/// Maximum length of a request that does not count towards [`MOVING_BYTES`]: 128 of them, the depth of a
-/// device, do not exceed it.
+/// Maximum length of a request that does not count towards [`MOVING_BYTES`]: 128 such requests, the depth of
+/// a device, do not exceed it.
 pub const FREE_MOVE_BYTES: u32 = 16 << 10;
 
-/// Bytes of memory volumes' requests that a turn of a ring thread serves: the last request may exceed it. lz4
-/// needs about 0.3 ms to compress them, zstd about 1 ms (`docs/adr/0023-memory-volumes.md`).
+/// Bytes of memory volumes' requests that a turn of a ring thread serves; the last request may exceed them.
+/// lz4 needs about 0.3 ms to compress them, zstd about 1 ms (`docs/adr/0023-memory-volumes.md`).
 pub const MEMORY_TURN_BYTES: u64 = 128 << 10;

@@ -1,15 +1,14 @@
-//! The live map's memory: a file in a tmpfs directory, mapped shared.
+//! The live map's memory: a shared mapping of a file in a tmpfs directory.
 //!
-//! It survives the death of the process and vanishes with the host, which is exactly when it must not be
-//! trusted.
-#![allow(unsafe_code)] // mmap of a file of our own
+//! It survives the end of the process and vanishes with the host, after whose end it must not be trusted.
+#![allow(unsafe_code)] // mmap of a file of the process
 
 use std::fs::File;
 use std::io;
 
 use memmap2::MmapMut;
 
-/// A volume's live map, mapped. Its file is open in a ring's table only.
+/// A volume's mapped live map. Only a ring's table keeps its file open.
 #[derive(Debug)]
 pub struct LiveMap(MmapMut);
 
@@ -17,12 +16,12 @@ impl LiveMap {
     /// Maps a file.
     ///
     /// # Errors
-    /// The kernel's, if it cannot map it.
+    /// Error of the kernel, if it cannot map the file.
     ///
     /// # Safety
     /// No other process uses the file, and this one writes to it through one mapping at a time. It is never
-    /// truncated while it is mapped, and pages are allocated before they are touched: else the process is
-    /// killed.
+    /// truncated while it is mapped, and its pages are allocated before their first use: otherwise the kernel
+    /// kills the process.
     pub unsafe fn map(file: &File) -> io::Result<Self> {
         // SAFETY: the caller's promise.
         unsafe { MmapMut::map_mut(file) }.map(Self)

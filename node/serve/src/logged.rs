@@ -1,4 +1,4 @@
-//! Log lines, captured.
+//! Captured log lines, for tests.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -29,15 +29,15 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-/// A second subscriber, to be kept while a test captures lines. With a single one, tracing asks the thread
-/// that comes to a span or a line first, which may be another test's without a subscriber, and keeps the
-/// answer.
+/// Makes a second subscriber, which must live while a test captures lines. With a single one, tracing asks
+/// the first thread that reaches a span or a line, which may be another test's without a subscriber, and
+/// keeps the answer.
 #[must_use]
 pub(crate) fn second_subscriber() -> Dispatch {
     Dispatch::new(tracing_subscriber::registry())
 }
 
-/// The lines that `write` logs on this thread.
+/// Returns the lines that `write` logs on this thread.
 pub(crate) fn logged(write: impl FnOnce()) -> Vec<String> {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()

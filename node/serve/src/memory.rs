@@ -1,11 +1,11 @@
 //! Memory volumes on a ring thread.
 //!
-//! Owns: the requests and queues that a thread has of memory volumes. Does not own: where a page lies
-//! ([`holdfast_memory`]); several threads may serve a volume, each its share of the queues. Runs on: the ring
-//! thread. A request is answered in the turn in which it came, or in one of the next ([`turn`]), unless pages
-//! of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, except for a
-//! device with user copy of an older release; one takes the memory of a slab, once for 16 pages or more. No
-//! allocation for a request. Invariants: the key of a memory volume is no other volume's.
+//! Owns: a thread's requests and queues of memory volumes. Does not own: the location of pages
+//! ([`holdfast_memory`]). Several threads may serve a volume, each its share of the queues. Runs on: the ring
+//! thread. The thread answers a request in the turn of its arrival or in one of the next ([`turn`]), unless
+//! pages of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, except for
+//! a device with user copy of an older release; one takes the memory of a slab, once in 16 pages or more. A
+//! request allocates nothing. Invariants: no other volume has the key of a memory volume.
 
 pub(crate) mod files;
 pub(crate) mod new_volume;
@@ -33,10 +33,10 @@ pub use published::PublishedMemory;
 use served::{RequestOfVolume, ServedMemory};
 use turn::MemoryTurn;
 
-/// Bit of [`VolumeKey::index`] that memory volumes have. A ring has room for far fewer volumes.
+/// Bit of [`VolumeKey::index`] that marks memory volumes. A ring has room for far fewer volumes.
 const MEMORY: u16 = 1 << 15;
 
-/// True for the key of a memory volume.
+/// Returns true for the key of a memory volume.
 pub(crate) const fn is_memory(key: VolumeKey) -> bool {
     key.index & MEMORY != 0
 }
@@ -58,7 +58,7 @@ impl MemoryVolumes {
     /// Takes a volume onto the thread.
     ///
     /// # Errors
-    /// [`RingError`]: its spill file found no place on the ring.
+    /// [`RingError`] if the ring has no slot for its spill file.
     pub(crate) fn add(&mut self, ring: &mut Ring, mut new: NewMemoryVolume) -> Result<VolumeKey, RingError> {
         self.codecs.prepare(new.volume.codec()).expect("contexts of a codec take little memory");
         let spill_file = new.spill_file.take().map(|file| ring.register_file(file.as_fd())).transpose()?;
@@ -85,7 +85,7 @@ impl MemoryVolumes {
         Ok(())
     }
 
-    /// Offers these queues to the kernel, and serves them from now on.
+    /// Offers these queues to the kernel, and starts serving them.
     pub(crate) fn arm(&mut self, ring: &mut Ring, key: VolumeKey) -> Result<(), RingRefusal> {
         let served = self.find(key).ok_or(RingRefusal::Gone)?;
         // As for other volumes: all fetches of a queue go to the kernel with one call.
@@ -94,7 +94,7 @@ impl MemoryVolumes {
         Ok(())
     }
 
-    /// A command of a queue ended. False if its volume or queue is gone.
+    /// Handles the end of a queue's command. Returns false if its volume or queue is gone.
     pub(crate) fn on_command(
         &mut self,
         ring: &mut Ring,
@@ -127,7 +127,7 @@ impl MemoryVolumes {
         }
     }
 
-    /// A run on a spill file ended. False if its volume is gone.
+    /// Handles the end of a run on a spill file. Returns false if its volume is gone.
     #[cold]
     pub(crate) fn on_spilled(
         &mut self,
@@ -143,12 +143,12 @@ impl MemoryVolumes {
         true
     }
 
-    /// True if no disk works for a request.
+    /// Returns true if no request waits for the disk.
     pub(crate) fn is_still(&self) -> bool {
         self.volumes.iter().all(ServedMemory::is_still)
     }
 
-    /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
+    /// Leaves every request to the successor, before the process ends: the kernel hands them to it.
     pub(crate) fn leave(&mut self) {
         for (volume, request) in self.turn.leave() {
             let served = self.volumes.get_mut(without_mark(volume));
@@ -159,7 +159,7 @@ impl MemoryVolumes {
         }
     }
 
-    /// Releases a stopped device, once all its tags are back.
+    /// Releases a stopped device, once the kernel has returned all its tags.
     pub(crate) fn close(&mut self, ring: &mut Ring, key: VolumeKey, done: Reply) {
         match self.find(key) {
             Some(served) => served.close(ring, done),
@@ -176,21 +176,21 @@ impl MemoryVolumes {
         removed.map_or(Ok(()), |served| served.release(ring)).map_err(RingRefusal::from)
     }
 
-    /// Shows the figures of all.
+    /// Publishes the figures of all volumes.
     pub(crate) fn tick(&mut self, now: Millis) {
         for served in self.volumes.iter_mut() {
             served.tick(now);
         }
     }
 
-    /// From now on requests are left to the successor.
+    /// Leaves further requests to the successor.
     pub(crate) fn drain(&mut self) {
         for served in self.volumes.iter_mut() {
             served.drain();
         }
     }
 
-    /// Requests that are not completed.
+    /// Returns the number of requests that are not completed.
     pub(crate) fn requests(&self) -> u32 {
         self.volumes.iter().map(ServedMemory::requests).sum()
     }
@@ -200,12 +200,12 @@ impl MemoryVolumes {
     }
 }
 
-/// The key of a volume in the table of memory volumes.
+/// Returns the volume's key from its key in the table of memory volumes.
 const fn with_mark(key: VolumeKey) -> VolumeKey {
     VolumeKey { index: key.index | MEMORY, serial: key.serial }
 }
 
-/// The key in the table of memory volumes.
+/// Returns the key in the table of memory volumes.
 const fn without_mark(key: VolumeKey) -> VolumeKey {
     VolumeKey { index: key.index & !MEMORY, serial: key.serial }
 }

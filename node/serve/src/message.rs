@@ -1,4 +1,4 @@
-//! Messages to a ring thread, and its answers.
+//! Messages to a ring thread and its answers.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::volume_queue::VolumeQueue;
 use crate::work::{BackgroundWork, ColdRead};
 use holdfast_background::SlabBlock;
 
-/// Opens the queues of a device on a ring thread, for the volume of a key.
+/// Function that opens the queues of a device on a ring thread, for the volume of a key.
 pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<VolumeQueue>, QueueError> + Send>;
 
 /// A volume for a ring thread.
@@ -29,7 +29,7 @@ pub struct NewVolume {
     pub planned: Planned,
     /// Its limits.
     pub limits: IoLimits,
-    /// The name in its log lines.
+    /// The label of its log lines.
     pub label: Arc<Label>,
     /// The live map's file, for allocating chunks.
     pub live: File,
@@ -41,23 +41,23 @@ pub struct NewVolume {
     pub work: mpsc::Sender<BackgroundWork>,
     /// Receives its status.
     pub published: Arc<PublishedStatus>,
-    /// Reserved room on the ring: dropped once the thread has released the volume.
+    /// Reserved room on the ring, dropped once the thread has released the volume.
     pub place: Box<dyn Send>,
 }
 
-/// Reason why a ring thread did not do what it was asked to do with a volume.
+/// Reason why a ring thread refused a message about a volume.
 #[derive(Debug, thiserror::Error)]
 pub enum RingRefusal {
-    /// The volume was released before.
+    /// The thread has released the volume.
     #[error("it is not on its ring any more")]
     Gone,
-    /// It is released once its file operations in flight have ended.
+    /// The thread releases the volume once its file operations in flight have ended.
     #[error("it is being released from its ring")]
     Removing,
-    /// The kernel has its queues.
+    /// The volume's queues are still open.
     #[error("its queues are with the kernel")]
     Armed,
-    /// A queue could not be opened or closed, or a file not be taken off the ring.
+    /// A queue could not be opened or closed, or a file could not be removed from the ring.
     #[error(transparent)]
     Queue(#[from] QueueError),
 }
@@ -68,7 +68,7 @@ impl From<RingError> for RingRefusal {
     }
 }
 
-/// The way by which a ring thread answers.
+/// Channel by which a ring thread answers.
 pub type Reply = oneshot::Sender<Result<(), RingRefusal>>;
 
 /// A message to a ring thread.
@@ -87,7 +87,7 @@ pub enum Message {
         /// Receives the answer.
         done: oneshot::Sender<Result<VolumeKey, RingError>>,
     },
-    /// Serves the queues of a volume's device from now on; those of a memory volume once they are armed.
+    /// Opens and serves the queues of a volume's device; a memory volume needs [`Arm`](Self::Arm) too.
     Open {
         /// The volume.
         key: VolumeKey,
@@ -98,15 +98,15 @@ pub enum Message {
         /// Receives the answer.
         done: Reply,
     },
-    /// Offers the queues of a memory volume to the kernel. Apart, so that no thread has armed queues where
-    /// another one cannot open its own.
+    /// Offers the queues of a memory volume to the kernel. A separate message, so that no thread has armed
+    /// queues if another one cannot open its own.
     Arm {
         /// The volume.
         key: VolumeKey,
         /// Receives the answer.
         done: Reply,
     },
-    /// Releases a stopped device, once all its tags are back.
+    /// Releases a stopped device, once the kernel has returned all its tags.
     Close {
         /// The volume.
         key: VolumeKey,
@@ -120,25 +120,25 @@ pub enum Message {
         /// Receives the answer.
         done: Reply,
     },
-    /// Changes the settings and limits of a volume, and shows them in effect.
+    /// Changes the settings and limits of a volume, and publishes those in effect.
     Configure {
         /// The volume.
         key: VolumeKey,
-        /// Its settings from then on.
+        /// Its new settings.
         settings: Settings,
-        /// Its limits from then on.
+        /// Its new limits.
         limits: IoLimits,
         /// Receives the answer.
         done: Reply,
     },
-    /// Grows a volume, over a longer mapping of its live map. For a volume that is gone it is dropped, as are
-    /// those below.
+    /// Grows a volume with a longer mapping of its live map. The thread drops this, and the messages below,
+    /// for a volume that it has released.
     Grow {
         /// The volume.
         key: VolumeKey,
         /// The longer mapping.
         live_map: Box<LiveMap>,
-        /// Sectors that it is to have.
+        /// Its new number of sectors.
         sectors: u64,
     },
     /// An event for the planner of a volume.
@@ -148,21 +148,21 @@ pub enum Message {
         /// The event.
         event: Event,
     },
-    /// A block was fetched, or could not be.
+    /// Ends the fetch of a block.
     Cold {
         /// The volume.
         key: VolumeKey,
         /// The part of a read that waited for it.
         read: Box<ColdRead>,
-        /// Its block in a slot, or why it is in none.
+        /// Its block in a slot, or the error of the fetch.
         found: Result<SlabBlock, Errno>,
     },
-    /// Time passed.
+    /// Does the work that depends on time.
     Tick,
-    /// All volumes, also those that come later, commit soon while this is true.
+    /// Makes all volumes, including later ones, commit soon until it is sent with false.
     CommitSoon(bool),
-    /// No volume has limits from now on, also none that comes later: the host ends, and what it has in memory
-    /// is to be written.
+    /// Removes the limits of all volumes, including later ones: the host shuts down and must write its dirty
+    /// memory.
     DropLimits,
     /// Leaves all requests to the successor and ends the thread.
     Leave,

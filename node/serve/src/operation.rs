@@ -1,7 +1,7 @@
 //! Purposes of the operations in a ring.
 //!
-//! Each travels with its entry and comes back with its completion ([`holdfast_ring::Ring::end`]): a command
-//! of a device's queue, or something done to a file for a volume.
+//! An entry carries its purpose and its completion returns it ([`holdfast_ring::Ring::end`]): a command of a
+//! device's queue, or an operation on a file for a volume.
 
 use holdfast_engine::event::RequestId;
 use holdfast_format::side::Side;
@@ -15,17 +15,17 @@ use crate::work::ColdRead;
 /// The ring of a ring thread.
 pub type Ring = holdfast_ring::Ring<InFlight>;
 
-/// Identifies one stay of a volume on a ring thread: what comes late for an earlier one is dropped.
+/// Identity of one stay of a volume on a ring thread: messages for an earlier stay are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeKey {
-    /// Its place in the thread's table.
+    /// Place of the volume in the thread's table.
     pub(super) index: u16,
     /// At most [`VolumeKey::SERIAL`].
     pub(super) serial: u32,
 }
 
 impl VolumeKey {
-    /// The bits of a serial number.
+    /// Mask of a serial number.
     pub(super) const SERIAL: u32 = (1 << 30) - 1;
 
     const fn to_bits(self) -> u64 {
@@ -37,16 +37,16 @@ impl VolumeKey {
     }
 }
 
-/// An operation in a ring, and whose it is.
+/// An operation in a ring, and its owner.
 #[derive(Debug)]
 pub enum InFlight {
-    /// A command of a queue: a tag that the kernel has, or with batches one about many.
+    /// A command of a queue: for a tag that the kernel has, or with batches for many tags.
     Command(QueueCommand<VolumeKey>),
     /// The wait for requests of FUSE.
     Fuse(FuseCommand<VolumeKey>),
     /// An operation on a file.
     File {
-        /// The volume that it is for.
+        /// The volume.
         volume: VolumeKey,
         /// Its purpose.
         operation: FileOperation,
@@ -55,7 +55,7 @@ pub enum InFlight {
     Spill {
         /// The volume.
         volume: VolumeKey,
-        /// Its number there.
+        /// Number of the run in the volume.
         run: u32,
     },
 }
@@ -72,7 +72,7 @@ impl From<FuseCommand<VolumeKey>> for InFlight {
     }
 }
 
-/// The operations that most requests consist of are words:
+/// The operations of most requests are words:
 ///
 /// ```text
 ///  62    61           32 31           16 15         12 11          0
@@ -112,14 +112,14 @@ impl RingOperation for InFlight {
     }
 }
 
-/// Bits of a tag in a word: a queue has 4,096 at most (`UBLK_MAX_QUEUE_DEPTH` in `linux/ublk_cmd.h`).
+/// Bits of a tag in a word: a queue has at most 4,096 tags (`UBLK_MAX_QUEUE_DEPTH` in `linux/ublk_cmd.h`).
 const TAG_BITS: u32 = 12;
 const MOVE: u64 = 1 << 62;
 
-/// Something done to a file of a volume, or to one that all volumes read from.
+/// An operation on a file of a volume, or on one from which all volumes read.
 #[derive(Debug)]
 pub enum FileOperation {
-    /// Moves all of a request between its pages and a side.
+    /// Moves a whole request between its pages and a side.
     MoveWhole {
         /// The request.
         request: RequestId,
@@ -130,12 +130,12 @@ pub enum FileOperation {
         request: RequestId,
         /// Length of the part.
         len_bytes: u32,
-        /// It counts for the volume's share of the disk.
+        /// True if it counts towards the volume's share of the disk.
         counts: bool,
     },
     /// Copies a part of a read out of the slab.
     CopyCold(Box<ColdRead>),
-    /// Copies a whole read out of the slot in which its block was known to be.
+    /// Copies a whole read out of the slot that is known to have its block.
     CopyKnown {
         /// The request.
         request: RequestId,
@@ -155,15 +155,15 @@ pub enum FileOperation {
     SyncMap,
     /// Allocates the live map's memory of a chunk.
     PrepareLive(Chunk),
-    /// Gives the live map's memory of a chunk back.
+    /// Returns the live map's memory of a chunk to the system.
     ReleaseLive(Chunk),
     /// Allocates the chunk's place in the durable map.
     PrepareDurable(Chunk),
-    /// Does nothing: the turn after the one that asked for it.
+    /// Completes in the next turn, without effect.
     NextTurn,
-    /// Does nothing: some time later.
+    /// Completes after a pause, without effect.
     Pause,
-    /// The same, for requests that wait for a limit of the volume.
+    /// Completes after a pause for requests that wait for a limit of the volume.
     LimitPause,
 }
 
@@ -171,7 +171,7 @@ pub enum FileOperation {
 mod tests {
     use super::*;
 
-    /// The table of a ring writes and reads one for each operation.
+    /// The table of a ring writes and reads such a value for each operation.
     #[test]
     fn an_operation_is_small() {
         assert!(size_of::<InFlight>() <= 32, "{}", size_of::<InFlight>());
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Cut to the bits that there are, it would name another one.
+    /// Truncated to the bits of a word, it would name another operation.
     #[test]
     fn what_fits_no_word_is_none() {
         let owner = VolumeKey { index: 1, serial: 2 };

@@ -1,7 +1,7 @@
-//! A volume's planner, made off the ring threads.
+//! A volume's planner, made outside the ring threads.
 //!
-//! All that grows with the size of a volume before it serves is done here: its whole live map is written, or
-//! read and counted. On a ring thread every other device would stand still meanwhile.
+//! It does all work before a volume serves that grows with the volume's size: it writes the whole live map,
+//! or reads and counts it. On a ring thread this would block every other device.
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::sector_map::LiveMapError;
@@ -13,9 +13,9 @@ use crate::live_map::LiveMap;
 
 /// Start of a volume's planner.
 pub enum Start {
-    /// Just attached.
+    /// The volume was just attached.
     Attach(Box<AttachState>),
-    /// Taken over from a dead or retired process.
+    /// The volume is taken over from a dead or retired process.
     Resume {
         /// The commit that the predecessor had begun.
         pending: Option<Pending>,
@@ -24,7 +24,7 @@ pub enum Start {
 
 /// A volume's planner that is not on a ring thread yet.
 pub struct Planned {
-    /// Most requests that it may have in flight.
+    /// Maximum requests that the volume has in flight.
     pub requests: u32,
     /// The planner.
     pub volume: Volume<LiveMap>,
@@ -33,10 +33,10 @@ pub struct Planned {
 }
 
 impl Start {
-    /// Makes the planner; it blocks for as long as the map takes.
+    /// Makes the planner; blocks until the map is written or read.
     ///
     /// # Errors
-    /// [`LiveMapError`] when what a predecessor left is not the volume's live map.
+    /// [`LiveMapError`] if the predecessor's file is not the volume's live map.
     pub fn make(self, setup: Setup, live_map: LiveMap) -> Result<Planned, LiveMapError> {
         let requests = setup.requests;
         let mut actions = Vec::with_capacity(64);

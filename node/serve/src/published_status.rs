@@ -15,21 +15,21 @@ use crate::io_limits::LimitStatus;
 use crate::latency::Latencies;
 use crate::writer_state::WriterState;
 
-/// Answers to requests for snapshots that wait for their receivers; one that misses some asks again.
+/// Number of answers about snapshots that wait for their receivers; a receiver that misses some asks again.
 const WAITING_ANSWERS: usize = 64;
 
 /// Answer of the volume's writer to a request for a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotAnswer {
-    /// It is registered.
+    /// The snapshot is registered.
     Taken(Snapshot),
-    /// It is not taken.
+    /// The snapshot was refused.
     Refused(SnapshotUid, SnapshotRefused),
-    /// Of its cut.
+    /// Answer about the snapshot's cut.
     Cut(SnapshotUid, CutAnswer),
 }
 
-/// Counts of the I/O served since this process attached or recovered the volume. They only grow.
+/// Counts of the I/O served since this process attached or recovered the volume. They never decrease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ServedCounts {
     /// Read requests.
@@ -44,22 +44,22 @@ pub struct ServedCounts {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Reads of blocks that were in the object store only.
+    /// Reads of blocks that were only in the object store.
     pub cold_reads: u64,
-    /// Those of them whose block was known to be in the slab.
+    /// Cold reads whose block was known to be in the slab.
     pub slab_hits: u64,
-    /// Reads that the local disk failed, whether or not the store could serve them.
+    /// Reads that failed on the local disk, whether or not the store could serve them.
     pub local_read_errors: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Pieces of background work that waited to be begun at a time, at most.
+    /// Largest number of pieces of background work that waited at a time.
     pub max_waiting_work: u64,
-    /// Durations of requests; none of a memory volume, which answers each at once.
+    /// Durations of requests; empty for a memory volume.
     pub latencies: Latencies,
 }
 
 impl ServedCounts {
-    /// Requests of all kinds.
+    /// Returns the number of requests of all kinds.
     pub(crate) const fn requests(&self) -> u64 {
         self.reads + self.writes + self.flushes + self.discards
     }
@@ -73,18 +73,18 @@ pub struct PublishedStatus {
     /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
     snapshots: broadcast::Sender<SnapshotAnswer>,
-    /// Places of the registered snapshots, ascending; none while the log is not known.
+    /// Log positions of the registered snapshots, ascending; empty while the log is unknown.
     registered: watch::Sender<Arc<[Seq]>>,
-    /// Sectors that the volume has, once it has grown.
+    /// Sectors of the volume, once it has grown.
     sectors: watch::Sender<u64>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
-    /// Bytes that the sides hold, as last measured.
+    /// Bytes on the sides, as last measured.
     pub cached_bytes: AtomicU64,
 }
 
 impl PublishedStatus {
-    /// The published status of a volume whose writer's state goes to `reported`.
+    /// Makes the status of a volume; `reported` receives the state of its writer.
     pub fn new(reported: impl Fn(WriterState) + Send + Sync + 'static) -> Self {
         Self {
             shown: Mutex::default(),
@@ -98,66 +98,66 @@ impl PublishedStatus {
         }
     }
 
-    /// Figures of the planner, as of the last tick.
+    /// Returns the figures of the planner, as of the last tick.
     pub fn status(&self) -> Status {
         self.shown.lock().0
     }
 
-    /// Counts of requests, as of the last tick.
+    /// Returns the counts of requests, as of the last tick.
     pub fn served(&self) -> ServedCounts {
         self.shown.lock().1
     }
 
-    /// Limits in effect, as of the last change, and their delays, as of the last tick.
+    /// Returns the limits in effect, as of the last change, and their delays, as of the last tick.
     pub fn limits(&self) -> LimitStatus {
         self.shown.lock().2
     }
 
-    /// Publishes new figures unless a reader holds the old ones: the ring thread does not wait.
+    /// Publishes new figures unless another thread is reading the old ones: the ring thread does not wait.
     pub fn show(&self, status: Status, served: ServedCounts, limits: LimitStatus) {
         if let Some(mut shown) = self.shown.try_lock() {
             *shown = (status, served, limits);
         }
     }
 
-    /// Publishes how the volume's writer is.
+    /// Publishes the state of the volume's writer.
     pub fn report(&self, writer: WriterState) {
         (self.reported)(writer);
     }
 
-    /// Publishes that damage in the store was repaired.
+    /// Publishes a repair of damage in the store.
     pub fn repaired(&self) {
         self.repairs.send_modify(|count| *count += 1);
     }
 
-    /// Publishes the places of the registered snapshots.
+    /// Publishes the log positions of the registered snapshots.
     pub fn snapshots_registered(&self, places: Arc<[Seq]>) {
         self.registered.send_replace(places);
     }
 
-    /// The places of the registered snapshots, ascending, at the last answer about one or later; none while
-    /// the log is not known.
+    /// Returns the log positions of the registered snapshots, ascending, as of the last answer about one or
+    /// later; empty while the log is unknown.
     pub fn registered_snapshots(&self) -> Arc<[Seq]> {
         Arc::clone(&self.registered.borrow())
     }
 
     /// Publishes the answer to a request for a snapshot.
     pub fn snapshot_answered(&self, answer: SnapshotAnswer) {
-        // No receiver may wait any more: a request that is repeated is answered again.
+        // It is no error if no receiver is left: a repeated request gets another answer.
         let _receivers = self.snapshots.send(answer);
     }
 
-    /// Receives every answer from now on.
+    /// Subscribes to all further answers.
     pub fn snapshot_answers(&self) -> broadcast::Receiver<SnapshotAnswer> {
         self.snapshots.subscribe()
     }
 
-    /// Publishes that requests to this many sectors may come.
+    /// Publishes that the volume accepts requests to this many sectors.
     pub fn grown(&self, sectors: u64) {
         self.sectors.send_replace(sectors);
     }
 
-    /// Ends once the volume has grown to this many sectors or more. Returns how many it has.
+    /// Waits until the volume has at least this many sectors. Returns their number.
     pub async fn reach_sectors(&self, wanted: u64) -> u64 {
         let mut sectors = self.sectors.subscribe();
         *sectors.wait_for(|has| *has >= wanted).await.expect("the status itself holds the sender")
@@ -168,14 +168,14 @@ impl PublishedStatus {
         self.refused.send_replace(Some(errno));
     }
 
-    /// Ends once the kernel has refused a command of the device's queues.
+    /// Waits until the kernel has refused a command of the device's queues.
     pub async fn refused(&self) -> Errno {
         let mut refused = self.refused.subscribe();
         let found = refused.wait_for(Option::is_some).await.expect("the status itself holds the sender");
         found.expect("it was just seen")
     }
 
-    /// Receives every repair from now on.
+    /// Subscribes to all further repairs.
     pub fn repairs(&self) -> watch::Receiver<u64> {
         self.repairs.subscribe()
     }

@@ -1,7 +1,7 @@
-//! A ring thread: one io_uring that carries the devices of many volumes.
+//! A ring thread, which serves the devices of many volumes on one io_uring.
 //!
-//! Runs on: a thread of its own, which blocks only in the ring (and, for a moment, where a sender is just
-//! putting a message into the inbox). Other threads reach it by messages and a wake.
+//! Runs on: a thread of its own, which blocks only in the ring (and briefly while a sender is putting a
+//! message into the inbox). Other threads reach it by messages and a wake.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,24 +29,24 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 /// A ring thread.
 pub struct RingThread {
     ring: Ring,
-    /// The last use of the ring.
+    /// Second descriptor of the ring, which keeps it open.
     ring_file: Option<OwnedFd>,
     shared: SharedFiles<FileSlot>,
     volumes: VolumeTable<ServedVolume>,
-    /// Apart from the others, so that these pay nothing for them.
+    /// Separate, so that other volumes have no cost from them.
     memory: MemoryVolumes,
     figures: Arc<RingFigures>,
-    /// Completions for volumes that were gone, or queues that were closed.
+    /// Completions for released volumes or closed queues.
     late: u64,
     messages: Receiver<Message>,
     completions: Vec<Completion>,
-    /// The time at the last message, or the last end of a pause: a tick comes each 250 ms, and only the
-    /// pace of writes and the limits of a volume have a finer use for the time of an event. After a pause
-    /// of the process it is that before the pause: what is dirty then counts as older, never as younger.
+    /// Time at the last message or end of a pause: a tick comes every 250 ms, and only the pace of writes and
+    /// the limits of a volume need the time of an event more exactly. After the process was paused it is the
+    /// time before that: new dirty data then counts as older, never as younger.
     now: Millis,
-    /// All volumes commit soon.
+    /// True if all volumes commit soon.
     commits_soon: bool,
-    /// No volume has limits.
+    /// True if no volume has limits.
     drops_limits: bool,
     leaving: Option<Instant>,
     /// Volumes to release once no operation on their files is in flight.
@@ -54,10 +54,10 @@ pub struct RingThread {
 }
 
 impl RingThread {
-    /// The thread that calls it becomes the ring's. It reads from these shared files.
+    /// Makes a ring thread of the calling thread, with a ring that reads from these shared files.
     ///
     /// # Errors
-    /// [`RingError`] if the ring cannot be made.
+    /// [`RingError`] if the ring cannot be created.
     pub fn new(files: &SharedFiles<File>, messages: Receiver<Message>) -> Result<Self, RingError> {
         let mut ring = Ring::new(&RingOptions::default())?;
         let shared = SharedFiles {
@@ -84,33 +84,33 @@ impl RingThread {
         })
     }
 
-    /// A handle by which other threads end this thread's wait, after they sent a message.
+    /// Returns a handle by which other threads end this thread's wait, after they sent a message.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.ring.waker()
     }
 
-    /// Figures that the thread publishes.
+    /// Returns the figures that the thread publishes.
     #[must_use]
     pub fn figures(&self) -> Arc<RingFigures> {
         Arc::clone(&self.figures)
     }
 
-    /// Number of requests that the kernel handed over and that are not completed.
+    /// Returns the number of requests that the kernel handed over and that are not completed.
     #[must_use]
     pub fn requests(&self) -> u32 {
         self.volumes.iter().map(ServedVolume::requests).sum::<u32>() + self.memory.requests()
     }
 
-    /// Number of system calls with which the thread drove its ring.
+    /// Returns the number of system calls with which the thread drove its ring.
     #[must_use]
     pub const fn enters(&self) -> u64 {
         self.ring.enters()
     }
 
-    /// Serves until it was told to leave. Returns the last use of the ring: drop that only after the thread
-    /// has ended. Before Linux 6.15 the kernel may hand a request to a living thread whose ring is being
-    /// closed, and then waits for its answer permanently (`docs/kernels.md`).
+    /// Serves until [`Message::Leave`]. Returns the last descriptor of the ring: drop that only after the
+    /// thread has ended. Before Linux 6.15 the kernel may hand a request to a living thread whose ring is
+    /// being closed, and then waits for its answer permanently (`docs/kernels.md`).
     ///
     /// # Errors
     /// [`RingError::Enter`]: the ring is broken.
@@ -125,7 +125,7 @@ impl RingThread {
         }
     }
 
-    /// Waits until something has ended or a message came, and takes in all of that.
+    /// Waits for completions or messages, and handles all that have arrived.
     ///
     /// # Errors
     /// As for [`run`](Self::run).
@@ -145,7 +145,7 @@ impl RingThread {
         self.completions = completions;
         self.memory.end_turn(&mut self.ring);
         if woken {
-            // What comes meanwhile wakes the thread again.
+            // A message that arrives meanwhile wakes the thread again.
             for _ in 0..RING_MESSAGES {
                 let Ok(message) = self.messages.try_recv() else { break };
                 self.on_message(message, now);
@@ -155,8 +155,8 @@ impl RingThread {
         Ok(())
     }
 
-    /// Hands an operation that ended to its volume. What comes late, for an operation that has ended, a queue
-    /// that is closed or a volume that is gone, is dropped and counted.
+    /// Passes the end of an operation to its volume. Drops and counts a late completion, of an operation that
+    /// has ended, a closed queue or a released volume.
     #[inline]
     fn on_completion(&mut self, completion: Completion, now: Millis) {
         match self.ring.end_word(completion) {
@@ -175,7 +175,7 @@ impl RingThread {
         }
     }
 
-    /// The same, of an operation that has an entry in the ring's table.
+    /// Does the same for an operation with an entry in the ring's table.
     fn on_entry(&mut self, completion: Completion, now: Millis) {
         let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
         match operation {
@@ -195,7 +195,7 @@ impl RingThread {
                 let now = if is_pause { self.read_clock() } else { now };
                 match self.volumes.get_mut(volume) {
                     Some(served) => served.on_file(&mut self.ring, operation, (outcome, buffer), now),
-                    // The turn that memory volumes scheduled.
+                    // Memory volumes scheduled this turn.
                     None if is_memory(volume) => self.memory.on_turn(&mut self.ring, now),
                     None => self.late += 1,
                 }
@@ -219,7 +219,7 @@ impl RingThread {
         self.late += u64::from(!in_time);
     }
 
-    /// Gives the kernel the answers of queues with batches since the last wait. Memory volumes have none.
+    /// Passes the answers of queues with batches since the last wait to the kernel, except of memory volumes.
     #[inline]
     fn commit(&mut self) {
         while let Some(InFlight::Command(QueueCommand { owner, queue_id, .. })) = self.ring.next_reminder() {
@@ -261,7 +261,7 @@ impl RingThread {
         Ok(self.ring_file.take().expect("a thread leaves once"))
     }
 
-    /// The volume that a message is for.
+    /// Returns the volume of a message.
     fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut ServedVolume)> {
         let served = self.volumes.get_mut(key)?;
         served.wake();
@@ -302,7 +302,7 @@ impl RingThread {
                     served.grow(ring, *live_map, sectors, now);
                 }
             }
-            // A volume's share of the cache changes with the I/O of any other: it must not wake idle volumes.
+            // A volume's share of the cache changes with any other's I/O, so it must not wake idle volumes.
             Message::Event { key, event: event @ Event::Space { .. } } => {
                 if let Some(served) = self.volumes.get_mut(key) {
                     served.handle(&mut self.ring, event, now);
@@ -363,8 +363,8 @@ impl RingThread {
         }
         let (ring, served) = self.find(key).ok_or(RingRefusal::Gone)?;
         let queues = queues(ring, key)?;
-        // So that all fetches of a queue go to the kernel with one call: before Linux 6.15 it never gives a
-        // ring back whose thread ended between them.
+        // Empties the submission queue, so that one call passes all fetches of a queue to the kernel: before
+        // Linux 6.15 it never frees a ring whose thread ended between them.
         ring.submit()?;
         served.open(ring, device, queues);
         Ok(())

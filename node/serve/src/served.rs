@@ -1,9 +1,9 @@
-//! One volume on a ring thread: where the engine and the device meet.
+//! One volume on a ring thread: the link between the engine and the device.
 //!
 //! Owns: the volume's planner, its device's queues, the requests and the file operations in flight.
 //! Runs on: its ring thread. No lock, no wait, no allocation for a request that is served locally.
-//! Invariants: a request stays in `queues` until it is completed; an operation in the ring says what it is
-//! for ([`FileOperation`](crate::operation::FileOperation)).
+//! Invariants: a request stays in `queues` until it is completed; an operation in the ring names its purpose
+//! ([`FileOperation`](crate::operation::FileOperation)).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,12 +45,12 @@ use lines::Lines;
 use moves::Moves;
 use queues::Queues;
 
-/// Files every volume reads from: open, or in a ring's table.
+/// Files from which every volume reads: open, or in a ring's table.
 #[derive(Clone, Copy)]
 pub struct SharedFiles<F> {
     /// The file of fetched blocks.
     pub slab: F,
-    /// Blocks in memory, in place of those that the disk does not take.
+    /// A file in memory for blocks that the disk does not take.
     pub memory: F,
     /// A file that reads as zeros.
     pub zeros: F,
@@ -64,7 +64,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Takes the files off the ring.
+    /// Removes the files from the ring.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
         let Self { sides: [a, b], map, live } = self;
         [a, b, map, live].into_iter().try_for_each(|slot| ring.unregister_file(slot))
@@ -79,7 +79,7 @@ struct MapWrites {
 }
 
 impl MapWrites {
-    /// Takes in the end of one; returns what all came to after the last.
+    /// Records the end of one write. Returns the result of all after the last.
     fn end(&mut self, result: Result<(), Errno>) -> Option<Result<(), Errno>> {
         self.failed = self.failed.or(result.err());
         self.in_flight -= 1;
@@ -95,7 +95,7 @@ struct Evictions {
 }
 
 impl Evictions {
-    /// Returns the next range whose hole is to be punched, if one waits and it may.
+    /// Returns the next waiting range, if another hole may be punched now.
     fn next(&mut self) -> Option<(Side, SectorRange)> {
         if self.in_flight == EVICTIONS_IN_FLIGHT {
             return None;
@@ -117,22 +117,22 @@ pub(crate) struct ServedVolume {
     map_writes: MapWrites,
     evictions: Evictions,
     moves: Moves,
-    /// Operations of this volume in the ring, commands of the device apart.
+    /// Operations of this volume in the ring, without commands of the device.
     operations: u32,
-    /// Requests are left to the successor.
+    /// True once requests are left to the successor.
     is_draining: bool,
-    /// Each request passes `throttle` first.
+    /// True if each request passes `throttle` first.
     is_limited: bool,
     throttle: Throttle,
     actions: Vec<Action>,
     tally: ServedCounts,
-    /// Blocks of the volume that are known to be in the slab, and the reads that they answered since the last
-    /// work.
+    /// Blocks of the volume that are known to be in the slab. `passed`: the reads that they answered since
+    /// the last work.
     known: KnownBlocks,
     passed: PassedStreams,
-    /// The slots out of which whole requests are copied, by their ids; each is held to the end of the copy.
+    /// The slots from which whole requests are copied, by request id; each is held until the end of the copy.
     copied: Vec<Option<SlabSlot>>,
-    /// Shared until the slab has taken in a report of used blocks.
+    /// Shared until the slab has processed a report of used blocks.
     used_in_progress: Arc<()>,
     work: mpsc::Sender<BackgroundWork>,
     published: Arc<PublishedStatus>,
@@ -142,7 +142,7 @@ pub(crate) struct ServedVolume {
     _place: Box<dyn Send>,
 }
 
-/// Resources that a volume gets on its ring thread.
+/// Resources for a volume on its ring thread.
 pub(crate) struct ServedParts {
     pub(crate) key: VolumeKey,
     pub(crate) label: Arc<Label>,
@@ -185,17 +185,17 @@ impl ServedVolume {
         }
     }
 
-    /// Serves the queues of the volume's device from now on.
+    /// Starts serving the queues of the volume's device.
     pub(crate) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<VolumeQueue>) {
         self.lines.set_device(device);
         self.queues.open(ring, queues);
     }
 
-    /// Passes an event to the planner and does what it answers.
+    /// Passes an event to the planner and performs its actions.
     pub(crate) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.handle(now, event, &mut actions);
-        // A request that needs nothing else has one at a time.
+        // A request that needs nothing else causes one action at a time.
         if actions.len() == 1
             && let Some(only) = actions.pop()
         {
@@ -207,25 +207,25 @@ impl ServedVolume {
         }
         let empty = std::mem::replace(&mut self.actions, actions);
         debug_assert!(empty.capacity() == 0, "an action passes no event to the planner");
-        // Nothing is in it that could be dropped.
+        // It has nothing to drop.
         std::mem::forget(empty);
     }
 
-    /// The volume has these settings and limits from here on.
+    /// Changes the settings and limits of the volume, and publishes those in effect.
     pub(crate) fn configure(&mut self, ring: &mut Ring, settings: Settings, limits: IoLimits, now: Millis) {
         self.handle(ring, Event::Configure(settings), now);
         self.set_limits(ring, limits, now);
         self.show();
     }
 
-    /// The volume is to have this many sectors, which `live_map` has room for.
+    /// Grows the volume to this many sectors, for which `live_map` has room.
     pub(crate) fn grow(&mut self, ring: &mut Ring, live_map: LiveMap, sectors: u64, now: Millis) {
-        // The same file; the ring has it open already.
+        // The map is of the same file, which the ring has open already.
         *self.volume.memory_mut() = live_map;
         self.handle(ring, Event::Grow { sectors }, now);
     }
 
-    /// Does what the planner asked for when the volume was made, and shows its first figures.
+    /// Performs the actions that the planner requested when it was made, and publishes its first figures.
     pub(crate) fn begin(&mut self, ring: &mut Ring, limits: IoLimits, now: Millis) {
         self.set_limits(ring, limits, now);
         for action in std::mem::take(&mut self.actions) {
@@ -234,8 +234,8 @@ impl ServedVolume {
         self.show();
     }
 
-    /// Time passed: limits are looked at, figures shown.
-    /// Not each time while the volume is idle. Returns true if it is.
+    /// Does the work that depends on time and publishes figures, at few ticks while the volume is idle.
+    /// Returns true if the volume is idle.
     pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) -> bool {
         let requests = self.tally.requests();
         let works = self.operations > 0 || self.queues.with_owner() > 0;
@@ -252,7 +252,7 @@ impl ServedVolume {
         self.idle_ticks.passed(requests, works || !status.is_idle())
     }
 
-    /// A message came for the volume: the next tick is not left out.
+    /// Makes the next tick due, because a message came for the volume.
     pub(crate) fn wake(&mut self) {
         self.idle_ticks.wake();
     }
@@ -265,8 +265,8 @@ impl ServedVolume {
         status
     }
 
-    /// Publishes the places of the registered snapshots where they are others. A record that drops one
-    /// registers another.
+    /// Publishes the log positions of the registered snapshots if they changed. A record that drops a
+    /// snapshot registers another.
     fn show_snapshots(&mut self) {
         let snapshots = self.volume.snapshots();
         let newest = snapshots.last().map(|known| known.seq);
@@ -276,45 +276,45 @@ impl ServedVolume {
         }
     }
 
-    /// Releases the device's queues once all tags are back; the device was stopped.
+    /// Releases the queues of a stopped device once the kernel has returned all tags.
     pub(crate) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.queues.close(ring, done);
     }
 
-    /// From now on requests are left to the successor.
+    /// Leaves further requests to the successor.
     pub(crate) fn drain(&mut self) {
         self.is_draining = true;
         self.queues.drain();
     }
 
-    /// True if no file operation is in flight.
+    /// Returns true if no file operation is in flight.
     pub(crate) fn is_still(&self) -> bool {
         self.operations == 0
     }
 
-    /// Number of requests that the kernel handed over and that are not completed.
+    /// Returns the number of requests that the kernel handed over and that are not completed.
     pub(crate) fn requests(&self) -> u32 {
         self.queues.with_owner()
     }
 
-    /// True if the device's queues are with the kernel.
+    /// Returns true if the device's queues are open.
     pub(crate) fn is_open(&self) -> bool {
         self.queues.is_open()
     }
 
-    /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
+    /// Leaves every request to the successor, before the process ends: the kernel hands them to it.
     pub(crate) fn leave(&mut self) {
         self.queues.leave(self.is_still());
     }
 
-    /// Takes the volume's files off the ring.
+    /// Removes the volume's files from the ring.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
         debug_assert!(self.moves.is_idle(), "each move that began has ended");
         self.slots.release(ring)
     }
 }
 
-/// The length of a range, in bytes.
+/// Returns the length of a range, in bytes.
 fn bytes(range: SectorRange) -> u32 {
     u32::try_from(range.bytes()).expect("a request is smaller than 4 GiB")
 }
@@ -323,7 +323,7 @@ fn bytes(range: SectorRange) -> u32 {
 mod tests {
     use super::*;
 
-    /// Found by reading: one eviction may free a hundred thousand ranges, and gave all of them to the ring.
+    /// Found by reading: an eviction of a hundred thousand ranges put all of them into the ring at once.
     #[test]
     fn few_holes_are_punched_at_a_time() {
         let mut evictions = Evictions::default();

@@ -1,4 +1,4 @@
-//! Limits of one volume in effect: which request begins, and which waits for its turn.
+//! The limits of one volume in effect: they decide whether a request begins or waits for its turn.
 //!
 //! ```text
 //!              the limits have tokens, and none waits
@@ -7,10 +7,10 @@
 //!                                           or other limits
 //! ```
 //!
-//! Owns: the buckets, and the requests that wait for them. Does not own: the requests' memory, which stays
+//! Owns: the buckets, and the requests that wait for them. Does not own: the memory of requests, which stays
 //! with their queue; the ring's timer.
-//! Invariants: requests begin in the order of their arrival, but for flushes, which move nothing and cover
-//! completed writes only; while one waits, or came since the last pause, another pause follows.
+//! Invariants: requests begin in the order of their arrival, except flushes, which move nothing and cover
+//! only completed writes; while a request waits, or if one came since the last pause, another pause follows.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ use holdfast_types::{Millis, SectorRange};
 use crate::io_limits::{IoLimits, LimitStatus};
 use crate::token_bucket::TokenBucket;
 
-/// A request that is to begin.
+/// A new request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NewRequest {
     pub(crate) id: RequestId,
@@ -29,7 +29,7 @@ pub(crate) struct NewRequest {
 }
 
 impl NewRequest {
-    /// Bytes that count: a discard moves none.
+    /// Returns the bytes that count: a discard moves none.
     fn bytes(&self) -> u64 {
         match self.op {
             Op::Read | Op::Write | Op::WriteFua => self.range.bytes(),
@@ -43,25 +43,25 @@ impl NewRequest {
 pub(crate) struct Throttle {
     requests: Option<TokenBucket>,
     bytes: Option<TokenBucket>,
-    /// Those that wait, each since when.
+    /// Waiting requests, each with the start of its wait.
     waiting: VecDeque<(NewRequest, Millis)>,
     is_pausing: bool,
-    /// Something came since the last pause began: the next has the time for what follows it.
+    /// True if a request came since the last pause began: another pause then keeps the thread's time recent.
     was_used: bool,
-    /// The latest time that it was given. That of the thread may be older than the end of the last pause.
+    /// Latest time that a caller passed. The thread's time may be older.
     now: Millis,
-    /// Nothing is limited any more, whatever limits come later.
+    /// True once nothing is limited any more, and later limits are ignored.
     is_off: bool,
     status: LimitStatus,
 }
 
 impl Throttle {
-    /// True while every request may begin without a look.
+    /// Returns true while every request may begin without a check.
     pub(crate) fn is_idle(&self) -> bool {
         self.status.limits == IoLimits::NONE && self.waiting.is_empty()
     }
 
-    /// These limits are in effect from now on, for what waits too.
+    /// Replaces the limits, also for waiting requests.
     pub(crate) fn set(&mut self, limits: IoLimits, now: Millis) {
         let limits = if self.is_off { IoLimits::NONE } else { limits };
         let IoLimits { iops, bytes_per_second } = limits;
@@ -70,13 +70,13 @@ impl Throttle {
         self.status.limits = limits;
     }
 
-    /// No limit is in effect from now on, and later ones are ignored.
+    /// Removes all limits, and ignores later ones.
     pub(crate) fn turn_off(&mut self, now: Millis) {
         self.is_off = true;
         self.set(IoLimits::NONE, now);
     }
 
-    /// Returns true if a request that came may begin. Else it waits.
+    /// Returns true if a new request may begin. Otherwise keeps it until its turn.
     pub(crate) fn begins(&mut self, request: NewRequest, now: Millis) -> bool {
         if request.op == Op::Flush {
             return true;
@@ -90,7 +90,7 @@ impl Throttle {
         false
     }
 
-    /// The next of those that wait, if it may begin.
+    /// Returns the next waiting request, if it may begin.
     pub(crate) fn next(&mut self, now: Millis) -> Option<NewRequest> {
         let &(request, since) = self.waiting.front()?;
         self.refill(now);
@@ -108,7 +108,7 @@ impl Throttle {
         self.is_pausing
     }
 
-    /// Returns true if the caller is to make a pause.
+    /// Returns true if the caller must start a pause.
     pub(crate) fn pauses(&mut self) -> bool {
         if self.is_pausing || (self.waiting.is_empty() && !self.was_used) {
             return false;
@@ -118,7 +118,7 @@ impl Throttle {
         true
     }
 
-    /// The pause is over.
+    /// Records the end of the pause.
     pub(crate) fn pause_ended(&mut self) {
         self.is_pausing = false;
     }
@@ -134,7 +134,7 @@ impl Throttle {
         }
     }
 
-    /// Takes the tokens of a request, if all of them are there.
+    /// Takes the tokens of a request if the buckets have all of them.
     fn takes(&mut self, request: &NewRequest) -> bool {
         let (one, bytes) = (1, request.bytes());
         let has = |bucket: &Option<TokenBucket>, tokens| bucket.as_ref().is_none_or(|it| it.has(tokens));
@@ -169,7 +169,7 @@ mod tests {
         IoLimits { iops: some(iops), bytes_per_second: some(bytes_per_second) }
     }
 
-    /// At the begin of time.
+    /// Makes a throttle with these limits at time 0.
     fn limited(limits: IoLimits) -> Throttle {
         let mut throttle = Throttle::default();
         throttle.set(limits, 0);
@@ -180,7 +180,7 @@ mod tests {
         NewRequest { id: RequestId(id), op, range: SectorRange::new(0, sectors) }
     }
 
-    /// Ids of those that may begin now.
+    /// Returns the ids of requests that may begin now.
     fn released(throttle: &mut Throttle, now: Millis) -> Vec<u32> {
         std::iter::from_fn(|| throttle.next(now)).map(|request| request.id.0).collect()
     }
@@ -238,7 +238,7 @@ mod tests {
         assert!(throttle.is_idle());
     }
 
-    /// A change of the limits may be in the inbox when the volume is fenced.
+    /// The inbox may have a change of the limits when the volume is fenced.
     #[test]
     fn limits_that_come_after_the_end_are_ignored() {
         let mut throttle = limited(limits(10, 0));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, and whatever becomes of the limits: nothing is lost, and all begins in order.
+        /// For any requests and changes of the limits, no request is lost, and all begin in order.
         #[test]
         fn all_begin_in_order(
             steps in prop::collection::vec((0_u64..50, 0_u64..300, 0_u64..40, 1_u64..256), 1..100)

@@ -1,9 +1,9 @@
-//! A token bucket: a rate, and a burst: what is unused of it accumulates for one second at most.
+//! A token bucket: a rate, and a burst of the unused tokens of at most one second.
 //!
 //! Owns: tokens of one kind, counted in thousandths, so that each millisecond makes a whole number of them
-//! and no rate is rounded. Does not own: a clock, and what waits for tokens.
-//! Invariants: in no span of time more is taken than the rate makes in it and the credit; a clock that is
-//! late or goes back makes no tokens twice.
+//! and no rate is rounded. Does not own: a clock, and the requests that wait for tokens.
+//! Invariants: the tokens taken in any span of time never exceed those that the rate makes in it, plus the
+//! credit; a clock that is late or goes back makes no tokens twice.
 
 use holdfast_types::Millis;
 
@@ -15,41 +15,41 @@ pub(crate) struct TokenBucket {
     per_second: u64,
     /// Thousandths of tokens.
     thousandths: u64,
-    /// Time as of which they are there.
+    /// Time up to which tokens were made.
     at: Millis,
 }
 
 impl TokenBucket {
-    /// An empty bucket: a volume that changes hands again and again gets no credit each time.
+    /// Makes an empty bucket, so that a volume whose owner changes often gets no credit each time.
     pub(crate) const fn empty(per_second: u64, now: Millis) -> Self {
         Self { per_second, thousandths: 0, at: now }
     }
 
-    /// The rate changes. What is there stays, as far as the new credit goes.
+    /// Changes the rate. Keeps the tokens up to the new credit.
     pub(crate) fn set_rate(&mut self, per_second: u64, now: Millis) {
         self.refill(now);
         self.per_second = per_second;
         self.thousandths = self.thousandths.min(self.most());
     }
 
-    /// Makes the tokens of the time until `now`.
+    /// Adds the tokens for the time until `now`.
     pub(crate) fn refill(&mut self, now: Millis) {
         let passed = now.saturating_sub(self.at).min(CREDIT_MS);
         self.at = self.at.max(now);
         self.thousandths = (self.thousandths + self.per_second * passed).min(self.most());
     }
 
-    /// Returns true if so many tokens are there.
+    /// Returns true if the bucket has this many tokens.
     pub(crate) fn has(&self, tokens: u64) -> bool {
         self.thousandths >= self.thousandths_of(tokens)
     }
 
-    /// Takes tokens that are there.
+    /// Takes tokens, which the bucket must have.
     pub(crate) fn take(&mut self, tokens: u64) {
         self.thousandths -= self.thousandths_of(tokens);
     }
 
-    /// Thousandths of so many tokens. More than a full bucket has is all of it: nothing waits without end.
+    /// Returns the thousandths of so many tokens, at most a full bucket: no request waits without end.
     fn thousandths_of(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(1000).min(self.most())
     }
@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes as much as there is, a token at a time; returns how many.
+    /// Takes all tokens one by one. Returns their number.
     fn drain(bucket: &mut TokenBucket) -> u64 {
         let mut taken = 0;
         while bucket.has(1) {
@@ -99,18 +99,18 @@ mod tests {
         assert!(!bucket.has(1));
     }
 
-    /// Steps of a client: the clock moves by so much, which may be back, and it wants so many tokens.
+    /// Makes steps of a client: a movement of the clock, maybe backwards, and a number of wanted tokens.
     fn steps() -> impl Strategy<Value = Vec<(i64, u64)>> {
         prop::collection::vec((-20_i64..300, 0_u64..400), 1..200)
     }
 
     proptest! {
-        /// Whatever the clock does, no window has more than its time makes and one credit.
+        /// With any clock, no window has more tokens than its time makes plus one credit.
         #[test]
         fn no_window_has_more_than_rate_and_credit(rate in 1_u64..2000, steps in steps()) {
             let mut bucket = TokenBucket::empty(rate, 10_000);
             let (mut now, mut latest) = (10_000_i64, 10_000_u64);
-            // Time and tokens of each take.
+            // Time and number of each take.
             let mut taken: Vec<(u64, u64)> = Vec::new();
             for (passed, wanted) in steps {
                 now += passed;
@@ -132,8 +132,8 @@ mod tests {
             }
         }
 
-        /// A client that always wants more gets all that the rate makes, and each change of it counts from
-        /// then on.
+        /// A client that always wants more gets all tokens that the rate makes, and each change of the rate
+        /// has immediate effect.
         #[test]
         fn nothing_of_the_rate_is_lost(rates in prop::collection::vec((10_u64..5000, 1_u64..900), 1..50)) {
             let mut bucket = TokenBucket::empty(rates[0].0, 0);

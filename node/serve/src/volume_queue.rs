@@ -1,9 +1,9 @@
 //! A queue of a volume's device, by transport.
 //!
-//! What each request passes is inlined by force: the compiler leaves a match with two transports in a call.
+//! Functions on the path of each request are inlined by force: the compiler would call a match of transports.
 //!
-//! Invariants: commands of ublk come to ublk queues only, those of FUSE to FUSE queues only; what comes for
-//! the other kind is late, as for a queue that is closed.
+//! Invariants: commands of ublk reach only ublk queues, those of FUSE only FUSE queues; a completion for the
+//! other kind is late, as for a closed queue.
 
 use holdfast_fuse::FuseQueue;
 use holdfast_ring::Errno;
@@ -14,9 +14,9 @@ use crate::operation::{InFlight, Ring, VolumeKey};
 /// A queue of a device on a ring.
 #[derive(Debug)]
 pub enum VolumeQueue {
-    /// Of a ublk device.
+    /// A queue of a ublk device.
     Ublk(holdfast_ublk::Queue<VolumeKey>),
-    /// The connection of a FUSE file: a device has one.
+    /// The connection of a FUSE file, one per device.
     Fuse(FuseQueue<VolumeKey>),
 }
 
@@ -65,7 +65,7 @@ impl VolumeQueue {
         }
     }
 
-    /// From now on requests are left to the successor.
+    /// Leaves further requests to the successor.
     pub(crate) fn drain(&mut self) {
         match self {
             Self::Ublk(queue) => queue.drain(),
@@ -73,7 +73,7 @@ impl VolumeQueue {
         }
     }
 
-    /// Leaves a request to the successor, while no part of it is in flight.
+    /// Leaves a request without a part in flight to the successor.
     pub(crate) fn leave(&mut self, request: DeviceRequest) {
         match self {
             Self::Ublk(queue) => queue.leave(request),
@@ -81,7 +81,7 @@ impl VolumeQueue {
         }
     }
 
-    /// Number of requests that were handed out and not completed.
+    /// Returns the number of requests that were handed out and not completed.
     pub(crate) fn requests_with_owner(&self) -> u16 {
         match self {
             Self::Ublk(queue) => queue.requests_with_owner(),
@@ -89,7 +89,7 @@ impl VolumeQueue {
         }
     }
 
-    /// Number of its operations that the kernel has.
+    /// Returns the number of its operations that the kernel has.
     pub(crate) const fn with_kernel(&self) -> u16 {
         match self {
             Self::Ublk(queue) => queue.commands_with_kernel(),
@@ -97,7 +97,7 @@ impl VolumeQueue {
         }
     }
 
-    /// Has the kernel give back what it has of the queue, where a stop of the device does not.
+    /// Makes the kernel end its operations of the queue, if a stop of the device does not.
     pub(crate) fn end(&mut self, ring: &mut Ring) {
         match self {
             Self::Ublk(_stopped) => {}
@@ -105,7 +105,7 @@ impl VolumeQueue {
         }
     }
 
-    /// Releases the device after all has come back.
+    /// Releases the queue after the kernel has ended all its operations.
     pub(crate) fn close(self, ring: &mut Ring) -> Result<(), QueueError> {
         match self {
             Self::Ublk(queue) => queue.close(ring),

@@ -1,7 +1,7 @@
 //! The volumes of a ring thread, by key.
 //!
-//! Invariants: a key names one stay of one volume. What comes late for a volume that is gone finds nothing,
-//! also where another volume has its place.
+//! Invariants: a key names one stay of one volume. A late message or completion for a released volume finds
+//! nothing, even if another volume has its place.
 
 use super::operation::VolumeKey;
 
@@ -15,7 +15,7 @@ impl<V> VolumeTable<V> {
         Self { places: Vec::new(), next_serial: 0 }
     }
 
-    /// Gives what `make` makes of its key a place.
+    /// Inserts the volume that `make` makes from its key.
     pub(super) fn insert(&mut self, make: impl FnOnce(VolumeKey) -> V) -> VolumeKey {
         let free = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
             self.places.push(None);
@@ -34,7 +34,7 @@ impl<V> VolumeTable<V> {
         (*serial == key.serial).then_some(volume)
     }
 
-    /// Removes a volume if `may` says so.
+    /// Removes a volume if `may` returns true.
     pub(super) fn remove_if(&mut self, key: VolumeKey, may: impl FnOnce(&V) -> bool) -> Option<V> {
         let place = self.places.get_mut(usize::from(key.index))?;
         let taken = place.take_if(|(serial, volume)| *serial == key.serial && may(volume));
@@ -59,7 +59,7 @@ mod tests {
     use super::super::operation::{FileOperation, InFlight, Ring};
     use super::*;
 
-    /// A completion named a place in the table only: one that came late would reach the next volume there.
+    /// A completion named only a place in the table: a late one would reach the next volume there.
     #[test]
     fn a_late_completion_reaches_no_other_volume() {
         let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };

@@ -1,4 +1,4 @@
-//! Work that a volume on a ring thread asks of the runtime.
+//! Work that a volume on a ring thread requests from the runtime.
 
 use std::sync::Arc;
 
@@ -7,33 +7,33 @@ use holdfast_engine::event::RequestId;
 use holdfast_format::index::Runs;
 use holdfast_types::SectorRange;
 
-/// A part of a read that comes out of the object store. It is with the runtime while its block is fetched, in
-/// the ring while it is copied out of the slab.
+/// A part of a read whose data is in the object store. The runtime has it while it fetches the block, the
+/// ring while it copies the data out of the slab.
 #[derive(Debug)]
 pub struct ColdRead {
     /// The request.
     pub request: RequestId,
-    /// Sectors that are read; they lie in one block.
+    /// Sectors to read, all in one block.
     pub range: SectorRange,
     /// Start of the range within the request, in bytes.
     pub at: u32,
-    /// The runs that say where the block is.
+    /// The runs that locate the block.
     pub runs: Runs,
-    /// Of the 128 blocks after that of `range` those, the next one in the lowest bit, that are not wholly on
-    /// the local disk. Only with the last part of the request that is work: nothing is fetched ahead of
-    /// others.
+    /// The blocks among the 128 after that of `range` that are not wholly on the local disk; the lowest bit
+    /// is the next block. Set only in the last part of the request that is work: nothing is fetched ahead of
+    /// the other parts.
     pub remote_after: Option<u128>,
     /// Reads before this one that were answered without work.
     pub passed: Vec<PassedReads>,
-    /// Slot of the block in the slab, held to the end of the copy. In work: the slot that the disk could not
-    /// read.
+    /// Slot of the block in the slab, held until the end of the copy. In work: the slot that the disk could
+    /// not read.
     pub slot: Option<SlabSlot>,
-    /// A slot could not be read before.
+    /// True if the disk already failed to read a slot.
     pub again: bool,
 }
 
 impl ColdRead {
-    /// One of which nothing was found or noted yet.
+    /// Makes a part of which nothing is known yet.
     #[must_use]
     pub const fn of(request: RequestId, range: SectorRange, at: u32, runs: Runs) -> Self {
         let passed = Vec::new();
@@ -44,7 +44,7 @@ impl ColdRead {
 /// A piece of background work.
 #[derive(Debug)]
 pub enum BackgroundWork {
-    /// Get a block into the slab; again when the disk cannot read the slot it was in.
+    /// Get a block into the slab, or again if the disk could not read its slot.
     Cold(Box<ColdRead>),
     /// Keep these blocks in the slab longer: they were read without work.
     Used(UsedBlocks),
@@ -55,8 +55,8 @@ pub enum BackgroundWork {
 /// Blocks that were read without work.
 #[derive(Debug)]
 pub struct UsedBlocks {
-    /// Their slots, none of which is held.
+    /// Their slots, not held.
     pub slots: Vec<WeakSlabSlot>,
-    /// Held until the slab has heard of them: a volume sends no others meanwhile.
+    /// Held until the slab has processed the report: the volume sends no other meanwhile.
     pub in_progress: Arc<()>,
 }

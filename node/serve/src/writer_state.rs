@@ -3,15 +3,15 @@
 /// State of a volume's writer, as the ring thread reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriterState {
-    /// Data that the host's loss left dirty is committed first.
+    /// The writer first commits data that was dirty when the host was lost.
     Starting,
-    /// Requests may be served.
+    /// The writer serves requests.
     Ready,
     /// Another writer holds the volume.
     Fenced,
     /// Another writer holds the volume, and this one has ended.
     Preserved {
-        /// The durable map says what the sides hold.
+        /// True if the durable map covers all data of the sides.
         complete: bool,
     },
     /// The detach record is in the log.
@@ -19,7 +19,7 @@ pub enum WriterState {
 }
 
 impl WriterState {
-    /// True if another writer holds the volume.
+    /// Returns true if another writer holds the volume.
     #[must_use]
     pub fn is_fenced(self) -> bool {
         match self {
@@ -28,7 +28,7 @@ impl WriterState {
         }
     }
 
-    /// The writer after a report; the same report may come twice. `None` where it may not come.
+    /// Returns the state after a report, which may come twice, or `None` if it must not come in this state.
     #[must_use]
     pub fn next(self, reported: Self) -> Option<Self> {
         let may_follow = match self {

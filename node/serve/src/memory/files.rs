@@ -1,5 +1,5 @@
-//! The two files of a memory volume, mapped: its table and its slabs.
-#![allow(unsafe_code)] // mmap of files of our own, and atomic words in one of them
+//! The two mapped files of a memory volume: its table and its slabs.
+#![allow(unsafe_code)] // mmap of files of the process, and atomic words in one of them
 
 use std::fs::File;
 use std::io;
@@ -23,12 +23,12 @@ impl MemoryFiles {
     /// Maps the files.
     ///
     /// # Errors
-    /// The kernel's, if it cannot map them.
+    /// Error of the kernel, if it cannot map them.
     ///
     /// # Safety
-    /// No other process uses the files, and of the mappings of this one only one at a time. They are never
-    /// cut shorter than they are now, the table is allocated, and of the slabs those whose memory was taken:
-    /// else the process is killed where it touches them.
+    /// No other process uses the files, and this one uses one mapping at a time. The files are never
+    /// truncated. The table is allocated, and so are the slabs whose memory was taken: otherwise an access to
+    /// them makes the kernel kill the process.
     pub unsafe fn map(table: &File, slab_file: File, slabs: u32) -> io::Result<Self> {
         let len = slabs as usize * SLAB_BYTES;
         // SAFETY: the caller's promise.
@@ -58,11 +58,11 @@ impl PageMemory for MemoryFiles {
     fn set_word(&mut self, page: u64, word: u64) {
         let at = Self::at(page);
         let bytes = &mut self.table[at..at + size_of::<u64>()];
-        // SAFETY: the pointer is to eight bytes that are borrowed here. A mapping begins on a page, and the
-        // offset is a multiple of eight.
+        // SAFETY: the pointer is to eight bytes that are borrowed here. A mapping begins at a page boundary,
+        // and the offset is a multiple of eight.
         let place = unsafe { AtomicU64::from_ptr(bytes.as_mut_ptr().cast()) };
-        // The compiler moves no store across, and a process that is killed has made the stores before the one
-        // it was at: the processor needs no more.
+        // The compiler moves no store across these fences, and a killed process has made all stores before
+        // its last one: the processor needs no fence.
         compiler_fence(Ordering::SeqCst);
         place.store(word.to_le(), Ordering::Release);
         compiler_fence(Ordering::SeqCst);
@@ -85,7 +85,7 @@ impl PageMemory for MemoryFiles {
     fn give_back(&mut self, slabs: Range<u32>) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let [from, to] = [slabs.start, slabs.end].map(|slab| u64::from(slab) * SLAB_BYTES as u64);
-        // Where it fails the memory stays, and is used again.
+        // If this fails the memory stays, and is used again.
         let _kept = fallocate(&self.slab_file, hole, from, to - from);
     }
 }

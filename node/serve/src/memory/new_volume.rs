@@ -1,4 +1,4 @@
-//! A memory volume that ring threads are to serve.
+//! A memory volume for the ring threads that will serve it.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use super::files::MemoryFiles;
 use super::published::PublishedMemory;
 use crate::label::Label;
 
-/// The queues of a device that a ring thread has: those whose number is `number` modulo `of`.
+/// The queues of a device that a ring thread serves: those whose number is `number` modulo `of`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueShare {
-    /// The place of the thread among those that share the queues.
+    /// Number of the thread among those that share the queues.
     pub number: u16,
-    /// The number of these threads.
+    /// Number of these threads.
     pub of: u16,
 }
 
@@ -22,17 +22,17 @@ impl QueueShare {
     /// All queues.
     pub const ALL: Self = Self { number: 0, of: 1 };
 
-    /// The shares of so many threads.
+    /// Returns the shares of `of` threads.
     pub fn each(of: u16) -> impl Iterator<Item = Self> {
         (0..of).map(move |number| Self { number, of })
     }
 
-    /// The numbers of these queues, of a device with so many.
+    /// Returns the numbers of these queues, of a device with `queues` queues.
     pub fn queues(self, queues: u16) -> impl Iterator<Item = u16> {
         (self.number..queues).step_by(usize::from(self.of))
     }
 
-    /// The place of a queue among those of the thread.
+    /// Returns the place of a queue among those of the thread.
     #[inline]
     pub(super) fn place(self, queue_id: u16) -> usize {
         usize::from(queue_id / self.of)
@@ -43,15 +43,15 @@ impl QueueShare {
 pub struct NewMemoryVolume {
     /// The volume, opened.
     pub volume: Arc<MemoryVolume<MemoryFiles>>,
-    /// The queues that this thread has.
+    /// The queues that this thread serves.
     pub share: QueueShare,
-    /// Its spill file, where it has one: a page longer than the device, for direct I/O. Then one thread has
-    /// all queues.
+    /// Its spill file, if any: one page longer than the device, for direct I/O. One thread then serves all
+    /// queues.
     pub spill_file: Option<File>,
-    /// The name in its log lines.
+    /// The label of its log lines.
     pub label: Arc<Label>,
     /// Receives its figures.
     pub published: Arc<PublishedMemory>,
-    /// Reserved room on the ring: dropped once the thread has released the volume.
+    /// Reserved room on the ring, dropped once the thread has released the volume.
     pub place: Box<dyn Send>,
 }

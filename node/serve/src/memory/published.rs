@@ -10,29 +10,29 @@ use crate::published_status::ServedCounts;
 /// Status that a memory volume publishes.
 #[derive(Debug)]
 pub struct PublishedMemory {
-    /// Published at every tick, never per request.
+    /// Figures of the volume, published at every tick, never per request.
     figures: Mutex<MemoryFigures>,
-    /// The same, by the place of a ring thread among those of the volume.
+    /// Counts of requests, published likewise, by number of the ring thread among those of the volume.
     served: Box<[Mutex<ServedCounts>]>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
 }
 
 impl PublishedMemory {
-    /// Of a volume that so many ring threads serve.
+    /// Makes the status of a volume that `threads` ring threads serve.
     #[must_use]
     pub fn new(threads: u16) -> Self {
         let served = (0..threads).map(|_| Mutex::default()).collect();
         Self { figures: Mutex::default(), served, refused: watch::Sender::new(None) }
     }
 
-    /// Figures of the volume, as of the last tick.
+    /// Returns the figures of the volume, as of the last tick.
     #[must_use]
     pub fn figures(&self) -> MemoryFigures {
         *self.figures.lock()
     }
 
-    /// Counts of its requests, as of the last tick.
+    /// Returns the counts of its requests, as of the last tick.
     #[must_use]
     pub fn served(&self) -> ServedCounts {
         self.served.iter().fold(ServedCounts::default(), |sum, served| {
@@ -45,14 +45,14 @@ impl PublishedMemory {
                 read_bytes: sum.read_bytes + one.read_bytes,
                 written_bytes: sum.written_bytes + one.written_bytes,
                 errors: sum.errors + one.errors,
-                // A memory volume has no others.
+                // A memory volume has no other counts.
                 ..sum
             }
         })
     }
 
-    /// Publishes the figures of the volume, unless another thread has the old ones: a ring thread does not
-    /// wait.
+    /// Publishes the figures of the volume, unless another thread is reading the old ones: a ring thread does
+    /// not wait.
     pub(super) fn show_figures(&self, figures: impl FnOnce() -> MemoryFigures) {
         if let Some(mut shown) = self.figures.try_lock() {
             *shown = figures();
@@ -65,7 +65,7 @@ impl PublishedMemory {
         *shown = figures();
     }
 
-    /// Publishes what a ring thread has served, in the same way.
+    /// Publishes the counts of a ring thread, in the same way.
     pub(super) fn show_served(&self, thread: u16, served: ServedCounts) {
         if let Some(mut shown) = self.served[usize::from(thread)].try_lock() {
             *shown = served;
@@ -77,7 +77,7 @@ impl PublishedMemory {
         self.refused.send_replace(Some(errno));
     }
 
-    /// Ends once the kernel has refused a command of the device's queues.
+    /// Waits until the kernel has refused a command of the device's queues.
     pub async fn refused(&self) -> Errno {
         let mut refused = self.refused.subscribe();
         let found = refused.wait_for(Option::is_some).await.expect("this holds the sender");

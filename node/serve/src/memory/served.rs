@@ -1,5 +1,5 @@
-//! One memory volume on a ring thread: requests of the queues of its device that the thread has, answered in
-//! their turn, unless the disk works for them.
+//! One memory volume on a ring thread, which answers the requests of its share of the device's queues in
+//! their turn, unless they need the disk.
 
 use std::sync::Arc;
 
@@ -20,20 +20,20 @@ use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::published_status::ServedCounts;
 
-/// A request, and its volume.
+/// A request and its volume.
 pub(super) type RequestOfVolume = (VolumeKey, QueuedRequest);
 
 /// A memory volume on a ring thread.
 pub(super) struct ServedMemory {
     volume: Arc<MemoryVolume<MemoryFiles>>,
     share: QueueShare,
-    /// Those of the share.
+    /// The queues of the share.
     queues: Vec<Queue<VolumeKey>>,
-    /// Apart, so that a volume without one has nothing of it.
+    /// Boxed, so that a volume without a spill file needs no memory for it.
     spill: Option<Box<SpillQueue>>,
-    /// Of the request that is being begun; empty between two.
+    /// Runs of the request that is being begun; empty between requests.
     runs: Vec<DiskRun>,
-    /// They are there.
+    /// True while the queues are open.
     is_open: bool,
     closing: Option<Reply>,
     tally: ServedCounts,
@@ -82,7 +82,7 @@ impl ServedMemory {
         }
     }
 
-    /// Handles the end of a queue's command; a request waits for its `turn`. Returns false if the queue is
+    /// Handles the end of a queue's command. A request may wait for its `turn`. Returns false if the queue is
     /// closed.
     pub(super) fn on_command(
         &mut self,
@@ -115,7 +115,7 @@ impl ServedMemory {
         true
     }
 
-    /// Serves a request that has its turn.
+    /// Serves a request in its turn.
     #[inline]
     pub(super) fn serve(&mut self, ring: &mut Ring, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
         let Self { volume, share, queues, spill, tally, .. } = self;
@@ -133,12 +133,12 @@ impl ServedMemory {
         }
     }
 
-    /// Leaves a request to the successor that had no turn.
+    /// Leaves a request that had no turn to the successor.
     pub(super) fn leave_waiting(&mut self, QueuedRequest { queue, request }: QueuedRequest) {
         self.queues[self.share.place(queue)].leave(request);
     }
 
-    /// Serves a request of a volume with a spill file, once none before it excludes it.
+    /// Serves a request of a volume with a spill file, once no earlier request excludes it.
     fn admit(&mut self, ring: &mut Ring, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
         let request = &queued.request;
         let (first, pages) = (request.start_sector(), u64::from(request.sectors()));
@@ -149,7 +149,7 @@ impl ServedMemory {
         }
     }
 
-    /// Answers a request, or gives the disk what it has to do for it.
+    /// Answers a request, or starts its operations on the disk.
     fn begin(
         &mut self,
         ring: &mut Ring,
@@ -176,7 +176,7 @@ impl ServedMemory {
         }
     }
 
-    /// A run on the spill file ended.
+    /// Handles the end of a run on the spill file.
     pub(super) fn on_spilled(
         &mut self,
         ring: &mut Ring,
@@ -212,21 +212,21 @@ impl ServedMemory {
         }
     }
 
-    /// True if no disk works for a request.
+    /// Returns true if no request waits for the disk.
     pub(super) fn is_still(&self) -> bool {
         self.spill.as_ref().is_none_or(|spill| spill.requests.is_idle())
     }
 
-    /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
+    /// Leaves every request to the successor, before the process ends: the kernel hands them to it.
     pub(super) fn leave(&mut self) {
         let Self { queues, spill: Some(spill), .. } = self else { return };
         let (running, waiting) = spill.requests.leave();
-        // The disk may still have their memory: their queue keeps it.
+        // The disk may still use their memory: their queue keeps it.
         running.for_each(|QueuedRequest { request, .. }| request.leave_to_successor());
         waiting.for_each(|QueuedRequest { queue, request }| queues[usize::from(queue)].leave(request));
     }
 
-    /// Takes the volume's spill file off the ring.
+    /// Removes the volume's spill file from the ring.
     pub(super) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
         self.spill.map_or(Ok(()), |spill| ring.unregister_file(spill.file()))
     }
@@ -255,12 +255,12 @@ impl ServedMemory {
                 let Some(held_back) = self.damaged.one(now) else { return };
                 tracing::error!(sector, sectors, held_back, "the kernel did not copy the data of a write");
             }
-            // Its line came with the end of the run.
+            // The end of the run has logged this.
             ServeFailure::Disk => {}
         }
     }
 
-    /// Releases the queues once all tags are back; the device was stopped.
+    /// Releases the queues of a stopped device once the kernel has returned all tags.
     pub(super) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.closing = Some(done);
         self.finish_closing(ring);
@@ -316,7 +316,7 @@ impl ServedMemory {
     }
 }
 
-/// Does what a request asks for, as far as it needs no disk, and returns how many pages of a read are in the
+/// Performs the part of a request that needs no disk. Returns the number of pages of a read that are in the
 /// spill file. A FLUSH has nothing to do: no content outlives the host.
 fn serve<K: Copy>(
     volume: &MemoryVolume<MemoryFiles>,

@@ -1,9 +1,9 @@
-//! The spill file of a memory volume on a ring: the runs that the kernel has, and the requests they are for.
+//! The spill file of a memory volume on a ring: the runs in flight, and their requests.
 //!
-//! Owns: the file's place on the ring, and the order of requests ([`SpillRequests`]). Does not own: which
-//! pages are in the file, which the words say. Runs on: the ring thread, which never waits for the disk: a
-//! request is answered once the last of its runs has ended. The data is read to and written from the memory
-//! of the request itself, which has kernel copy: devices of releases with user copy have no spill file.
+//! Owns: the file's slot on the ring, and the order of requests ([`SpillRequests`]). Does not own: the set of
+//! pages in the file, which the words record. Runs on: the ring thread, which never waits for the disk: it
+//! answers a request once the last of its runs has ended. Runs read to and write from the memory of the
+//! request itself, which has kernel copy: devices of releases with user copy have no spill file.
 //! Bounds: a request has at most a run for each of its pages, and as many holes.
 
 use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequests};
@@ -21,7 +21,7 @@ pub(super) struct QueuedRequest {
     pub(super) request: DeviceRequest,
 }
 
-/// A run that the kernel has, and the number of its request.
+/// A run in flight, and the number of its request.
 #[derive(Debug, Clone, Copy)]
 struct RunInFlight {
     request: u16,
@@ -32,20 +32,20 @@ struct RunInFlight {
 pub(super) struct RunEnd {
     /// The request, if this was its last run.
     pub(super) ended: Option<SpillEnd<QueuedRequest, ServeFailure>>,
-    /// The error of the disk, if it had one other than that it is full.
+    /// The error of the disk, if any, other than a full disk.
     pub(super) failed: Option<(DiskRun, Errno)>,
 }
 
 /// The spill file of a volume.
 pub(super) struct SpillQueue {
     file: FileSlot,
-    /// The volume's, for the ring.
+    /// Key of the volume on the ring.
     key: VolumeKey,
     pub(super) requests: SpillRequests<QueuedRequest, ServeFailure>,
     runs: Vec<Option<RunInFlight>>,
-    /// Numbers that no run has.
+    /// Unused numbers of runs.
     free: Vec<u32>,
-    /// Of the run that is being ended; empty between two.
+    /// Runs that the run being ended has left; empty between two.
     left: Vec<DiskRun>,
 }
 
@@ -65,7 +65,7 @@ impl SpillQueue {
         self.file
     }
 
-    /// Gives a run of a request to the kernel.
+    /// Starts a run of a request.
     pub(super) fn start(&mut self, ring: &mut Ring, queues: &[Queue<VolumeKey>], number: u16, run: DiskRun) {
         let in_flight = Some(RunInFlight { request: number, run });
         let place = self.free.pop().unwrap_or_else(|| {
@@ -97,7 +97,7 @@ impl SpillQueue {
         }
     }
 
-    /// A run ended. Begins the runs that this leaves.
+    /// Ends a run, and starts the runs that it leaves.
     pub(super) fn end(
         &mut self,
         ring: &mut Ring,
@@ -116,7 +116,7 @@ impl SpillQueue {
                 volume.refuse(run.pages - done);
                 Err(ServeFailure::Page(PageError::NoSpace))
             }
-            // Of a hole that was not made nothing is lost: what was there stays, and no word names it.
+            // A hole that was not made loses nothing: its pages stay on the disk, and no word names them.
             Err(_) if run.operation != DiskOperation::Hole => Err(ServeFailure::Disk),
             Ok(()) | Err(_) => Ok(()),
         };
@@ -132,13 +132,13 @@ impl SpillQueue {
     }
 }
 
-/// Returns true if the disk has no room for a page. A hole needs room on some filesystems, and is no page.
+/// Returns true if the disk has no room for a page. Some filesystems need room for a hole, but it is no page.
 fn is_refusal(run: &DiskRun, errno: Errno) -> bool {
     run.operation != DiskOperation::Hole && errno.number() == libc::ENOSPC
 }
 
-/// Pages that the disk has done of a run, and how it ended. A write that ended early found no room for the
-/// rest.
+/// Returns the number of pages of a run that the disk has done, and its result. A write that ended early
+/// found no room for the rest.
 fn ended(run: &DiskRun, outcome: IoResult) -> (u32, Result<(), Errno>) {
     let page = PAGE_BYTES as u32;
     match (run.operation, outcome.result()) {
@@ -157,8 +157,7 @@ fn ended(run: &DiskRun, outcome: IoResult) -> (u32, Result<(), Errno>) {
 mod tests {
     use super::*;
 
-    /// A write that ran out of space in the middle keeps the pages that the disk has, and of a failed hole
-    /// nothing is lost.
+    /// A write that ran out of space in the middle keeps the written pages, and a failed hole loses nothing.
     #[test]
     fn a_run_ends_with_the_pages_that_are_done() {
         use DiskOperation::{Hole, Read, Rewrite, Write};

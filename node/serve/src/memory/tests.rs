@@ -16,7 +16,7 @@ use crate::published_status::ServedCounts;
 
 const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
 
-/// The files in this directory, made where they are not there.
+/// Opens the files in this directory, creating those that do not exist.
 fn open(dir: &Path) -> (MemoryVolume<MemoryFiles>, File) {
     let file = |name: &str, len: usize| {
         let mut options = File::options();
@@ -27,12 +27,12 @@ fn open(dir: &Path) -> (MemoryVolume<MemoryFiles>, File) {
     let table = file("table", HEAD_BYTES + 8 * 256);
     let slabs = file("slabs", 8 * SLAB_BYTES);
     let seen = slabs.try_clone().unwrap();
-    // SAFETY: files of this test alone, on a tmpfs with memory for them.
+    // SAFETY: only this test uses the files, on a tmpfs with memory for them.
     let files = unsafe { MemoryFiles::map(&table, slabs, 8) }.unwrap();
     (MemoryVolume::open(files, &HEAD).unwrap(), seen)
 }
 
-/// As a killed daemon leaves them: nothing was synced or closed in order.
+/// The files are as a killed daemon leaves them: not synced, not closed.
 #[test]
 fn a_successor_finds_the_pages_and_holes_where_none_are() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -53,7 +53,7 @@ fn a_successor_finds_the_pages_and_holes_where_none_are() {
     assert_eq!(allocated(), 0);
 }
 
-/// Threads read and write through the former mapping until the lock gives them the new one.
+/// Threads read and write through the previous mapping until the lock gives them the new one.
 #[test]
 fn a_volume_grows_while_threads_use_it() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -84,7 +84,7 @@ fn a_volume_grows_while_threads_use_it() {
             let pages = HEAD.pages + u64::from(to);
             let table = file("table", HEAD_BYTES + 8 * usize::try_from(pages).unwrap());
             let slabs = file("slabs", to as usize * SLAB_BYTES);
-            // SAFETY: files of this test alone; the volume uses the former mapping until it uses this one.
+            // SAFETY: only this test uses the files; the volume uses one mapping at a time.
             let memory = unsafe { MemoryFiles::map(&table, slabs, to) }.unwrap();
             let growth = MemoryGrowth { memory, pages, slabs: PoolExtension::new(from, to), spill_pages: 0 };
             drop(volume.grow(growth));
@@ -95,7 +95,7 @@ fn a_volume_grows_while_threads_use_it() {
     assert_eq!(volume.figures().content_pages(), 2 * 51);
 }
 
-/// Two tables give the same places, and a message or a completion must not find the other volume.
+/// Two tables hand out the same places, and a message or a completion must not find the other volume.
 #[test]
 fn the_key_of_a_memory_volume_is_no_other() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -124,7 +124,7 @@ fn the_key_of_a_memory_volume_is_no_other() {
     assert!(matches!(volumes.remove(&mut ring, key), Err(RingRefusal::Gone)));
 }
 
-/// Requests of a queue came to another one, and counts of a second thread were lost.
+/// Requests of a queue reached another one, and the counts of a second thread were lost.
 #[test]
 fn threads_share_the_queues_of_a_device_and_their_counts() {
     for (queues, threads) in [(1, 1), (4, 4), (4, 1), (4, 3), (5, 2)] {

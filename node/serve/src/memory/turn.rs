@@ -5,9 +5,9 @@
 //! turn serves few bytes, and the next turn follows immediately and includes new completions of other
 //! volumes.
 //!
-//! Owns: the requests that wait for a turn. Runs on: the ring thread. No allocation for a request once as
-//! many waited at once.
-//! Invariants: requests are served in the order in which they came; while some wait, another turn follows.
+//! Owns: the requests that wait for a turn. Runs on: the ring thread. Allocates only when more requests wait
+//! than ever before.
+//! Invariants: requests are served in the order of their arrival; while some wait, another turn follows.
 
 use std::collections::VecDeque;
 
@@ -17,9 +17,9 @@ use crate::limit::MEMORY_TURN_BYTES;
 #[derive(Debug)]
 pub(super) struct MemoryTurn<R> {
     left_bytes: u64,
-    /// Each with its length.
+    /// Waiting requests, each with its length.
     waiting: VecDeque<(R, u64)>,
-    /// The next turn is scheduled.
+    /// True if the next turn is scheduled.
     is_called: bool,
 }
 
@@ -67,7 +67,7 @@ impl<R> MemoryTurn<R> {
         self.waiting.drain(..).map(|(request, _)| request)
     }
 
-    /// Takes a request's bytes of the turn, unless nothing is left of it.
+    /// Takes a request's bytes from the turn, unless the turn has none left.
     #[inline]
     const fn takes(&mut self, len_bytes: u64) -> bool {
         let takes = self.left_bytes > 0;

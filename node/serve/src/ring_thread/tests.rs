@@ -45,7 +45,7 @@ fn files() -> SharedFiles<File> {
     SharedFiles { slab, memory, zeros: File::open("/dev/zero").unwrap() }
 }
 
-/// The answer was that the ring is lost, which sends an administrator to restart the daemon for nothing.
+/// The answer was that the ring is lost, so that an administrator restarted the daemon needlessly.
 #[test]
 fn a_volume_that_is_gone_is_no_lost_ring() {
     let mut thread = ring_thread();
@@ -66,7 +66,7 @@ fn a_volume_that_is_gone_is_no_lost_ring() {
     assert!(matches!(removed, Ok(Err(RingRefusal::Gone))));
 }
 
-/// A volume without anything in it, for a ring thread; its device has so many requests.
+/// Makes an empty volume for a ring thread, whose device has `requests` requests.
 fn new_volume(requests: u32) -> NewVolume {
     let volume: VolumeId = "disk".parse().unwrap();
     let nonce = Nonce([7; 16]);
@@ -95,7 +95,7 @@ fn new_volume(requests: u32) -> NewVolume {
     let run = tempfile::tempdir_in("/dev/shm").unwrap();
     let live = File::options().read(true).write(true).create_new(true).open(run.path().join("live")).unwrap();
     live.set_len(map_bytes(SECTORS)).unwrap();
-    // SAFETY: a file of this test alone, for whose pages there is memory.
+    // SAFETY: only this test uses the file, whose pages have memory.
     let live_map = unsafe { LiveMap::map(&live) }.unwrap();
     let manifest = Manifest::empty(volume.clone());
     let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
@@ -119,7 +119,7 @@ fn ring_thread() -> RingThread {
     RingThread::new(&files(), mpsc::channel(1).1).unwrap()
 }
 
-/// Takes in what ends until `done`.
+/// Handles completions until `done` returns true.
 fn turns(thread: &mut RingThread, done: impl Fn(&RingThread) -> bool) {
     let begin = Instant::now();
     while !done(thread) {
@@ -133,7 +133,7 @@ fn turns(thread: &mut RingThread, done: impl Fn(&RingThread) -> bool) {
     }
 }
 
-/// Found by reading: it was dropped, and neither counted nor logged.
+/// Found by reading: such a command was dropped, and neither counted nor logged.
 #[test]
 fn a_late_command_of_a_closed_queue_is_counted() {
     let mut thread = ring_thread();
@@ -152,7 +152,7 @@ fn a_late_command_of_a_closed_queue_is_counted() {
     assert_eq!(logged(|| drop(thread)).iter().filter(|line| line.contains("times=1")).count(), 1);
 }
 
-/// Regression: each measurement of the cache woke all idle volumes, four times a second while one worked.
+/// Regression: each measurement of the cache woke all idle volumes, four times a second if one had I/O.
 #[test]
 fn a_share_of_the_cache_wakes_no_idle_volume() {
     let mut thread = ring_thread();
@@ -194,7 +194,7 @@ fn an_open_while_a_remove_waits_is_refused() {
     assert!(matches!(removed.try_recv(), Ok(Ok(()))));
 }
 
-/// The pace of writes went by the time of the last message, up to a tick ago.
+/// The pace of writes used the time of the last message, up to a tick ago.
 #[test]
 fn the_end_of_a_pause_sets_the_time() {
     static PAUSE: Pause = Pause::millis(20);
@@ -210,7 +210,7 @@ fn the_end_of_a_pause_sets_the_time() {
     assert!((before + 20..=now()).contains(&thread.now));
 }
 
-/// Reading the clock at each turn was a part of the cost of each request.
+/// Reading the clock at each turn added to the cost of each request.
 #[test]
 fn the_time_is_read_when_a_message_comes() {
     holdfast_ring::raise_open_file_limit().unwrap();

@@ -1,5 +1,4 @@
-//! Completions of commands of the device's queues, file operations and fetches of blocks. Each becomes an
-//! event for the planner.
+//! Completions of commands of the device's queues, file operations and fetches of blocks, for the planner.
 
 use holdfast_background::SlabBlock;
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
@@ -16,8 +15,8 @@ use crate::operation::{FileOperation, Ring, VolumeKey};
 use crate::work::{BackgroundWork, ColdRead};
 
 impl ServedVolume {
-    /// A command of one of the device's queues ended, or continues. Returns false if that queue was closed
-    /// before: what comes late is dropped.
+    /// Handles a completion of a command of one of the device's queues. Returns false, and drops the
+    /// completion, if that queue was closed before.
     pub(crate) fn on_command(
         &mut self,
         ring: &mut Ring,
@@ -45,8 +44,8 @@ impl ServedVolume {
         true
     }
 
-    /// The same, of a queue with batches.
-    #[inline(never)] // its caller is the path of each request of other queues
+    /// Does the same for a queue with batches.
+    #[inline(never)] // its caller is on the path of each request of other queues
     fn on_batch_command(
         &mut self,
         ring: &mut Ring,
@@ -88,14 +87,14 @@ impl ServedVolume {
         self.queues.finish_closing(ring);
     }
 
-    /// Gives the kernel the answers of a queue since the last wait of the ring.
+    /// Passes the answers of a queue since the last wait of the ring to the kernel.
     pub(crate) fn commit(&mut self, ring: &mut Ring, queue: u16) {
         if let Some(queue) = self.queues.with_batches(queue) {
             queue.commit(ring);
         }
     }
 
-    /// Requests of the volume's FUSE file wait, or the wait for them ended. Returns false if its queue was
+    /// Handles the end of a wait for requests of the volume's FUSE file. Returns false if its queue was
     /// closed before.
     pub(crate) fn on_fuse(
         &mut self,
@@ -123,13 +122,13 @@ impl ServedVolume {
         true
     }
 
-    /// A request that came alone.
+    /// Begins a request that came alone.
     #[inline(never)]
     fn begin_single(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         self.begin_request(ring, queue, request, now);
     }
 
-    #[inline(always)] // of each request
+    #[inline(always)] // on the path of each request
     fn begin_request(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
@@ -143,7 +142,7 @@ impl ServedVolume {
         }
     }
 
-    /// Of a request that no side answers alone.
+    /// Begins a request that no side answers alone.
     #[inline(never)]
     pub(super) fn begin_other(
         &mut self,
@@ -166,7 +165,7 @@ impl ServedVolume {
         self.handle(ring, Event::Request { id, op, range }, now);
     }
 
-    #[inline(always)] // it has two callers, and one of them is the path of each request
+    #[inline(always)] // one of its two callers is on the path of each request
     pub(super) fn count(&mut self, request: &DeviceRequest) -> Op {
         let tally = &mut self.tally;
         match request.operation() {
@@ -201,14 +200,14 @@ impl ServedVolume {
         }
     }
 
-    /// All of a request was moved, or the kernel says why not.
+    /// Handles the end of the move of a whole request.
     #[inline]
     pub(crate) fn on_moved(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
         self.operations -= 1;
         self.moved_whole(ring, id, outcome, now);
     }
 
-    #[inline(never)] // its caller stays small enough for the loop of the ring thread
+    #[inline(never)] // so that its caller stays small enough for the loop of the ring thread
     fn moved_whole(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
         // A request has at most 1 MiB.
         let len_bytes = self.queues.described(id).len_bytes() as u32;
@@ -225,7 +224,7 @@ impl ServedVolume {
         self.whole_ended(ring, whole, outcome, now);
     }
 
-    #[inline(always)] // of each request
+    #[inline(always)] // on the path of each request
     fn whole_ended(
         &mut self,
         ring: &mut Ring,
@@ -241,7 +240,7 @@ impl ServedVolume {
         self.handle(ring, Event::IoCompleted { id, result }, now);
     }
 
-    /// A file operation of this volume ended.
+    /// Handles the end of a file operation of this volume.
     pub(crate) fn on_file(
         &mut self,
         ring: &mut Ring,
@@ -309,7 +308,7 @@ impl ServedVolume {
                 Ok(()) => return self.prepare_durable(ring, chunk),
                 Err(errno) => self.unprepared(chunk, Unprepared::RunDir(errno), now),
             },
-            // Where it failed, the memory stays.
+            // If it failed, the memory stays.
             FileOperation::ReleaseLive(chunk) => Event::MapReleased { chunk },
             FileOperation::PrepareDurable(chunk) => match plain(outcome) {
                 Ok(()) => Event::MapPrepared { chunk, result: Ok(()) },
@@ -327,7 +326,7 @@ impl ServedVolume {
         Event::MapPrepared { chunk, result: Err(why) }
     }
 
-    /// The copy out of the slab ended: what the planner hears, unless the block is fetched again.
+    /// Handles the end of a copy out of the slab. Returns the event, unless it fetches the block again.
     fn copied(&mut self, read: Box<ColdRead>, outcome: IoResult) -> Option<Event> {
         let result = exactly(outcome, bytes(read.range));
         if result.is_err() && !read.again {
@@ -337,7 +336,7 @@ impl ServedVolume {
         Some(Event::ColdReadCompleted { id: read.request, result })
     }
 
-    /// The disk could not read the slot of a read.
+    /// Fetches the block of a read again, because the disk could not read its slot.
     fn fetch_again(&mut self, mut read: Box<ColdRead>) {
         read.again = true;
         self.known.forget(read.range.start.block());
@@ -345,7 +344,7 @@ impl ServedVolume {
         self.send(BackgroundWork::Cold(read));
     }
 
-    /// The block of a cold read is in the slab, or is unavailable.
+    /// Handles the end of a fetch: the block of a cold read is in the slab, or unavailable.
     pub(crate) fn on_cold(
         &mut self,
         ring: &mut Ring,
@@ -364,7 +363,7 @@ impl ServedVolume {
     }
 }
 
-/// A write that ended early found no room for the rest: the next try gets the error.
+/// Returns the result of a move. A write that ended early found no room for the rest.
 fn moved(outcome: IoResult, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
     match outcome.result() {
         Ok(bytes) if is_write && bytes < expected_bytes => Err(Errno::ENOSPC),
@@ -380,7 +379,7 @@ fn plain(outcome: IoResult) -> Result<(), Errno> {
     outcome.result().map(|_| ()).map_err(|errno| known(errno.number()))
 }
 
-/// A quota that is used up is a disk that is full.
+/// Converts an error number. A used-up quota counts as a full disk.
 fn known(number: i32) -> Errno {
     if number == libc::EDQUOT { Errno::ENOSPC } else { Errno(number) }
 }
@@ -389,7 +388,7 @@ fn known(number: i32) -> Errno {
 mod tests {
     use super::*;
 
-    /// A write over several extents that ran out of space in the middle was an I/O error for the client.
+    /// A write over several extents that ran out of space in the middle was an I/O error to the client.
     #[test]
     fn a_write_cut_short_or_over_quota_waits_for_space() {
         for (outcome, is_write, expected) in [

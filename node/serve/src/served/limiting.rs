@@ -1,8 +1,8 @@
 //! Requests of a volume that has limits, or had them: each passes its [`Throttle`](crate::throttle::Throttle)
-//! before the planner hears of it.
+//! before it reaches the planner.
 //!
-//! A request that waits is with the volume as any other is: it counts as not completed, it is left to the
-//! successor, and its time is that from its arrival. A volume without limits never comes here.
+//! The volume owns a waiting request like any other: it counts as not completed, it is left to the successor,
+//! and its time counts from its arrival. A volume without limits never runs this code.
 
 use holdfast_ring::Pause;
 use holdfast_types::{Millis, SectorRange};
@@ -17,14 +17,14 @@ use crate::throttle::NewRequest;
 static PAUSE: Pause = Pause::millis(LIMIT_PAUSE_MS);
 
 impl ServedVolume {
-    /// Of a request while the volume has limits.
+    /// Begins a request while the volume has limits, or makes it wait.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_limited(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
         let id = self.queues.insert(queue, request);
-        // Without a pause in flight, the thread's time is that of its last message.
+        // Without a pause in flight, the thread's time may be that of its last message.
         let at = if self.throttle.is_pausing() { now } else { crate::clock::now() };
         if self.throttle.begins(NewRequest { id, op, range }, at) {
             self.begin_other(ring, (id, op, range), now);
@@ -32,34 +32,34 @@ impl ServedVolume {
         self.pause_for_limits(ring);
     }
 
-    /// The volume has these limits from here on.
+    /// Changes the limits of the volume.
     pub(super) fn set_limits(&mut self, ring: &mut Ring, limits: IoLimits, now: Millis) {
         self.throttle.set(limits, now);
         self.begin_waiting(ring, now);
     }
 
-    /// No request of a fenced volume waits: all of them fail. Those that do have their turn at the end of the
-    /// pause.
+    /// Removes the limits of a fenced volume, whose requests all fail. Those that wait begin at the end of
+    /// the pause.
     pub(super) fn fence_limits(&mut self, now: Millis) {
         self.throttle.turn_off(now);
         self.is_limited = !self.throttle.is_idle();
     }
 
-    /// The volume has no limits from here on, and ignores others.
+    /// Removes the limits of the volume, which then ignores later ones.
     pub(crate) fn drop_limits(&mut self, ring: &mut Ring, now: Millis) {
         self.throttle.turn_off(now);
         self.begin_waiting(ring, now);
         self.show();
     }
 
-    /// The pause is over: requests have their turn.
+    /// Begins waiting requests at the end of the pause.
     pub(super) fn limit_pause_ended(&mut self, ring: &mut Ring, now: Millis) {
         self.throttle.pause_ended();
         self.begin_waiting(ring, now);
     }
 
     fn begin_waiting(&mut self, ring: &mut Ring, now: Millis) {
-        // What waits is the successor's.
+        // Waiting requests are left to the successor.
         if self.is_draining {
             return;
         }

@@ -1,8 +1,8 @@
 //! The log lines of one volume on a ring thread.
 //!
-//! Invariants: each is written in the volume's span ([`Label`]). What a request can cause is written at most
-//! once a second for each kind, with a count of the rest: a client that reads a bad sector again and again
-//! fills no log.
+//! Invariants: each is written in the volume's span ([`Label`]). A line that requests can cause is written at
+//! most once a second for each kind, with a count of the rest: a client that keeps reading a bad sector does
+//! not fill the log.
 
 use std::sync::Arc;
 
@@ -44,12 +44,12 @@ impl Lines {
         }
     }
 
-    /// Names the volume's device from now on.
+    /// Sets the volume's device for all further lines.
     pub(super) fn set_device(&self, device: Device) {
         self.label.set_device(device);
     }
 
-    /// Logs what the planner reports, where it is worth a line.
+    /// Logs a report of the planner, if it is worth a line.
     pub(super) fn report(&self, report: &Report, now: Millis) {
         match report {
             Report::Ready
@@ -126,7 +126,7 @@ impl Lines {
         );
     }
 
-    /// The map of a chunk that was never written before has no room: the writes wait.
+    /// Logs that the map of a chunk that was never written before has no room, so that the writes wait.
     pub(super) fn no_map(&self, why: Unprepared, now: Millis) {
         let Some(held_back) = self.no_map.one(now) else { return };
         let _volume = self.label.span().entered();
@@ -144,22 +144,22 @@ impl Lines {
         }
     }
 
-    /// The kernel did not accept a command of a queue, by its number: a tag, without batches. Each of the
-    /// queue may hear that.
+    /// Logs that the kernel refused a command of a queue, by its number: a tag, without batches. It may
+    /// refuse each command of the queue.
     pub(super) fn queue_refused(&self, queue: u16, command: u16, errno: KernelErrno, now: Millis) {
         let Some(held_back) = self.queue_refused.one(now) else { return };
         let _volume = self.label.span().entered();
         tracing::error!(queue, command, %errno, held_back, "the kernel refused a queue command");
     }
 
-    /// The kernel answered a command of a queue that was closed.
+    /// Logs that the kernel answered a command of a closed queue.
     pub(super) fn late_command(&self, queue: u16, tag: u16, now: Millis) {
         let Some(held_back) = self.late_command.one(now) else { return };
         let _volume = self.label.span().entered();
         tracing::error!(queue, tag, held_back, "a bug: a command of a closed queue ended; it was dropped");
     }
 
-    /// The connection of a device without ublk had a fault.
+    /// Logs a fault of the connection of a device without ublk.
     pub(super) fn fuse_fault(&self, fault: FuseFault, now: Millis) {
         let _volume = self.label.span().entered();
         match fault {
@@ -174,7 +174,7 @@ impl Lines {
         }
     }
 
-    /// Logs what was held back and is followed by no other.
+    /// Logs the counts of held-back lines that no later line has reported.
     pub(super) fn write(&self, rest: Rest) {
         let Self {
             label,
@@ -203,7 +203,7 @@ impl Lines {
     }
 }
 
-/// The counts held back would never be written once the volume has gone.
+/// Writes the held-back counts before the volume is gone.
 impl Drop for Lines {
     fn drop(&mut self) {
         self.write(Rest::All);

@@ -1,18 +1,18 @@
 //! A volume's share of the node's disk: the bytes that its large requests have in flight.
 //!
 //! ```text
-//!               less than MOVING_BYTES in flight
+//!               at most MOVING_BYTES in flight
 //!  large move ───────────────────────────────────────► to the ring
 //!     └──────► waits, in order ── another one ended ──► to the ring
 //! ```
 //!
 //! A disk serves its queue in order. Without a bound, a program with 128 requests of 1 MiB in flight puts 128
 //! MiB in front of each request of another volume. Small moves begin at once: a full queue of them does not
-//! exceed the bound. All moves of a large request count, however short: one that reads data of both sides has
-//! a move for each run of sectors. Moves from memory do not count.
+//! exceed the bound. All moves of a large request count, even short ones: a read of data on both sides has a
+//! move for each run of sectors. Moves from memory do not count.
 //!
-//! Owns: the moves that wait. Does not own: their requests, which stay with their queue.
-//! Invariants: while a move waits, another one is in flight; moves that wait begin in order.
+//! Owns: the waiting moves. Does not own: their requests, which stay with their queue.
+//! Invariants: while a move waits, another one is in flight; waiting moves begin in order.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ use holdfast_ublk::RequestPart;
 use crate::limit::{FREE_MOVE_BYTES, MOVING_BYTES};
 use crate::operation::InFlight;
 
-/// Moves a part of a request between its pages and a local file.
+/// Move of a part of a request between its pages and a local file.
 #[derive(Debug)]
 pub(super) struct PartMove {
     pub(super) request: RequestId,
@@ -38,14 +38,14 @@ pub(super) struct Moves {
     waiting: VecDeque<PartMove>,
 }
 
-/// Returns true if the moves of a request of so many bytes count.
-#[inline(always)] // of each request
+/// Returns true if the moves of a request of `len_bytes` count.
+#[inline(always)] // on the path of each request
 pub(super) const fn is_large(len_bytes: u64) -> bool {
     len_bytes > FREE_MOVE_BYTES as u64
 }
 
 impl Moves {
-    /// Returns true if a large move may begin. Else it has to [wait](Self::wait).
+    /// Returns true if a large move may begin. Otherwise it must [wait](Self::wait).
     pub(super) fn begins(&mut self, len_bytes: u32) -> bool {
         self.waiting.is_empty() && self.takes(len_bytes)
     }
@@ -55,23 +55,23 @@ impl Moves {
         self.waiting.push_back(large);
     }
 
-    /// Returns true if none is in flight.
+    /// Returns true if no large move is in flight or waits.
     pub(super) fn is_idle(&self) -> bool {
         self.in_flight_bytes == 0 && self.waiting.is_empty()
     }
 
-    /// A large move ended.
+    /// Records the end of a large move.
     pub(super) const fn end(&mut self, len_bytes: u32) {
         self.in_flight_bytes -= len_bytes;
     }
 
-    /// The next of those that wait, if it may begin.
+    /// Returns the next waiting move, if it may begin.
     pub(super) fn next(&mut self) -> Option<PartMove> {
         let len_bytes = self.waiting.front()?.part.len_bytes;
         if self.takes(len_bytes) { self.waiting.pop_front() } else { None }
     }
 
-    /// Counts a move, if it may begin. The first one may, whatever its length.
+    /// Counts a move and returns true if it may begin. If none is in flight, a move of any length may.
     const fn takes(&mut self, len_bytes: u32) -> bool {
         let begins = self.in_flight_bytes == 0 || self.in_flight_bytes + len_bytes <= MOVING_BYTES;
         if begins {
@@ -106,7 +106,7 @@ mod tests {
         PartMove { request, part, is_write: false, operation }
     }
 
-    /// Begins it or keeps it; returns true if it began.
+    /// Begins a move or keeps it. Returns true if it began.
     fn begin(moves: &mut Moves, file: FileSlot, request: u32, len_bytes: u32) -> bool {
         let begins = moves.begins(len_bytes);
         if !begins {
@@ -129,7 +129,7 @@ mod tests {
         assert!(moves.next().is_none());
     }
 
-    /// The longest run of small requests that a device can have is not more than the bound.
+    /// A device's queue full of the longest small requests does not exceed the bound.
     #[test]
     fn a_queue_of_small_moves_is_within_the_bound() {
         assert!(!is_large(FREE_MOVE_BYTES.into()) && is_large((FREE_MOVE_BYTES + 4 * KIB).into()));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and ends: the bound holds, nothing is lost, and a move waits only behind another.
+        /// In any order, the bound holds, no move is lost, and a move waits only while another is in flight.
         #[test]
         fn all_begin_in_order_and_within_the_bound(steps in prop::collection::vec((1_u32..=256, 0_usize..4), 1..200)) {
             let (mut moves, file) = (Moves::default(), a_file());

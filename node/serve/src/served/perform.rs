@@ -1,4 +1,4 @@
-//! Performs the planner's actions: begins file operations, completes requests, sends work to the background.
+//! Performs the planner's actions: begins file operations, completes requests, sends background work.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl ServedVolume {
                 let operation = self.begin_file(FileOperation::NextTurn);
                 ring.no_operation(operation);
             }
-            // A thread that leaves waits for what is in flight: what the pace delays is the successor's.
+            // A leaving thread waits for operations in flight; delayed writes are left to the successor.
             Action::Pause if self.is_draining => {}
             Action::Pause => {
                 let operation = self.begin_file(FileOperation::Pause);
@@ -101,7 +101,7 @@ impl ServedVolume {
         }
     }
 
-    /// Reads a part that is in no side: at once, where its block is known to be in the slab.
+    /// Reads a part that is on no side: at once, if its block is known to be in the slab.
     fn read_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>) {
         self.tally.cold_reads += 1;
         let range = read.range;
@@ -112,7 +112,7 @@ impl ServedVolume {
         }
         let request = self.queues.described(read.request);
         let end = request.start_sector() + u64::from(request.sectors());
-        // What follows it in the request comes to no task.
+        // True if no later part of the request needs a task.
         let is_last_of_work = SectorRange::new(range.end(), end - range.end())
             .split_at_multiples(BLOCK_SECTORS)
             .all(|rest| self.known.find(rest.start.block(), Mask::of(rest), &read.runs).is_some());
@@ -129,24 +129,24 @@ impl ServedVolume {
         self.read_part(ring, request, part, (FileOperation::CopyCold(read), counts));
     }
 
-    /// Returns true if copies out of a slot count for the volume's share of the disk.
+    /// Returns true if copies out of a slot count towards the volume's share of the disk.
     pub(super) fn counts_copy(&self, request: RequestId, slot: &SlabSlot) -> bool {
         !slot.is_in_memory() && self.is_large(request)
     }
 
-    /// Returns true if a request is large: then each of its moves counts, however short it is.
+    /// Returns true if a request is large: each of its moves then counts, even a short one.
     pub(super) fn is_large(&self, request: RequestId) -> bool {
         is_large(self.queues.described(request).len_bytes())
     }
 
-    /// The place in the slab of a part of a read, which begins `at` bytes into the request.
+    /// Returns the place in the slab of a part of a read that begins `at` bytes into the request.
     pub(super) fn slab_part(&self, range: SectorRange, at: u32, slot: &SlabSlot) -> RequestPart {
         let in_block = (range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
         let file = if slot.is_in_memory() { self.shared.memory } else { self.shared.slab };
         part(range, at, file, slot.offset_bytes() + in_block)
     }
 
-    /// Reports to the slab which blocks were read on this thread, once it has taken in the report before.
+    /// Reports the blocks read on this thread to the slab, once it has processed the previous report.
     pub(super) fn send_used(&mut self) {
         if Arc::strong_count(&self.used_in_progress) > 1 {
             return;
@@ -158,8 +158,8 @@ impl ServedVolume {
         }
     }
 
-    /// Moves all of a request between its pages and a side.
-    #[inline(always)] // of each request
+    /// Moves a whole request between its pages and a side.
+    #[inline(always)] // on the path of each request
     pub(super) fn move_whole(
         &mut self,
         ring: &mut Ring,
@@ -185,8 +185,8 @@ impl ServedVolume {
         }
     }
 
-    /// The same, of a large request, or of one of which it is not known.
-    #[cold] // so that the path of small requests is compiled as if there were no other
+    /// Does the same for a request that is large, or may be.
+    #[cold] // so that the path of small requests is compiled as if it were the only one
     #[inline(never)]
     pub(super) fn move_part_of_side(
         &mut self,
@@ -214,7 +214,7 @@ impl ServedVolume {
         self.move_part(ring, PartMove { request, part, is_write: false, operation }, counts);
     }
 
-    /// Moves data for a request. A move that counts may have to wait until less of the volume is in flight.
+    /// Moves data for a request. A move that counts may wait until fewer bytes of the volume are in flight.
     fn move_part(&mut self, ring: &mut Ring, next: PartMove, counts: bool) {
         if !counts || self.moves.begins(next.part.len_bytes) {
             self.begin_move(ring, next);
@@ -223,7 +223,7 @@ impl ServedVolume {
         }
     }
 
-    #[inline(never)] // what the path of each request inlines has few callers
+    #[inline(never)] // so that functions inlined into the path of each request have few callers
     fn begin_move(&mut self, ring: &mut Ring, PartMove { request, part, is_write, operation }: PartMove) {
         let (queue, request) = self.queues.request(request);
         if is_write {
@@ -233,7 +233,7 @@ impl ServedVolume {
         }
     }
 
-    /// A move that counts ended: others may begin.
+    /// Records the end of a move that counts, and begins others.
     #[inline(never)]
     pub(super) fn large_move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
         self.moves.end(len_bytes);
@@ -248,8 +248,8 @@ impl ServedVolume {
                 let waiting = self.work.max_capacity() - self.work.capacity();
                 self.tally.max_waiting_work = self.tally.max_waiting_work.max(waiting as u64);
             }
-            // The receiver lives as long as this sender, unless the runtime is shutting down: then no task
-            // waits any more.
+            // The receiver outlives this sender unless the runtime is shutting down: then no task waits any
+            // more.
             Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(_)) => panic!("a volume asked for more work than limit.rs says"),
         }
@@ -259,14 +259,14 @@ impl ServedVolume {
         self.send(BackgroundWork::Other(work));
     }
 
-    /// Counts a file operation of this volume, which is to be given to the ring.
+    /// Counts a file operation of this volume. Returns it for the ring.
     pub(super) fn begin_file(&mut self, operation: FileOperation) -> InFlight {
         self.operations += 1;
         InFlight::File { volume: self.key, operation }
     }
 
-    /// A chunk's pages find their place in the durable map before anything is written there: no flush fails
-    /// for space.
+    /// Allocates a chunk's pages in the durable map before anything is written there, so that no flush fails
+    /// for want of space.
     pub(super) fn prepare_durable(&mut self, ring: &mut Ring, chunk: Chunk) {
         let (offset_bytes, len_bytes) = durable_map::chunk_extent(chunk);
         let operation = self.begin_file(FileOperation::PrepareDurable(chunk));
@@ -279,15 +279,15 @@ impl ServedVolume {
         ring.punch_hole(self.slots.sides[side as usize], whole, operation);
     }
 
-    /// Punches holes for what an eviction frees, as many as may be in flight.
+    /// Punches holes for ranges that an eviction frees, as many as may be in flight.
     pub(super) fn evict(&mut self, ring: &mut Ring) {
         while let Some((side, range)) = self.evictions.next() {
             self.punch(ring, side, range, FileOperation::Evict);
         }
     }
 
-    /// Each write's bytes are freed as soon as they lie in aligned memory: there is never a second copy of
-    /// all of them.
+    /// Writes pages of the durable map. Frees each write's bytes as soon as aligned memory has a copy, so
+    /// that there is never a second copy of all of them.
     fn write_map(&mut self, ring: &mut Ring, writes: Vec<MapWrite>) {
         self.map_writes.in_flight = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
         for MapWrite { offset, bytes } in writes {

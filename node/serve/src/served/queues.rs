@@ -1,7 +1,6 @@
-//! The device of a volume, seen from its ring thread: its queues, and the requests that are with the planner.
+//! The device of a volume on its ring thread: its queues, and the requests that the planner has.
 //!
-//! Invariants: a request stays here from the kernel's word of it to its completion; its id says its queue and
-//! tag.
+//! Invariants: a request stays here from its arrival to its completion; its id encodes its queue and tag.
 
 use holdfast_engine::event::RequestId;
 use holdfast_fuse::FuseQueue;
@@ -13,21 +12,21 @@ use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::volume_queue::VolumeQueue;
 
-/// A request that is with the planner.
+/// A request that the planner has.
 struct OpenRequest {
     queue: u16,
-    /// Its begin is in [`TimedRequests`].
+    /// True if its start is in [`TimedRequests`].
     is_timed: bool,
     request: DeviceRequest,
 }
 
-/// The requests that are timed.
+/// The timed requests.
 struct TimedRequests {
-    /// Number of requests until one is timed.
+    /// Number of requests until the next timed one.
     left: u32,
-    /// The same, after the next one that is timed.
+    /// Value of `left` after the next timed request.
     left_after: u32,
-    /// The begins of those in flight, by id, in microseconds.
+    /// Start times of those in flight, by id, in microseconds.
     began_us: Vec<u64>,
     latencies: Latencies,
 }
@@ -40,7 +39,8 @@ impl TimedRequests {
         self.left = std::mem::replace(&mut self.left_after, SAMPLE);
     }
 
-    /// The next request is timed besides the sample: forced requests would else leave no other in it.
+    /// Times the next request in addition to the sample, so that forced requests do not displace others from
+    /// it.
     const fn time_next_too(&mut self) {
         self.left_after = self.left;
         self.left = 1;
@@ -57,19 +57,19 @@ impl TimedRequests {
 
 /// The queues of a volume's device.
 pub(super) struct Queues {
-    /// Requests that a queue holds.
+    /// Requests of a queue.
     depth: u32,
     queues: Vec<VolumeQueue>,
     /// The requests of the first queue by tag, then those of the next.
     requests: Vec<Option<OpenRequest>>,
-    /// They are with the kernel.
+    /// True while the queues are open.
     is_open: bool,
     closing: Option<Reply>,
     timed: TimedRequests,
 }
 
 impl Queues {
-    /// The device is not open yet; it has room for so many requests.
+    /// Makes the queues of a device that is not open yet, with room for `requests` requests.
     pub(super) fn new(requests: u32) -> Self {
         Self {
             depth: requests,
@@ -97,8 +97,7 @@ impl Queues {
         }
     }
 
-    /// Takes in what a command of a tag came to; `None` where its queue was closed, or the tag is not with
-    /// the kernel.
+    /// Handles the end of a tag's command. Returns `None` if its queue is closed, or the planner has the tag.
     #[inline(always)]
     pub(super) fn on_command(
         &mut self,
@@ -116,7 +115,7 @@ impl Queues {
         }
     }
 
-    /// A queue with batches.
+    /// Returns a queue if it has batches.
     #[inline(always)]
     pub(super) fn with_batches(&mut self, queue: u16) -> Option<&mut holdfast_ublk::Queue<VolumeKey>> {
         match self.queues.get_mut(usize::from(queue)) {
@@ -125,7 +124,7 @@ impl Queues {
         }
     }
 
-    /// The connection of FUSE, where it is not closed.
+    /// Returns the connection of FUSE, if it is open.
     pub(super) fn fuse(&mut self) -> Option<&mut FuseQueue<VolumeKey>> {
         match self.queues.first_mut() {
             Some(VolumeQueue::Fuse(queue)) => Some(queue),
@@ -138,12 +137,12 @@ impl Queues {
         RequestId(u32::from(queue) * self.depth + u32::from(tag))
     }
 
-    /// The next request of the sample comes now.
+    /// Makes the next request one of the sample.
     pub(super) const fn time_next(&mut self) {
         self.timed.left = 1;
     }
 
-    /// The next request is timed, and is none of the sample.
+    /// Times the next request in addition to the sample.
     pub(super) const fn time_next_too(&mut self) {
         self.timed.time_next_too();
     }
@@ -162,14 +161,14 @@ impl Queues {
         id
     }
 
-    /// A request, with the queue it came from.
+    /// Returns a request with its queue.
     #[inline(always)]
     pub(super) fn request(&self, id: RequestId) -> (&VolumeQueue, &DeviceRequest) {
         let OpenRequest { queue, request, .. } = self.requests[id.0 as usize].as_ref().expect("in flight");
         (&self.queues[usize::from(*queue)], request)
     }
 
-    /// A request, without its queue.
+    /// Returns a request without its queue.
     #[inline(always)]
     pub(super) fn described(&self, id: RequestId) -> &DeviceRequest {
         &self.requests[id.0 as usize].as_ref().expect("in flight").request
@@ -185,7 +184,7 @@ impl Queues {
         self.queues[usize::from(queue)].complete(ring, request, outcome);
     }
 
-    /// Releases the queues once all tags are back; the device was stopped.
+    /// Releases the queues of a stopped device once the kernel has returned all tags.
     pub(super) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.closing = Some(done);
         for queue in &mut self.queues {
@@ -208,30 +207,30 @@ impl Queues {
         }
     }
 
-    /// From now on requests are left to the successor.
+    /// Leaves further requests to the successor.
     pub(super) fn drain(&mut self) {
         for queue in &mut self.queues {
             queue.drain();
         }
     }
 
-    /// Durations of requests.
+    /// Returns the durations of requests.
     pub(super) const fn latencies(&self) -> &Latencies {
         &self.timed.latencies
     }
 
-    /// Number of requests that are with the planner.
+    /// Returns the number of requests that the planner has.
     pub(super) fn with_owner(&self) -> u32 {
         self.queues.iter().map(|queue| u32::from(queue.requests_with_owner())).sum()
     }
 
-    /// True if the queues are with the kernel.
+    /// Returns true if the queues are open.
     pub(super) const fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Leaves every request to the successor, for the process to end: the kernel hands them to it. Unless the
-    /// volume `is_still`, what moves their data may be in flight.
+    /// Leaves every request to the successor, before the process ends: the kernel hands them to it. Unless
+    /// the volume `is_still`, moves of their data may be in flight.
     pub(super) fn leave(&mut self, is_still: bool) {
         for place in &mut self.requests {
             let Some(OpenRequest { queue, request, .. }) = place.take() else { continue };
@@ -243,7 +242,7 @@ impl Queues {
     }
 }
 
-/// The operation that a request is timed as; discards are not timed.
+/// Returns the operation as which a request is timed; discards are not timed.
 const fn timed(request: &DeviceRequest) -> Option<TimedOperation> {
     match request.operation() {
         Operation::Read => Some(TimedOperation::Read),

@@ -1,4 +1,4 @@
-//! Reports of the planner: logged, counted, published.
+//! Logs, counts and publishes the planner's reports.
 
 use holdfast_engine::action::Report;
 

@@ -12,7 +12,7 @@ use crate::volume_queue::VolumeQueue;
 
 const READ: u32 = 15;
 const FSYNC: u32 = 20;
-/// Message with which the queue begins: all is to be sent again.
+/// Number of the queue's first message, which asks the kernel to resend all requests.
 const RESEND: u64 = 0;
 
 /// A volume with limits, served on this thread.
@@ -22,7 +22,7 @@ struct Limited {
     kernel: File,
     published: Arc<PublishedStatus>,
     answers: Vec<u64>,
-    /// Of those, the ones that are errors.
+    /// Number of answers that are errors.
     failed: usize,
 }
 
@@ -36,7 +36,7 @@ fn pair() -> [File; 2] {
     // SAFETY: the array has room for two numbers.
     let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, raw.as_mut_ptr()) };
     assert_eq!(made, 0);
-    // SAFETY: file descriptors that were just made and have no other owner.
+    // SAFETY: the file descriptors were just created and have no other owner.
     raw.map(|raw| unsafe { File::from_raw_fd(raw) })
 }
 
@@ -60,7 +60,7 @@ impl Limited {
         limited
     }
 
-    /// The kernel has requests of one sector each, numbered from `first` on.
+    /// Sends requests of one sector each with these numbers, as the kernel does.
     fn ask(&mut self, opcode: u32, numbers: std::ops::Range<u64>) {
         for unique in numbers {
             let span = [&[0; 8][..], &0_u64.to_ne_bytes(), &4096_u32.to_ne_bytes(), &[0; 20]].concat();
@@ -83,7 +83,7 @@ impl Limited {
         }
     }
 
-    /// Takes turns until so many requests are answered; returns how long that took.
+    /// Runs turns until `count` requests are answered. Returns the time that this took.
     fn answered(&mut self, count: usize) -> Duration {
         let begin = Instant::now();
         while self.answers.len() < count {
@@ -94,12 +94,12 @@ impl Limited {
     }
 
     fn turn(&mut self) {
-        // Its clock is otherwise set by messages.
+        // Otherwise only messages set its clock.
         self.thread.turn().unwrap();
         self.read_answers();
     }
 
-    /// Takes turns until so many requests are with the volume.
+    /// Runs turns until the volume holds `count` requests.
     fn held(&mut self, count: u32) {
         while self.thread.requests() < count {
             self.turn();
@@ -117,7 +117,7 @@ impl Limited {
 
 #[test]
 fn requests_wait_for_their_limit_and_a_flush_does_not() {
-    // A busy host may take the processor away for less than the tenth of a second that a token takes.
+    // Pauses by a busy host must be shorter than the tenth of a second that a token takes.
     let mut limited = Limited::new(iops(10));
     limited.ask(READ, 1..4);
     limited.ask(FSYNC, 4..5);
@@ -134,7 +134,7 @@ fn requests_wait_for_their_limit_and_a_flush_does_not() {
     assert!(status.delayed_ms >= 3 * 100, "{status:?}");
 }
 
-/// The times of waits began up to a tick too early.
+/// Waits were counted from up to a tick too early.
 #[test]
 fn a_wait_begins_when_the_request_comes() {
     let mut limited = Limited::new(iops(100));
@@ -150,7 +150,7 @@ fn a_wait_begins_when_the_request_comes() {
 #[test]
 fn a_changed_or_removed_limit_is_for_what_waits() {
     let mut limited = Limited::new(iops(10));
-    // The socket has room for no more answers at once.
+    // The socket has room for no more than 20 answers at once.
     limited.ask(READ, 1..21);
     limited.held(20);
     limited.configure(iops(200));
@@ -167,7 +167,7 @@ fn a_changed_or_removed_limit_is_for_what_waits() {
     limited.answered(21);
 }
 
-/// A file system that was unmounted at a shutdown of the host wrote at its limit, and lost what it had left.
+/// A file system unmounted at a shutdown of the host wrote at its limit, and lost the rest of its data.
 #[test]
 fn no_limit_holds_up_the_end_of_the_host() {
     let mut limited = Limited::new(iops(10));
@@ -185,13 +185,13 @@ fn no_limit_holds_up_the_end_of_the_host() {
     assert_eq!(published.limits().limits, IoLimits::NONE);
 }
 
-/// A change of the limits that was in the inbox when the volume was fenced made its requests wait again.
+/// A change of the limits in the inbox of a volume that was then fenced made its requests wait again.
 #[test]
 fn no_request_of_a_fenced_volume_waits() {
     let mut limited = Limited::new(iops(10));
     limited.ask(READ, 1..21);
     limited.held(20);
-    // Of another writer.
+    // A manifest of another writer.
     let event = Event::ManifestLoaded(Box::new(Manifest::empty("disk".parse().unwrap())));
     limited.thread.on_message(Message::Event { key: limited.key, event }, now());
     let settings = limited.published.status().settings;
@@ -208,7 +208,7 @@ fn no_request_of_a_fenced_volume_waits() {
     assert!(took < Duration::from_millis(900), "10 more took {took:?}");
 }
 
-/// Ten seconds of requests wait: the daemon ends at once, and the kernel has them again.
+/// Requests for ten seconds wait: the daemon ends at once, and the kernel resends them.
 #[test]
 fn what_waits_for_a_limit_is_left_to_the_successor() {
     let mut limited = Limited::new(iops(10));

@@ -4,7 +4,7 @@ use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, 
 use super::*;
 use crate::logged::logged;
 
-/// The lines of `vol-1` on `/dev/ublkb7`, whose writer has epoch 3.
+/// Makes the lines of `vol-1` on `/dev/ublkb7`, whose writer has epoch 3.
 fn lines() -> Lines {
     let info = DeviceInfo {
         id: 7,
@@ -23,7 +23,7 @@ fn lines() -> Lines {
     Lines::new(Arc::new(label))
 }
 
-/// Lines named a slot in the ring thread's table as the device; two ring threads both have a slot 0.
+/// Lines named a slot in the ring thread's table as the device, but each of two ring threads has a slot 0.
 #[test]
 fn every_line_names_volume_device_and_epoch() {
     let (lines, range) = (lines(), SectorRange::new(5, 2));
