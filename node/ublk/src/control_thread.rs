@@ -6,9 +6,9 @@
 //! return in time. When the process exits, the kernel still releases its locks and quiesces the devices whose
 //! queues were closed. The memory of the process stays mapped until the command ends.
 //!
-//! *Owns*: these threads, and the commands that exceeded their limit. *Invariants*: while a command runs
-//! whose caller has stopped waiting, no other command about the same subject is sent; exception: a device may
-//! be stopped while it is starting.
+//! *Owns*: these threads, and the commands that exceeded their limit.
+//! *Invariants*: while a command runs whose caller has stopped waiting, no other command about the same
+//! subject is sent; exception: a device may be stopped while it is starting.
 #![allow(unsafe_code)] // a system call without a wrapper
 
 use std::io::{self, Write};

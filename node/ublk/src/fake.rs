@@ -1,8 +1,9 @@
 //! A device without the driver, for counting the cost of requests on machines without it.
 //!
 //! *Owns*: the descriptors of its requests and their memory. Commands go to `/dev/null`, which completes each
-//! at once, as the driver does when it has a request; copies go to `/dev/zero`. *Runs on*: the thread of its
-//! ring. *Invariants*: the memory stays mapped, and registered with the ring, until the process exits.
+//! at once, as the driver does when it has a request; copies go to `/dev/zero`.
+//! *Runs on*: the thread of its ring.
+//! *Invariants*: the memory stays mapped, and registered with the ring, until the process exits.
 #![allow(unsafe_code)] // mappings, and io_uring_register(2)
 
 use std::fs::{File, OpenOptions};
@@ -49,8 +50,7 @@ impl FakeDevice {
     /// `struct io_uring_rsrc_update2` in `linux/io_uring.h`.
     const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
 
-    /// Makes a device with `depth` tags and requests of at most `max_io_bytes`, with batches or one command
-    /// per tag.
+    /// Makes a device of `depth` requests of at most `max_io_bytes`, with batches or one command per tag.
     ///
     /// # Errors
     /// The kernel's.

@@ -1,8 +1,9 @@
 //! Users of a block device: mounts in any mount namespace, devices on top of it, programs that have it open.
 //!
 //! *Runs on*: a control thread; it reads `/proc` and `/sys`, and queries no remote (network or FUSE) file
-//! system. *Invariants*: this process's own open files do not count as users. *On failure*: skips processes
-//! that it cannot read (ended, or in another PID namespace).
+//! system.
+//! *Invariants*: this process's own open files do not count as users.
+//! *On failure*: skips processes that it cannot read (ended, or in another PID namespace).
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,13 +1,13 @@
 //! ublk devices: control plane and queue protocol.
 //!
 //! *Owns*: the life cycle of a ublk device ([`Device`]), the features of the running kernel ([`Features`])
-//! and the queue protocol ([`Queue`]): fetching requests, moving their data, completing them. *Does not own*:
-//! the meaning of a request for a volume, the ring and its thread. *Runs on*: control calls block: call them
-//! on a control thread, never on a ring thread, because starting and recovering a device wait until its
-//! queues are armed. A [`Queue`] belongs to its ring's thread. *Invariants*: only [`Device::stop`],
-//! [`Device::stop_unused`] and [`Device::delete`] stop or delete a device, and only one with the expected
-//! tag; each [`DeviceRequest`] handed out is completed exactly once. *On failure*: control errors name the
-//! device and the command; a queue error is an event.
+//! and the queue protocol ([`Queue`]): fetching requests, moving their data, completing them.
+//! *Does not own*: the meaning of a request for a volume, the ring and its thread.
+//! *Runs on*: control calls block: call them on a control thread, never on a ring thread, because starting
+//! and recovering a device wait until its queues are armed. A [`Queue`] belongs to its ring's thread.
+//! *Invariants*: only [`Device::stop`], [`Device::stop_unused`] and [`Device::delete`] stop or delete a
+//! device, and only one with the expected tag; each [`DeviceRequest`] handed out is completed exactly once.
+//! *On failure*: control errors name the device and the command; a queue error is an event.
 
 mod block_path;
 mod buffer_memory;

@@ -10,11 +10,11 @@
 //!
 //! With batches (`UBLK_F_BATCH_IO`) a device has few commands for many tags, not one per tag: see [`batch`].
 //!
-//! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy and of kernel copy. *Runs
-//! on*: the ring thread. A request costs no allocation and no lock. Zero copy and kernel copy add no system
-//! call to the ring's own, user copy adds one for the copy. *Invariants*: a tag is with the kernel or with
-//! the owner, never both; parts of a request are moved only while the owner has it. With kernel copy the
-//! kernel owns the buffer of a tag while it has the tag.
+//! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy and of kernel copy.
+//! *Runs on*: the ring thread. A request costs no allocation and no lock. Zero copy and kernel copy add no
+//! system call to the ring's own, user copy adds one for the copy.
+//! *Invariants*: a tag is with the kernel or with the owner, never both; parts of a request are moved only
+//! while the owner has it. With kernel copy the kernel owns the buffer of a tag while it has the tag.
 #![allow(unsafe_code)] // pushes entries; each notes the memory that it names and its owner
 
 use std::fs::File;

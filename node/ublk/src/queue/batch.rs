@@ -8,9 +8,11 @@
 //! ```
 //!
 //! *Owns*: the buffer that the kernel fills with tags, and the lists of answers that are collected or in
-//! flight. *Invariants*: each tag is in exactly one place: a fetched and unread piece of the buffer, with the
-//! owner, in a list of answers, or with the kernel. A list changes only while no command has it. *Source*:
-//! `struct ublk_batch_io` in `linux/ublk_cmd.h`; `ublk_ch_batch_io_uring_cmd` in `drivers/block/ublk_drv.c`.
+//! flight.
+//! *Invariants*: each tag is in exactly one place: a fetched and unread piece of the buffer, with the owner,
+//! in a list of answers, or with the kernel. A list changes only while no command has it.
+//! *Source*: `struct ublk_batch_io` in `linux/ublk_cmd.h`; `ublk_ch_batch_io_uring_cmd` in
+//! `drivers/block/ublk_drv.c`.
 #![allow(unsafe_code)] // entries that name the lists
 
 use holdfast_ring::{BufferRange, Errno, IoResult, ProvidedBuffer, Ring, RingError, RingOperation};
