@@ -175,8 +175,7 @@ impl RingServer {
         }
     }
 
-    /// Gives an entry to the kernel again after its command ended without a request: keeper or connection
-    /// ended.
+    /// Gives an entry to the kernel again after its command failed: the keeper or connection ended.
     fn give_again(&mut self, entry: usize, result: i32) -> Option<Submission> {
         say(format_args!("entry {entry}: {}", io::Error::from_raw_os_error(-result)));
         if self.given_again.contains(&entry) {
