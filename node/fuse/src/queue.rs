@@ -337,7 +337,7 @@ impl<K: Copy> FuseQueue<K> {
         }
         self.free.push(tag);
         if self.is_ended {
-            // For the owner to check if all requests have come back.
+            // Lets the owner check that all requests have come back.
             self.look_again(ring);
         }
         self.poll(ring);

@@ -1,4 +1,4 @@
-//! Sends single control commands to the driver.
+//! Sends single control commands directly to the driver.
 //!
 //! `docs/adr/0001-ublk-control.md` says why not through `libublk`.
 #![allow(unsafe_code)] // an entry that names memory, and its payload

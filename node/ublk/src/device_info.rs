@@ -47,6 +47,6 @@ pub struct DeviceInfo {
     pub tag: u64,
     /// True if its queues use batches (`UBLK_F_BATCH_IO`): few commands for many tags.
     pub has_batches: bool,
-    /// Features that its server asked for, that change the protocol and that this version does not support.
+    /// Features requested by its server that change the protocol and that this version does not support.
     pub foreign: ForeignFeatures,
 }

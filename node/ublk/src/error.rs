@@ -24,19 +24,19 @@ pub enum ControlError {
     /// A device with this id exists already.
     #[error("{} exists already", Subject(*.id))]
     IdTaken {
-        /// The id asked for.
+        /// The requested id.
         id: u32,
     },
     /// No device has this id.
     #[error("{} does not exist", Subject(*.id))]
     NotFound {
-        /// The id asked for.
+        /// The requested id.
         id: u32,
     },
     /// The device with this id belongs to another program or another volume.
     #[error("{} is another one: its tag is {found:#018x}", Subject(*.id))]
     NotOurs {
-        /// The id asked for.
+        /// The requested id.
         id: u32,
         /// The tag it carries.
         found: u64,

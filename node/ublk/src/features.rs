@@ -301,13 +301,13 @@ impl Features {
         Ok(features)
     }
 
-    /// The running kernel.
+    /// Returns the running kernel.
     #[must_use]
     pub const fn release(&self) -> &KernelRelease {
         &self.release
     }
 
-    /// The raw feature bits (`UBLK_F_*` in `linux/ublk_cmd.h`).
+    /// Returns the raw feature bits (`UBLK_F_*` in `linux/ublk_cmd.h`).
     #[must_use]
     pub const fn bits(&self) -> u64 {
         self.bits

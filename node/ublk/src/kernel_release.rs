@@ -84,7 +84,7 @@ impl KernelRelease {
         self.series().is_some_and(|series| series >= RESENDS_FUSE_REQUESTS_SINCE)
     }
 
-    /// Returns true if devices are added with batches (`UBLK_F_BATCH_IO`).
+    /// Returns true if devices are added with batches (`UBLK_F_BATCH_IO`), provided that the driver has them.
     #[must_use]
     pub fn batches_requests(&self) -> bool {
         self.series().is_some_and(|series| series >= BATCHES_SINCE)
