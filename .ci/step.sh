@@ -1,10 +1,10 @@
 # Sourced by the other scripts of this directory.
 
-# What is compiled for tests alone is linted, too.
+# Also lints code that is compiled only for tests.
 lint_features='--features holdfast-serve/fake'
 
-# step NAME COMMAND...: one line with its time if it passes, else the end of its output, all of which is in
-# target/ci/NAME.log.
+# step NAME COMMAND...: runs a command. Prints one line with its time if it passes, else the end of its
+# output; target/ci/NAME.log has the whole output.
 step() {
     local name=$1 log=target/ci/$1.log begun=$SECONDS
     shift

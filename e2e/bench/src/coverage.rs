@@ -1,7 +1,7 @@
-//! Lines of the crates that hold the data that the simulation alone runs.
+//! Line coverage, by the simulation alone, of the crates that hold the data.
 //!
-//! The simulation is compiled with the compiler's own counters, into a target directory of its own, and
-//! played: random seeds, fleets and deaths at crash points. No unit test counts.
+//! The simulation is compiled with the compiler's coverage counters into its own target directory, and
+//! played: random seeds, fleets and deaths at crash points. Unit tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,13 +12,13 @@ use holdfast_lab::command::{output, show};
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
-/// The crates that count, below `node/`.
+/// The measured crates, below `node/`.
 const CRATES: [&str; 5] = ["background", "engine", "format", "log", "objects"];
-/// Parts of these that only tests use: the reference store, its faults, the suite that every store passes.
+/// Their parts for tests only: the reference store, its faults, the conformance suite of stores.
 const FOR_TESTS: [&str; 3] =
     ["node/objects/src/conformance", "node/objects/src/memory.rs", "node/objects/src/fault.rs"];
-/// Arguments of the simulation. Few operations a seed: deaths and attaches count more than long lives. Only
-/// fleets run the code for what volumes share on a host.
+/// Arguments of the simulation. Few operations per seed: deaths and attaches matter more than long lives.
+/// Only fleets run the code for resources that the volumes of a host share.
 const PLAYED: [&[&str]; 3] = [
     &["--seeds", "96", "--operations", "4000"],
     &["--volumes", "4", "--seeds", "8", "--operations", "8000"],
@@ -28,11 +28,11 @@ const PLAYED: [&[&str]; 3] = [
 /// Measured coverage.
 #[derive(Debug)]
 pub struct Coverage {
-    /// The files, by path below the workspace.
+    /// The files, by path relative to the workspace.
     files: BTreeMap<String, File>,
 }
 
-/// One file's lines that have code.
+/// Lines of a file that have code.
 #[derive(Debug, Default)]
 struct File {
     run: BTreeSet<u32>,
@@ -40,10 +40,10 @@ struct File {
 }
 
 impl Coverage {
-    /// Builds, plays and counts.
+    /// Builds and plays the simulation, and counts the lines that it ran.
     ///
     /// # Errors
-    /// If a step fails, the simulation finds a violation, or a crate does not occur in what it ran.
+    /// If a step fails, the simulation finds a violation, or it contains no code of a crate.
     pub fn measure(toolbox: &Toolbox) -> Result<Self> {
         let llvm = toolbox.llvm()?;
         let target = toolbox.target().join("coverage");
@@ -55,7 +55,7 @@ impl Coverage {
                 .args(["--package", "holdfast-sim", "--target-dir"])
                 .arg(&target)
                 .env("RUSTFLAGS", "-C instrument-coverage")
-                // Build scripts count too: not into the source tree.
+                // Build scripts write profiles too: keep those out of the source tree.
                 .env("LLVM_PROFILE_FILE", profiles.path().join("build-%m-%p")),
         )?;
         let program = target.join("debug/holdfast-sim");
@@ -91,14 +91,14 @@ impl Coverage {
         Ok(found)
     }
 
-    /// Lines that were run, of a hundred that have code.
+    /// Returns the percentage of lines with code that were run.
     pub fn percent(&self) -> f64 {
         let run: usize = self.files.values().map(|file| file.run.len()).sum();
         let missed: usize = self.files.values().map(|file| file.missed.len()).sum();
         run as f64 * 100.0 / (run + missed) as f64
     }
 
-    /// Prints each file's share, the lines that were never run, and the whole.
+    /// Prints the percentage and the missed lines of each file, then the total.
     pub fn print(&self) {
         for (name, file) in &self.files {
             let lines = file.run.len() + file.missed.len();
@@ -109,7 +109,7 @@ impl Coverage {
     }
 }
 
-/// The lines of each file. Source: the `SF`, `DA` and `end_of_record` lines of `man geninfo`.
+/// Parses the lines of each file. Source: the `SF`, `DA` and `end_of_record` lines of `man geninfo`.
 fn parse(lcov: &str, workspace: &Path) -> Result<BTreeMap<String, File>> {
     let mut files = BTreeMap::new();
     let mut name = PathBuf::new();
@@ -132,7 +132,7 @@ fn parse(lcov: &str, workspace: &Path) -> Result<BTreeMap<String, File>> {
     Ok(files)
 }
 
-/// `3 7-9` for lines 3, 7, 8 and 9.
+/// Formats lines 3, 7, 8 and 9 as `3 7-9`.
 fn spans(lines: &BTreeSet<u32>) -> String {
     let lines: Vec<u32> = lines.iter().copied().collect();
     let span = |run: &[u32]| match run {

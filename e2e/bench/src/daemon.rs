@@ -1,4 +1,4 @@
-//! A daemon to be measured: one machine that counts its instructions, everything on ext4 on a ramdisk.
+//! A daemon to measure: one machine whose clock counts instructions, all state on ext4 on a ramdisk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use holdfast_lab::world::World;
 pub(crate) const BUCKET: &str = "bench";
 /// The daemon's state directory: the file system on the ramdisk.
 pub(crate) const STATE_DIR: &str = "/var/lib/holdfast";
-/// Longest wait until all that a volume wrote is committed.
+/// Maximum wait until all writes of a volume are committed.
 pub(crate) const COMMIT_LIMIT: Duration = Duration::from_secs(300);
-/// Longest wait for a device.
+/// Maximum wait for a device.
 pub(crate) const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// The daemon and what surrounds it.
+/// The daemon and its environment.
 pub(crate) struct Bench {
     pub(crate) vm: Arc<Vm>,
     pub(crate) s3: Arc<S3Server>,
@@ -34,7 +34,7 @@ impl Bench {
         Self::start_on(world, Options::benchmark(), data)
     }
 
-    /// The same on a machine with these properties.
+    /// Starts the daemon on a machine with these options.
     pub(crate) fn start_on(world: &World, options: Options, data: &str) -> Result<Self> {
         let s3 = world.s3()?;
         s3.create_bucket(BUCKET)?;
@@ -47,8 +47,8 @@ impl Bench {
         Ok(Self { vm, s3, control, node })
     }
 
-    /// Restarts the daemon with other settings, and with nothing of any volume left on the node. No volume
-    /// may be attached.
+    /// Restarts the daemon with other settings, after deleting all volume data on the node. All volumes must
+    /// be detached.
     pub(crate) fn restart_with(&mut self, transport: &str, data: &str) -> Result<()> {
         self.node.terminate()?;
         self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
@@ -56,7 +56,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Restarts the daemon with another transport for what is attached next. What it served, it serves.
+    /// Restarts the daemon with another transport for later attaches. It continues to serve the attached
+    /// volumes.
     pub(crate) fn change_transport(&mut self, transport: &str, data: &str) -> Result<()> {
         self.node.terminate()?;
         self.node = Node::start(Arc::clone(&self.vm), &self.control, transport, data)?;
@@ -68,7 +69,7 @@ impl Bench {
         self.node.cli(&["create", volume, "--size", size, "--store", "store"]).map(drop)
     }
 
-    /// Attaches a volume; returns its device.
+    /// Attaches a volume and returns its device.
     pub(crate) fn attach(&self, volume: &str, more: &[&str]) -> Result<String> {
         let device = self.node.cli(&[&["attach", volume, "--store", "store"], more].concat())?;
         let device = device.trim().to_owned();
@@ -81,8 +82,7 @@ impl Bench {
         self.node.cli(&["detach", volume]).map(drop)
     }
 
-    /// Waits until the volume has committed a record later than `seq` and holds nothing that is not
-    /// committed.
+    /// Waits until the volume has committed a record later than `seq` and has no dirty data.
     pub(crate) fn wait_committed_after(&self, volume: &str, seq: f64) -> Result<()> {
         until("the commit", COMMIT_LIMIT, || {
             let committed = self.node.metric("holdfast_volume_committed_seq", volume)?;
@@ -91,7 +91,7 @@ impl Bench {
         })
     }
 
-    /// Number of the last record that the volume committed.
+    /// Returns the number of the last record that the volume committed.
     pub(crate) fn committed_seq(&self, volume: &str) -> Result<f64> {
         let seq = self.node.metric("holdfast_volume_committed_seq", volume)?;
         seq.with_context(|| format!("{volume} has no committed_seq"))

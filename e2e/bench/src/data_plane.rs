@@ -1,5 +1,5 @@
-//! Requests of volumes against the kernel's own server (`kublk`), both transports: same ramdisk, same boot,
-//! same jobs; as many tags, no scheduler and no throttling of writes on either side.
+//! Requests of volumes against the kernel's own server (`kublk`), with both transports: same ramdisk, boot,
+//! jobs and number of tags; no scheduler and no writeback throttling on either side.
 
 use anyhow::Result;
 use holdfast_lab::report;
@@ -11,19 +11,19 @@ use super::fio::{self, Job, Measured};
 use super::kublk::{self, Kublk, Mode};
 use super::{Bar, Figure, median};
 
-/// Uploads held back: nothing is sealed while a volume is measured.
+/// Delayed uploads: no volume is sealed while it is measured.
 const HELD_BACK: &str = "slab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
-/// Rounds; the median of each side counts.
+/// Number of rounds; the figures compare the medians.
 const ROUNDS: u32 = 3;
 const DEVICES: u32 = 16;
-/// The volume that is filled, and its like that is not.
+/// Name of the filled volume.
 const FILLED: &str = "filled";
 
 /// A row of the comparison.
 struct RequestJob {
     name: &'static str,
     job: Job<'static>,
-    /// Least ratio to the kernel's server, where there is a bar.
+    /// Minimum ratio to the kernel's server, if it has a bar.
     least: Option<f64>,
 }
 
@@ -58,8 +58,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// A volume whose side is filled against a file on the same ramdisk, one after the other, round after round;
-/// then a volume to which nothing was written against the filled one.
+/// Compares a volume with a filled data file to a file on the same ramdisk, alternately in each round; then
+/// an unwritten volume to the filled one.
 fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     let vm = &bench.vm;
     let name = format!("{prefix}{FILLED}").replace('_', "-");
@@ -70,8 +70,8 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     vm.exec(&format!("{} {}", fill(&device, 256), fill(&file, 256)))?;
     let rows = rows();
     let (mut ours, mut theirs) = (vec![Vec::new(); rows.len()], vec![Vec::new(); rows.len()]);
-    // `kublk` with batches of its own, which it has with zero copy only: with user copy its device did not
-    // appear within 600 s. Requests one after the other gain nothing by them.
+    // `kublk` with its own batches, for zero copy only: with user copy its device did not appear within 600
+    // s. Sequential requests gain nothing from batches.
     let mut batched = vec![Vec::new(); if mode == Mode::ZeroCopy { 2 } else { 0 }];
     let mut fresh = Vec::new();
     for round in 0..ROUNDS {
@@ -111,9 +111,9 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Random reads of a volume of which all is in the bucket and in the node's cache, against those of `kublk`
-/// from a file, `reference` a second. First each block once, which a task of the daemon looks up; then what
-/// the ring thread answers.
+/// Compares random reads of a volume that is completely in the bucket and in the node's cache to those of
+/// `kublk` from a file, `reference` per second. First each block once, which a task of the daemon looks up;
+/// then reads that the ring thread answers.
 fn cached(bench: &Bench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
     const MIB: u32 = 32;
     let (vm, name) = (&bench.vm, format!("{prefix}cached").replace('_', "-"));
@@ -121,13 +121,13 @@ fn cached(bench: &Bench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
     let device = bench.attach(&name, &[])?;
     vm.exec(&format!("dd if=/dev/urandom of={device} bs=1M count={MIB} oflag=direct status=none"))?;
     bench.detach(&name)?;
-    // Once to fill the cache, and again so that the ring thread knows nothing of it.
+    // One attach fills the cache; after another one the ring thread knows none of its blocks.
     let device = bench.attach(&name, &[])?;
     vm.exec(&format!("dd if={device} of=/dev/null bs=1M iflag=direct status=none"))?;
     bench.detach(&name)?;
     let device = bench.attach(&name, &[])?;
     let targets = [device.as_str()];
-    // One request of each block, never two that follow each other.
+    // One request per block, never two adjacent ones.
     let first = fio::run(vm, &Job::of(&targets, "read:124k", 8 * MIB))?.iops;
     let mut later = Vec::new();
     for _ in 0..ROUNDS {
@@ -149,7 +149,7 @@ fn cached(bench: &Bench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
     ])
 }
 
-/// Random reads of as many devices at once, on either side: requests a second of all, and the 99th
+/// Compares random reads of all devices at once, on either side: total requests per second, and the 99th
 /// percentile.
 fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     let vm = &bench.vm;
@@ -198,12 +198,12 @@ fn measure(vm: &Vm, rows: &[RequestJob], device: &str, results: &mut [Vec<f64>])
     Ok(())
 }
 
-/// A script that fills a file or device with zeros.
+/// Returns a script that fills a file or device with zeros.
 fn fill(target: &str, mib: u32) -> String {
     format!("dd if=/dev/zero of={target} bs=1M count={mib} oflag=direct status=none; sync;")
 }
 
-/// Detaches a volume; its upload is of holes.
+/// Detaches a volume after discarding its data, so that the upload contains only holes.
 fn discard_and_detach(bench: &Bench, volume: &str, device: &str) -> Result<()> {
     bench.vm.exec(&format!("blkdiscard {device}"))?;
     bench.detach(volume)

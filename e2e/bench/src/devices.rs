@@ -1,4 +1,4 @@
-//! A node with 512 devices: memory, files and idle work of the daemon for each, and all of them over a kill.
+//! A node with 512 devices: memory, files and idle work of the daemon per device, and recovery after a kill.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -13,42 +13,42 @@ use holdfast_lab::world::World;
 use super::daemon::Bench;
 use super::{Bar, Figure};
 
-/// Volumes attached at the same time.
+/// Number of volumes attached at the same time.
 const VOLUMES: u32 = 512;
-/// Volumes with which the others are compared.
+/// Number of volumes of the baseline.
 const FIRST: u32 = 2;
-/// Volumes that one script creates or attaches: each has the time limit of a script.
+/// Maximum number of volumes that one script creates or attaches, because of its time limit.
 const AT_A_TIME: u32 = 64;
-/// Nothing is uploaded, and two ring threads whatever the number of processors.
+/// No uploads, and two ring threads on any number of processors.
 const DATA: &str = "ring_threads = 2\nslab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
-/// Volumes under verified load. A ring has buffers for 128 devices: with two rings, which take a volume each
-/// after the other, the last two of these have the buffers of the first two.
+/// Volumes under verified load. A ring has buffers for 128 devices. With two rings, which get volumes
+/// alternately, the last two of these volumes share buffers with the first two.
 const LOADED: [u32; 4] = [1, 2, 257, 258];
-/// Time in which an idle daemon is watched.
+/// Time of observing an idle daemon.
 const IDLE_SECONDS: u32 = 60;
-/// Most memory of a device, in KiB, files, and instructions a second of all devices.
+/// Maximum memory in KiB and number of files per device, and instructions per second of all devices.
 const MAX_RSS_KIB: f64 = 64.0;
 const MAX_FILES: f64 = 3.0;
 const MAX_IDLE: f64 = 1e6;
-/// Longest wait for the daemon to serve all devices again, and for fio to end.
+/// Maximum wait for the daemon to serve all devices again, and for fio to exit.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(300);
 const FIO: &str = "fio";
 const SIGINT: i32 = 2;
-/// Exit of fio on that signal.
+/// Exit status of fio after that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
 
 /// Prints the daemon's resident memory in KiB, its open files without connections, and its processor time in
-/// hundredths of a second, threads that have ended included.
+/// hundredths of a second, including ended threads.
 const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
   if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
 done
 rss=$(awk '/^VmRSS/ { print $2 }' "$daemon/status")
 files=$(ls -l "$daemon/fd" | grep -c -v 'socket:')
 echo "$rss $files $(sed 's/.*) //' "$daemon/stat" | awk '{ print $12 + $13 }')""#;
-/// Instructions in a hundredth of a second: the machine's clock counts them.
+/// Instructions per hundredth of a second of the machine's clock.
 const OF_A_HUNDREDTH: f64 = 1e7;
 
-/// The daemon's use of the node at a point in time.
+/// The daemon's resource use at a point in time.
 struct DaemonUse {
     rss_kib: f64,
     files: f64,
@@ -73,7 +73,7 @@ pub(super) fn run_user_copy(world: &World) -> Result<Vec<Figure>> {
 fn measure(bench: &Bench, prefix: &str) -> Result<Vec<Figure>> {
     let vm = &*bench.vm;
     each(vm, 1..=VOLUMES, "create \"$volume\" --size 64Mi --store store")?;
-    // One on each ring thread.
+    // One volume per ring thread.
     each(vm, 1..=FIRST, "attach \"$volume\" --store store")?;
     let few = sample(vm)?;
     each(vm, FIRST + 1..=VOLUMES, "attach \"$volume\" --store store")?;
@@ -136,17 +136,17 @@ fn measure(bench: &Bench, prefix: &str) -> Result<Vec<Figure>> {
     ])
 }
 
-/// The devices after a kill.
+/// Recovery of the devices after a kill.
 struct Recovered {
     devices: u32,
-    /// Time until the successor said that it serves, in seconds of the machine.
+    /// Time until the successor reports all devices as attached, in seconds of the machine.
     seconds: f64,
-    /// Requests of fio before the kill, and the daemon's copies for lack of a buffer.
+    /// Requests of fio before the kill, and those that the daemon copied for lack of a buffer.
     requests: f64,
     copied: f64,
 }
 
-/// Kills the daemon while fio compares what it reads with what it wrote, and reads each device afterwards.
+/// Kills the daemon while fio verifies its writes, and reads each device afterwards.
 fn recovered(bench: &Bench) -> Result<Recovered> {
     let vm = &*bench.vm;
     let paths = LOADED.map(|number| format!("$(device volume-{number})"));
@@ -160,7 +160,7 @@ fn recovered(bench: &Bench) -> Result<Recovered> {
     )?;
     let before = requests(vm)?;
     wait_requests(vm, 4000.0)?;
-    // Which devices share buffers later depends on the order in which they are recovered.
+    // After the recovery, its order decides which devices share buffers.
     let (requests, copied) = (requests(vm)? - before, copied(bench)?);
     bench.node.kill()?;
     let begin = uptime(vm)?;
@@ -186,17 +186,17 @@ fn recovered(bench: &Bench) -> Result<Recovered> {
     Ok(Recovered { devices, seconds, requests, copied })
 }
 
-/// Requests that the daemon copied for lack of a buffer.
+/// Returns the number of requests that the daemon copied for lack of a buffer.
 fn copied(bench: &Bench) -> Result<f64> {
     let metrics = bench.node.metrics()?;
     let counts = metrics.lines().filter(|line| line.starts_with("holdfast_ring_copied_requests_total"));
     Ok(counts.filter_map(|line| line.rsplit(' ').next()?.trim().parse::<f64>().ok()).sum())
 }
 
-/// A function that prints the path of a volume's device.
+/// A shell function that prints the path of a volume's device.
 const DEVICE: &str = "device() { holdfast-node list | awk -v volume=\"$1\" '$1 == volume { print $3 }'; }";
 
-/// Runs the daemon's command line once for each volume.
+/// Runs the daemon's command line once per volume.
 fn each(vm: &Vm, volumes: RangeInclusive<u32>, order: &str) -> Result<()> {
     for first in volumes.clone().step_by(AT_A_TIME as usize) {
         let last = volumes.end().min(&(first + AT_A_TIME - 1)).to_owned();
@@ -208,7 +208,7 @@ fn each(vm: &Vm, volumes: RangeInclusive<u32>, order: &str) -> Result<()> {
     Ok(())
 }
 
-/// Number of block devices.
+/// Returns the number of block devices.
 fn devices(vm: &Vm) -> Result<u32> {
     let counted = vm.exec("ls /sys/block | grep -c '^ublkb'")?;
     counted.trim().parse().with_context(|| format!("count the devices: {counted:?}"))
@@ -222,19 +222,19 @@ fn sample(vm: &Vm) -> Result<DaemonUse> {
     Ok(DaemonUse { rss_kib, files, hundredths })
 }
 
-/// Seconds of the machine since its start.
+/// Returns the machine's uptime in seconds.
 fn uptime(vm: &Vm) -> Result<f64> {
     let said = vm.exec("cut -d ' ' -f 1 /proc/uptime")?;
     said.trim().parse().with_context(|| format!("the time of the machine: {said:?}"))
 }
 
-/// Reads and writes that all devices have completed.
+/// Returns the number of reads and writes completed by all devices.
 fn requests(vm: &Vm) -> Result<f64> {
     let said = vm.exec("cat /sys/block/ublkb*/stat | awk '{ sum += $1 + $5 } END { print sum }'")?;
     said.trim().parse().with_context(|| format!("count the requests: {said:?}"))
 }
 
-/// Waits until the devices have completed so many more requests.
+/// Waits until the devices have completed `more` further requests.
 fn wait_requests(vm: &Vm, more: f64) -> Result<()> {
     let due = requests(vm)? + more;
     for _ in 0..RECOVERY_LIMIT.as_secs() {

@@ -12,7 +12,7 @@ use super::{Bar, Figure};
 const STORE: &str = "main";
 /// Variable with a regular expression: only specs whose name matches it run.
 const SPECS: &str = "HOLDFAST_SPECS";
-/// Least number of specs that pass when none was chosen.
+/// Minimum number of passed specs when all run.
 const LEAST_PASSED: f64 = 60.0;
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {

@@ -1,6 +1,6 @@
-//! Surroundings outside our own laboratory: kernels that distributions ship, a host
-//! whose daemons look at all block devices, stores that speak S3 in their own way, a volume that was touched
-//! all over, file systems that take no write, clocks that are a day off.
+//! Conditions of the field: distribution kernels, a host whose daemons scan all block devices, stores with
+//! their own dialects of S3, a completely written volume, file systems that refuse writes, clocks that are a
+//! day off.
 
 use std::process::Command;
 
@@ -14,25 +14,25 @@ use serde::de::DeserializeOwned;
 
 use super::{Bar, Figure, play, play_on};
 
-/// Ends of the daemon on each kernel: 20 kills, 20 SIGTERMs, 20 handoffs.
+/// Ends of the daemon per kernel: 20 kills, 20 SIGTERMs, 20 handoffs.
 const KILL_ROUNDS: usize = 60;
-/// Detaches and attaches, and ends of the daemon, while the daemons of a host run.
+/// Detaches and attaches, and ends of our daemon, while the host's daemons run.
 const ATTACHES: usize = 200;
 const ENDS: usize = 30;
-/// The most memory of an attach, in MiB.
+/// Maximum memory of an attach, in MiB.
 const MAX_ATTACH_MIB: f64 = 32.0;
-/// The test of the daemon that prints it.
+/// The daemon's test that prints it.
 const ATTACH_TEST: [&str; 4] = ["--bin", "holdfast-node", "--", "an_attach_of_a_touched_tebibyte"];
-/// The least number of writes that [`REFUSED_TEST`] fails: 7,740 when it was made.
+/// Minimum number of writes that [`REFUSED_TEST`] refuses: 7,740 when it was written.
 const REFUSED_WRITES: f64 = 7_500.0;
-/// The test of the simulation that fails each local write in each way.
+/// The simulation's test that refuses each local write in each way.
 const REFUSED_TEST: [&str; 4] =
     ["--test", "refused_writes", "--", "every_write_is_refused_once_and_lastingly"];
-/// The test of the operator in which each party has a clock of its own.
+/// The operator's test in which each party has its own clock.
 const CLOCKS_TEST: [&str; 4] =
     ["--bin", "holdfast-operator", "--", "clocks_a_day_off_delete_nothing_before_its_time"];
 
-/// The test of the log that plays two clusters on one bucket, and the pairs that it plays.
+/// The log's test that plays two clusters on one bucket, and its number of pairs.
 const PAIRS_TEST: [&str; 4] = ["--test", "cluster_pairs", "--", "two_clusters_on_one_bucket_lose_nothing"];
 const PAIRS: usize = 25;
 
@@ -44,7 +44,7 @@ struct ClusterPairs {
     cluster_pairs_lost: usize,
 }
 
-/// Figure that [`ATTACH_TEST`] prints in one line.
+/// Figure of [`ATTACH_TEST`], printed on one line.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AttachPeak {
@@ -141,7 +141,7 @@ pub(super) fn run_host(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// A count, and what it must be.
+/// Makes the figure of a count with its exact bar.
 fn count(name: &str, value: usize, against: &str, due: usize) -> Figure {
     Figure {
         name: name.to_owned(),
@@ -152,7 +152,7 @@ fn count(name: &str, value: usize, against: &str, due: usize) -> Figure {
     }
 }
 
-/// The figures that a test prints in one line of its own.
+/// Runs a test and returns the figures that it prints on one line.
 fn test_figure<T: DeserializeOwned>(world: &World, test: [&str; 4]) -> Result<T> {
     let mut command: Command = world.toolbox().cargo("test");
     command.arg("--workspace").args(test).args(["--nocapture", "--test-threads=2"]);

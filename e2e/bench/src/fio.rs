@@ -1,4 +1,4 @@
-//! fio in a test machine: one job, its figures.
+//! Jobs of fio in a test machine, and their results.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use serde_json::Value;
 /// Time limit of one job on the host.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Work of one job. It is bounded by a number of requests, not by time: that is what repeats.
+/// Work of one job. Its limit is a number of requests, not a time, so that it is reproducible.
 #[derive(Debug, Clone)]
 pub struct Job<'a> {
-    /// The block devices or files. Each has a process of its own.
+    /// The block devices or files, each with its own process.
     pub targets: &'a [&'a str],
-    /// `randread`, `randwrite`, `read` or `write`; `write:124k` leaves out that much after each request.
+    /// `randread`, `randwrite`, `read` or `write`; `write:124k` skips that much after each request.
     pub pattern: &'a str,
-    /// Size of each request, in bytes.
+    /// Size of each request in bytes.
     pub block_bytes: u32,
-    /// Requests in flight at a target, sent through io_uring. Without them (`None`) one follows the other,
-    /// each a system call of its own.
+    /// Requests in flight per target, sent through io_uring. With `None` requests are sequential, each with
+    /// its own system call.
     pub depth: Option<u32>,
-    /// Requests in all.
+    /// Total number of requests.
     pub requests: u32,
-    /// The bytes of the target it is about; all of them if empty.
+    /// The byte range of the target; the whole target if empty.
     pub region: Range<u64>,
-    /// Each write is followed by an fsync.
+    /// True for an fsync after each write.
     pub fsync: bool,
-    /// Through the page cache, in place of direct I/O; written back at the end.
+    /// True to use the page cache instead of direct I/O, and to write it back at the end.
     pub buffered: bool,
 }
 
 impl<'a> Job<'a> {
-    /// Requests of 4 KiB to the whole of the targets, 32 in flight.
+    /// Makes a job with requests of 4 KiB to the whole targets, 32 in flight.
     pub fn of(targets: &'a [&'a str], pattern: &'a str, requests: u32) -> Self {
         Self {
             targets,
@@ -49,12 +49,12 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Result of a job, in the machine's time.
+/// Results of a job, in the machine's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
-    /// The 99th percentile of the completion latency, in microseconds.
+    /// 99th percentile of the completion latency in microseconds.
     pub p99_us: f64,
 }
 
@@ -75,8 +75,7 @@ pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
     };
     let fsync = u8::from(*fsync);
     let cache = if *buffered { "--direct=0 --end_fsync=1" } else { "--direct=1" };
-    // In bytes: a number of requests would restart in each pass over a region that is smaller than all of
-    // them.
+    // In bytes: a number of requests would restart in each pass over a region smaller than their total.
     let each_bytes = u64::from(*requests) * u64::from(*block_bytes) / targets.len() as u64;
     let tests: String = targets.iter().map(|target| format!("test -e {target} && ")).collect();
     let jobs: String = targets.iter().map(|target| format!(" --name={target} --filename={target}")).collect();

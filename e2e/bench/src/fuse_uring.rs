@@ -1,6 +1,6 @@
-//! FUSE over io_uring whose ring belongs to a keeper: what its programs see when the server or the keeper
-//! ends, and what the zero copy of Linux 7.3 gains. It is the experiment of
-//! `docs/adr/0035-fuse-over-io-uring-with-a-keeper.md` (`node/fuse/examples/uring`): no volume is served so.
+//! FUSE over io_uring with a ring that belongs to a keeper: errors of programs when the server or the keeper
+//! exits, and the gain from the zero copy of Linux 7.3. This is the experiment of
+//! `docs/adr/0035-fuse-over-io-uring-with-a-keeper.md` (`node/fuse/examples/uring`); no volume uses it.
 
 use anyhow::Result;
 use holdfast_lab::report;
@@ -19,14 +19,14 @@ mod server;
 struct UringRow {
     name: &'static str,
     job: Job<'static>,
-    /// Least ratio of zero copy to copies, where there is a bar.
+    /// Minimum ratio of zero copy to copies, if it has a bar.
     least: Option<f64>,
 }
 
-/// Ways in which requests come and are answered: who submits to the ring, how data moves.
+/// Ways to receive and answer requests: the submitter to the ring, the movement of data.
 const WAYS: [&str; 5] = ["classic", "keeper-copy", "keeper-zero", "own-zero", "kernel-zero"];
 
-/// The end of a figure's name, and the ways that it compares, by their places in [`WAYS`].
+/// Suffix of a figure's name, and the ways that it compares, as indices into [`WAYS`].
 const RATIOS: [(&str, usize, usize); 5] = [
     ("gain", 2, 1),
     ("vs_classic", 2, 0),
@@ -65,7 +65,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Requests to a loop device on the file, as a volume has one, in each way.
+/// Measures requests to a loop device on the file, like that of a volume, in each way.
 fn requests(vm: &Vm) -> Result<Vec<Figure>> {
     let rows = rows();
     let mut speeds = Vec::new();
@@ -85,7 +85,7 @@ fn requests(vm: &Vm) -> Result<Vec<Figure>> {
     Ok(rows.iter().enumerate().flat_map(|(at, row)| figures(row, at, &speeds)).collect())
 }
 
-/// The ratios of a row, from the speeds of each way.
+/// Computes the ratios of a row from the speeds of each way.
 fn figures(row: &UringRow, at: usize, speeds: &[Vec<f64>]) -> impl Iterator<Item = Figure> {
     RATIOS.iter().map(move |&(name, over, under)| {
         let (over, under) = (speeds[over][at], speeds[under][at]);

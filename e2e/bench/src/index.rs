@@ -1,9 +1,9 @@
-//! Figures of the formats: what indexes cost, what snapshots and forks cost, what the bucket holds, and what
-//! stores of one node cost each other.
+//! Figures of the formats: costs of indexes, of snapshots and forks, contents of the bucket, and the effect
+//! of one store of a node on another.
 //!
-//! The policy of large volumes is played without data (`holdfast-sim tiers`). Everything else is done by a
-//! daemon with real volumes, and counted by the S3 server and by the machine's network card: HTTP and what
-//! the agent of the machine says included.
+//! `holdfast-sim tiers` plays the policy of large volumes without data. For everything else a daemon runs
+//! with real volumes, and the S3 server and the machine's network card count; the latter includes HTTP and
+//! the traffic of the machine's agent.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -31,18 +31,18 @@ mod stores;
 
 const BUCKET: &str = "index";
 const STATE_DIR: &str = "/var/lib/holdfast";
-/// Seals are made by a command's end, a FLUSH or 1 MiB.
+/// A seal is made at the end of a command, by a FLUSH, or after 1 MiB.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"1Mi\"\nmax_dirty_age = \"1h\"";
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 const FIO_LIMIT: Duration = Duration::from_secs(2700);
 const SETTLE_LIMIT: Duration = Duration::from_secs(300);
-/// A merge that is due begins sooner, and has no longer pauses between its requests.
+/// A due merge begins sooner, and pauses less between its requests.
 const MERGE_PAUSE: Duration = Duration::from_secs(3);
 const MIB: f64 = 1_048_576.0;
-/// Commits of the volume that is attached on an empty node.
+/// Number of commits of the volume that an empty node attaches.
 const COMMITS: u32 = 3_000;
 
-/// The daemon and what surrounds it.
+/// The daemon and its environment.
 struct Bench {
     vm: Arc<Vm>,
     s3: Arc<S3Server>,
@@ -50,10 +50,10 @@ struct Bench {
     node: Node,
 }
 
-/// Cost of a step.
+/// Costs of a step.
 struct Cost {
     requests: Vec<S3Request>,
-    /// That the machine received and sent.
+    /// Bytes received by the machine; then bytes sent.
     received_bytes: f64,
     sent_bytes: f64,
 }
@@ -64,7 +64,7 @@ impl Cost {
     }
 }
 
-/// Figures that are counted without a daemon.
+/// Measures the figures that need no daemon.
 pub(super) fn run_policy(world: &World) -> Result<Vec<Figure>> {
     let mut figures = tiers(world)?;
     figures.extend(counts(world)?);
@@ -91,7 +91,7 @@ pub(super) fn run_deleted(world: &World) -> Result<Vec<Figure>> {
     deleted::measure(world)
 }
 
-/// Measures in a machine with a daemon and an empty bucket.
+/// Runs `measure` with a daemon in a machine and an empty bucket.
 fn with_daemon(
     world: &World,
     measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>>,
@@ -110,7 +110,7 @@ fn figure(name: &str, value: f64, unit: &'static str, bar: Bar, against: impl In
     Figure { name: name.to_owned(), value, unit, against: against.into(), bar: Some(bar) }
 }
 
-/// The policy over the life of a volume of 10 TiB.
+/// Measures the policy over the life of a volume of 10 TiB.
 fn tiers(world: &World) -> Result<Vec<Figure>> {
     let played = Simulation::build(world.toolbox())?.run(&["tiers"])?;
     let random = &played.0["10tib_random"];
@@ -130,8 +130,8 @@ fn tiers(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Figures that tests print: the work of a ring thread for the commit of 16,384 scattered sectors, requests
-/// of sweeps.
+/// Collects figures that tests print: the work of a ring thread for the commit of 16,384 scattered sectors,
+/// and requests of sweeps.
 fn counts(world: &World) -> Result<Vec<Figure>> {
     let sweeps = world.toolbox().test_program("sweep", Profile::Dev)?;
     let sweeps = output(Command::new(sweeps).args(["a_later_sweep", "--nocapture", "--test-threads=1"]))?;
@@ -169,14 +169,14 @@ fn counts(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// The JSON that a test printed; its name may stand before it.
+/// Parses the JSON that a test printed, possibly after its name.
 fn printed(output: &str) -> Result<Value> {
     let json = |line: &str| serde_json::from_str::<Value>(&line[line.find('{')?..]).ok();
     output.lines().find_map(json).with_context(|| format!("no figures in {output}"))
 }
 
 impl Bench {
-    /// Does `work`; returns its result and its cost.
+    /// Runs `work` and returns its result and costs.
     fn costs<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, Cost)> {
         let (requests, [received, sent]) = (self.s3.requests()?.len(), self.network()?);
         let result = work()?;
@@ -188,7 +188,7 @@ impl Bench {
         ))
     }
 
-    /// Bytes that the machine received and sent since it was started.
+    /// Returns the bytes that the machine received and sent since its start.
     fn network(&self) -> Result<[f64; 2]> {
         let counters = self.vm.exec("cat /sys/class/net/e*/statistics/{rx,tx}_bytes")?;
         let mut counters = counters.lines().map(str::parse::<f64>);
@@ -196,12 +196,12 @@ impl Bench {
         Ok([next()?, next()?])
     }
 
-    /// Restarts the daemon with nothing of any volume left on the node. No volume may be attached.
+    /// Restarts the daemon after deleting all volume data on the node. All volumes must be detached.
     fn restart_empty(&mut self) -> Result<()> {
         self.node.terminate()?;
         self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
         self.node = Node::start(Arc::clone(&self.vm), &self.control, "zero-copy", DATA)?;
-        // A daemon probes a bucket before its first use: no request of a volume.
+        // A daemon probes a bucket before its first use: those requests do not belong to a volume.
         self.node.cli(&["snapshot", "list", "nothing", "--store", "store"]).err().context("a refusal")?;
         Ok(())
     }
@@ -221,7 +221,7 @@ impl Bench {
         self.node.cli(&["detach", volume]).map(drop)
     }
 
-    /// Random writes of 4 KiB noise, with these options of fio.
+    /// Writes 4 KiB of noise at random offsets, with these options of fio.
     fn write_random(&self, device: &str, requests: u32, options: &str) -> Result<()> {
         let bytes = u64::from(requests) * 4096;
         let script = format!(
@@ -242,7 +242,7 @@ impl Bench {
         })
     }
 
-    /// Reads a sector of the device's second chunk: the kernel looks for partitions in the first.
+    /// Reads a sector of the device's second chunk, because the kernel scans the first for partitions.
     fn read_cold(&self, device: &str, sector: u32) -> Result<()> {
         let at = (128 << 8) + sector;
         self.vm
@@ -251,7 +251,7 @@ impl Bench {
     }
 }
 
-/// A volume of 8 GiB with many small commits, on a node that has nothing of it.
+/// Measures a volume of 8 GiB with many small commits, on a node without its data.
 fn many_commits(bench: &mut Bench) -> Result<Vec<Figure>> {
     const VOLUME: &str = "scattered";
     bench.create(VOLUME, "8Gi")?;

@@ -1,9 +1,9 @@
-//! Claims under Kubernetes: what a life asks of the API server and of the store, how long a user waits, what
-//! a lost node, rotated keys, a lost cluster and killed processes cost.
+//! Claims under Kubernetes: requests of a claim's life to the API server and the store, waiting times of
+//! users, costs of a lost node, rotated keys, a lost cluster and killed processes.
 //!
-//! Order of the claims: the times of programs on the host first, while no machine runs beside them; then the
-//! lives on node a; then node b, whose clock counts instructions, joins and takes over. Each scenario has a
-//! world of its own.
+//! Order of the claims: first the times of programs on the host, while no machine runs; then the lives on
+//! node a; then node b, whose clock counts instructions, joins and takes over. Each scenario has its own
+//! world.
 
 use holdfast_lab::csi_node::CsiNode;
 use holdfast_lab::images::{self, Recipe};
@@ -24,7 +24,7 @@ mod waits;
 mod watches;
 
 const BUCKET: &str = "bench";
-/// Volumes of the lost cluster.
+/// Number of volumes of the lost cluster.
 const ADOPTED: usize = 10;
 const MB: f64 = 1e6;
 
@@ -49,7 +49,7 @@ pub(super) fn run_claims(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Figures of scenarios that the suite plays too.
+/// Measures figures of scenarios that are also tests.
 pub(super) fn run_scenarios(world: &World) -> Result<Vec<Figure>> {
     let sanity = play(world, "csi-sanity", csi_sanity::sanity)?;
     let chaos = play(world, "chaos", chaos::chaos)?;
@@ -86,7 +86,7 @@ pub(super) fn run_scenarios(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Sizes of the images once they are unpacked.
+/// Measures the unpacked sizes of the images.
 pub(super) fn run_images(world: &World) -> Result<Vec<Figure>> {
     let built = images::build(world.toolbox(), Profile::Release, &world.dir().join("images"))?;
     let sized = |image: &images::Built| {
@@ -99,7 +99,7 @@ pub(super) fn run_images(world: &World) -> Result<Vec<Figure>> {
     Ok(built.iter().map(sized).collect())
 }
 
-/// A figure whose bar follows.
+/// A figure before its bar is set.
 struct Unbarred(Figure);
 
 fn figure(name: &str, value: f64, unit: &'static str, against: &str) -> Unbarred {

@@ -1,4 +1,4 @@
-//! The reference: the kernel's own ublk server, serving a file.
+//! The reference: the kernel's own ublk server (`kublk`), serving a file.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 use holdfast_lab::vm::Vm;
 use holdfast_lab::world::World;
 
-/// Longest wait for a device to appear, in the machine's time.
+/// Maximum wait for a device to appear, in the machine's time.
 const APPEAR: Duration = Duration::from_secs(30);
 
-/// Tags of a queue: those of the daemon's devices.
+/// Tags per queue, as in the daemon's devices.
 const DEPTH: u32 = 128;
 
-/// Ways by which kublk moves data.
+/// Ways in which kublk moves data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Registered request buffers.
@@ -30,7 +30,7 @@ pub struct Kublk<'a> {
     id: u32,
 }
 
-/// Puts kublk into the test machines booted later.
+/// Installs kublk in test machines that boot later.
 ///
 /// # Errors
 /// If it cannot be built.
@@ -39,8 +39,8 @@ pub fn share(world: &World) -> Result<()> {
 }
 
 impl<'a> Kublk<'a> {
-    /// Serves `file` as a device with one queue, with as many tags as the daemon's devices have, no scheduler
-    /// and no throttling of writes, as they are.
+    /// Serves `file` as a device with one queue and, like the daemon's devices, 128 tags, no scheduler and no
+    /// writeback throttling.
     ///
     /// # Errors
     /// If the device does not appear.
@@ -60,7 +60,7 @@ impl<'a> Kublk<'a> {
         Ok(served)
     }
 
-    /// The block device.
+    /// Returns the path of the block device.
     pub fn device(&self) -> String {
         format!("/dev/ublkb{}", self.id)
     }
@@ -68,7 +68,7 @@ impl<'a> Kublk<'a> {
     /// Removes the device.
     ///
     /// # Errors
-    /// If kublk cannot.
+    /// If kublk fails.
     pub fn remove(self) -> Result<()> {
         self.vm.exec(&format!("kublk del -n {} > /dev/null", self.id)).map(drop)
     }

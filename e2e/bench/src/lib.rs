@@ -1,9 +1,9 @@
-//! Benchmarks: figures that mean the same on every machine.
+//! Benchmarks: figures that are comparable between machines.
 //!
-//! A test machine whose clock counts instructions makes them (see [`Options::benchmark`]), so they are
-//! ratios of two things measured in one boot, or counts; never times of the host. The exceptions are
-//! `kubernetes` and `index-stores`, of which some bars are times that a user or a write waits, and the
-//! recovery of `memory`, for which requests wait.
+//! They come from a test machine whose clock counts instructions (see [`Options::benchmark`]), so they are
+//! counts, or ratios of two measurements in one boot; never times of the host. Exceptions: some bars of
+//! `kubernetes` and `index-stores` are waiting times of a user or a write, and that of the recovery in
+//! `memory` is a waiting time of requests.
 //!
 //! [`Options::benchmark`]: holdfast_lab::vm::machine::Options::benchmark
 
@@ -38,7 +38,7 @@ mod ring;
 mod soak;
 mod without_ublk;
 
-/// Lines of each log that are shown when a benchmark fails.
+/// Number of lines shown of each log when a benchmark fails.
 const LOG_LINES: usize = 60;
 
 /// One benchmark.
@@ -48,15 +48,15 @@ pub struct Benchmark {
     pub name: &'static str,
     /// The measured quantity.
     pub about: &'static str,
-    /// Duration on two quiet cores, set-up and compilation excepted.
+    /// Duration on two idle cores, without set-up and compilation.
     pub expected: Duration,
-    /// Build of the programs that it measures; what only counts needs no optimised one.
+    /// Build of the measured programs; benchmarks that only count need no optimised one.
     pub profile: Profile,
-    /// Runs it in a world of its own and returns its figures.
+    /// Runs it in its own world and returns its figures.
     pub run: fn(&World) -> Result<Vec<Figure>>,
 }
 
-/// All benchmarks that run when none is named.
+/// Benchmarks that run by default.
 pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "ring",
@@ -221,7 +221,7 @@ pub const ALL: &[Benchmark] = &[
     },
 ];
 
-/// Benchmarks that run only when they are named.
+/// Benchmarks that run only by name.
 pub const BY_NAME: &[Benchmark] = &[
     Benchmark {
         name: "field-simulated",
@@ -276,9 +276,9 @@ pub struct Figure {
     pub value: f64,
     /// Its unit; `ratio` for ratios.
     pub unit: &'static str,
-    /// The value it is compared with, or the bound it must keep.
+    /// The value to compare it with, or its bound.
     pub against: String,
-    /// The bar it must clear, if there is one.
+    /// Its bar, if it has one.
     #[serde(skip)]
     pub bar: Option<Bar>,
 }
@@ -286,16 +286,16 @@ pub struct Figure {
 /// Requirement on a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bar {
-    /// Not less.
+    /// At least this value.
     AtLeast(f64),
-    /// Not more.
+    /// At most this value.
     AtMost(f64),
-    /// This.
+    /// Exactly this value.
     Exactly(f64),
 }
 
 impl Bar {
-    /// True if `value` clears the bar; a value that is not a number does not.
+    /// Returns true if `value` clears the bar; NaN does not.
     fn is_cleared(self, value: f64) -> bool {
         match self {
             Self::AtLeast(least) => value >= least,
@@ -306,10 +306,10 @@ impl Bar {
 }
 
 /// Runs the benchmarks whose name contains `filter`, prints their figures as a table and then as one JSON
-/// object a line.
+/// object per line.
 ///
 /// # Errors
-/// If none has that name, one fails, or, after all figures were printed, one misses its bar.
+/// If no benchmark matches, one fails, or, after printing all figures, one misses its bar.
 pub fn run(filter: Option<&str>) -> Result<()> {
     let chosen: Vec<&Benchmark> = match filter {
         None => ALL.iter().collect(),
@@ -323,7 +323,7 @@ pub fn run(filter: Option<&str>) -> Result<()> {
         let world = World::new(&toolbox, benchmark.name, KERNEL, benchmark.profile)?;
         match (benchmark.run)(&world) {
             Ok(measured) => figures.extend(measured),
-            // The figures of the others are not lost with it.
+            // Keeps the figures of the other benchmarks.
             Err(error) => {
                 eprintln!("{}", world.logs(LOG_LINES));
                 failed.push(format!("{} failed: {error:#}", benchmark.name));
@@ -344,20 +344,20 @@ pub fn run(filter: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Says which bar a figure misses, if it does.
+/// Describes the bar that a figure misses, if it does.
 fn missed(figure: &Figure) -> Option<String> {
     let Figure { name, value, unit: _, against, bar } = figure;
     let bar = bar.filter(|bar| !bar.is_cleared(*value))?;
     Some(format!("missed: {name} is {value:.3}, must be {bar:?} ({against})"))
 }
 
-/// Plays a scenario in a world of its own, with programs that check themselves: speed is not what counts
+/// Plays a scenario in its own world, with development builds, which have assertions: speed does not matter
 /// here.
 fn play<T>(world: &World, name: &str, scenario: impl FnOnce(&World) -> Result<T>) -> Result<T> {
     play_on(world, KERNEL, name, scenario)
 }
 
-/// The same on this kernel.
+/// Like [`play`], on this kernel.
 fn play_on<T>(
     world: &World,
     kernel: KernelPin,
@@ -372,7 +372,7 @@ fn play_on<T>(
     played
 }
 
-/// The middle one of an odd number of values.
+/// Returns the median of an odd number of values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

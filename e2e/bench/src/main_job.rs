@@ -1,7 +1,7 @@
-//! The main job's figures: S3 requests of each step, costs of many volumes.
+//! Figures of the main job: S3 requests per step, costs of many volumes.
 //!
-//! The S3 server runs on the host: how long it takes means nothing, so requests are counted and their time is
-//! taken out of what is timed.
+//! The S3 server runs on the host, so its times are meaningless: the benchmark counts requests and subtracts
+//! their time from measured times.
 
 use anyhow::Result;
 use holdfast_lab::report;
@@ -13,9 +13,9 @@ use super::daemon::Bench;
 mod many;
 mod requests;
 
-/// Uploads held back: nothing is sealed unless a volume is detached or attached with another age.
+/// Delayed uploads: a volume is sealed only if it is detached, or attached with another age.
 const HELD_BACK: &str = "slab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
-/// A seal for every MiB written.
+/// One seal per MiB written.
 const SEAL_OFTEN: &str = "slab_size = \"64Mi\"\nseal_size = \"1Mi\"\nmax_dirty_age = \"1h\"";
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {

@@ -1,10 +1,10 @@
-//! Memory volumes against what else keeps a block device in memory: the kernel's ramdisk (`brd`), its
-//! compressed ramdisk (`zram`), and `trueno-ublk`, which compresses behind ublk as a memory volume does. Same
-//! boot, same bytes, same requests.
+//! Memory volumes against other block devices in memory: the kernel's ramdisk (`brd`), its compressed ramdisk
+//! (`zram`), and `trueno-ublk`, which compresses behind ublk like a memory volume. Same boot, same bytes,
+//! same requests.
 //!
-//! The machine has one processor, whose clock counts instructions: what several queues on several processors
-//! gain cannot be seen here. A recovery runs on the host, and its figure is a time of its processor: a large
-//! table is about caches, which the machine does not have.
+//! The machine has one processor, whose clock counts instructions, so it does not show gains of several
+//! queues on several processors. The recovery runs on the host, and its figure is processor time: the cost of
+//! a large table depends on caches, which the machine does not emulate.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -31,10 +31,10 @@ mod load;
 const BUCKET: &str = "bench";
 const MEMORY: &str = "memory_volumes = \"1Gi\"";
 const PAGE_BYTES: u64 = 4096;
-/// Corpora of a device whose memory is measured. A slab of each class may be partly used, which weighs more
-/// the smaller a volume is.
+/// Corpora per device when memory is measured. One slab of each class may be partly used, which matters more
+/// in smaller volumes.
 const MEASURED_CORPORA: u64 = 4;
-/// Overwrites at random of each page of it, after which the overhead is measured.
+/// Random overwrites per page of the device before the overhead is measured.
 const OVERWRITES: u64 = 20;
 
 /// A row of the comparison.
@@ -43,7 +43,7 @@ struct MemoryRow {
     load: DeviceLoad,
 }
 
-/// Reads come first: they find the bytes of the corpus, in order.
+/// Returns the rows. Reads come first, to find the bytes of the corpus in order.
 fn rows() -> Vec<MemoryRow> {
     let random = |write, depth| DeviceLoad {
         write,
@@ -71,11 +71,11 @@ fn rows() -> Vec<MemoryRow> {
     ]
 }
 
-/// The rows of a kind, in requests a second.
+/// The rows of a kind, in requests per second.
 type RowSpeeds = BTreeMap<&'static str, f64>;
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
-    // First: a machine would take part of the host.
+    // First, because a machine would use resources of the host.
     let mut figures = vec![recovery(world.toolbox())?];
     world.share(&world.programs()?.join("examples/load"), "bin/load")?;
     let trueno = world.toolbox().trueno_ublk().and_then(|program| world.share(&program, "bin/trueno-ublk"));
@@ -108,7 +108,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Time of this host's processor to open a table of 64 GiB: `node/serve/examples/recover.rs`.
+/// Measures this host's processor time to open a table of 64 GiB: `node/serve/examples/recover.rs`.
 fn recovery(toolbox: &Toolbox) -> Result<Figure> {
     const NAME: &str = "memory_recover_ms_64gib";
     let program = toolbox.example("holdfast-serve", "recover")?;
@@ -125,7 +125,7 @@ fn recovery(toolbox: &Toolbox) -> Result<Figure> {
     })
 }
 
-/// All kinds of device with the bytes of a corpus.
+/// Compares all kinds of device with the bytes of a corpus.
 fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let rows = rows();
@@ -174,7 +174,7 @@ fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>>
                             bar: None,
                         });
                     }
-                    // Its zstd makes frames of literals alone: what is not compressed is fast.
+                    // Its zstd makes frames of literals only: not compressing is fast.
                     let bar = (codec == DeviceCodec::Lz4).then_some(1.0);
                     for row in &rows {
                         let name = figure(&format!("_{}", row.name));
@@ -188,25 +188,25 @@ fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>>
     Ok(figures)
 }
 
-/// Figures of a kind.
+/// Figures of a kind of device.
 struct DeviceFigures {
     speeds: RowSpeeds,
-    /// Memory of the contents, after the corpus was written in order; where the kind says it.
+    /// Memory of the contents after writing the corpus in order; `None` if the kind does not report it.
     memory_bytes: Option<u64>,
 }
 
-/// A comparison that could not be made: its bar is missed.
+/// Makes the figure of a comparison that could not run, which misses its bar.
 fn not_run(name: &str, error: &anyhow::Error) -> Figure {
     let against = format!("not run: {error:#}");
     Figure { name: name.to_owned(), value: f64::NAN, unit: "ratio", against, bar: Some(Bar::AtLeast(1.0)) }
 }
 
-/// Writes the corpus to a device of the kind, checks it, and measures these rows.
+/// Writes the corpus to a device of the kind, verifies it, and measures these rows.
 fn measure(node: &Node, kind: MemoryDevice, corpus: Corpus, rows: &[MemoryRow]) -> Result<DeviceFigures> {
     report::step(format_args!("{kind} with {}", corpus.name()));
     let served = kind.serve(node, corpus::CORPUS_BYTES)?;
     let measured = measure_served(node, &served, corpus, rows);
-    // Also after an error: the next one takes its place.
+    // Also after an error, because the next device reuses its names.
     let removed = served.remove(node);
     let measured = measured.with_context(|| format!("measure {kind} with {}", corpus.name()))?;
     removed.map(|()| measured)
@@ -248,7 +248,7 @@ fn speed_ratio(
     })
 }
 
-/// Compression by ours and by zram; of zeros, of which zram has a flag, the memory of ours.
+/// Compares compression by a memory volume and by zram; for zeros, a flag in zram, measures only the former.
 fn compression(node: &Node, corpus: Corpus, codec: DeviceCodec) -> Result<Figure> {
     report::step(format_args!("memory of {} with {}", corpus.name(), codec.name()));
     let bytes = MEASURED_CORPORA * corpus::CORPUS_BYTES;
@@ -281,14 +281,14 @@ fn compression(node: &Node, corpus: Corpus, codec: DeviceCodec) -> Result<Figure
     })
 }
 
-/// A file of a corpus, so many times.
+/// Makes a file with a corpus repeated `times`.
 fn repeated(vm: &Vm, corpus: Corpus, times: u64) -> Result<String> {
     let path = "/corpora/repeated";
     vm.exec(&format!("for i in $(seq {times}); do cat {}; done > {path}", corpus.path()))?;
     Ok(path.to_owned())
 }
 
-/// Memory that a volume takes for each page before anything is written: its table, without the head.
+/// Measures the memory per page of an unwritten volume: its table, without the head.
 fn table_bytes_per_page(node: &Node) -> Result<Figure> {
     let served = MemoryDevice::Ours(DeviceCodec::Lz4).serve(node, corpus::CORPUS_BYTES)?;
     let blocks: u64 = node
@@ -309,7 +309,7 @@ fn table_bytes_per_page(node: &Node) -> Result<Figure> {
     })
 }
 
-/// Part of the memory that is not used slots, once pages of the mixed corpus replaced one another at random.
+/// Measures the percentage of memory outside used slots after random overwrites with the mixed corpus.
 fn overhead(node: &Node) -> Result<Figure> {
     report::step("overwrite a volume at random");
     let bytes = MEASURED_CORPORA * corpus::CORPUS_BYTES;
@@ -335,7 +335,7 @@ fn overhead(node: &Node) -> Result<Figure> {
     })
 }
 
-/// Length of the slots that words name: `docs/formats/memory-volume.md`.
+/// Returns the total length of the slots that words reference: `docs/formats/memory-volume.md`.
 fn slot_bytes(words: &[u8]) -> u64 {
     let (words, _) = words.as_chunks::<8>();
     words.iter().filter(|word| word[0] >= 2).map(|word| u64::from(word[1]) * 64).sum()

@@ -1,10 +1,10 @@
-//! An NVMe/TCP target of the experiment `nvme-tcp`: the namespaces of one subsystem, each a file.
+//! The NVMe/TCP target of the experiment `nvme-tcp`: one subsystem, each namespace a file.
 //!
-//! Owns: the listening socket and the connections. Each connection is a queue of a controller, the first one
-//! of a controller its admin queue.
-//! Does not own: a volume. It does the least that Linux asks of a target; its I/O is that of a plain file.
-//! Runs on: one thread for each connection.
-//! On failure: ends the connection, which the kernel makes again; a failed read or write of a file is the
+//! *Owns*: the listening socket and the connections. Each is a queue of a controller, the first its admin
+//! queue.
+//! *Does not own*: a volume. It implements the minimum that Linux requires, with the I/O of a plain file.
+//! *Runs on*: one thread per connection.
+//! *On failure*: ends the connection, and the kernel reconnects; a failed read or write of a file is the
 //! status of its command.
 
 use std::fs::{File, OpenOptions};
@@ -32,9 +32,9 @@ mod queue;
 
 /// Name of the subsystem.
 pub const NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:5d0c5c62-2f0e-4c57-9d1a-8b4f0f6a1c20";
-/// Block of a namespace, in bytes.
+/// Bytes per block of a namespace.
 const BLOCK_BYTES: u64 = 4096;
-/// The longest data of a command, in bytes: 2^8 pages.
+/// Maximum bytes of data of a command: 2^8 pages.
 const DATA_BYTES: usize = 1 << 20;
 /// Connection PDUs: 128 bytes each, types 0 and 1. Source: NVMe/TCP transport specification 1.0, 3.6.2.
 const CONNECTION_BYTES: usize = 128;
@@ -48,15 +48,15 @@ struct Namespace {
     blocks: u64,
 }
 
-/// Parts that all queues share.
+/// State shared by all queues.
 struct Subsystem {
     namespaces: Vec<Namespace>,
-    /// Number of the next controller. A controller of a target that was killed is still known to the kernel
-    /// when the next target starts, so each process begins elsewhere.
+    /// Number of the next controller. The kernel still knows the controllers of a killed target when the next
+    /// one starts, so each process begins with another number.
     next_controller: AtomicU16,
 }
 
-/// Serves each of `files` as a namespace, on this port of the loopback. Does not end.
+/// Serves each of `files` as a namespace, on this port of the loopback. Does not return.
 ///
 /// # Errors
 /// If a file or the port cannot be opened.
@@ -84,7 +84,7 @@ pub fn run(port: u16, files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Waits while another process has the port: one that was killed has it until its last write has ended.
+/// Waits for the port and binds it: a killed process keeps it until its last write has ended.
 fn listen(port: u16) -> Result<TcpListener> {
     loop {
         match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
@@ -94,8 +94,8 @@ fn listen(port: u16) -> Result<TcpListener> {
     }
 }
 
-/// Answers the commands of a connection until the host closes it. Answers wait while whole commands have
-/// come, so many of them share one system call.
+/// Answers the commands of a connection until the host closes it. Sends answers after the last complete
+/// command received, so that many of them share one system call.
 fn serve(connection: &TcpStream, subsystem: &Subsystem) -> Result<()> {
     connection.set_nodelay(true)?;
     connect(connection)?;
@@ -113,7 +113,7 @@ fn serve(connection: &TcpStream, subsystem: &Subsystem) -> Result<()> {
     }
 }
 
-/// Exchanges the connection PDUs: no digests, data that follows its header at once.
+/// Exchanges the connection PDUs: no digests, data directly after its header.
 fn connect(mut connection: &TcpStream) -> Result<()> {
     let mut request = [0; CONNECTION_BYTES];
     connection.read_exact(&mut request).context("read the request for a connection")?;
@@ -172,14 +172,14 @@ mod tests {
             host
         }
 
-        /// Sends a command; returns the data, or the result where there is none, or the status.
+        /// Sends a command. Returns the data, or the result of a command without data, or the status.
         fn ask(&mut self, command: &[u8; COMMAND_BYTES], data: &[u8]) -> Result<Vec<u8>, u16> {
             let length = u32::try_from(8 + COMMAND_BYTES + data.len()).unwrap();
             let mut pdu = vec![4, 0, 72, if data.is_empty() { 0 } else { 72 }];
             pdu.extend(length.to_le_bytes());
             pdu.extend(command);
             pdu.extend(data);
-            // In two pieces: the target waits for the whole.
+            // In two pieces, so that the target must wait for the second.
             self.0.write_all(&pdu[..20]).unwrap();
             self.0.write_all(&pdu[20..]).unwrap();
             let mut header = [0; 24];
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// A command to the namespace, for one block.
+    /// Makes a command for one block of the namespace.
     fn block(opcode: u8, block: u8) -> [u8; COMMAND_BYTES] {
         let mut command = [0; COMMAND_BYTES];
         command[0] = opcode;

@@ -1,6 +1,5 @@
-//! NVMe/TCP to a target in user space on the loopback: what it would cost, and what its applications see
-//! when the target is killed. It is the experiment of `docs/adr/0032-nvme-tcp-on-loopback.md`: no volume is
-//! served so.
+//! NVMe/TCP to a target in user space on the loopback: its costs, and the errors of applications when the
+//! target is killed. This is the experiment of `docs/adr/0032-nvme-tcp-on-loopback.md`; no volume uses it.
 
 use std::sync::Arc;
 
@@ -20,15 +19,15 @@ use target::RunningTarget;
 mod kills;
 mod target;
 
-/// Uploads held back: nothing is sealed while a volume is measured.
+/// Delayed uploads: no volume is sealed while it is measured.
 const HELD_BACK: &str = "slab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
 const VOLUME: &str = "by-fuse";
-/// Rounds; the median of each side counts.
+/// Number of rounds; the figures compare the medians.
 const ROUNDS: u32 = 3;
-/// Older kernels on which the target is killed too.
+/// Older kernels for additional kills of the target.
 const OLDER: [KernelPin; 2] = [LTS_KERNEL, OLD_KERNEL];
 
-/// Name of the figure, and the job.
+/// Returns the jobs with the names of their figures.
 fn rows() -> [(&'static str, Job<'static>); 4] {
     let random = |pattern| Job::of(&[], pattern, 12_000);
     let large = |pattern| Job { block_bytes: 1 << 20, depth: Some(32), ..Job::of(&[], pattern, 500) };
@@ -67,7 +66,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Kills of the target on the kernel of a world, without a daemon.
+/// Kills the target on the kernel of a world, without a daemon.
 fn kill_on(world: &World, kills: &mut KillFigures) -> Result<()> {
     let vm = world.vm_with("bench", || options(&["nvme-tcp"]))?;
     vm.exec(&format!(
@@ -80,8 +79,8 @@ fn kill_on(world: &World, kills: &mut KillFigures) -> Result<()> {
     vm.power_off()
 }
 
-/// Requests to the target's device against those to a volume by FUSE and a loop device, round after round.
-/// The files of both lie on the same file system.
+/// Compares requests to the target's device to those to a volume by FUSE and a loop device, alternately in
+/// each round. The files of both are on the same file system.
 fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>> {
     bench.change_transport("fuse", HELD_BACK)?;
     bench.create(VOLUME, "256Mi")?;
@@ -111,7 +110,7 @@ fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>>
         });
     }
     target.disconnect()?;
-    // Its upload is of holes.
+    // So that its upload contains only holes.
     bench.vm.exec(&format!("blkdiscard {}", devices[1]))?;
     bench.detach(VOLUME)?;
     bench.vm.power_off()?;

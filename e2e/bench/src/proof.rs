@@ -1,4 +1,4 @@
-//! The proof's figures: what the simulation played and found, and how much of the code it ran.
+//! Figures of the proof: operations and findings of the simulation, and its code coverage.
 
 use std::process::Command;
 
@@ -15,12 +15,12 @@ use crate::coverage::Coverage;
 /// More than ten million operations.
 const SEEDS: &str = "1000";
 const OPERATIONS: &str = "10000";
-/// Volumes that share hosts and stores, and more than four million operations of them.
+/// Volumes that share hosts and stores, with more than four million operations.
 const FLEET: &str = "8";
 const FLEET_SEEDS: &str = "200";
 const FLEET_OPERATIONS: &str = "20000";
-/// Outcomes of a power cut tried at each visit of a crash point, so that all of them take minutes; the
-/// command's own default takes hours.
+/// Outcomes of a power cut tried at each visit of a crash point. With this number the run takes minutes, with
+/// the command's default hours.
 const OUTCOMES: &str = "256";
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
@@ -42,7 +42,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Each has a directory with its corpus, which a test of the simulation compares with its targets.
+/// Counts the fuzz targets. Each has a directory with its corpus; a test of the simulation compares them.
 fn fuzz_targets(toolbox: &Toolbox) -> Result<Figure> {
     let directory = toolbox.workspace().join("node/sim/fuzz");
     let targets = std::fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
@@ -55,7 +55,7 @@ fn fuzz_targets(toolbox: &Toolbox) -> Result<Figure> {
     })
 }
 
-/// The program, optimised.
+/// The optimised program of the simulation.
 pub(super) struct Simulation {
     program: std::path::PathBuf,
 }
@@ -67,10 +67,10 @@ impl Simulation {
         Ok(Self { program: toolbox.target().join("release/holdfast-sim") })
     }
 
-    /// Runs it and takes its last line. What it found does not end it here: the figures say so.
+    /// Runs it and parses its last line. Findings are no error here: the figures show them.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<Counts> {
         report::step(format_args!("holdfast-sim {}", arguments.join(" ")));
-        // It exits with 1 when something was found, which is a figure and no error.
+        // It exits with 1 on findings, which are a figure and not an error.
         let mut shell = Command::new("sh");
         let output =
             output(shell.args(["-c", "\"$0\" \"$@\" || [ $? -eq 1 ]"]).arg(&self.program).args(arguments))?;
@@ -143,7 +143,7 @@ impl Simulation {
     }
 }
 
-/// The numbers of the last line.
+/// Numbers in the last line.
 pub(super) struct Counts(pub(super) Value);
 
 impl Counts {

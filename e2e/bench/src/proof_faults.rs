@@ -1,5 +1,5 @@
-//! The proof's figures that need machines: power cuts, a store that is unreachable for minutes, what that
-//! leaves dirty, and many ends of the daemon.
+//! Figures of the proof that need machines: power cuts, a store that is unreachable for minutes, the dirty
+//! backlog after it, and many ends of the daemon.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use holdfast_scenarios::{drain, kill_rounds, power_cuts, s3_outage};
 use super::{Bar, Figure, play};
 
 const POWER_CUTS: usize = 20;
-/// Dirty data that an outage leaves, in MiB: `data.max_dirty` unless set.
+/// Dirty data after an outage, in MiB: the default of `data.max_dirty`.
 const DIRTY_MIB: u64 = 4096;
 const OUTAGE: Duration = Duration::from_secs(180);
-/// Ends of the daemon with each transport.
+/// Ends of the daemon per transport.
 const KILL_ROUNDS: usize = 50;
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {

@@ -1,6 +1,6 @@
-//! Work of a ring thread in one turn for one volume, while the devices of all others on it wait.
+//! Work of a ring thread in one turn for one volume, while the other devices of the thread wait.
 //!
-//! The tests of `node/engine/tests/rounds.rs` print it, optimised and in a machine whose clock counts
+//! The tests in `node/engine/tests/rounds.rs` print it: optimised, in a machine whose clock counts
 //! instructions.
 
 use anyhow::{Context, Result};
@@ -11,14 +11,14 @@ use serde::Deserialize;
 
 use super::{Bar, Figure};
 
-/// The most that one turn may take, in instructions.
+/// Maximum length of a turn, in instructions.
 const MAX_INSTRUCTIONS: f64 = 5e6;
-/// The most memory beyond the live map, in bytes.
+/// Maximum memory in addition to the live map, in bytes.
 const MAX_MEMORY_BYTES: f64 = 67_108_864.0;
 /// `MAP_WRITE_PAGES` of the engine.
 const MAX_PAGES: f64 = 64.0;
 
-/// Figures that a test prints in one line.
+/// Figures that a test prints on one line.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Turns {
@@ -28,7 +28,7 @@ struct Turns {
     memory_bytes: u64,
 }
 
-/// Output of these tests of `rounds`: an instruction is a nanosecond there.
+/// Runs these tests of `rounds` and returns their output, in which an instruction is a nanosecond.
 pub(super) fn output_of(world: &World, tests: &str) -> Result<String> {
     world.share(&world.toolbox().test_program("rounds", Profile::Release)?, "bin/rounds")?;
     let vm = world.vm_with("bench", Options::benchmark)?;

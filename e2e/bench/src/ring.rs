@@ -1,4 +1,4 @@
-//! Costs of the ring and ublk crates beside the kernel's own server: same file, same boot, same job.
+//! Costs of the ring and ublk crates compared to the kernel's own server: same file size, boot and jobs.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use super::kublk::{self, Kublk, Mode};
 use super::{Figure, median};
 
 const DEPTH: u32 = 128;
-/// Rounds; the median of each side counts.
+/// Number of rounds; the figures compare the medians.
 const ROUNDS: u32 = 3;
 const READY: Duration = Duration::from_secs(60);
-/// Directory of the files: ext4 on a ramdisk.
+/// Directory of the files, on ext4 on a ramdisk.
 const DIR: &str = "/ram";
 const SIGINT: i32 = 2;
 
-/// Name of the figure, fio pattern, request size, requests.
+/// Name of the figure, fio pattern, request size, number of requests.
 const JOBS: &[(&str, &str, u32, u32)] = &[
     ("randread4k", "randread", 4096, 12_000),
     ("randwrite4k", "randwrite", 4096, 12_000),

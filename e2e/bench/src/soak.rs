@@ -1,6 +1,6 @@
-//! A long run: 16 volumes under verified load for half an hour with each transport. At first the daemon is
-//! killed, ended and replaced again and again; then it runs on, and its use of the node must not grow.
-//! Writes the course of each quantity as a picture.
+//! A long run: 16 volumes under verified load for half an hour per transport. First the daemon is repeatedly
+//! killed, terminated and replaced; then it runs undisturbed, and its resource use must not grow. Draws a
+//! picture of the course of each quantity.
 
 use std::fs;
 use std::sync::Arc;
@@ -22,38 +22,38 @@ mod picture;
 use course::Course;
 
 const BUCKET: &str = "soak";
-/// Uploads all the time.
+/// Continuous uploads.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"16Mi\"\nmax_dirty_age = \"5s\"";
 const DEVICES: u32 = 16;
 const SIZE: &str = "64Mi";
-/// Time with each transport, unless `HOLDFAST_SOAK_MINUTES` says how long all of it takes.
+/// Time per transport, unless `HOLDFAST_SOAK_MINUTES` sets the total time.
 const EACH: Duration = Duration::from_secs(1800);
-/// Part of it in which the daemon is ended: one of so many.
+/// The daemon is ended in the first of this many parts of the time.
 const ENDS_PART: u32 = 3;
 const BETWEEN_ENDS: Duration = Duration::from_secs(40);
-/// Ends with each transport, at least: each kind.
+/// Minimum number of ends per transport: one of each kind.
 const LEAST_ENDS: u32 = 3;
 const BETWEEN_SAMPLES: Duration = Duration::from_secs(10);
-/// Part of the time without ends that is not looked at: a cache fills, a pool of connections is opened.
+/// The first of this many parts of the time without ends is ignored: caches and connection pools fill.
 const WARM_UP_PART: u32 = 4;
-/// Growth an hour that counts as none, in percent of the mean; and the most noise beside it.
+/// Tolerated growth per hour in percent of the mean, and the maximum noise tolerated in addition.
 const FLAT_PERCENT: f64 = 5.0;
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 const FIO_END: Duration = Duration::from_secs(300);
 const FIO: &str = "fio";
 const SIGINT: i32 = 2;
-/// Exit of fio on that signal.
+/// Exit status of fio after that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
 
-/// Prints what the daemon takes of the node: resident memory in KiB, open files, threads, and the run
-/// directory in KiB.
+/// Prints the daemon's resource use: resident memory in KiB, open files, threads, and the run directory in
+/// KiB.
 const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
   if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
 done
 rss=$(awk '/^VmRSS/ { print $2 }' "$daemon/status")
 echo "$rss $(ls "$daemon/fd" | wc -l) $(ls "$daemon/task" | wc -l) $(du -sk /run/holdfast | cut -f 1)""#;
 
-/// The quantities of a sample, in its order.
+/// Quantities of a sample, in order.
 const QUANTITIES: [(&str, &str); 4] =
     [("rss", "KiB"), ("fd", "files"), ("threads", "threads"), ("tmpfs", "KiB")];
 
@@ -81,7 +81,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Time with each transport.
+/// Returns the time per transport.
 fn each() -> Result<Duration> {
     let Some(minutes) = std::env::var_os("HOLDFAST_SOAK_MINUTES") else { return Ok(EACH) };
     let minutes = minutes.to_str().and_then(|text| text.parse::<u64>().ok());
@@ -90,7 +90,7 @@ fn each() -> Result<Duration> {
     Ok(Duration::from_secs(minutes * 60 / 2))
 }
 
-/// Attaches the volumes, loads them, and returns the course of each quantity.
+/// Attaches the volumes, runs the load, and returns the course of each quantity.
 fn soak(node: &Node, prefix: &str, each: Duration) -> Result<[Course; QUANTITIES.len()]> {
     let vm = node.vm();
     let volumes: Vec<String> =
@@ -132,7 +132,7 @@ fn soak(node: &Node, prefix: &str, each: Duration) -> Result<[Course; QUANTITIES
     Ok(courses)
 }
 
-/// Starts verified random reads and writes of all devices, at a rate that the emulator keeps up with.
+/// Starts verified random reads and writes on all devices, at a rate that the emulator sustains.
 fn load(vm: &Vm, devices: &[String], each: Duration) -> Result<()> {
     let jobs: String = devices.iter().map(|device| format!(" --name={device} --filename={device}")).collect();
     let seconds = each.as_secs() + 3600;
@@ -143,7 +143,7 @@ fn load(vm: &Vm, devices: &[String], each: Duration) -> Result<()> {
     vm.spawn(FIO, &bash(&fio)).map(drop)
 }
 
-/// Ends the daemon by a kill, by SIGTERM or by a successor, one after the other.
+/// Ends the daemon by a kill, by SIGTERM or by a successor, in rotation.
 fn end(node: &Node, number: u32) -> Result<()> {
     match number % 3 {
         0 => node.kill().and_then(|()| node.restart()),
@@ -158,10 +158,10 @@ fn sample(vm: &Vm) -> Result<[f64; QUANTITIES.len()]> {
     values.try_into().ok().with_context(|| format!("a sample of the daemon: {said:?}"))
 }
 
-/// Figure of the growth of a quantity, which must be none within its noise.
+/// Makes the figure of a quantity's growth, which must be zero within its noise.
 fn growth(name: &str, unit: &str, course: &Course) -> Figure {
     let trend = course.trend();
-    // A number that is none misses its bar, whatever that is.
+    // NaN misses any bar.
     let most =
         trend.noise.is_finite().then(|| FLAT_PERCENT + (100.0 * trend.noise / trend.mean).min(FLAT_PERCENT));
     let percent = |value: f64| 100.0 * value / trend.mean;

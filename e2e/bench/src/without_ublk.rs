@@ -1,5 +1,5 @@
-//! Volumes of nodes without ublk: the cost of their requests against those of volumes with ublk, by the same
-//! daemon in the same boot, and the ends of the daemon and of the keeper that their programs outlive.
+//! Volumes of nodes without ublk: the cost of their requests compared to volumes with ublk, by the same
+//! daemon in the same boot, and ends of the daemon and of the keeper that programs must not notice.
 
 use anyhow::{Context, Result};
 use holdfast_lab::pins::{KERNEL, LTS_KERNEL};
@@ -13,22 +13,22 @@ use super::daemon::Bench;
 use super::fio::{self, Job};
 use super::{Bar, Figure, median, play, play_on};
 
-/// Uploads held back: nothing is sealed while a volume is measured.
+/// Delayed uploads: no volume is sealed while it is measured.
 const HELD_BACK: &str = "slab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_age = \"1h\"";
-/// Rounds; the median of each volume counts.
+/// Number of rounds; the figures compare the medians.
 const ROUNDS: u32 = 3;
-/// Ends of the daemon on each kernel: 20 kills, 20 SIGTERMs, 20 handoffs.
+/// Ends of the daemon per kernel: 20 kills, 20 SIGTERMs, 20 handoffs.
 const KILL_ROUNDS: usize = 60;
 const KEEPERS: usize = 10;
 
-/// A transport of the daemon, and the volume that has it.
+/// A transport of the daemon, and its volume.
 struct MeasuredTransport {
     /// Value of `data.transport`.
     transport: &'static str,
     volume: &'static str,
 }
 
-/// The measured one, then those that it is compared with.
+/// The measured transport, then those to compare it with.
 const TRANSPORTS: [MeasuredTransport; 3] = [
     MeasuredTransport { transport: "fuse", volume: "by-fuse" },
     MeasuredTransport { transport: "user-copy", volume: "by-user-copy" },
@@ -39,7 +39,7 @@ const TRANSPORTS: [MeasuredTransport; 3] = [
 struct TransportRow {
     name: &'static str,
     job: Job<'static>,
-    /// Least ratio to user copy, where there is a bar.
+    /// Minimum ratio to user copy, if it has a bar.
     least: Option<f64>,
 }
 
@@ -54,7 +54,7 @@ fn rows() -> [TransportRow; 4] {
     ]
 }
 
-/// One daemon serves a volume by each transport, all filled; they are measured in turns, round after round.
+/// Measures a filled volume per transport, all served by one daemon, alternately in each round.
 pub(super) fn run_requests(world: &World) -> Result<Vec<Figure>> {
     let modules = ["ublk_drv", "fuse", "loop"].map(str::to_owned).into();
     let options = Options { modules, ..Options::benchmark() };
@@ -85,7 +85,7 @@ pub(super) fn run_requests(world: &World) -> Result<Vec<Figure>> {
         }
     }
     for (MeasuredTransport { transport: _, volume }, device) in TRANSPORTS.iter().zip(&devices) {
-        // Their uploads are of holes.
+        // So that their uploads contain only holes.
         bench.vm.exec(&format!("blkdiscard {device}"))?;
         bench.detach(volume)?;
     }
@@ -93,7 +93,7 @@ pub(super) fn run_requests(world: &World) -> Result<Vec<Figure>> {
     Ok(rows.iter().zip(speeds).flat_map(|(row, speeds)| figures(row, speeds)).collect())
 }
 
-/// The ratios of a row, from the speeds of each transport.
+/// Computes the ratios of a row from the speeds of each transport.
 fn figures(row: &TransportRow, speeds: Vec<Vec<f64>>) -> Vec<Figure> {
     let mut medians = TRANSPORTS.iter().zip(speeds.into_iter().map(median));
     let ours = medians.next().map_or(f64::NAN, |(_, ours)| ours);
@@ -110,7 +110,7 @@ fn figures(row: &TransportRow, speeds: Vec<Vec<f64>>) -> Vec<Figure> {
     medians.map(ratio).collect()
 }
 
-/// Ends of the daemon under file systems and forced writes, on both kernels, and keepers that take over from
+/// Ends the daemon under file systems and forced writes, on both kernels, and lets keepers take over from
 /// each other under fio.
 pub(super) fn run_kills(world: &World) -> Result<Vec<Figure>> {
     let mut kills = KillsOutcome::default();

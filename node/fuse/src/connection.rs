@@ -1,10 +1,10 @@
-//! A connection of FUSE: the file by which the kernel asks, and its file system.
+//! A FUSE connection: the file through which the kernel sends requests, and its file system.
 //!
-//! The file system is mounted nowhere: the loop device has its one file open, which keeps it. It ends with
-//! that file, or when the last process has closed the connection; then requests fail.
+//! The file system has no mount point: the loop device keeps it alive by having its only file open. It ends
+//! when that file is closed, or when the last process closes the connection; then requests fail.
 //!
-//! *Runs on*: control threads; reads and writes of a queue on its ring thread. Nothing here opens the file or
-//! asks for its attributes: that waits for the server, which is this process ([`crate::loop_device`]).
+//! *Runs on*: control threads; reads and writes of a queue on its ring thread. This module neither opens the
+//! file nor reads its attributes: both wait for the server, which is this process ([`crate::loop_device`]).
 #![allow(unsafe_code)] // system calls that libc has no function for
 
 use std::ffi::{CStr, CString};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::limit::MAX_BACKGROUND;
 use crate::protocol::{FuseFile, FuseRequest, MAX_IO_BYTES, WRITE_HEAD_BYTES, grown, parse, reply_head};
 
-/// The device by which a server talks to the kernel.
+/// The device through which a server communicates with the kernel.
 pub const FUSE_PATH: &str = "/dev/fuse";
 
 const FSCONFIG_SET_STRING: libc::c_uint = 1;
@@ -29,7 +29,7 @@ const FSMOUNT_CLOEXEC: libc::c_uint = 1;
 /// `MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC | MOUNT_ATTR_NOATIME`.
 const ATTRIBUTES: libc::c_uint = 0x02 | 0x04 | 0x08 | 0x10;
 
-/// A connection, as a server uses it. Clones share it.
+/// A server's handle of a connection. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct FuseConnection {
     file: Arc<File>,
@@ -39,14 +39,14 @@ pub struct FuseConnection {
 }
 
 impl FuseConnection {
-    /// A connection whose file system has one file of this name and size. `lock` is held by the server for
-    /// as long as it serves.
+    /// Makes a handle of a connection whose file system has one file of this name and size. The server holds
+    /// `lock` until it stops serving.
     #[must_use]
     pub fn new(file: File, lock: Arc<File>, name: String, len_bytes: u64) -> Self {
         Self { file: Arc::new(file), lock, name, len_bytes: Arc::new(AtomicU64::new(len_bytes)) }
     }
 
-    /// Opens a new connection, which has no file system yet.
+    /// Opens a new connection, without a file system.
     ///
     /// # Errors
     /// The kernel's.
@@ -54,7 +54,7 @@ impl FuseConnection {
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(FUSE_PATH)
     }
 
-    /// Makes the file system of a new connection. What is returned keeps it until its file is open.
+    /// Creates the file system of a new connection. The returned descriptor keeps it until its file is open.
     ///
     /// # Errors
     /// The kernel's.
@@ -76,35 +76,35 @@ impl FuseConnection {
         fsmount(&context)
     }
 
-    /// The file by which the kernel asks.
+    /// Returns the file through which the kernel sends requests.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The server's lock.
+    /// Returns the server's lock.
     #[must_use]
     pub fn lock(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
     }
 
-    /// Name of the file.
+    /// Returns the name of the file.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Size of the file, in bytes.
+    /// Returns the size of the file in bytes.
     pub(crate) fn len_bytes(&self) -> u64 {
         self.len_bytes.load(Ordering::Relaxed)
     }
 
-    /// Makes the file longer, and has the kernel learn it. Next: [`LoopDevice::grow`](crate::LoopDevice).
+    /// Extends the file and notifies the kernel. Next: [`LoopDevice::grow`](crate::LoopDevice).
     ///
     /// # Errors
-    /// The kernel's. Then it may be called again.
+    /// The kernel's. The call may then be repeated.
     pub fn grow(&self, len_bytes: u64) -> io::Result<()> {
-        // Before the kernel asks: it does so once it was told.
+        // First, because the kernel may read the attributes after the notification.
         self.len_bytes.store(len_bytes, Ordering::Relaxed);
         self.write(&[&grown(len_bytes)])
     }
@@ -113,9 +113,9 @@ impl FuseConnection {
         FuseFile { name: self.name.clone(), len_bytes: self.len_bytes(), max_background: MAX_BACKGROUND }
     }
 
-    /// Answers what a new connection is asked until `is_done`, at most for `within`. A request with data
-    /// that comes meanwhile is left, and sent again to the queue ([`crate::FuseQueue::open`]). Returns the
-    /// last answer of `is_done`.
+    /// Answers the requests of a new connection until `is_done` or for at most `within`. Leaves requests with
+    /// data unanswered: the kernel resends them to the queue ([`crate::FuseQueue::open`]). Returns the last
+    /// value of `is_done`.
     ///
     /// # Errors
     /// The kernel's.
@@ -144,7 +144,7 @@ impl FuseConnection {
             };
             let Ok(parsed) = parse(&message[..len]) else { continue };
             if parsed.request == FuseRequest::Sync {
-                // The binding sends one. No write was completed that it could cover.
+                // The binding sends one. It covers no completed write.
                 self.answer(&[&reply_head(parsed.unique, 0, 0)]);
             } else if let Some(answer) = file.answer(&parsed) {
                 self.answer(&[&answer]);
@@ -165,12 +165,12 @@ impl FuseConnection {
         }
     }
 
-    /// Reads the next request that waits.
+    /// Reads the next waiting request.
     pub(crate) fn read(&self, message: &mut [u8]) -> io::Result<usize> {
         io::Read::read(&mut &*self.file, message)
     }
 
-    /// Writes a message in one call.
+    /// Writes a message with one system call.
     pub(crate) fn write(&self, parts: &[&[u8]]) -> io::Result<()> {
         let mut slices = [io::IoSlice::new(&[]); 2];
         for (slice, part) in slices.iter_mut().zip(parts) {
@@ -179,8 +179,8 @@ impl FuseConnection {
         io::Write::write_vectored(&mut &*self.file, &slices[..parts.len().min(2)]).map(drop)
     }
 
-    /// Answers a request. A refusal means that the request is gone: its program was killed, or the
-    /// connection has ended.
+    /// Answers a request. Ignores errors, which mean that the request no longer exists: its program was
+    /// killed, or the connection has ended.
     pub(crate) fn answer(&self, parts: &[&[u8]]) {
         drop(self.write(parts));
     }
@@ -199,7 +199,7 @@ fn fsconfig(
     value: Option<&CStr>,
 ) -> io::Result<()> {
     let [key, value] = [key, value].map(|text| text.map_or(std::ptr::null(), CStr::as_ptr));
-    // SAFETY: both are C strings or null, as the command demands, and outlive the call.
+    // SAFETY: both are C strings or null, as the command requires, and outlive the call.
     let done = unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, key, value, 0) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

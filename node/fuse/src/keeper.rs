@@ -1,7 +1,7 @@
-//! The keeper: a process that holds connections while no daemon lives, so that the kernel keeps them.
+//! The keeper: a process that keeps connections open while no daemon runs.
 //!
-//! A connection of FUSE ends when its last file is closed. The daemon gives the keeper each file before its
-//! device is bound, and takes them from it at its start. It speaks over a socket in the run directory:
+//! A FUSE connection ends when its last file is closed. The daemon gives the keeper each file before it binds
+//! the device, and takes the files from it when starting. They use a socket in the run directory:
 //!
 //! ```text
 //! request   +---------+-----------+----------------+      answer  +--------+
@@ -15,33 +15,32 @@
 //! | `T` takes a file; the keeper keeps it too | the file, with the status |
 //! | `D` drops a file | - |
 //! | `L` lists the tags | their number (4 bytes), then each (8 bytes) |
-//! | `W` watches the keeper: the end of the connection says that it has ended or was replaced | the status `e`, at once or later, once it was told to end |
+//! | `W` watches the keeper: the connection ends when the keeper exits or is replaced | the status `e`, at once or later, when it gets a signal to exit |
 //! | `H` hands the place over to the asking keeper | the number of files (4 bytes), with the lock; a byte, with the socket; each tag (8 bytes), with its file |
 //!
-//! A question or version that the keeper does not know has a status of its own. A keeper answers each version
-//! from 1 to its own as that version says, and one that asks takes the keeper's own where that is lower. So
-//! these ten bytes, and what is above for version 1, never change: with it a keeper hands over to one of any
-//! other release. A place is handed over in
-//! this order; no question is answered meanwhile, and none is lost: the socket is the same one.
+//! An unknown operation or version has its own status. A keeper answers every version from 1 to its own in
+//! that version, and a client uses the keeper's version if that is lower. So these ten bytes and the table
+//! above (version 1) never change: with them a keeper hands over to a keeper of any other release. The
+//! hand-over has this order. Meanwhile the keeper answers no request, but none is lost: the socket stays the
+//! same.
 //!
 //! ```text
-//! 1  successor: asks          3  successor: has all, and says so
-//! 2  keeper: sends all        4  keeper: says so too, closes all, ends or stands by
+//! 1  successor: asks          3  successor: confirms that it has all
+//! 2  keeper: sends all        4  keeper: confirms, closes all, exits or stands by
 //! ```
 //!
-//! A break before 3 leaves all as it was. After it the successor waits for 4, for a word that the keeper
-//! serves on, or for its end; what it was sent it closes only while another keeper serves.
+//! A failure before 3 changes nothing. After 3 the successor waits for 4, for a message that the keeper
+//! continues to serve, or for its exit; it closes the received files only while another keeper serves.
 //!
-//! *Owns*: the files, by tag. It knows nothing of what they are.
-//! *Invariants*: a run directory has one keeper that serves, which holds a lock there; a question that failed
-//! is an error, never the answer that nothing is kept; a process that has the only use of a file does not end
-//! by itself.
-//! *Runs on*: a process of its own; a thread for each connection, and none of a runtime. Only processes of
-//! its own user are answered. One that a daemon started has a session of its own, ends when it holds nothing,
-//! and when its place was taken. One in the foreground ends when it was told to, once it holds nothing; it
-//! stands by while another one serves, and takes the place again where that one ends or is told to.
-//! *On failure*: a daemon that lives notes the end of the keeper, and gives the next one all files. If both
-//! end, the connections end: requests to the devices fail, and flushed data is on the disk.
+//! *Owns*: the files, by tag, without knowing what they are.
+//! *Invariants*: one keeper serves a run directory and holds a lock there; a failed request is an error,
+//! never an empty answer; a process with the only reference to a file does not exit by itself.
+//! *Runs on*: its own process, with a thread per connection and no async runtime. It answers only processes
+//! of its own user. A keeper started by a daemon has its own session, and exits when it holds nothing or
+//! after handing over. A keeper in the foreground exits after a signal, once it holds nothing. It stands by
+//! while another one serves, and takes over again when that one exits or gets a signal.
+//! *On failure*: a running daemon notices the exit of the keeper, and gives the next one all files. If both
+//! exit, the connections end: requests to the devices fail, and flushed data is on the disk.
 #![allow(unsafe_code)] // setsid(2)
 
 mod message;
@@ -64,21 +63,21 @@ use self::message::{
 };
 pub use self::run::{run, run_for_daemon};
 
-/// The name of its socket in the run directory.
+/// Name of the keeper's socket in the run directory.
 pub const KEEPER_SOCKET: &str = "keeper.sock";
-/// The longest wait for a keeper that was started.
+/// Maximum wait for a keeper to start.
 const START_WITHIN: Duration = Duration::from_secs(5);
-/// The longest wait for an answer.
+/// Maximum wait for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// The most times that a question is asked whose answer was cut off, as by a keeper that ends.
+/// Maximum number of attempts for a request whose answer was cut off, for example by the exit of the keeper.
 const TRIES: u32 = 20;
-/// Time between two tries to ask, to start, or to accept.
+/// Delay between two attempts to send a request, to start, or to accept.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
 
-/// A status, the file that came with it, and the stream for more.
+/// A status, the file that came with it, and the stream for further data.
 type KeeperAnswer = (u8, Option<OwnedFd>, UnixStream);
 
-/// The daemon's side: finds the keeper at a socket, or starts it.
+/// The daemon's client: finds the keeper at a socket, or starts it.
 #[derive(Debug)]
 pub struct Keeper {
     socket: PathBuf,
@@ -86,31 +85,31 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// The keeper of a run directory.
+    /// Makes a client of the keeper of a run directory.
     #[must_use]
     pub fn of(run_dir: &Path) -> Self {
         Self { socket: run_dir.join(KEEPER_SOCKET), versions: SpokenVersions::default() }
     }
 
-    /// Its socket.
+    /// Returns the path of its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Gives it a file, in place of the one that it has with this tag.
+    /// Gives the keeper a file, which replaces one with the same tag.
     ///
     /// # Errors
-    /// It is not reached ([`is_absent`]: there is none), or could not keep it.
+    /// The keeper is unreachable ([`is_absent`]: none exists), or could not keep the file.
     pub fn keep(&self, tag: u64, file: BorrowedFd<'_>) -> io::Result<()> {
         self.ask(KEEP, tag, Some(file)).and_then(done)
     }
 
-    /// The same; where there is none, one is started: `program` becomes [`run_for_daemon`]. Returns whether
-    /// it was.
+    /// Like [`keep`](Self::keep), but starts a keeper if none exists: `program` becomes [`run_for_daemon`].
+    /// Returns true if it started one.
     ///
     /// # Errors
-    /// Those of the start, or that it does not answer.
+    /// Those of the start; the keeper does not answer.
     pub fn keep_or_start(
         &self,
         tag: u64,
@@ -133,14 +132,15 @@ impl Keeper {
         }
     }
 
-    /// Starts a keeper, which takes the place of the one that serves: `program` becomes [`run_for_daemon`].
+    /// Starts a keeper, which takes over from the serving one: `program` becomes [`run_for_daemon`].
     ///
     /// # Errors
     /// Those of the start.
     pub fn start(mut program: Command) -> io::Result<()> {
         program.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let session = || {
-            // SAFETY: it fails only for the leader of a group, which a new process is not.
+            // SAFETY: the call takes no arguments. It fails only for a group leader, which a new process is
+            // not.
             if unsafe { libc::setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         };
         // SAFETY: setsid(2) may be called between fork and exec.
@@ -155,8 +155,8 @@ impl Keeper {
         Ok(stream)
     }
 
-    /// Asks again where the answer was cut off: a keeper that was just ending is absent by then, and one that
-    /// was just replaced has a successor at the same socket.
+    /// Sends a request, and repeats it if the answer was cut off: by then, an exiting keeper is absent, and a
+    /// replaced one has a successor at the same socket.
     fn ask(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
         let mut tries = 1;
         loop {
@@ -170,7 +170,7 @@ impl Keeper {
         }
     }
 
-    /// Asks in the newest version that both sides speak.
+    /// Sends a request in the newest version that both sides support.
     fn ask_once(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
         let mut version = self.versions.newest;
         loop {
@@ -200,10 +200,10 @@ impl Keeper {
         }
     }
 
-    /// A further use of a file that it has; `None` where it has none, or there is no keeper.
+    /// Gets another reference to a file of the keeper; `None` if it has no such file, or no keeper exists.
     ///
     /// # Errors
-    /// It is not reached though its socket is there, or it has the file and could not give it.
+    /// The socket exists but the keeper is unreachable, or it could not send the file.
     pub fn take(&self, tag: u64) -> io::Result<Option<OwnedFd>> {
         match self.ask(TAKE, tag, None) {
             Ok((DONE, Some(file), _)) => Ok(Some(file)),
@@ -214,10 +214,10 @@ impl Keeper {
         }
     }
 
-    /// Has it close a file.
+    /// Makes the keeper close a file.
     ///
     /// # Errors
-    /// It is not reached though its socket is there.
+    /// The socket exists but the keeper is unreachable.
     pub fn drop(&self, tag: u64) -> io::Result<()> {
         match self.ask(DROP, tag, None) {
             Err(error) if is_absent(&error) => Ok(()),
@@ -225,10 +225,10 @@ impl Keeper {
         }
     }
 
-    /// The tags of its files; none where there is no keeper.
+    /// Lists the tags of the keeper's files; empty if no keeper exists.
     ///
     /// # Errors
-    /// It is not reached though its socket is there.
+    /// The socket exists but the keeper is unreachable.
     pub fn list(&self) -> io::Result<Vec<u64>> {
         let mut stream = match self.ask(LIST, 0, None) {
             Ok((DONE, _, stream)) => stream,
@@ -245,10 +245,10 @@ impl Keeper {
         (0..u32::from_ne_bytes(number)).map(tag).collect()
     }
 
-    /// Watches the keeper that serves now.
+    /// Watches the serving keeper.
     ///
     /// # Errors
-    /// It is not reached ([`is_absent`]: there is none).
+    /// The keeper is unreachable ([`is_absent`]: none exists).
     pub fn watch(&self) -> io::Result<KeeperWatch> {
         let (status, _, stream) = self.ask(WATCH, 0, None)?;
         let is_ending = match status {
@@ -260,32 +260,32 @@ impl Keeper {
     }
 }
 
-/// A look at one keeper, as long as that serves.
+/// A connection that watches one keeper until it stops serving.
 #[derive(Debug)]
 pub struct KeeperWatch {
     stream: UnixStream,
     is_ending: bool,
 }
 
-/// Events of a keeper that is watched.
+/// Events of a watched keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeeperEvent {
-    /// It was told to end: it serves until it is killed, or until another one takes its place.
+    /// It got a signal to exit: it serves until it is killed or another one takes over.
     Ending,
-    /// It has ended, or another one has taken its place.
+    /// It has exited, or another one has taken over.
     Gone,
 }
 
 impl KeeperWatch {
-    /// True once it was told to end.
+    /// Returns true once the keeper got a signal to exit.
     #[must_use]
     pub const fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// Waits for its next event.
+    /// Waits for the keeper's next event.
     pub fn await_event(&mut self) -> KeeperEvent {
-        // An error is an end too.
+        // Treats errors as an exit.
         if self.stream.set_read_timeout(None).is_err() {
             return KeeperEvent::Gone;
         }
@@ -299,7 +299,7 @@ impl KeeperWatch {
         }
     }
 
-    /// True if it is gone, or will be `within`.
+    /// Returns true if the keeper stops serving `within` this time.
     pub fn ends(&mut self, within: Duration) -> bool {
         let begun = Instant::now();
         loop {
@@ -321,7 +321,7 @@ impl KeeperWatch {
     }
 }
 
-/// Notes the end of a process, whenever that is.
+/// Reaps a process in the background.
 pub(crate) fn note_end(mut child: Child) {
     thread::spawn(move || drop(child.wait()));
 }
@@ -334,13 +334,13 @@ fn failed() -> io::Error {
     io::Error::other("the keeper of FUSE connections could not do it; look at its limit of open files")
 }
 
-/// True where there is no keeper: nothing listens at its socket.
+/// Returns true if no keeper exists: no process listens at its socket.
 #[must_use]
 pub fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// True where a keeper was there and gave no answer: it may hold any files.
+/// Returns true if a keeper exists and gave no answer: it may hold any files.
 fn is_cut_off(error: &io::Error) -> bool {
     matches!(
         error.kind(),

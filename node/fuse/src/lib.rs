@@ -1,13 +1,13 @@
-//! Block devices on nodes whose kernel has no ublk: a file of FUSE below a loop device.
+//! Block devices on nodes whose kernel has no ublk: a FUSE file below a loop device.
 //!
-//! *Owns*: the protocol ([`protocol`]), a volume's connection ([`FuseConnection`]) and its requests on a
-//! ring ([`FuseQueue`]), the loop device on its file ([`LoopDevice`]), and the process that holds
-//! connections while no daemon lives ([`keeper`]).
-//! *Does not own*: what a request means for a volume, nor the ring and its thread.
-//! *Runs on*: control calls block and belong on a control thread, never on a ring thread. A [`FuseQueue`]
+//! *Owns*: the protocol ([`protocol`]), a volume's connection ([`FuseConnection`]) and its requests on a ring
+//! ([`FuseQueue`]), the loop device on its file ([`LoopDevice`]), and the process that holds connections
+//! while no daemon runs ([`keeper`]).
+//! *Does not own*: the meaning of a request for a volume, the ring and its thread.
+//! *Runs on*: control calls block: call them on a control thread, never on a ring thread. A [`FuseQueue`]
 //! belongs to its ring's thread.
-//! *Invariants*: a connection lives as long as a daemon or the keeper has its file; a request is answered
-//! once. *On failure*: errors name the file and the call.
+//! *Invariants*: a connection lasts until daemon and keeper have closed it; a request is answered once.
+//! *On failure*: errors name the file and the call.
 
 mod connection;
 pub mod keeper;

@@ -1,11 +1,11 @@
-//! Bounds of the requests that a connection has in progress.
+//! Limits of the requests that a connection has in progress.
 
-/// Requests of a connection, at most.
+/// Maximum number of requests of a connection.
 pub const DEPTH: u16 = 128;
-/// Of these, those that are kept for requests without data: the kernel does not count them.
+/// Tags reserved for requests without data, which the kernel does not count.
 const WITHOUT_DATA: u16 = 16;
-/// The most bytes of a WRITE-ZEROES that is handed out at once: the kernel asks for up to 4 GiB, and each
-/// piece is a turn of the ring thread.
+/// Maximum length of a piece of a WRITE-ZEROES: the kernel requests up to 4 GiB, and each piece is one turn
+/// of the ring thread.
 pub(crate) const MAX_ZEROES_BYTES: u64 = 1 << 30;
-/// Requests with data that the kernel may have in progress.
+/// Maximum number of requests with data in progress.
 pub(crate) const MAX_BACKGROUND: u16 = DEPTH - WITHOUT_DATA;

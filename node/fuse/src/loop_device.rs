@@ -1,15 +1,15 @@
-//! The loop device of a connection's file: bound, found again, cleared.
+//! The loop device of a connection's file: binding, finding, clearing.
 //!
-//! A loop device is known by the name of its file, which the kernel shows without asking the file's server
-//! (`/sys/block/loopN/loop/backing_file`). The name has the tag of the volume's device.
+//! A loop device is identified by the name of its file, which the kernel reports without a request to the
+//! file's server (`/sys/block/loopN/loop/backing_file`). The name contains the tag of the volume's device.
 //!
-//! *Runs on*: control threads. What may wait for the server of the file (its open, the binding, the last
-//! close of the device, which writes back) is done by a process of its own ([`LoopCommand`]): a thread of the
-//! server that waits for its own server cannot be ended, nor can its process, and the next server would wait
-//! for that.
+//! *Runs on*: control threads. A separate process ([`LoopCommand`]) runs everything that may wait for the
+//! server of the file (its open, the binding, the last close of the device, which writes back): a thread of
+//! the server that waits for its own server cannot be killed, nor can its process, and the next server would
+//! wait for that.
 //! *Invariants*: a device is cleared only while its file has the expected tag. The attributes of a queue are
-//! written only while the device is not bound and this program has it exclusively: no other one can bind it
-//! then.
+//! written only while the device is unbound and this program has it open exclusively, so that no other
+//! program can bind it.
 #![allow(unsafe_code)] // ioctl(2)
 
 use std::fs::{self, File, OpenOptions};
@@ -24,20 +24,20 @@ use crate::connection::FuseConnection;
 use crate::keeper::note_end;
 use crate::protocol::MAX_IO_BYTES;
 
-/// The device by which loop devices are made.
+/// The device that creates loop devices.
 pub const LOOP_CONTROL_PATH: &str = "/dev/loop-control";
-/// Bytes of a logical block.
+/// Bytes per logical block.
 const BLOCK_BYTES: u32 = 4096;
 const BLOCK_DEVICES: &str = "/sys/block";
 const PREFIX: &str = "holdfast-";
-/// The most times that another program takes the free number first.
+/// Maximum number of attempts when other programs take the free number first.
 const TRIES: u32 = 32;
-/// The longest wait for a device to be bound or cleared.
+/// Maximum wait for a device to be bound or cleared.
 const WITHIN: Duration = Duration::from_secs(20);
-/// Time between two looks at a device that is being cleared.
+/// Polling interval for a device that is being cleared.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Attributes of a device's queue that are set before it is bound.
+/// Attributes of a device's queue that are set before binding.
 const WRITEBACK: &str = "wbt_lat_usec";
 const REQUEST_KIB: &str = "max_sectors_kb";
 
@@ -81,30 +81,30 @@ mod kernel {
     }
 }
 
-/// Name of the file below the device with a tag.
+/// Returns the name of the file below the device with a tag.
 #[must_use]
 pub fn file_name(tag: u64) -> String {
     format!("{PREFIX}{tag:016x}")
 }
 
-/// The tag in the path that the kernel shows of a file of ours.
+/// Returns the tag in the kernel's path of a file, if it is one of ours.
 fn tag_of(path: &str) -> Option<u64> {
     let tag = path.trim_end().trim_start_matches('/').strip_prefix(PREFIX)?;
     (tag.len() == 16).then_some(())?;
     u64::from_str_radix(tag, 16).ok()
 }
 
-/// A loop device on a file of ours.
+/// A loop device on one of our files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopDevice {
     /// The number in `/dev/loopN`.
     pub number: u32,
-    /// Tag in the name of its file.
+    /// The tag in the name of its file.
     pub tag: u64,
 }
 
 impl LoopDevice {
-    /// All of this host.
+    /// Lists all of our devices on this host.
     ///
     /// # Errors
     /// The kernel's.
@@ -119,10 +119,10 @@ impl LoopDevice {
         numbers.filter_map(|number| Self::find_in(devices, number).transpose()).collect()
     }
 
-    /// The one of this number, if its file is one of ours.
+    /// Finds the device of this number, if its file is one of ours.
     ///
     /// # Errors
-    /// The kernel's. Then it may be one of ours.
+    /// The kernel's. The device may then be one of ours.
     pub fn find(number: u32) -> io::Result<Option<Self>> {
         Self::find_in(Path::new(BLOCK_DEVICES), number)
     }
@@ -132,13 +132,13 @@ impl LoopDevice {
         Ok(name.and_then(|name| tag_of(&name)).map(|tag| Self { number, tag }))
     }
 
-    /// Its path.
+    /// Returns the path of the device.
     #[must_use]
     pub fn path(self) -> PathBuf {
         PathBuf::from(format!("/dev/loop{}", self.number))
     }
 
-    /// Its size in bytes.
+    /// Reads the size of the device in bytes.
     ///
     /// # Errors
     /// The kernel's.
@@ -149,7 +149,7 @@ impl LoopDevice {
     }
 
     /// Binds a free loop device to the file of a connection whose file system is `mount`, and answers the
-    /// requests for metadata that this makes. `program` becomes [`LoopCommand::run`].
+    /// resulting requests for metadata. `program` becomes [`LoopCommand::run`].
     ///
     /// # Errors
     /// The kernel's, or that of the program.
@@ -182,9 +182,9 @@ impl LoopDevice {
         Ok(Self { number, tag })
     }
 
-    /// Clears the device. With `unless_used` it fails with `EBUSY` where a file system or another device has
-    /// claimed it. It is cleared once the last program has closed it: [`await_cleared`](Self::await_cleared).
-    /// `program` becomes [`LoopCommand::run`].
+    /// Clears the device. With `unless_used`, fails with `EBUSY` if a file system or another device has
+    /// claimed it. The kernel clears it once the last program has closed it:
+    /// [`await_cleared`](Self::await_cleared). `program` becomes [`LoopCommand::run`].
     ///
     /// # Errors
     /// The kernel's, or that of the program. [`io::ErrorKind::TimedOut`]: the device may be cleared later.
@@ -194,8 +194,8 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// Keeps a device bound that is to be cleared once the last program has closed it. `program` becomes
-    /// [`LoopCommand::run`].
+    /// Cancels the pending clearing of a device that waits for its last program to close it. `program`
+    /// becomes [`LoopCommand::run`].
     ///
     /// # Errors
     /// The kernel's, or that of the program.
@@ -204,8 +204,8 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// Makes the device as large as its file, as the kernel knows it ([`FuseConnection::grow`]). `program`
-    /// becomes [`LoopCommand::run`]: the kernel may ask the server of the file.
+    /// Makes the device as large as its file is to the kernel ([`FuseConnection::grow`]). `program` becomes
+    /// [`LoopCommand::run`], because the kernel may send a request to the server of the file.
     ///
     /// # Errors
     /// The kernel's, or that of the program.
@@ -214,7 +214,7 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// True once the kernel has released the file of this tag; looks for at most `within`.
+    /// Waits at most `within` until the kernel has released the file of this tag. Returns true if it has.
     ///
     /// # Errors
     /// The kernel's.
@@ -223,7 +223,7 @@ impl LoopDevice {
         loop {
             let within = match self.binding_in(Path::new(BLOCK_DEVICES))? {
                 LoopBinding::Bound => within,
-                // This ends by itself.
+                // The kernel finishes this without further calls.
                 LoopBinding::Releases => within + WITHIN,
                 LoopBinding::Gone => break,
             };
@@ -235,8 +235,8 @@ impl LoopDevice {
         Ok(true)
     }
 
-    /// Gives a device that no program has bound, or binds, the attributes with which the kernel makes one,
-    /// where they are still ours. `program` becomes [`LoopCommand::run`].
+    /// Resets those attributes of an unbound device that are still ours to the kernel's defaults, unless a
+    /// program is binding it. `program` becomes [`LoopCommand::run`].
     ///
     /// # Errors
     /// The kernel's, or that of the program.
@@ -254,18 +254,18 @@ impl LoopDevice {
     }
 }
 
-/// State of the file that a device is on.
+/// State of a device's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoopBinding {
     Bound,
-    /// The kernel has taken the name away, and releases the file: the attributes of the queue cannot follow
-    /// before it has.
+    /// The kernel has removed the name and is releasing the file: the attributes of the queue can be reset
+    /// only after that.
     Releases,
-    /// The device has none, or another one.
+    /// The device has no file, or another one.
     Gone,
 }
 
-/// The name of a device's file, which is empty while the kernel releases it; `None` where it has none.
+/// Reads the name of a device's file: empty while the kernel releases it, `None` without a file.
 fn file_of(devices: &Path, number: u32) -> io::Result<Option<String>> {
     match fs::read_to_string(devices.join(format!("loop{number}/loop/backing_file"))) {
         Ok(name) => Ok(Some(name)),
@@ -280,7 +280,7 @@ fn without_input(mut program: Command) -> Command {
     program
 }
 
-/// Waits for a process, which is killed if it has not ended `within`.
+/// Waits for a process, and kills it if it has not exited `within` this time.
 fn wait(mut child: Child, within: Duration) -> io::Result<()> {
     let begun = Instant::now();
     while child.try_wait()?.is_none() {
@@ -293,7 +293,7 @@ fn wait(mut child: Child, within: Duration) -> io::Result<()> {
     output(&mut child).map(drop)
 }
 
-/// Kills a process, and notes its end, whenever that is: it may wait in the kernel for this one.
+/// Kills a process and reaps it in the background: it may wait in the kernel for this process.
 fn end(mut child: Child) {
     drop(child.kill());
     note_end(child);
@@ -303,7 +303,7 @@ fn start(mut program: Command) -> io::Result<Child> {
     program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
 }
 
-/// Takes the output of a process that has ended, or why it failed.
+/// Reads the output of an exited process, or the cause of its failure.
 fn output(child: &mut Child) -> io::Result<String> {
     let status = child.wait()?;
     let mut text = String::new();
@@ -329,10 +329,10 @@ const KEEP: &str = "keep";
 const GROW: &str = "grow";
 const RESTORE: &str = "restore";
 
-/// Commands about a loop device that a process of its own runs, by its arguments.
+/// Commands about a loop device that a separate process runs, given as its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoopCommand {
-    /// Binds the file of this name in the file system that standard input is, and prints the number.
+    /// Binds the file of this name in the file system of standard input, and prints the number.
     Bind(String),
     /// Clears the device of this number, if its file has this name.
     Clear {
@@ -340,29 +340,29 @@ pub enum LoopCommand {
         number: u32,
         /// The name of its file.
         name: String,
-        /// Fails where the device is claimed.
+        /// True to fail if the device is claimed.
         unless_used: bool,
     },
-    /// Makes the device of this number as large as its file, if that has this name.
+    /// Makes the device of this number as large as its file, if the file has this name.
     Grow {
         /// Its number.
         number: u32,
         /// The name of its file.
         name: String,
     },
-    /// Keeps the device of this number bound once the last program closes it, if its file has this name.
+    /// Cancels the pending clearing of the device of this number, if its file has this name.
     Keep {
         /// Its number.
         number: u32,
         /// The name of its file.
         name: String,
     },
-    /// Gives the device of this number the attributes of a new one, unless a program binds it.
+    /// Resets the attributes of the device of this number, unless a program is binding it.
     Restore(u32),
 }
 
 impl LoopCommand {
-    /// The command with these arguments.
+    /// Parses the arguments of a command.
     #[must_use]
     pub fn of(arguments: &[String]) -> Option<Self> {
         match arguments {
@@ -383,10 +383,10 @@ impl LoopCommand {
         }
     }
 
-    /// Runs the command. Returns what is to be printed.
+    /// Runs the command. Returns the output to print.
     ///
     /// # Errors
-    /// The kernel's. A process ends with `EBUSY` as its exit code where that is the error.
+    /// The kernel's. For `EBUSY`, the process exits with that number as its code.
     pub fn run(self) -> io::Result<String> {
         match self {
             Self::Bind(name) => {
@@ -415,7 +415,7 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
             continue;
         };
         if is_bound(number) {
-            // Another program was first, whose device is left alone.
+            // Another program was first: leave its device alone.
             continue;
         }
         tune(number)?;
@@ -466,8 +466,8 @@ const NO_INFO: kernel::LoopInfo = kernel::LoopInfo {
     init: [0; 2],
 };
 
-/// Sets the attributes of the queue of a device that is not bound yet: afterwards the kernel would wait for
-/// requests of programs that look at each new device.
+/// Sets the attributes of an unbound device's queue: after binding, the kernel would wait for requests of
+/// programs that scan each new device.
 fn tune(number: u32) -> io::Result<()> {
     let queue = queue_of(Path::new(BLOCK_DEVICES), number);
     set(&queue.join("scheduler"), "none")?;
@@ -475,7 +475,7 @@ fn tune(number: u32) -> io::Result<()> {
     set(&queue.join(REQUEST_KIB), &(MAX_IO_BYTES >> 10).to_string())
 }
 
-/// Sets an attribute, if the kernel has it.
+/// Sets an attribute, if it exists.
 fn set(path: &Path, value: &str) -> io::Result<()> {
     let Ok(now) = fs::read_to_string(path) else { return Ok(()) };
     let now = now.trim();
@@ -485,8 +485,8 @@ fn set(path: &Path, value: &str) -> io::Result<()> {
     fs::write(path, value)
 }
 
-/// Gives a device that is not bound any more the attributes with which the kernel makes one: the next program
-/// that binds it expects them. What the kernel refuses stays.
+/// Resets the attributes of an unbound device to the kernel's defaults, which the next program that binds it
+/// expects. Ignores refusals of the kernel.
 fn untune(devices: &Path, number: u32) {
     if is_bound_in(devices, number) {
         return;
@@ -521,15 +521,15 @@ fn clear(number: u32, name: &str, unless_used: bool) -> io::Result<()> {
 }
 
 fn restore(number: u32) -> io::Result<()> {
-    // Not for writing: udev looks at each device that was open for that.
+    // Opens it read-only: udev scans each device that was open for writing.
     if let Some(_held) = open_exclusively(number, false)? {
         untune(Path::new(BLOCK_DEVICES), number);
     }
     Ok(())
 }
 
-/// The device of this number, which no program can bind while it is open; `None` where another one has it so,
-/// or binds it, or it is gone.
+/// Opens the device of this number so that no program can bind it; `None` if another one has it open this way
+/// or is binding it, or if it does not exist.
 fn open_exclusively(number: u32, for_writing: bool) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     options.read(true).write(for_writing).custom_flags(libc::O_EXCL);
@@ -555,7 +555,7 @@ fn grow(number: u32, name: &str) -> io::Result<()> {
     request(&device, kernel::SET_CAPACITY, 0).map(drop)
 }
 
-/// The device of this number, if its file has this name.
+/// Opens the device of this number, if its file has this name.
 fn open_bound(number: u32, name: &str, flags: i32) -> io::Result<Option<File>> {
     let path = format!("/dev/loop{number}");
     let device = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
@@ -567,7 +567,7 @@ fn open_bound(number: u32, name: &str, flags: i32) -> io::Result<Option<File>> {
     Ok((bound.as_deref() == Some(name)).then_some(device))
 }
 
-/// A device that has no file any more needs nothing.
+/// Ignores that a device no longer has a file.
 fn unless_unbound(done: io::Result<i32>) -> io::Result<()> {
     match done {
         Err(error) if error.raw_os_error() != Some(libc::ENXIO) => Err(error),
@@ -619,8 +619,8 @@ mod tests {
         assert_eq!(LoopDevice::list_in(devices.path()).unwrap(), [LoopDevice { number: 0, tag }]);
     }
 
-    /// A device that could not be read had counted as no device of ours: its connection was closed, or its
-    /// detach was continued.
+    /// Regression: an unreadable device counted as not ours, so its connection was closed or its detach
+    /// continued.
     #[test]
     fn a_device_that_cannot_be_read_is_an_error() {
         let devices = tempfile::tempdir().unwrap();
@@ -647,7 +647,7 @@ mod tests {
         assert_eq!(shown(), ["2000\n", "0"], "only what was ours is changed");
     }
 
-    /// The kernel takes the name away first: the queue kept our attributes, as its device still looked bound.
+    /// Regression: the kernel removes the name first; the device still looked bound and kept our attributes.
     #[test]
     fn a_device_is_cleared_once_the_kernel_has_released_its_file() {
         let devices = tempfile::tempdir().unwrap();
@@ -666,7 +666,7 @@ mod tests {
         assert_eq!(device.binding_in(devices.path()).unwrap(), LoopBinding::Gone);
     }
 
-    /// It had stayed, with whatever it was to do, or as a zombie.
+    /// Regression: the process continued to run, or stayed a zombie.
     #[test]
     fn a_process_that_takes_too_long_is_killed() {
         let child = Command::new("sleep").arg("1000").spawn().unwrap();

@@ -1,4 +1,4 @@
-//! The messages of FUSE that a file system of one file needs, as functions over bytes.
+//! The FUSE messages that a file system of one file needs, as functions over bytes.
 //!
 //! Source: `include/uapi/linux/fuse.h` of Linux, protocol 7.40. Integers are in the host's order. A request:
 //!
@@ -18,7 +18,7 @@
 //! +------+--------+---------+----------------------------
 //! ```
 //!
-//! *Invariants*: no bytes make a function here panic; what does not fit its structure is refused.
+//! *Invariants*: no input makes a function here panic; bytes that do not match their structure are refused.
 
 /// Length of the head of a request, in bytes.
 pub const REQUEST_HEAD_BYTES: usize = 40;
@@ -26,12 +26,12 @@ pub const REQUEST_HEAD_BYTES: usize = 40;
 pub const REPLY_HEAD_BYTES: usize = 16;
 /// Bytes of a WRITE request before its data.
 pub const WRITE_HEAD_BYTES: usize = REQUEST_HEAD_BYTES + 40;
-/// The most bytes that a READ or a WRITE covers; longer requests of the device come in pieces of this
-/// length. A piece is also cut where it has more pages than `MAX_PAGES_OF_REQUEST`, and memory of a program
-/// that is aligned to 512 bytes lies in one page more than its length says: with twice this length the pieces
-/// would be no multiple of a sector.
+/// Maximum length of a READ or a WRITE; the kernel splits longer requests of the device into pieces of this
+/// length. It also splits a piece that spans more than `MAX_PAGES_OF_REQUEST` pages. Memory of a program that
+/// is aligned to 512 bytes spans one page more than its length: with twice this maximum, pieces would not be
+/// multiples of a sector.
 pub const MAX_IO_BYTES: u32 = 512 << 10;
-/// The bit of `unique` that a request has which the kernel sends again.
+/// The bit of `unique` in a request that the kernel resends.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 const MAJOR: u32 = 7;
@@ -40,10 +40,10 @@ const MINOR: u32 = 40;
 const ROOT: u64 = 1;
 /// Node of the file.
 const FILE: u64 = 2;
-/// Seconds for which the kernel may use attributes that it knows: of a change it is told ([`grown`]).
+/// Seconds for which the kernel may cache attributes: [`grown`] notifies it of a change.
 const VALID_SECONDS: u64 = 1 << 30;
 const PAGE_BYTES: u32 = 4096;
-/// The most that the kernel has without a change of its settings.
+/// The kernel's default maximum.
 const MAX_PAGES_OF_REQUEST: u16 = 256;
 
 const ASYNC_READ: u64 = 1 << 0;
@@ -83,38 +83,38 @@ mod opcode {
 pub struct FuseMessage<'a> {
     /// Number that its reply carries.
     pub unique: u64,
-    /// Node that it is about.
+    /// Node of the request.
     pub node: u64,
-    /// Body of the request.
+    /// Operation and its arguments.
     pub request: FuseRequest<'a>,
 }
 
 /// Operations of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FuseRequest<'a> {
-    /// Begins the conversation.
+    /// Begins the protocol.
     Init {
         /// Version of the kernel's protocol.
         version: (u32, u32),
-        /// The longest read-ahead, in bytes.
+        /// Maximum read-ahead in bytes.
         max_readahead_bytes: u32,
         /// Features that the kernel offers.
         flags: u64,
     },
     /// Looks up a name in a directory.
     Lookup {
-        /// The name, without the zero at its end.
+        /// The name, without its terminating zero.
         name: &'a [u8],
     },
-    /// Asks for the attributes of a node.
+    /// Reads the attributes of a node.
     GetAttributes,
     /// Changes the attributes of a node.
     SetAttributes,
     /// Opens the file.
     Open,
-    /// Reads.
+    /// Reads data.
     Read(FileSpan),
-    /// Writes; the data follows [`WRITE_HEAD_BYTES`].
+    /// Writes data, which follows [`WRITE_HEAD_BYTES`].
     Write(FileSpan),
     /// Makes completed writes durable.
     Sync,
@@ -127,13 +127,13 @@ pub enum FuseRequest<'a> {
         /// `FALLOC_FL_*` of `linux/falloc.h`.
         mode: u32,
     },
-    /// Asks for the sizes of the file system.
+    /// Reads the sizes of the file system.
     StatFs,
     /// Needs a reply without a body: RELEASE, FLUSH, DESTROY.
     Acknowledge,
     /// Needs no reply: FORGET, BATCH_FORGET, INTERRUPT.
     Silent,
-    /// Anything else.
+    /// Any other operation.
     Unknown,
 }
 
@@ -146,10 +146,10 @@ pub struct FileSpan {
     pub len_bytes: u32,
 }
 
-/// Reasons for which bytes are no request.
+/// Reasons why bytes are not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// They are shorter than a head, or than their head says. No reply can be sent.
+    /// Their length is not that in their head, or less than a head. No reply is possible.
     Head,
     /// The body does not have the structure of its operation.
     Body {
@@ -184,7 +184,7 @@ fn request<'a>(opcode: u32, body: &MessageFields<'a>) -> Option<FuseRequest<'a>>
     Some(match opcode {
         opcode::INIT => {
             let flags = u64::from(body.u32(12)?);
-            // Older kernels send no more than 16 bytes.
+            // Older kernels send only 16 bytes.
             let more = if flags & INIT_EXT == 0 { 0 } else { body.u32(16)? };
             FuseRequest::Init {
                 version: (body.u32(0)?, body.u32(4)?),
@@ -218,7 +218,7 @@ fn request<'a>(opcode: u32, body: &MessageFields<'a>) -> Option<FuseRequest<'a>>
     })
 }
 
-/// The head of a reply with a body of `body_bytes`, or with an error number (positive; 0 is success).
+/// Encodes the head of a reply with a body of `body_bytes`, or with an error number (positive; 0 is success).
 #[must_use]
 pub fn reply_head(unique: u64, error: i32, body_bytes: u32) -> [u8; REPLY_HEAD_BYTES] {
     let mut head = [0; REPLY_HEAD_BYTES];
@@ -228,15 +228,15 @@ pub fn reply_head(unique: u64, error: i32, body_bytes: u32) -> [u8; REPLY_HEAD_B
     head
 }
 
-/// The notification that has the kernel send every request again that was read and not answered (since
+/// Encodes the notification that makes the kernel resend every request that was read and not answered (since
 /// Linux 6.9).
 #[must_use]
 pub fn resend() -> [u8; REPLY_HEAD_BYTES] {
     reply_head(0, -NOTIFY_RESEND, 0)
 }
 
-/// The notification by which the kernel learns that the file has grown to this length: a byte is stored at
-/// its new end, in the cache of the file's pages, which no request of the device reads.
+/// Encodes the notification that the file has grown to this length: the kernel stores a byte at the new end
+/// in the page cache of the file, which no request of the device reads.
 #[must_use]
 pub fn grown(len_bytes: u64) -> Vec<u8> {
     let mut body = MessageBytes::default();
@@ -245,7 +245,7 @@ pub fn grown(len_bytes: u64) -> Vec<u8> {
     [&head[..], &body.0].concat()
 }
 
-/// The body of the reply to a WRITE of which all was written.
+/// Encodes the body of the reply to a WRITE that was written completely.
 #[must_use]
 pub fn written(len_bytes: u32) -> [u8; 8] {
     let mut body = [0; 8];
@@ -253,20 +253,20 @@ pub fn written(len_bytes: u32) -> [u8; 8] {
     body
 }
 
-/// The file of a connection, as its metadata describes it.
+/// The metadata of a connection's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FuseFile {
-    /// Its name in the root directory.
+    /// Name in the root directory.
     pub name: String,
-    /// Its size, in bytes.
+    /// Size in bytes.
     pub len_bytes: u64,
-    /// Requests with data that the kernel may have in progress at a time.
+    /// Maximum number of requests with data in progress.
     pub max_background: u16,
 }
 
 impl FuseFile {
-    /// The whole reply to a request without data: metadata, or a refusal. `None` where the
-    /// request moves or changes data, or needs no reply.
+    /// Encodes the whole reply to a request without data: metadata or a refusal. `None` if the request moves
+    /// or changes data, or needs no reply.
     #[must_use]
     pub fn answer(&self, message: &FuseMessage<'_>) -> Option<Vec<u8>> {
         let &FuseMessage { unique, node, request } = message;
@@ -308,7 +308,7 @@ impl FuseFile {
         Some([&reply_head(unique, error, len_bytes)[..], &body].concat())
     }
 
-    /// A kernel without RESEND is refused: requests would be lost with the daemon.
+    /// Refuses a kernel without RESEND: requests would be lost with the daemon.
     fn init(&self, (major, minor): (u32, u32), readahead_bytes: u32, offered: u64) -> Result<Vec<u8>, i32> {
         if major != MAJOR || minor < MINOR || offered & HAS_RESEND == 0 {
             return Err(libc::EPROTO);
@@ -342,7 +342,7 @@ impl FuseFile {
     }
 }
 
-/// The fields of a structure.
+/// Fields of a received structure.
 struct MessageFields<'a>(&'a [u8]);
 
 impl MessageFields<'_> {
@@ -362,7 +362,7 @@ impl MessageFields<'_> {
         self.array(at).map(u64::from_ne_bytes)
     }
 
-    /// Offset and length in `struct fuse_read_in` and `struct fuse_write_in`, of 40 bytes.
+    /// Reads offset and length in `struct fuse_read_in` and `struct fuse_write_in`, of 40 bytes.
     fn span(&self) -> Option<FileSpan> {
         let span = FileSpan { offset_bytes: self.u64(8)?, len_bytes: self.u32(16)? };
         (self.0.len() >= WRITE_HEAD_BYTES - REQUEST_HEAD_BYTES && span.len_bytes <= MAX_IO_BYTES)
@@ -370,7 +370,7 @@ impl MessageFields<'_> {
     }
 }
 
-/// A structure that is written.
+/// A structure to send.
 #[derive(Default)]
 struct MessageBytes(Vec<u8>);
 
@@ -459,7 +459,7 @@ mod tests {
         }
     }
 
-    /// Without RESEND the requests that a daemon had when it was killed would never be answered.
+    /// Without RESEND, requests of a killed daemon would never be answered.
     #[test]
     fn a_kernel_without_resend_is_refused() {
         for minor in [39, 45] {

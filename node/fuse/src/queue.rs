@@ -1,15 +1,15 @@
-//! The requests of one volume's connection: read, handed out, answered.
+//! The requests of one volume's connection: reading, handing out, answering.
 //!
 //! ```text
 //!            read(2)                   complete: writev(2)
 //!   FREE ---------------> WITH OWNER ----------------------> FREE
 //! ```
 //!
-//! A request is read where the kernel says that one waits (`IORING_OP_POLL_ADD`): the file cannot be asked
-//! without blocking by the ring itself, which would hand each read to a worker thread. One poll is armed at
-//! a time, and the requests that wait are read until there is none, so requests that come together cost one.
+//! The queue reads requests when the kernel reports one waiting (`IORING_OP_POLL_ADD`): the ring itself
+//! cannot read the file without blocking, so it would hand each read to a worker thread. One poll is armed at
+//! a time, and after it the queue reads all waiting requests, so requests that arrive together cost one poll.
 //!
-//! A tag is a buffer, laid out so that the data of a WRITE is aligned for the local disk:
+//! Each tag has a buffer, laid out so that the data of a WRITE is aligned for the local disk:
 //!
 //! ```text
 //! 0           4016                4096                    4096 + 512 KiB
@@ -18,13 +18,13 @@
 //! +-----------+-------------------+-----------------------+
 //! ```
 //!
-//! A WRITE-ZEROES of a large range is handed out in pieces, one after the other, and answered after the last.
+//! A WRITE-ZEROES of a large range is handed out in sequential pieces, and answered after the last.
 //!
-//! *Owns*: the tags, their buffers, the numbers by which the kernel knows their requests.
-//! *Runs on*: the ring thread. Two system calls for a request: its read and its answer.
-//! *Invariants*: a request is answered once, by the server that read it last; one that is not answered is
-//! sent again to the next server, so writes may be repeated, with the same data at the same place, before
-//! the kernel has completed them.
+//! *Owns*: the tags, their buffers, the kernel's numbers of their requests.
+//! *Runs on*: the ring thread. A request costs two system calls: its read and its answer.
+//! *Invariants*: a request is answered once, by the server that read it last. The kernel resends an
+//! unanswered one to the next server, so a write may be repeated, with the same data at the same offset,
+//! before the kernel has completed it.
 #![allow(unsafe_code)] // one anonymous mapping, reads into it, writes from it, entries that name it
 
 use std::io;
@@ -43,39 +43,39 @@ use crate::protocol::{
     reply_head, resend, written,
 };
 
-/// Place of the data in a buffer, in bytes.
+/// Offset of the data in a buffer, in bytes.
 const DATA_AT: usize = 4096;
 const STRIDE: usize = DATA_AT + MAX_IO_BYTES as usize;
-/// Time between a read of requests that failed and the next one.
+/// Delay between a failed read of requests and the next one.
 static PAUSE: types::Timespec = types::Timespec::new().nsec(20_000_000);
 
-/// An operation of a connection in the ring. The type of the ring's operations is made from it; give its
+/// An operation of a connection in the ring. The type of the ring's operations must convert from it. Pass its
 /// outcome to [`FuseQueue::on_completion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FuseCommand<K> {
-    /// The volume, in the ring owner's words.
+    /// The ring owner's value for the volume.
     pub owner: K,
     step: FuseStep,
 }
 
-/// Meaning of a command.
+/// Purposes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FuseStep {
-    /// It waits for requests.
+    /// Waits for requests.
     Poll,
-    /// It lets time pass before the next look for requests.
+    /// Delays the next read of requests.
     Pause,
-    /// It ends the wait, or has the owner look again, as for the next piece of a request.
+    /// Ends the wait, or makes the owner check the queue again, for example for the next piece of a request.
     Look,
 }
 
-/// Faults of a connection that its queue met.
+/// Faults of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FuseFault {
-    /// A read of requests failed; they are read again after a pause. A request may have been lost with it.
+    /// A read of requests failed. The queue reads again after a pause, but a request may be lost.
     Read(Errno),
-    /// The connection has ended before the queue was closed: the device was cleared, as a detach does first,
-    /// or the connection aborted. No request comes any more.
+    /// The connection ended before the queue was closed: a detach cleared the device, or the connection was
+    /// aborted. No more requests arrive.
     Ended,
 }
 
@@ -84,26 +84,26 @@ pub enum FuseFault {
 pub struct FuseQueue<K> {
     owner: K,
     connection: FuseConnection,
-    /// Has the server's lock held until the last operation of the ring has ended.
+    /// Holds the server's lock until the last operation of the ring has ended.
     lock: FileSlot,
     file: FuseFile,
     /// `None` only while the queue is dropped.
     buffers: Option<FuseBuffers>,
-    /// The number of the request of each tag.
+    /// The kernel's number of each tag's request.
     uniques: Vec<u64>,
-    /// The tags without a request; the last is the next to be used.
+    /// Tags without a request; the last is the next to be used.
     free: Vec<u16>,
-    /// The rest of the WRITE-ZEROES of each tag: first sector, number.
+    /// The rest of each tag's WRITE-ZEROES: first sector, number of sectors.
     rests: Vec<(u64, u32)>,
-    /// The tags whose next piece is to be handed out.
+    /// Tags with a next piece to hand out.
     continued: Vec<u16>,
-    /// Operations of the queue itself in the ring.
+    /// Number of own operations in the ring.
     with_kernel: u16,
     is_polling: bool,
-    /// A read failed: the next look for requests comes after a pause.
+    /// A read failed: the next read comes after a pause.
     must_pause: bool,
     is_pausing: bool,
-    /// The connection has ended, or is not listened to any more.
+    /// The connection has ended, or the queue no longer reads it.
     is_ended: bool,
     /// Not yet reported to the owner.
     fault: Option<FuseFault>,
@@ -111,12 +111,12 @@ pub struct FuseQueue<K> {
 }
 
 impl<K: Copy> FuseQueue<K> {
-    /// Makes the requests of a connection ready on a ring, and has the kernel send again what an earlier
-    /// server read and did not answer. Next: [`poll`](Self::poll).
+    /// Opens the queue of a connection on a ring, and makes the kernel resend requests that an earlier server
+    /// read and did not answer. Next: [`poll`](Self::poll).
     ///
     /// # Errors
     /// [`QueueError::Ring`] if the ring's table of files is full; [`QueueError::Map`];
-    /// [`QueueError::Connection`] where the connection has ended, or the kernel is older than 6.9.
+    /// [`QueueError::Connection`] if the connection has ended, or the kernel is older than 6.9.
     pub fn open<T>(ring: &mut Ring<T>, connection: FuseConnection, owner: K) -> Result<Self, QueueError> {
         let map = |source| QueueError::Map { what: "the buffers", queue_id: 0, source };
         let buffers = FuseBuffers::map().map_err(map)?;
@@ -142,8 +142,8 @@ impl<K: Copy> FuseQueue<K> {
         })
     }
 
-    /// Takes in the outcome of a [`FuseCommand`] of this queue. Next:
-    /// [`next_request`](Self::next_request), then [`poll`](Self::poll).
+    /// Handles the outcome of a [`FuseCommand`] of this queue. Next: [`next_request`](Self::next_request),
+    /// then [`poll`](Self::poll).
     pub fn on_completion(&mut self, command: FuseCommand<K>, outcome: IoResult) {
         self.with_kernel -= 1;
         match command.step {
@@ -158,12 +158,12 @@ impl<K: Copy> FuseQueue<K> {
         }
     }
 
-    /// The fault that the connection had since the last call.
+    /// Returns and clears the fault of the connection since the last call.
     pub const fn take_fault(&mut self) -> Option<FuseFault> {
         self.fault.take()
     }
 
-    /// The next look for requests comes after a pause.
+    /// Records a failed read and delays the next one.
     const fn fail(&mut self, errno: Errno) {
         self.must_pause = true;
         self.fault = Some(FuseFault::Read(errno));
@@ -174,7 +174,7 @@ impl<K: Copy> FuseQueue<K> {
         self.fault = Some(FuseFault::Ended);
     }
 
-    /// Waits for requests, after a failed read first for a while, unless that is done already, no tag is
+    /// Arms the wait for requests, after a pause if a read failed. Does nothing if it is armed, no tag is
     /// free, or the connection has ended.
     pub fn poll<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         if self.is_polling || self.is_pausing || self.is_ended || self.draining || self.free.is_empty() {
@@ -196,8 +196,8 @@ impl<K: Copy> FuseQueue<K> {
         unsafe { ring.push(poll, FuseCommand { owner: self.owner, step: FuseStep::Poll }.into()) };
     }
 
-    /// Reads the next request that waits, and answers by itself what needs no data. `None`: none waits, no
-    /// tag is free, the connection has ended, or a read failed ([`take_fault`](Self::take_fault)).
+    /// Reads the next waiting request, and answers requests without data by itself. `None` if no request
+    /// waits, no tag is free, the connection has ended, or a read failed ([`take_fault`](Self::take_fault)).
     pub fn next_request(&mut self) -> Option<DeviceRequest> {
         while !self.is_ended && !self.draining && !self.must_pause {
             if let Some(tag) = self.continued.pop() {
@@ -209,7 +209,7 @@ impl<K: Copy> FuseQueue<K> {
             buffers.prepare(tag);
             let message = buffers.message_mut(tag);
             let len = match self.connection.read(message) {
-                // The end of a file.
+                // End of file.
                 Ok(0) => {
                     self.has_ended();
                     return None;
@@ -217,7 +217,7 @@ impl<K: Copy> FuseQueue<K> {
                 Ok(len) => len,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => return None,
-                    // A request whose program was killed before it was read.
+                    // The request's program was killed before the read.
                     Some(libc::ENOENT | libc::EINTR) => continue,
                     Some(libc::ENODEV | libc::ECONNABORTED) => {
                         self.has_ended();
@@ -229,7 +229,7 @@ impl<K: Copy> FuseQueue<K> {
                     }
                 },
             };
-            // It grows while it is served.
+            // The file may grow while it is served.
             self.file.len_bytes = self.connection.len_bytes();
             let taken = take(&self.file, &message[..len]);
             match taken {
@@ -248,19 +248,18 @@ impl<K: Copy> FuseQueue<K> {
         None
     }
 
-    /// The first piece of what is left of a WRITE-ZEROES.
+    /// Makes the next piece of a WRITE-ZEROES.
     fn zeroes_piece(&mut self, tag: u16, start_sector: u64, sectors: u32) -> DeviceRequest {
         let piece = sectors.min((MAX_ZEROES_BYTES / SECTOR_BYTES) as u32);
         self.rests[usize::from(tag)] = (start_sector + u64::from(piece), sectors - piece);
         DeviceRequest::new(tag, Operation::WriteZeroes, start_sector, piece)
     }
 
-    /// Moves a part of a read request's memory out of a file: `operation` ends with the number of bytes
-    /// moved.
+    /// Reads a part of a read request from a file: `operation` completes with the number of bytes moved.
     ///
     /// # Panics
-    /// If the part does not lie inside a request's memory.
-    #[inline(never)] // inlined into a match with ublk, it makes requests of ublk dearer
+    /// If the part is not inside the request.
+    #[inline(never)] // inlined into a match with ublk, it would slow down requests of ublk
     pub fn read_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -271,16 +270,16 @@ impl<K: Copy> FuseQueue<K> {
         let entry = opcode::Read::new(part.file.fixed(), self.address(request, part), part.len_bytes)
             .offset(part.file_offset_bytes)
             .build();
-        // SAFETY: the entry names a range of this request's buffer. The buffers are unmapped only when no
-        // request is with the owner, else leaked.
+        // SAFETY: the entry names a range of this request's buffer. The buffers are unmapped only when the
+        // owner has no request, else leaked.
         unsafe { ring.push(entry, operation) };
     }
 
-    /// Moves a part of a write request's memory into a file; otherwise as [`read_part`](Self::read_part).
+    /// Writes a part of a write request to a file; otherwise like [`read_part`](Self::read_part).
     ///
     /// # Panics
-    /// If the part does not lie inside a request's memory.
-    #[inline(never)] // inlined into a match with ublk, it makes requests of ublk dearer
+    /// If the part is not inside the request.
+    #[inline(never)] // inlined into a match with ublk, it would slow down requests of ublk
     pub fn write_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -302,9 +301,9 @@ impl<K: Copy> FuseQueue<K> {
         buffers.data_address(request.tag(), part.request_offset_bytes, part.len_bytes)
     }
 
-    /// Answers a request, all of it or with an error, and waits for requests again where no tag was free.
-    /// All its parts must have completed.
-    #[inline(never)] // inlined into a match with ublk, it makes requests of ublk dearer
+    /// Answers a request, as a whole or with an error, and waits for requests again if no tag was free. All
+    /// its parts must have completed.
+    #[inline(never)] // inlined into a match with ublk, it would slow down requests of ublk
     pub fn complete<T: From<FuseCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -326,7 +325,7 @@ impl<K: Copy> FuseQueue<K> {
                 self.connection.answer(&[&reply_head(unique, 0, body.len() as u32), &body]);
             }
             (Ok(()), Operation::WriteZeroes) if self.rests[usize::from(tag)].1 > 0 => {
-                // A successor is sent all of it again.
+                // The kernel resends all of it to the successor.
                 if !self.draining && !self.is_ended {
                     self.continued.push(tag);
                     return self.look_again(ring);
@@ -338,13 +337,13 @@ impl<K: Copy> FuseQueue<K> {
         }
         self.free.push(tag);
         if self.is_ended {
-            // Has all come back?
+            // Lets the owner check that all requests have come back.
             self.look_again(ring);
         }
         self.poll(ring);
     }
 
-    /// Has the owner look again.
+    /// Makes the owner check the queue again.
     fn look_again<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         self.with_kernel += 1;
         let nothing = opcode::Nop::new().build();
@@ -352,32 +351,32 @@ impl<K: Copy> FuseQueue<K> {
         unsafe { ring.push(nothing, FuseCommand { owner: self.owner, step: FuseStep::Look }.into()) };
     }
 
-    /// From now on requests are left to the successor.
+    /// Leaves all further requests to the successor.
     pub fn drain(&mut self) {
         self.draining = true;
         self.free.append(&mut self.continued);
     }
 
-    /// Leaves a request to the successor, which is sent it again. Right only while no part of it is in
-    /// flight.
+    /// Leaves a request to the successor, to which the kernel resends it. Call it only while no part of the
+    /// request is in flight.
     pub fn leave(&mut self, request: DeviceRequest) {
         self.free.push(request.tag());
         request.leave_to_successor();
     }
 
-    /// Number of requests that were handed out and not completed.
+    /// Returns the number of requests handed out and not completed.
     #[must_use]
     pub fn requests_with_owner(&self) -> u16 {
         DEPTH - u16::try_from(self.free.len()).expect("there are fewer tags than 2^16")
     }
 
-    /// Number of operations of the queue itself in the ring.
+    /// Returns the number of the queue's own operations in the ring.
     #[must_use]
     pub const fn with_kernel(&self) -> u16 {
         self.with_kernel
     }
 
-    /// Ends the wait for requests; its completion comes later.
+    /// Cancels the wait for requests; its completion comes later.
     pub fn end<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         self.free.append(&mut self.continued);
         if std::mem::replace(&mut self.is_ended, true) || !self.is_polling {
@@ -390,13 +389,13 @@ impl<K: Copy> FuseQueue<K> {
         unsafe { ring.push(cancel, FuseCommand { owner: self.owner, step: FuseStep::Look }.into()) };
     }
 
-    /// Releases the connection after [`end`](Self::end), while the ring lives on.
+    /// Releases the connection after [`end`](Self::end), while the ring stays in use.
     ///
     /// # Errors
     /// [`RingError`]: the ring still holds the server's lock.
     ///
     /// # Panics
-    /// If an operation is with the kernel or a request with the owner.
+    /// If the kernel has an operation or the owner a request.
     pub fn close<T>(self, ring: &mut Ring<T>) -> Result<(), RingError> {
         assert!(self.with_kernel == 0 && self.requests_with_owner() == 0, "all have come back");
         ring.unregister_file(self.lock)
@@ -406,13 +405,13 @@ impl<K: Copy> FuseQueue<K> {
 impl<K> Drop for FuseQueue<K> {
     fn drop(&mut self) {
         if self.free.len() < usize::from(DEPTH) {
-            // Parts of requests may be in flight: their memory stays.
+            // Parts of requests may be in flight, so leak their memory.
             std::mem::forget(self.buffers.take());
         }
     }
 }
 
-/// Meaning of a message for the queue.
+/// A message as the queue handles it.
 #[derive(Debug)]
 enum TakenMessage {
     Request { unique: u64, operation: Operation, start_sector: u64, sectors: u32 },
@@ -455,8 +454,7 @@ fn take(file: &FuseFile, bytes: &[u8]) -> TakenMessage {
         FuseRequest::Sync => {
             TakenMessage::Request { unique, operation: Operation::Flush, start_sector: 0, sectors: 0 }
         }
-        // The loop driver asks for this alone where zeros are to be written, so what is punched must read as
-        // zeros.
+        // The loop driver uses only this to write zeros, so punched ranges must read as zeros.
         FuseRequest::Allocate { offset_bytes, len_bytes, mode } => match mode.cast_signed() {
             PUNCH | ZERO | ZERO_KEEP => ranged(Operation::WriteZeroes, offset_bytes, len_bytes),
             _ => error(unique, libc::EOPNOTSUPP),
@@ -481,7 +479,7 @@ fn error(unique: u64, errno: i32) -> TakenMessage {
     TakenMessage::Answer(reply_head(unique, errno, 0).to_vec())
 }
 
-/// One anonymous mapping, a buffer for each tag. The pages of a tag come into being before it is first used.
+/// One anonymous mapping with one buffer per tag. A tag's pages are allocated before its first use.
 #[derive(Debug)]
 struct FuseBuffers {
     memory: NonNull<u8>,
@@ -506,25 +504,25 @@ impl FuseBuffers {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping made above; if the advice is not taken nothing is wrong.
+        // SAFETY: the mapping made above; a kernel that ignores the advice does no harm.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_NOHUGEPAGE) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
         Ok(Self { memory, prepared: vec![false; DEPTH.into()].into() })
     }
 
-    /// Has the pages of a tag there before a request is read into them, and stay. Of a process that is killed
-    /// while a read waits for a page the read fails, and then the kernel fails the request: it is lost to the
-    /// next server.
+    /// Allocates and locks the pages of a tag before a request is read into them. If a process is killed
+    /// while a read waits for a page, the read fails and the kernel fails the request, so the next server
+    /// never gets it.
     fn prepare(&mut self, tag: u16) {
         if std::mem::replace(&mut self.prepared[usize::from(tag)], true) {
             return;
         }
         let address = self.at(tag, 0, STRIDE);
-        // SAFETY: the range lies in the mapping, and only its pages are touched, not their contents.
+        // SAFETY: the range is in the mapping, and only its pages are touched, not their contents.
         let locked = unsafe { libc::mlock(address.cast(), STRIDE) };
         if locked != 0 {
-            // Without the right to lock memory the pages are there at least. If that fails too, the read
-            // makes them. SAFETY: as above.
+            // Without the right to lock memory, at least allocate the pages. If that fails too, the read
+            // allocates them. SAFETY: as above.
             unsafe { libc::madvise(address.cast(), STRIDE, libc::MADV_POPULATE_WRITE) };
         }
     }
@@ -534,12 +532,12 @@ impl FuseBuffers {
         self.memory.as_ptr().wrapping_add(usize::from(tag) * STRIDE + offset)
     }
 
-    /// The place of a message of a tag that has no request.
+    /// Returns the room for a message, in the buffer of a tag without a request.
     fn message_mut(&mut self, tag: u16) -> &mut [u8] {
         let (offset, len) = (DATA_AT - WRITE_HEAD_BYTES, WRITE_HEAD_BYTES + MAX_IO_BYTES as usize);
         let address = self.at(tag, offset, len);
-        // SAFETY: the range lies in the mapping, which is initialised (zeros at first), and is borrowed for
-        // as long as the slice lives. A tag without a request has no operation in flight.
+        // SAFETY: the range is in the mapping, which is initialised (zeros at first), and the slice borrows
+        // it. A tag without a request has no operation in flight.
         unsafe { std::slice::from_raw_parts_mut(address, len) }
     }
 
@@ -547,18 +545,18 @@ impl FuseBuffers {
         self.at(tag, DATA_AT + offset_bytes as usize, len_bytes as usize)
     }
 
-    /// The data of a tag of whose request all parts have completed.
+    /// Returns the data of a tag's request. All parts of the request have completed.
     fn data(&self, tag: u16, len_bytes: u32) -> &[u8] {
         let address = self.data_address(tag, 0, len_bytes);
-        // SAFETY: the range lies in the mapping, which is initialised. No operation on it is in flight.
+        // SAFETY: the range is in the mapping, which is initialised. No operation on it is in flight.
         unsafe { std::slice::from_raw_parts(address, len_bytes as usize) }
     }
 }
 
 impl Drop for FuseBuffers {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `map`. The queue drops it only when no request is with its
-        // owner, so no operation that names this memory is in flight.
+        // SAFETY: exactly the mapping made in `map`. The queue drops it only when its owner has no request,
+        // so no operation that names this memory is in flight.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), Self::BYTES) };
     }
 }

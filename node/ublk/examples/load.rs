@@ -1,11 +1,11 @@
-//! Reads or writes a block device with the bytes of a file, so many requests in flight, and prints the
-//! nanoseconds that all of them took. Direct I/O through io_uring.
+//! Reads a block device, or writes the bytes of a file to it, at a queue depth, and prints the total time in
+//! nanoseconds. Direct I/O through io_uring.
 //!
 //! `load --device D --corpus F --write --random --depth 32 --requests 4096`
 //!
-//! Between the first request and the last answer it touches no byte of the data, so that the time is the
-//! device's: a write is sent from where the file was read to. A load generator whose writes are all of one
-//! pattern would measure a codec on that pattern alone.
+//! Between the first request and the last answer it touches no data, so that it measures only the device:
+//! writes use the memory into which the file was read. A load generator that writes a single pattern would
+//! measure a codec on that pattern only.
 #![allow(unsafe_code)] // requests name memory
 #![allow(clippy::print_stdout)] // its output is for scripts
 
@@ -22,7 +22,7 @@ use io_uring::{IoUring, opcode, types};
 
 const PAGE_BYTES: usize = 4096;
 
-/// Memory that direct I/O takes.
+/// Memory aligned for direct I/O.
 #[derive(Clone)]
 #[repr(align(4096))]
 struct AlignedPage([u8; PAGE_BYTES]);
@@ -32,17 +32,17 @@ struct LoadOptions {
     /// The block device.
     #[arg(long)]
     device: PathBuf,
-    /// The file: what is written, and as many bytes as the requests are about.
+    /// The file: the data to write, and the size of the range that requests cover.
     #[arg(long)]
     corpus: PathBuf,
-    /// Write; read if not given.
+    /// Write instead of reading.
     #[arg(long)]
     write: bool,
-    /// Compare each page that is read with the same page of the file.
+    /// Compare each page read with the same page of the file.
     #[arg(long, conflicts_with = "write")]
     check: bool,
-    /// Requests at random places, written ones with the bytes of another random place of the file. In order
-    /// from the beginning, each with the bytes of its place, if not given.
+    /// Requests at random offsets; writes take their data from another random offset of the file. Otherwise
+    /// sequential, with the data at the same offset.
     #[arg(long)]
     random: bool,
     /// Length of a request.
@@ -54,7 +54,7 @@ struct LoadOptions {
     /// Number of requests.
     #[arg(long)]
     requests: usize,
-    /// Seed of the places.
+    /// Seed of the random offsets.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -100,8 +100,8 @@ fn main() -> Result<()> {
                 opcode::Read::new(fd, pages.as_mut_ptr().cast(), len).offset(at).build()
             };
             let entry = entry.user_data(tag as u64);
-            // SAFETY: file and memory outlive the request: the program ends without the answer otherwise. A
-            // buffer of a read is its tag's alone.
+            // SAFETY: file and memory outlive the request, or the program exits. Only its tag uses the buffer
+            // of a read.
             unsafe { ring.submission().push(&entry) }.context("the ring has an entry for each tag")?;
             sent += 1;
         }
@@ -136,9 +136,9 @@ fn read(file: &mut File, pages: usize) -> Result<Vec<AlignedPage>> {
     Ok(all)
 }
 
-/// Places of requests, in blocks.
+/// Offsets of requests, in blocks.
 struct Places {
-    /// State of a xorshift generator (Marsaglia, "Xorshift RNGs", 2003), if they are random.
+    /// State of a xorshift generator (Marsaglia, "Xorshift RNGs", 2003), if offsets are random.
     random: Option<u64>,
     next: usize,
     blocks: usize,
@@ -154,7 +154,7 @@ impl Places {
         place
     }
 
-    /// A random place; none where places are in order.
+    /// Returns a random offset; `None` if offsets are sequential.
     fn source(&mut self) -> Option<usize> {
         let state = self.random.as_mut()?;
         *state ^= *state << 13;

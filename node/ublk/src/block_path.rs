@@ -1,12 +1,12 @@
-//! Numbers and paths of block devices, of ublk and without it.
+//! Numbers and paths of block devices, with and without ublk.
 
 use std::path::PathBuf;
 
-/// Ids of devices that are no ublk devices begin here: `/dev/loopN` has this plus N. Those of ublk devices
-/// are below, as [`DeviceSpec::id`](crate::DeviceSpec::id) must be.
+/// First id of other devices: `/dev/loopN` has this plus N. Those of ublk devices are smaller, see
+/// [`DeviceSpec::id`](crate::DeviceSpec::id).
 pub const LOOP_IDS: u32 = 1 << 31;
 
-/// The path of the block device with an id.
+/// Returns the path of the block device with this id.
 #[must_use]
 pub fn block_path(id: u32) -> PathBuf {
     PathBuf::from(match id.checked_sub(LOOP_IDS) {

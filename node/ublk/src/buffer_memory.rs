@@ -1,13 +1,13 @@
-//! Memory of a queue for the data of requests: as many buffers as it has tags.
+//! Memory of a queue for the data of requests: one buffer per tag.
 //!
-//! With kernel copy each tag has the buffer of its number: the kernel fills it before it hands out a write,
-//! and empties it as part of the commit of a read.
+//! With kernel copy each tag uses the buffer of the same number: the kernel fills it before it hands out a
+//! write, and copies it out when a read is committed.
 #![allow(unsafe_code)] // one anonymous mapping, and the slices over it
 
 use std::io;
 use std::ptr::NonNull;
 
-/// One anonymous mapping, cut into buffers of `stride` bytes.
+/// One anonymous mapping, divided into buffers of `stride` bytes.
 #[derive(Debug)]
 pub(crate) struct BufferMemory {
     memory: NonNull<u8>,
@@ -16,7 +16,7 @@ pub(crate) struct BufferMemory {
 }
 
 impl BufferMemory {
-    /// Memory whose pages come into being when they are first used.
+    /// Maps memory whose pages are allocated on first use.
     pub(crate) fn map(buffers: u16, stride_bytes: u32) -> io::Result<Self> {
         let stride = stride_bytes as usize;
         let mapped_bytes = stride * usize::from(buffers);
@@ -34,30 +34,30 @@ impl BufferMemory {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping made above. A huge page for each tag would multiply the memory that small
-        // requests take; if the advice is not taken nothing is wrong.
+        // SAFETY: the mapping made above. A huge page per tag would multiply the memory used by small
+        // requests; a kernel that ignores the advice does no harm.
         unsafe { libc::madvise(address, mapped_bytes, libc::MADV_NOHUGEPAGE) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
         Ok(Self { memory, stride, mapped_bytes })
     }
 
-    /// Takes all of the memory now, and keeps it from being swapped: a copy by the kernel waits for no page.
+    /// Allocates all of the memory now and locks it, so that no copy by the kernel waits for a page.
     pub(crate) fn lock(self) -> Self {
         let address = self.memory.as_ptr().cast();
         // SAFETY: exactly the mapping; only its pages are touched, not their contents.
         let locked = unsafe { libc::mlock(address, self.mapped_bytes) };
         if locked != 0 {
-            // Without the right to lock memory the pages are there at least. If that fails too, the copies
-            // make them. SAFETY: as above.
+            // Without the right to lock memory, at least allocate the pages. If that fails too, the copies
+            // allocate them. SAFETY: as above.
             unsafe { libc::madvise(address, self.mapped_bytes, libc::MADV_POPULATE_WRITE) };
         }
         self
     }
 
-    /// The address of a part of a buffer.
+    /// Returns the address of a part of a buffer.
     ///
     /// # Panics
-    /// If the part does not lie inside it.
+    /// If the part is not inside the buffer.
     #[inline(always)]
     pub(crate) fn address(&self, buffer: u16, offset: usize, len: usize) -> *mut u8 {
         let begin = usize::from(buffer) * self.stride + offset;
@@ -68,22 +68,22 @@ impl BufferMemory {
         self.memory.as_ptr().wrapping_add(begin)
     }
 
-    /// The first bytes of a buffer that no operation uses.
+    /// Returns the first bytes of a buffer that no operation uses.
     #[inline]
     pub(crate) fn bytes(&self, buffer: u16, len: usize) -> &[u8] {
-        // SAFETY: the range lies in the mapping, which is initialised (zeros at first). With kernel copy the
+        // SAFETY: the range is in the mapping, which is initialised (zeros at first). With kernel copy the
         // kernel writes to a tag's buffer only while it has the tag.
         unsafe { std::slice::from_raw_parts(self.address(buffer, 0, len), len) }
     }
 
-    /// The same, to be written.
+    /// Like [`bytes`](Self::bytes), for writing.
     #[inline]
     pub(crate) fn bytes_mut(&mut self, buffer: u16, len: usize) -> &mut [u8] {
-        // SAFETY: as for `bytes`, and the memory is borrowed for as long as the slice lives.
+        // SAFETY: as for `bytes`, and the slice borrows the memory.
         unsafe { std::slice::from_raw_parts_mut(self.address(buffer, 0, len), len) }
     }
 
-    /// All of a buffer.
+    /// Returns a whole buffer.
     #[cfg(feature = "fake")]
     pub(crate) fn whole_mut(&mut self, buffer: u16) -> &mut [u8] {
         self.bytes_mut(buffer, self.stride)
@@ -92,8 +92,8 @@ impl BufferMemory {
 
 impl Drop for BufferMemory {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `map`. The queue drops it only when no operation, and with
-        // kernel copy no tag, is left that names this memory.
+        // SAFETY: exactly the mapping made in `map`. The queue drops it only when no operation names this
+        // memory, and with kernel copy no tag.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! The character device of a ublk device: the server's side of it.
+//! The character device of a ublk device: the server's end.
 #![allow(unsafe_code)] // mmap of the request descriptors
 
 use std::fs::{File, OpenOptions};
@@ -15,11 +15,11 @@ use crate::ControlError;
 #[cfg(feature = "fake")]
 use crate::fake_tags::FakeTags;
 
-/// Longest wait for a fresh device's node to appear.
+/// Maximum wait for a new device's node to appear.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
 
-/// Files in the place of parts of the character device.
+/// Files that replace parts of the character device.
 #[cfg(feature = "fake")]
 #[derive(Debug)]
 pub(crate) struct FakeFiles {
@@ -29,15 +29,15 @@ pub(crate) struct FakeFiles {
     pub(crate) tags: Option<FakeTags>,
 }
 
-/// `/dev/ublkcN`, opened. The kernel lets one process at a time have it open.
+/// An open `/dev/ublkcN`. The kernel lets one process at a time open it.
 ///
-/// Each [`Queue`](crate::Queue) keeps what it needs of it, so it can be dropped once all queues are
-/// open. The device is quiesced only when the last use has gone: this value, each queue, and each ring
+/// Each [`Queue`](crate::Queue) keeps its own reference, so this value can be dropped once all queues are
+/// open. The kernel quiesces the device after the last user is dropped: this value, each queue, and each ring
 /// that had a queue of the device.
 #[derive(Debug)]
 pub struct CharDevice {
     file: File,
-    /// Files in the place of parts of it.
+    /// Files that replace parts of it.
     #[cfg(feature = "fake")]
     fake: Option<FakeFiles>,
 }
@@ -56,13 +56,13 @@ impl CharDevice {
         }
     }
 
-    /// A device without the driver: copies go to `file`, the rest to files of `fake`.
+    /// Makes a device without the driver: copies go to `file`, everything else to the files of `fake`.
     #[cfg(feature = "fake")]
     pub(crate) fn fake(file: File, fake: FakeFiles) -> Self {
         Self { file, fake: Some(fake) }
     }
 
-    /// The file that takes commands.
+    /// Returns the file that takes commands.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         #[cfg(feature = "fake")]
         if let Some(fake) = &self.fake {
@@ -71,7 +71,7 @@ impl CharDevice {
         self.file.as_fd()
     }
 
-    /// Address of the first byte of each registered buffer. The driver's own begin at 0.
+    /// Returns the address of the first byte of each registered buffer. The driver's buffers begin at 0.
     pub(crate) fn buffers_at(&self) -> u32 {
         #[cfg(feature = "fake")]
         if let Some(fake) = &self.fake {
@@ -80,13 +80,13 @@ impl CharDevice {
         0
     }
 
-    /// The place of tags that are fetched in batches, where no driver is behind it.
+    /// Returns the source of tags fetched in batches; `None` with a driver.
     #[cfg(feature = "fake")]
     pub(crate) fn fake_tags(&self) -> Option<FakeTags> {
         self.fake.as_ref()?.tags.clone()
     }
 
-    /// True if no driver is behind it.
+    /// Returns true without a driver.
     pub(crate) fn is_fake(&self) -> bool {
         #[cfg(feature = "fake")]
         return self.fake.is_some();
@@ -94,7 +94,7 @@ impl CharDevice {
         false
     }
 
-    /// A further use of it.
+    /// Returns another reference to the open file.
     pub(crate) fn share(&self) -> io::Result<File> {
         self.file.try_clone()
     }
@@ -109,7 +109,7 @@ impl CharDevice {
 }
 
 impl CharDevice {
-    /// The device that `file` is.
+    /// Wraps an open character device.
     pub(crate) fn of(file: File) -> Self {
         Self {
             file,
@@ -119,7 +119,7 @@ impl CharDevice {
     }
 }
 
-/// The shared memory in which the kernel describes the requests of one queue, an entry for each tag.
+/// The shared memory in which the kernel describes the requests of one queue, one entry per tag.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     first: NonNull<sys::ublksrv_io_desc>,
@@ -128,7 +128,7 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Each queue's descriptors begin where a queue of the greatest depth would have ended
+    /// Distance between the descriptors of two queues: the size for a queue of maximum depth
     /// (`ublk_max_cmd_buf_size` in `drivers/block/ublk_drv.c`).
     const STRIDE: usize = mapped_size(sys::UBLK_MAX_QUEUE_DEPTH as u16);
 
@@ -159,7 +159,7 @@ impl Descriptors {
         assert!(tag < self.depth, "tag {tag} is below the queue's depth");
         // SAFETY: `first` points at `depth` descriptors and `tag` is below `depth`.
         let descriptor = unsafe { self.first.add(usize::from(tag)) };
-        // SAFETY: the descriptor lies in the mapping and every bit pattern is a valid value. The kernel wrote
+        // SAFETY: the descriptor is in the mapping and every bit pattern is a valid value. The kernel wrote
         // it before it posted the completion that led here, and not again until the tag is committed.
         unsafe { descriptor.read_volatile() }
     }
@@ -167,7 +167,7 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `map`; no reference into it is ever handed out.
+        // SAFETY: exactly the mapping made in `map`; no reference into it is handed out.
         unsafe { libc::munmap(self.first.as_ptr().cast(), self.mapped_bytes) };
     }
 }

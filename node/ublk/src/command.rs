@@ -1,7 +1,7 @@
-//! Sending one control command straight to the driver.
+//! Sends single control commands directly to the driver.
 //!
-//! `docs/adr/0001-ublk-control.md` has the reasons against `libublk`.
-#![allow(unsafe_code)] // an entry that names memory, and the payload behind it
+//! `docs/adr/0001-ublk-control.md` says why not through `libublk`.
+#![allow(unsafe_code)] // an entry that names memory, and its payload
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -22,13 +22,13 @@ use crate::features::CONTROL_PATH;
 
 /// Room for the largest payload, `struct ublk_params`.
 const PAYLOAD_WORDS: usize = 16;
-/// Marks of the completions of a command and of its cancellation.
+/// User data of the completions of a command and of its cancellation.
 const COMMAND: u64 = 1;
 const CANCEL: u64 = 2;
-/// Time for the kernel to cancel a command.
+/// Maximum wait for the kernel to cancel a command.
 const CANCELLED_WITHIN: Duration = Duration::from_secs(5);
 
-/// One command to the control device, in the words of `struct ublksrv_ctrl_cmd`.
+/// One command to the control device, in the terms of `struct ublksrv_ctrl_cmd`.
 #[derive(Clone, Copy)]
 pub(crate) struct ControlCommand {
     /// The name without `UBLK_U_CMD_`, for errors.
@@ -42,31 +42,31 @@ pub(crate) struct ControlCommand {
 struct Channel {
     control: File,
     ring: IoUring<Entry128, cqueue::Entry>,
-    /// Memory that a command points at; on the heap so that it can outlive a broken ring.
+    /// Memory that a command points to; on the heap so that it can outlive a broken ring.
     payload: Box<[u64; PAYLOAD_WORDS]>,
 }
 
 thread_local! {
-    /// The ring of each thread that sends commands: rings are costly to make.
+    /// The ring of each thread that sends commands: creating a ring is expensive.
     static CHANNEL: RefCell<Option<Channel>> = const { RefCell::new(None) };
 }
 
-/// A structure that commands carry: plain integers, so that every bit pattern is a value of it.
+/// A structure that commands carry: plain integers, so that every bit pattern is a valid value.
 pub(crate) trait Payload: Copy + Send + 'static {}
 
 impl Payload for sys::ublksrv_ctrl_dev_info {}
 impl Payload for Params {}
 impl Payload for sys::ublk_params {}
 
-/// Sends a command without payload and waits for its answer, for at most `limit`: then it is cancelled, if
-/// the kernel waits where that is possible.
+/// Sends a command without payload and waits at most `limit` for its answer. After that it cancels the
+/// command, if the kernel waits interruptibly.
 pub(crate) fn send(command: ControlCommand, limit: Duration) -> Result<(), ControlError> {
     let work = move || with_channel(|channel| channel.send(command, 0, Some(limit)));
     run_within(Subject::Device(command.device), command.name, limit + CANCELLED_WITHIN, work, drop)?
 }
 
-/// Sends a command with a payload, waits for its answer, for at most `limit`, and returns what the kernel
-/// made of the payload. An answer after that is given to `late`.
+/// Sends a command with a payload, waits at most `limit` for its answer and returns the payload as the kernel
+/// changed it. `late` receives an answer that comes after `limit`.
 pub(crate) fn exchange<P: Payload>(
     subject: Subject,
     command: ControlCommand,
@@ -81,7 +81,7 @@ fn exchange_here<P: Payload>(command: ControlCommand, payload: P) -> Result<P, C
     const { assert!(size_of::<P>() <= PAYLOAD_WORDS * 8 && align_of::<P>() <= 8, "it fits the channel's room") };
     with_channel(|channel| {
         let room = channel.payload.as_mut_ptr().cast::<P>();
-        // SAFETY: the room is owned by the channel and large and aligned enough, see the assertion above.
+        // SAFETY: the channel owns the room, which is large and aligned enough: see the assertion above.
         unsafe { room.write(payload) };
         channel.send(command, size_of::<P>() as u16, None)?;
         // SAFETY: as above; the kernel has finished with it, and a `Payload` has no invalid bit patterns.
@@ -111,8 +111,8 @@ impl Channel {
         Ok(Self { control, ring, payload: Box::new([0; PAYLOAD_WORDS]) })
     }
 
-    /// Sends a command and waits for its end. After `limit` it is cancelled, which ends it where the kernel
-    /// waits for something that can be interrupted.
+    /// Sends a command and waits for its completion. After `limit` it cancels the command, which ends it if
+    /// the kernel waits interruptibly.
     fn send(
         &mut self,
         command: ControlCommand,
@@ -153,8 +153,8 @@ impl Channel {
                     ) => {}
                 Err(error) => return Err(ControlError::Channel(error)),
             }
-            // The answer to a cancellation may come after the command's: it is of the command before, or of
-            // this one.
+            // Skips answers to cancellations, of this command or of an earlier one: such an answer may come
+            // after the command's own.
             let Some(completion) = self.ring.completion().find(|it| it.user_data() == COMMAND) else {
                 continue;
             };
@@ -162,7 +162,7 @@ impl Channel {
                 0.. => return Ok(()),
                 negative => Errno::new(negative.wrapping_neg()),
             };
-            // `ECANCELED`: it had not even begun.
+            // `ECANCELED` means that the kernel had not begun the command.
             if was_cancelled && errno == Errno::EINTR {
                 let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
                 return Err(ControlError::TimedOut { id: device, command: name, waited_ms });
@@ -172,13 +172,13 @@ impl Channel {
     }
 
     fn push(&mut self, entry: &Entry128) {
-        // SAFETY: the one address that an entry has is that of `payload`, which lives until the completion
-        // has been seen, or is leaked by `with_channel`.
+        // SAFETY: the only address in an entry is that of `payload`, which lives until the completion has
+        // been seen, or is leaked by `with_channel`.
         unsafe { self.ring.submission().push(entry) }.expect("an empty queue has room for one entry");
     }
 }
 
-/// The bytes of the argument, as the 80 bytes of a large entry carry them.
+/// Encodes the argument as the 80 command bytes of a large entry.
 ///
 /// ```text
 /// 0        4          6     8        16       24             26    28        32

@@ -1,14 +1,14 @@
-//! Threads that send control commands, so that one that never ends in the kernel harms no other.
+//! Threads that send control commands, so that a command stuck in the kernel does not block others.
 //!
-//! A thread that waits in the kernel without limit cannot be ended, and neither can its process: it keeps the
-//! files that it shares with the other threads. So each command is sent by a thread with a table of open
-//! files of its own, in which nothing of the process is. Where such a thread is stuck, all others return in
-//! time, and at the end of the process the kernel releases its locks all the same, and quiesces the devices
-//! whose queues were closed. The memory of the process stays: what is mapped then waits for the command.
+//! A thread that waits in the kernel without limit cannot be killed, so neither can its process, and the open
+//! files shared with the other threads stay open. Therefore each command is sent by a thread with its own
+//! table of open files, which contains only the standard streams. If such a thread is stuck, all others
+//! return in time. When the process exits, the kernel still releases its locks and quiesces the devices whose
+//! queues were closed. The memory of the process stays mapped until the command ends.
 //!
-//! *Owns*: these threads, and the commands that have not ended in time.
-//! *Invariants*: of a subject, no second command is sent while one runs whose caller has stopped waiting; but
-//! a device may be stopped whose start has not ended.
+//! *Owns*: these threads, and the commands that exceeded their limit.
+//! *Invariants*: while a command runs whose caller has stopped waiting, no other command about the same
+//! subject is sent; exception: a device may be stopped while it is starting.
 #![allow(unsafe_code)] // a system call without a wrapper
 
 use std::io::{self, Write};
@@ -22,8 +22,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{ControlError, KernelRelease};
 
-/// The most additions of devices that may run without a caller: each keeps a thread. A caller that tries
-/// again has a new tag.
+/// Maximum number of device additions that run without a caller: each occupies a thread, and a caller that
+/// retries uses a new tag.
 const MAX_LATE_ADDITIONS: usize = 4;
 /// An idle thread ends after this time.
 const IDLE_FOR: Duration = Duration::from_secs(10);
@@ -31,9 +31,9 @@ const IDLE_FOR: Duration = Duration::from_secs(10);
 /// The object of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
-    /// A device that is there.
+    /// An existing device.
     Device(u32),
-    /// Its description, which waits for nothing that is done with it.
+    /// Its description, which the kernel returns without waiting for other commands.
     Description(u32),
     /// Its attributes in sysfs.
     Attributes(u32),
@@ -42,7 +42,7 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// The number of its device; `u32::MAX` before it has one.
+    /// Returns the number of its device; `u32::MAX` before the kernel has assigned one.
     const fn id(self) -> u32 {
         match self {
             Self::Device(id) | Self::Description(id) | Self::Attributes(id) => id,
@@ -51,7 +51,7 @@ impl Subject {
     }
 }
 
-/// Work for a thread, which calls what it is given as soon as it could take the next job.
+/// Work for a thread. It calls its argument once the thread can take the next job.
 type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
 struct IdleThread {
@@ -78,7 +78,7 @@ struct Late {
 impl Threads {
     const NONE: Self = Self { started: 0, idle: Vec::new(), late: Vec::new() };
 
-    /// The command for whose end one about `subject` would have to wait.
+    /// Returns the late command that blocks the command called `name` about `subject`.
     fn in_the_way_of(&self, subject: Subject, name: &str) -> Option<Late> {
         let is_new = |late: &&Late| matches!(late.subject, Subject::New(_));
         if matches!(subject, Subject::New(_)) && self.late.iter().filter(is_new).count() >= MAX_LATE_ADDITIONS
@@ -86,7 +86,7 @@ impl Threads {
             return self.late.iter().find(is_new).copied();
         }
         let about_it = |late: &&Late| late.subject == subject;
-        // A stop waits in the kernel until the start has ended.
+        // In the kernel a stop waits until the start has ended.
         let may_pass = |late: &Late| late.name == "START_DEV" && name == "STOP_DEV";
         self.late.iter().filter(about_it).find(|late| !may_pass(late)).copied()
     }
@@ -98,16 +98,16 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads::NONE);
 enum CallOutcome<T> {
     Awaited,
     Is(T),
-    /// The caller waits no longer.
+    /// The caller has stopped waiting.
     Unwanted,
 }
 
-/// Does `work`, which sends the command called `name` about `subject`, on a thread of its own, and waits for
-/// at most `limit`. What ends later is given to `late`, on that thread.
+/// Runs `work`, which sends the command called `name` about `subject`, on its own thread, and waits at most
+/// `limit`. After that, `late` receives the result on that thread.
 ///
 /// # Errors
-/// [`ControlError::NotEnded`] after `limit`, and at once while an earlier command about the subject has not
-/// ended; [`ControlError::Channel`] where no thread can be started.
+/// [`ControlError::NotEnded`] after `limit`, and at once while an earlier command about the subject is late;
+/// [`ControlError::Channel`] if no thread can be started.
 pub(crate) fn run_within<T: Send + 'static>(
     subject: Subject,
     name: &'static str,
@@ -145,7 +145,7 @@ fn run_on<T: Send + 'static>(
                 late(done);
                 become_idle();
             } else {
-                // First, or the caller's next command would start a thread.
+                // First, or the caller's next command would start another thread.
                 become_idle();
                 *outcome = CallOutcome::Is(done);
                 changed.notify_one();
@@ -159,7 +159,7 @@ fn run_on<T: Send + 'static>(
     match std::mem::replace(&mut *outcome, CallOutcome::Unwanted) {
         CallOutcome::Is(done) => Ok(done),
         CallOutcome::Awaited | CallOutcome::Unwanted => {
-            // Before the thread can see that the caller is gone.
+            // Before the thread can see that the caller has stopped waiting.
             threads.lock().late.push(this);
             Err(not_ended(&this))
         }
@@ -190,8 +190,8 @@ fn give(threads: &'static Mutex<Threads>, mut job: Job) -> io::Result<()> {
     let (jobs, received) = mpsc::channel();
     thread::Builder::new().name("ublk-control".to_owned()).spawn(move || {
         if let Err(error) = leave_files() {
-            // Commands are sent all the same: only a stuck one would do more harm. So they are where standard
-            // error takes nothing.
+            // Sends commands nevertheless, also if standard error cannot be written: only a stuck command
+            // would do more harm.
             drop(writeln!(
                 io::stderr(),
                 "a thread for ublk commands keeps the files of its process: {error}"
@@ -210,7 +210,7 @@ fn give(threads: &'static Mutex<Threads>, mut job: Job) -> io::Result<()> {
                             return;
                         }
                     }
-                    // A caller has taken it, and sends its job.
+                    // A caller has taken this thread and is about to send its job.
                     match received.recv() {
                         Ok(job) => job(&become_idle),
                         Err(mpsc::RecvError) => return,
@@ -222,11 +222,11 @@ fn give(threads: &'static Mutex<Threads>, mut job: Job) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives this thread a table of open files of its own, with nothing but the standard streams.
+/// Gives this thread its own table of open files, with only the standard streams.
 fn leave_files() -> io::Result<()> {
     let first_other = libc::STDERR_FILENO + 1;
-    // SAFETY: the call takes integers only. The closed numbers are this thread's: others keep theirs, and
-    // this thread has just begun, so it uses none.
+    // SAFETY: the call takes integers only. It closes numbers of this thread alone: others keep theirs, and
+    // this thread has just started, so it uses none.
     let left = unsafe {
         libc::syscall(libc::SYS_close_range, first_other, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
     };
@@ -244,7 +244,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(30);
     const AT_ONCE: Duration = Duration::from_millis(20);
 
-    /// Found by reading: a GET_PARAMS or an ADD_DEV that never ended held its caller, and with it the node's
+    /// Found by reading: a GET_PARAMS or an ADD_DEV that never ended blocked its caller, and so the node's
     /// next daemon.
     #[test]
     fn a_command_that_does_not_end_is_named_and_not_sent_twice() {
@@ -262,7 +262,7 @@ mod tests {
         for part in ["ublk device 70000", "GET_PARAMS", "kernel", "restart this host"] {
             assert!(message.contains(part), "{message}");
         }
-        // The next one is not sent, and another device's is.
+        // The next command is not sent, but one about another device is.
         let again = run_within(subject, "STOP_DEV", SOON, || panic!("it is sent"), |()| {}).unwrap_err();
         assert!(matches!(again, ControlError::NotEnded { command: "GET_PARAMS", .. }), "{again}");
         assert_eq!(run_within(Subject::Device(70_001), "STOP_DEV", SOON, || 7, |_| {}).unwrap(), 7);
@@ -275,8 +275,8 @@ mod tests {
         }
     }
 
-    /// Found on a slow machine: a caller that had its answer sent its next command before the thread was idle
-    /// again, and so started one more thread.
+    /// Found on a slow machine: a caller with its answer sent its next command before the thread was idle
+    /// again, which started one more thread.
     #[test]
     fn commands_in_turn_use_one_thread() {
         static THREADS: Mutex<Threads> = Mutex::new(Threads::NONE);
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(THREADS.lock().started, 1);
     }
 
-    /// Found by reading: each try of an attach had another tag, and so left one more thread.
+    /// Found by reading: each retry of an attach had a new tag, so it left one more thread.
     #[test]
     fn additions_that_do_not_end_are_few() {
         let ends: Vec<_> = (0..MAX_LATE_ADDITIONS as u64)
@@ -316,7 +316,7 @@ mod tests {
         drop(end);
     }
 
-    /// A stuck thread keeps no file of its process: neither the lock of the node nor a device.
+    /// A stuck thread keeps no file of its process open: neither the node's lock nor a device.
     #[test]
     fn the_threads_hold_no_file_of_the_process() {
         let file = File::open("/dev/null").unwrap();

@@ -1,4 +1,4 @@
-//! A ublk device as the control plane sees it.
+//! A ublk device, for the control plane.
 //!
 //! ```text
 //!        add            queues armed, start
@@ -10,10 +10,10 @@
 //!                                           QUIESCED ---start_recovery----'
 //! ```
 //!
-//! The kernel names devices by small numbers and hands out the lowest free one, so a number says nothing
-//! about whose device it is. Each device carries a tag of its server's choice (`ublksrv_flags`), which the
-//! kernel keeps and returns; a [`Device`] is made only for a device with the tag that the caller expects, and
-//! none with another tag is stopped or deleted.
+//! The kernel numbers devices and hands out the lowest free number, so a number does not identify the owner.
+//! Each device carries a tag that its server chose (`ublksrv_flags`); the kernel stores and returns it. A
+//! [`Device`] is created only for a device with the tag that the caller expects; devices with other tags are
+//! neither stopped nor deleted.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
@@ -36,29 +36,29 @@ use crate::{
 
 const CLASSES: &str = "/sys/class";
 const CHAR_CLASS: &str = "/sys/class/ublk-char";
-/// Time between two tries of a command that the kernel answers with `EBUSY`, at first and at most.
+/// Initial and maximum delay before retrying a command that the kernel answers with `EBUSY`.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
-/// The longest wait for the kernel to start a device. It may read a partition table from it.
+/// Maximum wait for the kernel to start a device. It may read a partition table from it.
 const START_WITHIN: Duration = Duration::from_secs(60);
-/// The longest wait for the kernel to see that all queues of a device are armed.
+/// Maximum wait for the kernel to see that all queues of a device are armed.
 const END_RECOVERY_WITHIN: Duration = Duration::from_secs(10);
-/// The longest wait for the answer of a command that waits for no other process.
+/// Maximum wait for the answer of a command that waits for no other process.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The longest wait for the kernel to take a device from its users: their requests end first.
+/// Maximum wait for the kernel to remove a device from its users: their requests end first.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
-/// The longest wait for a deletion, which ends when the last program has closed the device.
+/// Maximum wait for a deletion, which ends when the last program has closed the device.
 const DELETE_WITHIN: Duration = Duration::from_secs(1);
-/// Time between two looks at the open files of all processes, which costs a system call for each.
+/// Time between two scans of the open files of all processes; a scan costs a system call per file.
 const SCAN_EVERY: Duration = Duration::from_millis(250);
-/// The longest wait for programs that open a device only for a moment, as udev does.
+/// Maximum wait for programs that open a device briefly, as udev does.
 const UNUSED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Properties by which a caller recognizes its device.
+/// Properties that identify a caller's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The tag that it was added with.
+    /// Tag with which it was added.
     pub tag: u64,
-    /// The most sectors of 4096 bytes that it has: one that is about to grow has fewer.
+    /// Maximum size in sectors of 4096 bytes: a device about to grow is smaller.
     pub sectors: u64,
 }
 
@@ -77,11 +77,11 @@ pub struct Device {
 }
 
 impl Device {
-    /// Adds a device and sets its parameters. It can be deleted, or opened, armed and started.
+    /// Adds a device and sets its parameters. Next: delete it, or open, arm and start it.
     ///
     /// # Errors
-    /// [`ControlError::Invalid`] and [`ControlError::Unsupported`] before anything was done;
-    /// [`ControlError::IdTaken`]; [`ControlError::Command`], after which no device is left behind.
+    /// [`ControlError::Invalid`] and [`ControlError::Unsupported`] before any command was sent;
+    /// [`ControlError::IdTaken`]; [`ControlError::Command`], after deleting the device again.
     pub fn add(features: &Features, spec: &DeviceSpec) -> Result<Self, ControlError> {
         spec.validate()?;
         features.check(spec.transport)?;
@@ -108,13 +108,13 @@ impl Device {
             max_zero_bytes: _,
         } = spec;
         let new = move |added: sys::ublksrv_ctrl_dev_info| {
-            // The kernel gives a device no more queues than the host may have CPUs.
+            // The kernel gives a device at most as many queues as the host may have CPUs.
             let (id, queues) = (added.dev_id, added.nr_hw_queues);
             let has_batches = has_batches(flags);
             Self { id, tag, queues, depth, max_io_bytes, transport, has_batches }
         };
         let unwanted = move |added: Result<_, ControlError>| {
-            // The caller is gone. One that stays is found by its tag at the next start.
+            // The caller has stopped waiting. If this fails, the next start finds the device by its tag.
             let _deleted = added.map(|added| new(added).delete());
         };
         let add = command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted);
@@ -130,7 +130,7 @@ impl Device {
         let subject = Subject::Device(device.id);
         if let Err(error) = command::exchange(subject, set, spec.params(), ANSWER_WITHIN, unwanted) {
             if !matches!(error, ControlError::NotEnded { .. }) {
-                // One that stays is found by its tag at the next start.
+                // If the deletion fails, the next start finds the device by its tag.
                 let _deleted = device.delete();
             }
             return Err(error);
@@ -138,21 +138,21 @@ impl Device {
         Ok(device)
     }
 
-    /// Finds a device that exists, for example one to recover. Its queues, depth, request size and transport
-    /// are those that the kernel has; they may be another version's.
+    /// Finds an existing device, for example to recover it. Its queues, depth, request size and transport are
+    /// the kernel's values; another version may have chosen them.
     ///
     /// # Errors
     /// [`ControlError::NotFound`]; those of [`of`](Self::of).
     pub fn find(id: u32, expected: &Expected) -> Result<Self, ControlError> {
         let info = Self::look(id)?;
-        // Asked last: the answer waits for whatever is being done with the device.
+        // Asks for the size last: the answer waits for other commands about the device.
         if info.tag == expected.tag && info.state != DeviceState::Dead {
             return Self::of(&info, Self::sectors_of(id)?, expected);
         }
         Self::of(&info, expected.sectors, expected)
     }
 
-    /// The device that the kernel describes so, if it is the one expected.
+    /// Returns the device with this description, if it is the expected one.
     ///
     /// # Errors
     /// [`ControlError::NotOurs`] for another tag; [`ControlError::Foreign`] and [`ControlError::Invalid`] for
@@ -179,7 +179,7 @@ impl Device {
         Ok(Self { id, tag, queues, depth, max_io_bytes, transport, has_batches })
     }
 
-    /// The ids of all ublk devices of this machine, sorted.
+    /// Returns the ids of all ublk devices of this machine, sorted.
     ///
     /// # Errors
     /// [`ControlError::File`] if sysfs cannot be read.
@@ -203,61 +203,61 @@ impl Device {
         Ok(ids)
     }
 
-    /// The number in `/dev/ublkbN`, or that of a loop device from [`LOOP_IDS`](crate::LOOP_IDS) on.
+    /// Returns the number in `/dev/ublkbN`; for a loop device, [`LOOP_IDS`](crate::LOOP_IDS) plus its number.
     #[must_use]
     pub const fn id(&self) -> u32 {
         self.id
     }
 
-    /// Tag that it was added with.
+    /// Returns the tag with which the device was added.
     #[must_use]
     pub const fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// Number of queues.
+    /// Returns the number of queues.
     #[must_use]
     pub const fn queues(&self) -> u16 {
         self.queues
     }
 
-    /// Number of requests that a queue holds.
+    /// Returns the maximum number of requests in a queue.
     #[must_use]
     pub const fn depth(&self) -> u16 {
         self.depth
     }
 
-    /// The most bytes a read or write request covers.
+    /// Returns the maximum length of a read or write request in bytes.
     #[must_use]
     pub const fn max_io_bytes(&self) -> u32 {
         self.max_io_bytes
     }
 
-    /// Transport of its data.
+    /// Returns the transport of the data.
     #[must_use]
     pub const fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// True if its queues have batches (`UBLK_F_BATCH_IO`): few commands about many tags.
+    /// Returns true if the queues use batches (`UBLK_F_BATCH_IO`): few commands for many tags.
     #[must_use]
     pub const fn has_batches(&self) -> bool {
         self.has_batches
     }
 
-    /// The path of the block device. It exists between start and stop.
+    /// Returns the path of the block device, which exists between start and stop.
     #[must_use]
     pub fn block_path(&self) -> PathBuf {
         block_path(self.id)
     }
 
-    /// Asks the kernel about the device.
+    /// Queries the kernel for the device.
     ///
     /// # Errors
     /// [`ControlError::NotFound`].
     pub fn info(&self) -> Result<DeviceInfo, ControlError> {
         match Self::look(self.id) {
-            // The device went, and another program's has its number.
+            // The device was deleted, and another program's device has its number.
             Ok(info) if info.tag != self.tag => Err(ControlError::NotFound { id: self.id }),
             answer => answer,
         }
@@ -266,13 +266,13 @@ impl Device {
     /// Opens the character device for the queues.
     ///
     /// # Errors
-    /// [`ControlError::File`], with `EBUSY` as its source while another process has it open.
+    /// [`ControlError::File`]; its source is `EBUSY` while another process has the device open.
     pub fn open_char(&self) -> Result<CharDevice, ControlError> {
         CharDevice::open(self.id)
     }
 
-    /// Starts an added device. Returns when every queue is armed and the block device is there, so the
-    /// ring thread must be pumping; it may get requests (partition scan) before this returns.
+    /// Starts an added device. Returns when every queue is armed and the block device exists, so the ring
+    /// thread must be running; it may get requests (partition scan) before this returns.
     ///
     /// # Errors
     /// [`ControlError::Command`]; [`ControlError::TimedOut`] after a minute.
@@ -280,14 +280,14 @@ impl Device {
         self.send_within("START_DEV", sys::UBLK_U_CMD_START_DEV, own_pid(), START_WITHIN).map_err(named)
     }
 
-    /// Prepares a device whose server has gone for new queues: waits, at most `timeout`, until the
-    /// kernel has seen the old server's end. Then open the character device, arm all queues, and call
+    /// Prepares a device whose server has exited for new queues: waits at most `timeout` until the kernel has
+    /// processed the exit. Next: open the character device, arm all queues, and call
     /// [`end_recovery`](Self::end_recovery).
     ///
-    /// Call it once in a process for each device to recover: kernels before 6.15 reset the queues in it, and
-    /// answer `EINVAL` while no queue is armed again (without the fix of CVE-2024-46735 they crash, see
-    /// [`KernelRelease::crash`](crate::KernelRelease::crash)). A device of which an earlier process began the
-    /// recovery, and ended before it armed a queue, is ready for new queues.
+    /// Call it once per process and device: kernels before 6.15 reset the queues in this command, and answer
+    /// a second one with `EINVAL` until a queue is armed (without the fix of CVE-2024-46735 they crash, see
+    /// [`KernelRelease::crash`](crate::KernelRelease::crash)). If an earlier process began the recovery and
+    /// exited before it armed a queue, the device is ready for new queues.
     ///
     /// # Errors
     /// [`ControlError::StillHeld`] after `timeout`; [`ControlError::KernelLostDevice`] two seconds after
@@ -307,7 +307,7 @@ impl Device {
                     }
                     match self.open_char() {
                         Ok(_) => return Ok(()),
-                        // The process that began the recovery still has it.
+                        // The process that began the recovery still has it open.
                         Err(ControlError::File { source, .. })
                             if source.kind() == ErrorKind::ResourceBusy => {}
                         Err(error) => return Err(error),
@@ -330,16 +330,16 @@ impl Device {
         }
     }
 
-    /// Ends a recovery: the device is live again and the requests that waited are handed out. Returns
-    /// when every queue is armed, so the ring thread must be pumping.
+    /// Ends a recovery: the device is live again and the kernel hands out the waiting requests. Returns when
+    /// every queue is armed, so the ring thread must be running.
     ///
     /// # Errors
     /// [`ControlError::Command`]; [`ControlError::TimedOut`] after ten seconds: a queue was not armed, or the
-    /// kernel refused one of its tags. It may be called again.
+    /// kernel refused one of its tags. The call may be repeated.
     pub fn end_recovery(&self) -> Result<(), ControlError> {
         let code = sys::UBLK_U_CMD_END_USER_RECOVERY;
         match self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN).map_err(named) {
-            // An earlier command, whose caller stopped waiting, has ended the recovery.
+            // An earlier command whose caller stopped waiting has ended the recovery.
             Err(ControlError::Command { source: Errno::EBUSY, .. })
                 if self.info()?.state == DeviceState::Live =>
             {
@@ -349,24 +349,24 @@ impl Device {
         }
     }
 
-    /// Asks the kernel to take idle tags back so that the server can release the device, waiting at most
-    /// `timeout` for each queue to have an idle tag. Needs [`Features::can_quiesce`]. The device is quiesced
-    /// only after the last use of its character device has gone. With batches the kernel waits for no tag,
-    /// and fails what is asked of the device from then on until its recovery.
+    /// Makes the kernel return idle tags so that the server can release the device, and waits at most
+    /// `timeout` until each queue has an idle tag. Needs [`Features::can_quiesce`]. The device is quiesced
+    /// only after the last user of its character device has closed it. With batches the kernel waits for no
+    /// tag, and fails all later requests until the device is recovered.
     ///
     /// # Errors
-    /// [`ControlError::Command`] with `EBUSY` if a queue had no idle tag in time: the device then starts
-    /// no more requests; retry, or release it.
+    /// [`ControlError::Command`] with `EBUSY` if a queue had no idle tag in time. The device then starts no
+    /// more requests; retry, or release it.
     pub fn quiesce(&self, timeout: Duration) -> Result<(), ControlError> {
-        // Zero would mean to wait without limit.
+        // Zero would mean no limit.
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1);
         let within = timeout.saturating_add(ANSWER_WITHIN);
         self.send_within("QUIESCE_DEV", sys::UBLK_U_CMD_QUIESCE_DEV, timeout_ms.into(), within)
     }
 
-    /// Removes the block device, failing what is still asked of it. The ring thread
-    /// must be pumping; all tags come back as [`QueueEvent::Aborted`](crate::QueueEvent::Aborted), or with
-    /// batches one [`BatchEvent::Aborted`](crate::BatchEvent::Aborted) for each queue.
+    /// Removes the block device and fails its pending requests. The ring thread must be running: it gets
+    /// [`QueueEvent::Aborted`](crate::QueueEvent::Aborted) for each tag, or with batches one
+    /// [`BatchEvent::Aborted`](crate::BatchEvent::Aborted) per queue.
     ///
     /// # Errors
     /// [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -375,10 +375,10 @@ impl Device {
         self.send_within("STOP_DEV", sys::UBLK_U_CMD_STOP_DEV, 0, STOP_WITHIN)
     }
 
-    /// The same, unless the device is in use: mounted, below another device, or opened by a program.
+    /// Stops the device unless it is in use: mounted, below another device, or opened by a program.
     ///
-    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`, 7.0) does not look itself: there the programs
-    /// of this PID namespace are asked, and one may open the device between that and the stop.
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`, 7.0) does not check that. There this function
+    /// checks the programs of this PID namespace; one may open the device between the check and the stop.
     ///
     /// # Errors
     /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -392,7 +392,7 @@ impl Device {
                 Err(ControlError::Command { source: Errno::EBUSY, .. }) => {
                     Err(ControlError::InUse { id: self.id, holders: Holders::of(&self.block_path()) })
                 }
-                // It has no block device: what is armed comes back all the same.
+                // It has no block device, but its armed tags must come back.
                 Err(ControlError::Command { source: Errno::ENODEV, .. }) => self.stop(),
                 outcome => outcome,
             };
@@ -410,13 +410,14 @@ impl Device {
         }
     }
 
-    /// Removes the device. Waits until the last use of its character device has gone: close its queues
-    /// first, and keep the ring thread pumping.
+    /// Deletes the device after the last user of its character device has closed it: close its queues first,
+    /// and keep the ring thread running.
     ///
-    /// # Errors [`ControlError::TimedOut`] after a second: a program still has the stopped device open, and
-    /// the kernel removes it once that has closed it. From then on it may give the number to another device
-    /// at any time: look for the tag, and do not call this again. [`ControlError::Command`]. A device that
-    /// does not exist is not an error, nor one whose number another program's has.
+    /// # Errors
+    /// [`ControlError::TimedOut`] after a second: a program still has the stopped device open, and the kernel
+    /// deletes it once that has closed it. Its number may then belong to another device at any time: look for
+    /// the tag, and do not call this again. [`ControlError::Command`]. A device that does not exist is not an
+    /// error, nor is one whose number another program's device has.
     pub fn delete(&self) -> Result<(), ControlError> {
         match self.info() {
             Ok(_) => {}
@@ -429,7 +430,7 @@ impl Device {
         }
     }
 
-    /// Changes the size of a started device, in sectors of 4096 bytes.
+    /// Changes the size of a started device to `sectors` of 4096 bytes.
     ///
     /// # Errors
     /// [`ControlError::Command`]; with `EOPNOTSUPP` on kernels before 6.16.
@@ -441,14 +442,14 @@ impl Device {
             });
         }
         if self.info()?.state == DeviceState::Dead {
-            // Kernels before 7.0 follow a null pointer here.
+            // Kernels before 7.0 dereference a null pointer here.
             return Err(self.refused("UPDATE_SIZE", Errno::ENODEV));
         }
         let size = sectors * KERNEL_SECTORS_PER_SECTOR;
         self.send_within("UPDATE_SIZE", sys::UBLK_U_CMD_UPDATE_SIZE, size, ANSWER_WITHIN)
     }
 
-    /// The size of the device, in sectors of 4096 bytes.
+    /// Queries the size of the device, in sectors of 4096 bytes.
     ///
     /// # Errors
     /// [`ControlError::Command`].
@@ -456,13 +457,13 @@ impl Device {
         Self::sectors_of(self.id)
     }
 
-    /// Turns off what stands between the block layer and the device: no I/O scheduler, no writeback
-    /// throttling. Call it right after [`start`](Self::start), while the ring thread is pumping and before
-    /// the device is announced; a device that is tuned already is not changed.
+    /// Turns off the I/O scheduler and writeback throttling. Call it right after [`start`](Self::start),
+    /// while the ring thread is running and before the device is announced. It does not change a tuned
+    /// device.
     ///
     /// # Errors
-    /// [`ControlError::File`] naming the attribute; [`ControlError::NotEnded`] where the kernel does not end
-    /// the change: it waits for all requests of the device.
+    /// [`ControlError::File`] with the attribute; [`ControlError::NotEnded`] if the kernel does not finish
+    /// the change, for which it waits for all requests of the device.
     pub fn tune(&self) -> Result<(), ControlError> {
         let queue = PathBuf::from(format!("/sys/block/ublkb{}/queue", self.id));
         run_within(
@@ -474,11 +475,11 @@ impl Device {
         )?
     }
 
-    /// Asks the kernel about any device. The answer does not wait for what is being done with it.
+    /// Queries the kernel for any device. The answer does not wait for other commands about it.
     ///
     /// # Errors
     /// [`ControlError::NotFound`]; [`ControlError::NotOurs`] for an unprivileged device of another program,
-    /// of which the kernel shows nothing without the path of its character device, also to root
+    /// which the kernel does not describe without the path of its character device, even to root
     /// (`ublk_ctrl_uring_cmd_permission` in Linux, `drivers/block/ublk_drv.c`).
     pub fn look(id: u32) -> Result<DeviceInfo, ControlError> {
         let command =
@@ -520,7 +521,7 @@ impl Device {
         Ok(params.basic.dev_sectors / KERNEL_SECTORS_PER_SECTOR)
     }
 
-    /// Sends a command again while the kernel answers `EBUSY`, for as long as `timeout`.
+    /// Retries a command while the kernel answers `EBUSY`, for at most `timeout`.
     fn while_busy(
         &self,
         timeout: Duration,
@@ -562,13 +563,13 @@ fn own_pid() -> u64 {
 /// Inode of the host's PID namespace. Source: `PROC_PID_INIT_INO` in `linux/proc_ns.h`.
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Names what `EINVAL` for the server's pid means. Kernels from 6.17 on compare it with the opener's as the
-/// host sees it; `47bdf1d29cae` (7.0) has it translated first.
+/// Names the cause of `EINVAL` for the server's pid. Since 6.17 kernels compare it with the opener's pid in
+/// the host's namespace; `47bdf1d29cae` (7.0) translates it first.
 fn named(error: ControlError) -> ControlError {
     named_in(error, is_in_host_pid_namespace())
 }
 
-/// True if this process is in the host's PID namespace.
+/// Returns true if this process is in the host's PID namespace.
 #[must_use]
 pub fn is_in_host_pid_namespace() -> bool {
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == HOST_PID_NAMESPACE)
@@ -583,7 +584,7 @@ fn named_in(error: ControlError, in_host_namespace: bool) -> ControlError {
     error
 }
 
-/// True if the device is mounted or below another device: those open it exclusively.
+/// Returns true if the device is mounted or below another device: those open it exclusively.
 ///
 /// # Errors
 /// [`ControlError::File`].
@@ -591,7 +592,7 @@ fn is_claimed(device: &Path) -> Result<bool, ControlError> {
     match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device) {
         Ok(_exclusive) => Ok(false),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
-        // It was stopped before.
+        // It was already stopped.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(false),
         Err(source) => Err(ControlError::File { path: device.to_owned(), action: "opened", source }),
     }
@@ -601,7 +602,7 @@ fn exists(id: u32) -> bool {
     Path::new(CHAR_CLASS).join(format!("ublkc{id}")).exists()
 }
 
-/// `ENODEV` is also the answer for a device that has no disk.
+/// Recognizes a device that does not exist: `ENODEV` alone may also mean that it has no disk.
 fn not_found(id: u32, error: ControlError) -> ControlError {
     if matches!(error, ControlError::Command { source: Errno::ENODEV, .. }) && !exists(id) {
         return ControlError::NotFound { id };
@@ -645,7 +646,7 @@ mod tests {
         }
     }
 
-    /// A device was recovered, or deleted, by its number alone.
+    /// Regression: a device was recovered, or deleted, by its number alone.
     #[test]
     fn only_a_device_with_expected_tag_and_size_is_taken() {
         let expected = Expected { tag: 7, sectors: 100 };
@@ -670,12 +671,12 @@ mod tests {
         let copied = DeviceInfo { transport: Some(Transport::KernelCopy), has_batches: true, ..info() };
         let refused = Device::of(&copied, 100, &expected).unwrap_err();
         assert!(refused.to_string().contains("device with batches"), "{refused}");
-        // Set by the kernel itself on every device.
+        // The kernel sets these on every device.
         let announced = sys::UBLK_F_PER_IO_DAEMON | sys::UBLK_F_SAFE_STOP_DEV;
         assert!(ForeignFeatures::among(announced.into()).is_empty());
     }
 
-    /// A daemon in a pod without `hostPID` was refused by some kernels, with an error that named nothing.
+    /// Regression: some kernels refused a daemon in a pod without `hostPID`, with an error without a cause.
     #[test]
     fn a_pid_namespace_is_named_as_the_cause() {
         let refused = |source| ControlError::Command { id: 3, command: "END_USER_RECOVERY", source };

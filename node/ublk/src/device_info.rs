@@ -5,13 +5,13 @@ use crate::{ForeignFeatures, Transport};
 /// States of a device, as the kernel reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
-    /// Added but not started, or stopped: there is no `/dev/ublkbN`.
+    /// Added but not started, or stopped: `/dev/ublkbN` does not exist.
     Dead,
     /// Serving.
     Live,
-    /// Its server has gone; requests wait for a successor.
+    /// Its server has exited; requests wait for a successor.
     Quiesced,
-    /// Its server has gone and requests fail. Devices added here never get there.
+    /// Its server has exited and requests fail. Devices added here never enter this state.
     FailIo,
 }
 
@@ -31,22 +31,22 @@ impl std::fmt::Display for DeviceState {
 pub struct DeviceInfo {
     /// The number in `/dev/ublkbN`.
     pub id: u32,
-    /// The state of the device.
+    /// State of the device.
     pub state: DeviceState,
     /// Number of queues.
     pub queues: u16,
-    /// Number of requests that a queue holds.
+    /// Maximum number of requests in a queue.
     pub depth: u16,
-    /// The most bytes a read or write request covers.
+    /// Maximum length of a read or write request in bytes.
     pub max_io_bytes: u32,
-    /// Transport of its data; `None` if the device was made by a program that moves data in another way.
+    /// Transport of its data; `None` if another program added the device and moves data in another way.
     pub transport: Option<Transport>,
-    /// The process that serves it, or served it last. -1 if none.
+    /// The process that serves it or served it last; -1 if none.
     pub server_pid: i32,
-    /// Tag that its server wrote into it when it was added.
+    /// Tag that its server gave it when adding it.
     pub tag: u64,
-    /// True if its queues have batches (`UBLK_F_BATCH_IO`): few commands about many tags.
+    /// True if its queues use batches (`UBLK_F_BATCH_IO`): few commands for many tags.
     pub has_batches: bool,
-    /// Features its server asked for that change the conversation with the kernel and are not known here.
+    /// Features requested by its server that change the protocol and that this version does not support.
     pub foreign: ForeignFeatures,
 }

@@ -1,40 +1,40 @@
-//! Description of a device to add, and its form for the kernel.
+//! Description of a device to add, and its encoding for the kernel.
 
 use libublk::sys;
 
 use crate::{ControlError, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport};
 
-/// The mask for the address of a request's memory. With zero copy the memory goes to the local disk as it is,
-/// and no disk that can hold sectors of 4096 bytes demands more: the most is dm-crypt's, its sector. The
-/// kernel takes none above a page.
+/// Alignment mask for the address of a request's memory. With zero copy the local disk gets that memory, and
+/// no disk with sectors of up to 4096 bytes needs a larger alignment: the largest is dm-crypt's, its sector.
+/// The kernel accepts no mask above a page.
 const DMA_ALIGNMENT: u32 = SECTOR_BYTES as u32 - 1;
 const SECTOR_SHIFT: u8 = SECTOR_BYTES.trailing_zeros() as u8;
 
 /// A device to add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// The number in `/dev/ublkbN`; `None`: the kernel chooses.
+    /// The number in `/dev/ublkbN`; `None` lets the kernel choose.
     pub id: Option<u32>,
-    /// Its size in sectors of 4096 bytes, at least 1.
+    /// Size in sectors of 4096 bytes, at least 1.
     pub sectors: u64,
     /// Number of queues, at least 1.
     pub queues: u16,
-    /// Number of requests that a queue holds, 1 to 4096.
+    /// Maximum number of requests in a queue, 1 to 4096.
     pub depth: u16,
-    /// The most bytes a read or write request covers: a multiple of 4096, at most 32 MiB.
+    /// Maximum length of a read or write request in bytes: a multiple of 4096, at most 32 MiB.
     pub max_io_bytes: u32,
-    /// The most bytes a discard or write-zeroes request covers: a multiple of 4096, at most 1 GiB.
+    /// Maximum length of a discard or write-zeroes request in bytes: a multiple of 4096, at most 1 GiB.
     pub max_zero_bytes: u32,
     /// Transport of its data.
     pub transport: Transport,
-    /// Tag by which the device is known later: the kernel keeps it and makes nothing of it.
+    /// Tag that identifies the device later: the kernel stores it without interpreting it.
     pub tag: u64,
 }
 
 impl DeviceSpec {
-    /// The most that `max_io_bytes` can be.
+    /// Maximum of `max_io_bytes`.
     pub const MAX_IO_BYTES: u32 = 32 << 20;
-    /// The most that `max_zero_bytes` can be.
+    /// Maximum of `max_zero_bytes`.
     pub const MAX_ZERO_BYTES: u32 = 1 << 30;
 
     pub(crate) fn validate(&self) -> Result<(), ControlError> {
@@ -61,7 +61,7 @@ impl DeviceSpec {
             len: size_of::<Params>() as u32,
             types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD | sys::UBLK_PARAM_TYPE_DMA_ALIGN,
             basic: sys::ublk_param_basic {
-                // FUA always: without it the kernel can lose the device at the end of its server
+                // Always FUA: without it the kernel can lose the device when its server exits
                 // (`docs/kernels.md`).
                 attrs: sys::UBLK_ATTR_VOLATILE_CACHE | sys::UBLK_ATTR_FUA,
                 logical_bs_shift: SECTOR_SHIFT,
@@ -86,7 +86,7 @@ impl DeviceSpec {
     }
 }
 
-/// `struct ublk_params` as far as it is used here; what `libublk` knows of it ends before the alignment.
+/// The used part of `struct ublk_params`; the version in `libublk` ends before the alignment.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Params {

@@ -7,41 +7,41 @@ use holdfast_ring::{Errno, RingError};
 
 use crate::{DeviceState, ForeignFeatures, Holders, LOOP_IDS, Unsupported, block_path};
 
-/// Reasons for which a control operation on a device failed.
+/// Errors of control operations on a device.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// A field of the [`DeviceSpec`](crate::DeviceSpec) is not acceptable; nothing was done.
+    /// A field of the [`DeviceSpec`](crate::DeviceSpec) is invalid; no command was sent.
     #[error("{field}: {rule}")]
     Invalid {
         /// The field.
         field: &'static str,
-        /// The rule that it breaks.
+        /// The rule that it violates.
         rule: &'static str,
     },
-    /// The kernel cannot do what the device needs.
+    /// The kernel lacks a feature that the device needs.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// A device with this id exists already.
     #[error("{} exists already", Subject(*.id))]
     IdTaken {
-        /// The id asked for.
+        /// The requested id.
         id: u32,
     },
     /// No device has this id.
     #[error("{} does not exist", Subject(*.id))]
     NotFound {
-        /// The id asked for.
+        /// The requested id.
         id: u32,
     },
-    /// The device with this id is another program's, or another volume's.
+    /// The device with this id belongs to another program or another volume.
     #[error("{} is another one: its tag is {found:#018x}", Subject(*.id))]
     NotOurs {
-        /// The id asked for.
+        /// The requested id.
         id: u32,
         /// The tag it carries.
         found: u64,
     },
-    /// The device was made by a program that talks to the kernel in another way.
+    /// The device was added by a program that uses another protocol with the kernel.
     #[error(
         "{} was made with {foreign}, which this version does not know; start the version that made it",
         Subject(*.id)
@@ -52,14 +52,14 @@ pub enum ControlError {
         /// The unknown features.
         foreign: ForeignFeatures,
     },
-    /// The device is larger than the caller knows.
+    /// The device is larger than the caller expects.
     #[error("{} has {found} sectors, more than {expected}", Subject(*.id))]
     Resized {
         /// The device.
         id: u32,
         /// Its size in sectors of 4096 bytes.
         found: u64,
-        /// The size that the caller knows.
+        /// The size that the caller expects.
         expected: u64,
     },
     /// The device is mounted, below another device, or opened by a program.
@@ -70,7 +70,7 @@ pub enum ControlError {
         /// Its users.
         holders: Holders,
     },
-    /// A command that waits in the kernel did not end in time, and was cancelled.
+    /// A command did not end in time and was cancelled.
     #[error("{}: {command} did not end within {waited_ms} ms", Subject(*.id))]
     TimedOut {
         /// The device.
@@ -80,7 +80,7 @@ pub enum ControlError {
         /// Time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// The kernel has not answered a command. No other one about the device is sent until it has.
+    /// The kernel has not answered a command. No other command about the device is sent until it has.
     #[error(
         "{}: {command} has not ended for {seconds} s; the ublk driver of kernel {kernel} may be stuck (its log says more). \
          The other volumes of this node are served; if this does not end by itself, restart this host",
@@ -107,7 +107,7 @@ pub enum ControlError {
         #[source]
         source: Errno,
     },
-    /// The kernel compared the pid of this process with the one that the host sees.
+    /// The kernel compared the pid of this process with its pid in the host's namespace.
     #[error(
         "ublk device {id}: {command} was refused because this process runs in a PID namespace of its own. The device is not \
          served. Run it in the host's (`hostPID: true` for a pod), or use kernel 7.0 or newer"
@@ -118,7 +118,7 @@ pub enum ControlError {
         /// The command, as in `linux/ublk_cmd.h`.
         command: &'static str,
     },
-    /// The device did not become free for recovery in time: another process still holds it.
+    /// Another process did not release the device for recovery in time.
     #[error("{} is {state} and still held by another process after {waited_ms} ms", Subject(*.id))]
     StillHeld {
         /// The device.
@@ -128,9 +128,9 @@ pub enum ControlError {
         /// Time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// The server has ended, and the kernel never finishes that: a fault of the kernel that only devices
-    /// without FUA meet. [`flush_from_outside`](crate::flush_from_outside) may help, once; then only a
-    /// restart of the host does.
+    /// The server has exited, but the kernel never finishes its teardown: a kernel bug that affects only
+    /// devices without FUA. [`flush_from_outside`](crate::flush_from_outside) may help, once; after that only
+    /// a restart of the host helps.
     #[error(
         "the kernel has lost ublk device {id}: its server ended and the kernel does not release it. All I/O on the device \
          waits; restart this host, which keeps what was flushed"
@@ -168,19 +168,19 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Reasons for which a queue could not be opened or closed.
+/// Errors of opening and closing a queue.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
-    /// The ring has no room for the queue, or broke.
+    /// The ring has no room for the queue, or failed.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// A connection of FUSE takes no message: it has ended.
+    /// A FUSE connection accepts no message: it has ended.
     #[error("the device's connection of FUSE has ended")]
     Connection(#[source] io::Error),
     /// Memory could not be mapped.
     #[error("{what} of queue {queue_id} cannot be mapped")]
     Map {
-        /// The memory that was to be mapped.
+        /// The memory to map.
         what: &'static str,
         /// The queue.
         queue_id: u16,

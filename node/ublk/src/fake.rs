@@ -1,9 +1,9 @@
-//! A device without the driver, to count the cost of requests where there is none.
+//! A device without the driver, for counting the cost of requests on machines without it.
 //!
-//! *Owns*: the descriptors of its requests and the memory that they move. Commands go to `/dev/null`, which
-//! ends each at once, as the driver does once it has a request; copies go to `/dev/zero`.
+//! *Owns*: the descriptors of its requests and their memory. Commands go to `/dev/null`, which completes each
+//! at once, as the driver does when it has a request; copies go to `/dev/zero`.
 //! *Runs on*: the thread of its ring.
-//! *Invariants*: the memory is registered with the ring, and mapped, for as long as the process lives.
+//! *Invariants*: the memory stays mapped, and registered with the ring, until the process exits.
 #![allow(unsafe_code)] // mappings, and io_uring_register(2)
 
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ use crate::char_device::FakeFiles;
 use crate::fake_tags::{FakeTags, FakeTagsIn};
 use crate::{CharDevice, KERNEL_SECTORS_PER_SECTOR, Operation};
 
-/// A request that the device is to have.
+/// A request for the device to hand out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeRequest {
     /// Its kind.
@@ -40,17 +40,17 @@ pub struct FakeDevice {
     first: *mut sys::ublksrv_io_desc,
     buffers_at: u32,
     buffer_bytes: usize,
-    /// With batches.
+    /// The pipe of tags, with batches.
     tags: Option<(FakeTags, FakeTagsIn)>,
 }
 
 impl FakeDevice {
-    /// A kind of request that does not exist.
+    /// An operation that does not exist.
     const UNKNOWN: u32 = 0xff;
     /// `struct io_uring_rsrc_update2` in `linux/io_uring.h`.
     const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
 
-    /// A device of `depth` requests of at most `max_io_bytes`, with batches or with a command for each tag.
+    /// Makes a device of `depth` requests of at most `max_io_bytes`, with batches or one command per tag.
     ///
     /// # Errors
     /// The kernel's.
@@ -78,7 +78,7 @@ impl FakeDevice {
         Ok(Self { depth, descriptors, first: first.cast(), buffers_at, buffer_bytes, tags })
     }
 
-    /// The character device, for the queue.
+    /// Returns the character device, for the queue.
     ///
     /// # Errors
     /// The kernel's.
@@ -91,14 +91,14 @@ impl FakeDevice {
         Ok(CharDevice::fake(open("/dev/zero")?, fake))
     }
 
-    /// The memory of its requests.
+    /// Returns the memory of its requests.
     #[must_use]
     pub const fn memory(&self) -> FakeMemory {
         FakeMemory { depth: self.depth, at: self.buffers_at, bytes: self.buffer_bytes }
     }
 
-    /// With batches: hands over tags, whose requests were [set](Self::set). Without, each commit of a tag
-    /// does.
+    /// Hands over tags whose requests were [set](Self::set), with batches. Without, each commit hands over
+    /// its tag.
     ///
     /// # Errors
     /// The kernel's.
@@ -106,8 +106,8 @@ impl FakeDevice {
         self.tags.as_mut().map_or(Ok(()), |(_, end)| end.write(tags))
     }
 
-    /// The request that the device has under a tag from the next fetch or commit of it on. Without one it has
-    /// again and again a request of an unknown kind, which the queue refuses; with batches it has none.
+    /// Sets the request that each fetch or commit of a tag returns from now on. With `None` it is a request
+    /// of an unknown kind, which the queue refuses again and again; with batches none.
     ///
     /// # Panics
     /// If the tag is not below the queue's depth.
@@ -134,7 +134,7 @@ impl FakeDevice {
     }
 }
 
-/// The memory that the requests of a fake device move. One piece serves all of them.
+/// The memory that all requests of a fake device share.
 #[derive(Clone, Copy, Debug)]
 pub struct FakeMemory {
     depth: u16,
@@ -143,13 +143,13 @@ pub struct FakeMemory {
 }
 
 impl FakeMemory {
-    /// Registers the memory of requests with a ring whose first buffers this device's queue has, as the
-    /// driver does for each request.
+    /// Registers the memory of requests with a ring, as the driver does for each request. This device's queue
+    /// must have the first buffers of the ring.
     ///
     /// # Errors
     /// The kernel's.
     pub fn register<T>(&self, ring: &Ring<T>) -> io::Result<()> {
-        // SAFETY: the address is of no other mapping, or the call fails.
+        // SAFETY: no other mapping has the address, or the call fails.
         let memory = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;

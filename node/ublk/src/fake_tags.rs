@@ -1,4 +1,4 @@
-//! A pipe in the place of a driver that hands over tags in batches.
+//! A pipe that replaces a driver which hands over tags in batches.
 
 use std::fs::File;
 use std::io::{self, Write, pipe};
@@ -8,16 +8,16 @@ use std::sync::Arc;
 use io_uring::squeue::Entry;
 use io_uring::{opcode, types};
 
-/// The end from which tags are read.
+/// The read end.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeTags(Arc<OwnedFd>);
 
-/// The end into which they are written.
+/// The write end.
 #[derive(Debug)]
 pub(crate) struct FakeTagsIn(File);
 
 impl FakeTags {
-    /// Both ends.
+    /// Makes the pipe.
     ///
     /// # Errors
     /// The kernel's.
@@ -26,7 +26,7 @@ impl FakeTags {
         Ok((Self(Arc::new(read.into())), FakeTagsIn(File::from(OwnedFd::from(write)))))
     }
 
-    /// A read that continues, into the buffer of a group.
+    /// Returns a multishot read into the buffer of a group.
     pub(crate) fn read_of(&self, group: u16) -> Entry {
         opcode::ReadMulti::new(types::Fd(self.0.as_raw_fd()), 0, group).build()
     }

@@ -1,4 +1,4 @@
-//! Features of the kernel's ublk driver, and the transports that they allow.
+//! Features of the kernel's ublk driver, and the transports that they enable.
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -11,17 +11,17 @@ use crate::{Crash, KernelRelease};
 /// The driver's control device.
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
 
-/// Ways by which requests, and their data, reach the daemon.
+/// Ways in which requests and their data reach the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transport {
-    /// The request's own pages are a registered buffer of the ring.
+    /// The request's own pages, as a registered buffer of the ring.
     ZeroCopy,
-    /// Through a buffer per tag, copied by reads and writes of the character device.
+    /// Through buffers of the queue, copied by reads and writes of the character device.
     UserCopy,
-    /// Through a buffer of each tag, which the kernel fills and empties as part of the commands of the queue:
-    /// no system call moves data. For a server that has to see each byte.
+    /// Through one buffer per tag, which the kernel fills and empties as part of the queue's commands: no
+    /// system call moves data. For a server that must see each byte.
     KernelCopy,
-    /// Without the driver: requests of a file of FUSE, which a loop device is on.
+    /// Without the driver: requests of a FUSE file below a loop device.
     Fuse,
 }
 
@@ -29,7 +29,7 @@ impl Transport {
     /// All transports.
     pub const ALL: [Self; 4] = [Self::ZeroCopy, Self::UserCopy, Self::KernelCopy, Self::Fuse];
 
-    /// The name used in configuration and status.
+    /// Returns the name used in configuration and status.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl Transport {
         }
     }
 
-    /// The driver features the transport is made of.
+    /// Returns the driver features that the transport needs.
     pub(crate) const fn flags(self) -> u64 {
         match self {
             Self::ZeroCopy => (sys::UBLK_F_SUPPORT_ZERO_COPY | sys::UBLK_F_AUTO_BUF_REG) as u64,
@@ -49,8 +49,8 @@ impl Transport {
         }
     }
 
-    /// The transport of a device of the driver with these flags; `None` if it moves data in another way. The
-    /// kernel copies where no flag says otherwise (`ublk_need_map_io` in `drivers/block/ublk_drv.c`).
+    /// Returns the transport of a ublk device with these flags; `None` if it moves data in another way.
+    /// Without a flag the kernel copies (`ublk_need_map_io` in `drivers/block/ublk_drv.c`).
     pub(crate) const fn of_device(flags: u64) -> Option<Self> {
         if flags & Self::ZeroCopy.flags() == Self::ZeroCopy.flags() {
             return Some(Self::ZeroCopy);
@@ -79,10 +79,10 @@ impl std::str::FromStr for Transport {
     }
 }
 
-/// Reasons for which this node cannot serve devices, or not by the transport asked for.
+/// Reasons why this node cannot serve devices, or not with the requested transport.
 #[derive(Debug, thiserror::Error)]
 pub enum Unsupported {
-    /// The kernel is one that a ublk device can crash.
+    /// A ublk device can crash this kernel.
     #[error("kernel {release} can crash {crash}; update the kernel")]
     BrokenKernel {
         /// The running kernel.
@@ -93,10 +93,10 @@ pub enum Unsupported {
     /// The running kernel's release could not be read.
     #[error("the kernel release could not be read")]
     Release(#[source] std::io::Error),
-    /// There is no `/dev/ublk-control`.
+    /// `/dev/ublk-control` does not exist.
     #[error("{CONTROL_PATH} does not exist; load the ublk_drv module (Linux 6.12 or newer)")]
     NoDriver,
-    /// `/dev/ublk-control` is there but cannot be opened.
+    /// `/dev/ublk-control` exists but cannot be opened.
     #[error("{CONTROL_PATH} cannot be opened; run as root with access to the device")]
     NoAccess(#[source] std::io::Error),
     /// The driver does not answer GET_FEATURES (before 6.5).
@@ -105,15 +105,15 @@ pub enum Unsupported {
         /// The running kernel.
         release: KernelRelease,
     },
-    /// A driver feature that every device needs is missing.
+    /// The driver lacks a feature that every device needs.
     #[error("the ublk driver of kernel {release} lacks {missing}")]
     MissingFeature {
         /// The running kernel.
         release: KernelRelease,
-        /// The names of what is missing, as in `linux/ublk_cmd.h`.
+        /// The names of the missing features, as in `linux/ublk_cmd.h`.
         missing: FeatureNames,
     },
-    /// There is no FUSE, no loop device, or no way to keep requests over a restart.
+    /// The kernel lacks FUSE, loop devices, or a way to keep requests across a restart.
     #[error("kernel {release} cannot serve devices by FUSE: {lack}")]
     NoFuse {
         /// The running kernel.
@@ -121,7 +121,7 @@ pub enum Unsupported {
         /// The missing part, and the fix.
         lack: &'static str,
     },
-    /// A part of FUSE is a process that does not run: the keeper of its connections.
+    /// The keeper, the process that holds the FUSE connections, does not run.
     #[error(
         "devices without ublk need the keeper at {}, and {found}. Without it an end of the daemon would fail their requests; \
          start the keeper (holdfast-node keeper; node.withoutUblk.enabled of the chart), or load ublk_drv", socket.display()
@@ -141,8 +141,8 @@ pub enum Unsupported {
 }
 
 impl Unsupported {
-    /// True where the kernel has no driver of ublk that can serve. Else it may have one, and it is the access
-    /// to it that fails.
+    /// Returns true if the kernel has no usable ublk driver. Otherwise it may have one that this process
+    /// cannot access.
     #[must_use]
     pub const fn is_without_ublk(&self) -> bool {
         match self {
@@ -163,11 +163,10 @@ impl Unsupported {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureNames(u64);
 
-/// Features of a device whose requests have to be fetched or answered in another way than
+/// Features of a device whose requests must be fetched or answered in another way than
 /// [`Queue`](crate::Queue) does.
 ///
-/// Of a feature that this version has never heard of nothing can be said: the kernel sets some on every
-/// device by itself.
+/// Features unknown to this version are not among them: the kernel sets some on every device by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignFeatures(u64);
 
@@ -179,13 +178,13 @@ const FOREIGN: u64 = (sys::UBLK_F_NEED_GET_DATA
     | sys::UBLK_F_SHMEM_ZC) as u64;
 
 impl ForeignFeatures {
-    /// Those of a device with these flags.
+    /// Returns the foreign features among a device's flags.
     #[must_use]
     pub const fn among(flags: u64) -> Self {
         Self(flags & FOREIGN)
     }
 
-    /// True if there is none.
+    /// Returns true if there are none.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -233,21 +232,21 @@ fn write_names(bits: u64, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
     Ok(())
 }
 
-/// Features without which a device could not outlive its daemon.
+/// Features that a device needs to outlive its daemon.
 const REQUIRED: u64 =
     (sys::UBLK_F_USER_RECOVERY | sys::UBLK_F_USER_RECOVERY_REISSUE | sys::UBLK_F_CMD_IOCTL_ENCODE) as u64;
-/// Features a device asks for where they are there. Without a partition scan, starting a device reads
-/// nothing from it, so attaching a volume fetches nothing; and the host's kernel parses no table that a
-/// tenant wrote.
+/// Features that devices use if the driver has them. Without a partition scan, starting a device reads
+/// nothing from it, so attaching a volume fetches nothing, and the host's kernel parses no table written by a
+/// tenant.
 const WELCOME: u64 = (sys::UBLK_F_QUIESCE | sys::UBLK_F_UPDATE_SIZE | sys::UBLK_F_NO_AUTO_PART_SCAN) as u64;
 
-/// The most queues of a device with batches: the owner of a ring has 4 bits for the number of a queue in the
-/// word of a command.
+/// Maximum number of queues of a device with batches: the word of a command has 4 bits for the number of a
+/// queue.
 const MOST_QUEUES_WITH_BATCHES: u16 = 16;
-/// The least depth of one: the driver keeps tags in a `kfifo`, which has two at least.
+/// Minimum depth of such a device: the driver keeps tags in a `kfifo`, which holds at least two.
 const LEAST_DEPTH_WITH_BATCHES: u16 = 2;
 
-/// True if the queues of a device with these flags have batches.
+/// Returns true if the queues of a device with these flags use batches.
 pub(crate) const fn has_batches(flags: u64) -> bool {
     flags & sys::UBLK_F_BATCH_IO as u64 != 0
 }
@@ -260,10 +259,10 @@ pub struct Features {
 }
 
 impl Features {
-    /// Asks the running kernel, after making sure that it is not one of those that a device can crash.
+    /// Queries the running kernel, unless a device can crash it.
     ///
     /// # Errors
-    /// Any [`Unsupported`] but the two that are about a single transport.
+    /// Any [`Unsupported`] that is not about FUSE or a transport's name.
     pub fn probe() -> Result<Self, Unsupported> {
         let release = KernelRelease::running().map_err(Unsupported::Release)?;
         match release.crash() {
@@ -272,7 +271,8 @@ impl Features {
         }
     }
 
-    /// The same for a device that exists: it is served and taken off also where none is added any more.
+    /// Queries the kernel for existing devices: they are served and removed even on a kernel that
+    /// [`probe`](Self::probe) refuses.
     ///
     /// # Errors
     /// Those of [`probe`](Self::probe), but [`Unsupported::BrokenKernel`].
@@ -291,70 +291,70 @@ impl Features {
         Self::of(release, bits)
     }
 
-    /// Those of a driver that answers with these bits.
+    /// Returns the features of a driver that reports these bits.
     ///
     /// # Errors
-    /// [`Unsupported::MissingFeature`] where one is missing that every device needs.
+    /// [`Unsupported::MissingFeature`] if a feature is missing that every device needs.
     pub fn of(release: KernelRelease, bits: u64) -> Result<Self, Unsupported> {
         let features = Self { release, bits };
         features.require(REQUIRED)?;
         Ok(features)
     }
 
-    /// The running kernel.
+    /// Returns the running kernel.
     #[must_use]
     pub const fn release(&self) -> &KernelRelease {
         &self.release
     }
 
-    /// The raw feature bits (`UBLK_F_*` in `linux/ublk_cmd.h`).
+    /// Returns the raw feature bits (`UBLK_F_*` in `linux/ublk_cmd.h`).
     #[must_use]
     pub const fn bits(&self) -> u64 {
         self.bits
     }
 
-    /// The names of those that this version knows.
+    /// Returns the names of the features that this version knows.
     #[must_use]
     pub const fn names(&self) -> FeatureNames {
         FeatureNames(self.bits)
     }
 
-    /// True if a device can be started without a look for partitions on it.
+    /// Returns true if a device can be started without a partition scan.
     #[must_use]
     pub const fn can_skip_partitions(&self) -> bool {
         self.bits & sys::UBLK_F_NO_AUTO_PART_SCAN as u64 != 0
     }
 
-    /// True if [`Device::quiesce`](crate::Device::quiesce) works on devices added here.
+    /// Returns true if [`Device::quiesce`](crate::Device::quiesce) works on devices added here.
     #[must_use]
     pub const fn can_quiesce(&self) -> bool {
         self.bits & sys::UBLK_F_QUIESCE as u64 != 0
     }
 
-    /// True if the kernel can stop a device only if no program has it open.
+    /// Returns true if the kernel can refuse to stop a device that a program has open.
     #[must_use]
     pub const fn can_stop_unused(&self) -> bool {
         self.bits & sys::UBLK_F_SAFE_STOP_DEV as u64 != 0
     }
 
-    /// True if [`Device::resize`](crate::Device::resize) works on devices added here.
+    /// Returns true if [`Device::resize`](crate::Device::resize) works on devices added here.
     #[must_use]
     pub const fn can_resize(&self) -> bool {
         self.bits & sys::UBLK_F_UPDATE_SIZE as u64 != 0
     }
 
-    /// Checks that a transport can be used.
+    /// Checks that the driver supports a transport.
     ///
     /// # Errors
-    /// [`Unsupported::MissingFeature`] with what is missing.
+    /// [`Unsupported::MissingFeature`] with the missing features.
     pub fn check(&self, transport: Transport) -> Result<(), Unsupported> {
         self.require(transport.flags())
     }
 
-    /// The fastest transport that can be used.
+    /// Returns the fastest supported transport.
     ///
     /// # Errors
-    /// The refusal of the slowest transport, if all are refused.
+    /// That of the slowest transport, if the driver supports none.
     pub fn best_transport(&self) -> Result<Transport, Unsupported> {
         match self.check(Transport::ZeroCopy) {
             Ok(()) => Ok(Transport::ZeroCopy),
@@ -362,8 +362,8 @@ impl Features {
         }
     }
 
-    /// The flags a device is added with. With zero copy, requests whose pages the kernel cannot register are
-    /// copied.
+    /// Returns the flags for adding a device. With zero copy, requests whose pages the kernel cannot register
+    /// are copied.
     pub(crate) fn device_flags(&self, transport: Transport, queues: u16, depth: u16) -> u64 {
         let can_batch = queues <= MOST_QUEUES_WITH_BATCHES && depth >= LEAST_DEPTH_WITH_BATCHES;
         let batches =
@@ -406,7 +406,7 @@ mod tests {
         assert!(features(REQUIRED).best_transport().unwrap_err().to_string().ends_with("lacks USER_COPY"));
     }
 
-    /// A kernel that scans for partitions when a device starts can hang when the server ends meanwhile
+    /// A kernel that scans for partitions when a device starts can hang if the server exits meanwhile
     /// (`docs/kernels.md`).
     #[test]
     fn a_device_asks_for_no_partition_scan_where_it_can() {
@@ -417,13 +417,13 @@ mod tests {
         let (scans, quiesces) = (sys::UBLK_F_NO_AUTO_PART_SCAN, sys::UBLK_F_QUIESCE);
         let either = u64::from(scans | quiesces);
         assert_eq!(with(scans) & either, u64::from(scans));
-        // Linux before 7.0 refuses a flag that it does not know.
+        // Linux before 7.0 refuses unknown flags.
         assert_eq!(with(quiesces) & either, u64::from(quiesces));
         let old = features(REQUIRED | Transport::UserCopy.flags());
         assert_eq!(old.device_flags(Transport::UserCopy, 1, 128), REQUIRED | Transport::UserCopy.flags());
     }
 
-    /// Kernels that have batches but no lane in the tests get none.
+    /// Kernels that support batches but are not tested do not use them.
     #[test]
     fn batches_are_asked_for_where_they_are_tested() {
         let bits = REQUIRED | Transport::ZeroCopy.flags() | u64::from(sys::UBLK_F_BATCH_IO);
@@ -438,7 +438,7 @@ mod tests {
         assert!(!of("7.3.4", Transport::KernelCopy, 1, 128), "commands have addresses");
     }
 
-    /// A device is recovered with the transport that it was added with, whatever this version would choose.
+    /// A device is recovered with its original transport, even if this version would choose another.
     #[test]
     fn the_flags_of_a_device_say_its_transport() {
         let all = features(REQUIRED | Transport::ZeroCopy.flags() | Transport::UserCopy.flags());

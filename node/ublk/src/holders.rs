@@ -1,9 +1,9 @@
-//! The users of a block device: mounts in any mount namespace, devices on top of it, programs that have it
-//! open.
+//! Users of a block device: mounts in any mount namespace, devices on top of it, programs that have it open.
 //!
-//! *Runs on*: a control thread; it reads `/proc` and `/sys`, and asks no file system of a server.
-//! *Invariants*: what this process has open is not a use.
-//! *On failure*: what cannot be read (a process that ended, another PID namespace) is left out.
+//! *Runs on*: a control thread; it reads `/proc` and `/sys`, and queries no remote (network or FUSE) file
+//! system.
+//! *Invariants*: this process's own open files do not count as users.
+//! *On failure*: skips processes that it cannot read (ended, or in another PID namespace).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
 const BLOCK_DEVICES: &str = "/sys/block";
-/// The root directory of the host's first process: the kernel names the file of a loop device as seen there.
+/// Root directory of the host's first process; the kernel's paths of loop devices' files begin there.
 const HOST_ROOT: &str = "/proc/1/root";
-/// The most users that a message names.
+/// Maximum number of users in a message.
 const NAMED: usize = 3;
-/// Links of open files that lead to no path.
+/// Links of open files that are not paths.
 const PATHLESS: [&str; 4] = ["socket:", "pipe:", "anon_inode:", "/memfd:"];
 
 /// A use of a block device.
@@ -63,7 +63,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The users of a block device that were found.
+/// The users found of a block device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders(pub Vec<Holder>);
 
@@ -83,8 +83,8 @@ impl fmt::Display for Holders {
 }
 
 impl Holders {
-    /// Those of the block device at `path`, which `/sys/block` has by the same name. None where it does not
-    /// exist.
+    /// Finds the users of the block device at `path`, which has the same name in `/sys/block`. Returns none
+    /// if it does not exist.
     #[must_use]
     pub fn of(path: &Path) -> Self {
         let Some(node) = Node::at(path) else { return Self::default() };
@@ -93,8 +93,8 @@ impl Holders {
         Self(found)
     }
 
-    /// True if a program or a loop device has it open. A mount claims it, which the kernel says: what a
-    /// process wrote as the source of a mount need not be one.
+    /// Returns true if a program or a device on top has it open. Ignores mounts, whose source is an arbitrary
+    /// string: a real mount claims the device, which the kernel reports.
     #[must_use]
     pub fn have_it_open(&self) -> bool {
         self.0.iter().any(|holder| !matches!(holder, Holder::Mount { .. }))
@@ -110,7 +110,7 @@ struct Node {
 }
 
 impl Node {
-    /// `None` for what is no device, or is gone. A file system of a server is not asked.
+    /// Reads the identity of a node; `None` without a device at `path`. Queries no remote file system.
     fn at(path: &Path) -> Option<Self> {
         let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
         let file_type = FileType::from_raw_mode(found.stx_mode.into());
@@ -123,8 +123,8 @@ impl Node {
     }
 }
 
-/// The devices that claim a device, and the loop devices on it, which do not. The file of a loop device may
-/// be a bind mount of the device, as the kubelet's of a raw volume is.
+/// Finds the devices that claim a device, and the loop devices on it, which do not claim it. A loop device's
+/// file may be a bind mount of the device, as the kubelet's for a raw volume is.
 fn devices_on(block_devices: &Path, host_root: &Path, device: &Path, node: &Node) -> Vec<Holder> {
     let names = |dir: PathBuf| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -142,7 +142,7 @@ fn devices_on(block_devices: &Path, host_root: &Path, device: &Path, node: &Node
     claims.chain(loops).map(Holder::Device).collect()
 }
 
-/// One use of each process, and each mount once: processes share mount namespaces.
+/// Finds each process that has the device open, and each mount once: processes share mount namespaces.
 fn users(proc: &Path, path: &Path, node: &Node) -> Vec<Holder> {
     let mut pids: Vec<u32> = fs::read_dir(proc)
         .into_iter()
@@ -172,8 +172,8 @@ fn users(proc: &Path, path: &Path, node: &Node) -> Vec<Holder> {
     found
 }
 
-/// The mount points of a device. Some file systems have a device number of their own; those are known by
-/// their source. Source: `Documentation/filesystems/proc.rst`, 3.5.
+/// Returns the mount points of a device. File systems with their own device number are recognized by their
+/// source. Source: `Documentation/filesystems/proc.rst`, 3.5.
 fn mount_points(mountinfo: &str, path: &Path, node: &Node) -> impl Iterator<Item = PathBuf> {
     let number = format!("{}:{}", node.major, node.minor);
     mountinfo.lines().filter_map(move |line| {
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(Holders::default().to_string(), "a user that was not found");
     }
 
-    /// A loop device does not claim what it lies on, so a detach took the device from below it.
+    /// Regression: a loop device does not claim the device below it, so a detach removed that device.
     #[test]
     fn devices_on_top_are_named_loop_devices_too() {
         let block_devices = tempfile::tempdir().unwrap();
@@ -267,7 +267,7 @@ mod tests {
         assert!(on("/dev/ublkb10").is_empty() && on("/dev/ublkb").is_empty());
     }
 
-    /// The kubelet holds a raw volume so: no path of it has the name of the device.
+    /// The kubelet holds a raw volume this way: none of its paths has the name of the device.
     #[test]
     fn a_loop_device_on_a_bind_mount_is_named() {
         let (block_devices, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

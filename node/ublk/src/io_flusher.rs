@@ -1,4 +1,4 @@
-//! Memory allocation of threads that serve block I/O.
+//! Memory allocation by threads that serve block I/O.
 #![allow(unsafe_code)] // prctl(2)
 
 use std::io;
@@ -9,8 +9,8 @@ const YES: libc::c_ulong = 1;
 const NO: libc::c_ulong = 0;
 
 /// Marks the calling thread as one that the kernel's memory reclaim may depend on, so that its own
-/// allocations never wait for I/O to a device that it serves (`PR_SET_IO_FLUSHER`). Call it first on every
-/// thread that owns a ring with queues; threads it starts inherit it.
+/// allocations never wait for I/O to a device that it serves (`PR_SET_IO_FLUSHER`). Call it first on each
+/// thread that owns a ring with queues; threads that it starts inherit the mark.
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_RESOURCE`.

@@ -1,4 +1,4 @@
-//! The running kernel's release, and the releases that can crash.
+//! The running kernel's release, and the releases with known faults.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ pub struct KernelRelease(String);
 
 /// Upstream releases whose `ADD_DEV` can oops.
 const BROKEN_UPSTREAM: [&str; 2] = ["6.18.4", "6.18.5"];
-/// Distribution builds with the same fault backported: release, build number, flavour.
+/// Distribution builds that backported the same fault: release, build number, flavour.
 const BROKEN_BUILDS: [(&str, std::ops::RangeInclusive<u32>, &str); 6] = [
     ("6.17.0", 35..=35, "generic"),
     ("6.17.0", 38..=38, "generic"),
@@ -17,40 +17,39 @@ const BROKEN_BUILDS: [(&str, std::ops::RangeInclusive<u32>, &str); 6] = [
     ("6.17.0", 1019..=1019, "aws"),
     ("6.17.0", 1015..=1020, "azure"),
 ];
-/// Series whose driver compares the pid that a server names with the one that the host sees
-/// (`47bdf1d29cae` in Linux 7.0 has it translated first), and the first build of a distribution that has the
-/// fix: release, build number, flavour.
+/// Series whose driver compares the pid that a server passes with its pid in the host's namespace
+/// (`47bdf1d29cae` in Linux 7.0 translates it first), and the first distribution build with the fix: release,
+/// build number, flavour.
 const COMPARES_PIDS: [(u32, u32); 2] = [(6, 17), (6, 18)];
 const PIDS_TRANSLATED_SINCE: (&str, u32, &str) = ("6.17.0", 41, "generic");
-/// Upstream releases whose `ublk_ctrl_start_recovery` follows a null pointer when it is asked twice
-/// (CVE-2024-46735), as ranges: 6.5 is the first that Holdfast runs on; `e58f5142f883` has the check (6.11,
-/// and the stable releases 6.10.10 and 6.6.51).
+/// Ranges of upstream releases whose `ublk_ctrl_start_recovery` dereferences a null pointer on its second
+/// call (CVE-2024-46735). 6.5 is the first release that Holdfast runs on; `e58f5142f883` adds the check
+/// (6.11, and the stable releases 6.10.10 and 6.6.51).
 const CRASHES_IN_RECOVERY: [std::ops::Range<(u32, u32, u32)>; 2] =
     [(6, 5, 0)..(6, 6, 51), (6, 7, 0)..(6, 10, 10)];
-/// The first build of a distribution that has the check: release, build number, flavour.
+/// The first distribution build with the check: release, build number, flavour.
 const RECOVERY_CHECKED_SINCE: (&str, u32, &str) = ("6.8.0", 50, "generic");
-/// The first series whose driver ends a server's devices right in all cases that recovery meets.
+/// The first series whose driver tears down a server's devices correctly in all cases that affect recovery.
 const TEARDOWN_FIXED_SINCE: (u32, u32) = (7, 1);
 /// The first series with `FUSE_NOTIFY_RESEND`.
 const RESENDS_FUSE_REQUESTS_SINCE: (u32, u32) = (6, 9);
-/// The first series whose io_uring lets a registered file go as soon as no request uses it. Before, it waits
-/// for all requests that were sent earlier, whatever files they use (`7029acd8a950`, Linux 6.13, gives each
-/// its own count).
+/// The first series whose io_uring releases a registered file when no request uses it. Earlier ones wait for
+/// all requests sent before, whatever files they use (`7029acd8a950`, Linux 6.13, gives each file its own
+/// count).
 const FREES_FILES_SINCE: (u32, u32) = (6, 13);
 
-/// The first series whose batches of requests are used. Linux 7.0 has them (`e2723e6ce602`), and fixed their
-/// recovery later (`3f3850785594`).
+/// The first series on which devices use batches. Linux 7.0 has them (`e2723e6ce602`), but a later release
+/// fixed their recovery (`3f3850785594`).
 const BATCHES_SINCE: (u32, u32) = (7, 3);
 /// See [`KernelRelease::recovers_each_queue`].
 const RECOVERS_EACH_QUEUE_SINCE: (u32, u32) = (6, 15);
 
-/// Faults of a ublk driver that crash the host.
+/// Faults of the ublk driver that crash the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// Adding a device can crash it.
+    /// Adding a device can crash the host.
     OnAdd,
-    /// The daemon that recovers a device after another one died in that recovery can crash it
-    /// (CVE-2024-46735).
+    /// Recovering a device can crash the host if an earlier daemon died during the recovery (CVE-2024-46735).
     OnRecovery,
 }
 
@@ -64,13 +63,13 @@ impl fmt::Display for Crash {
 }
 
 impl KernelRelease {
-    /// Takes a release string as it is.
+    /// Wraps a release string, without surrounding whitespace.
     #[must_use]
     pub fn new(release: &str) -> Self {
         Self(release.trim().to_owned())
     }
 
-    /// The running kernel's.
+    /// Reads the release of the running kernel.
     ///
     /// # Errors
     /// If `/proc/sys/kernel/osrelease` cannot be read.
@@ -78,28 +77,28 @@ impl KernelRelease {
         std::fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| Self::new(&text))
     }
 
-    /// True where a server of FUSE can have requests sent again that an earlier one did not answer
-    /// (`FUSE_NOTIFY_RESEND`, Linux 6.9).
+    /// Returns true if a FUSE server can make the kernel resend requests that an earlier server did not
+    /// answer (`FUSE_NOTIFY_RESEND`, Linux 6.9).
     #[must_use]
     pub fn resends_fuse_requests(&self) -> bool {
         self.series().is_some_and(|series| series >= RESENDS_FUSE_REQUESTS_SINCE)
     }
 
-    /// True if devices are added with batches of requests (`UBLK_F_BATCH_IO`) where the driver has them.
+    /// Returns true if devices are added with batches (`UBLK_F_BATCH_IO`), provided that the driver has them.
     #[must_use]
     pub fn batches_requests(&self) -> bool {
         self.series().is_some_and(|series| series >= BATCHES_SINCE)
     }
 
-    /// True if a daemon may end after it armed some queues of a device in a recovery, and not all. Before
-    /// Linux 6.15 the next START_USER_RECOVERY takes the server of each queue for granted once one is armed,
-    /// and follows a null pointer (`ublk_queue_reinit`).
+    /// Returns true if a daemon may exit after arming some but not all queues of a device in a recovery.
+    /// Before Linux 6.15 the next START_USER_RECOVERY assumes that each queue has a server once one is armed,
+    /// and dereferences a null pointer (`ublk_queue_reinit`).
     #[must_use]
     pub fn recovers_each_queue(&self) -> bool {
         self.series().is_some_and(|series| series >= RECOVERS_EACH_QUEUE_SINCE)
     }
 
-    /// The fault for which no device is served on this kernel.
+    /// Returns the fault that prevents serving devices on this kernel.
     #[must_use]
     pub fn crash(&self) -> Option<Crash> {
         let upstream = self.0.split(['-', '+', '~']).next().unwrap_or_default();
@@ -109,14 +108,14 @@ impl KernelRelease {
         (self.recovery_crashes() == Some(true)).then_some(Crash::OnRecovery)
     }
 
-    /// True if the release does not say whether [`Crash::OnRecovery`] is fixed in it: it is a distribution's
-    /// build of an affected upstream release.
+    /// Returns true if the release does not show whether [`Crash::OnRecovery`] is fixed: it is a
+    /// distribution's build of an affected upstream release.
     #[must_use]
     pub fn may_crash_on_recovery(&self) -> bool {
         self.recovery_crashes().is_none()
     }
 
-    /// `None` for an affected release with a build number of a distribution, which may have the fix.
+    /// Returns `None` for an affected release with a distribution's build number, which may have the fix.
     fn recovery_crashes(&self) -> Option<bool> {
         let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
         let mut number = || numbers.next().flatten();
@@ -128,14 +127,14 @@ impl KernelRelease {
         let (release, first_build, of) = RECOVERY_CHECKED_SINCE;
         match self.build() {
             Some((found, build, flavour)) if found == release && flavour == of => Some(build < first_build),
-            // Ubuntu and those who build from it number their builds, not upstream's stable releases.
+            // Ubuntu and its derivatives number their own builds, not upstream's stable releases.
             _ if self.0.contains(&format!("-0{major}0{minor}")) => Some(true),
             _ if self.0.ends_with("-pve") || version.2 == 0 && self.0.contains('-') => None,
             _ => Some(true),
         }
     }
 
-    /// True if the driver may refuse a server that is in a PID namespace of its own: START_DEV and
+    /// Returns true if the driver may refuse a server in its own PID namespace: START_DEV and
     /// END_USER_RECOVERY answer `EINVAL`.
     #[must_use]
     pub fn compares_pids_of_namespaces(&self) -> bool {
@@ -145,7 +144,7 @@ impl KernelRelease {
         self.series().is_some_and(|series| COMPARES_PIDS.contains(&series)) && !is_fixed
     }
 
-    /// Release, build number and flavour of a release like `6.17.0-1015-azure`.
+    /// Splits a release like `6.17.0-1015-azure` into release, build number and flavour.
     fn build(&self) -> Option<(&str, u32, &str)> {
         let (release, rest) = self.0.split_once('-')?;
         let (build, flavour) = rest.split_once('-')?;
@@ -156,13 +155,13 @@ impl KernelRelease {
         Some((release, build.parse().ok()?, flavour))
     }
 
-    /// True if a ring of this kernel keeps a file that was taken from it for as long as an earlier request
-    /// waits, also one about another file.
+    /// Returns true if a ring of this kernel keeps an unregistered file until all earlier requests have
+    /// ended, including those on other files.
     pub(crate) fn keeps_registered_files(&self) -> bool {
         self.series().is_none_or(|series| series < FREES_FILES_SINCE)
     }
 
-    /// The first two numbers of the version.
+    /// Returns the first two numbers of the version.
     fn series(&self) -> Option<(u32, u32)> {
         let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -177,8 +176,9 @@ impl KernelRelease {
         )
     }
 
-    /// True if the driver has the three fixes of a server's end that recovery meets (845db023a8ae,
-    /// 0842186d2c4e and f7700a4415af in Linux): Linux 7.1 or newer. `None` if the release names no version.
+    /// Returns true if the driver has the three teardown fixes that recovery needs (845db023a8ae,
+    /// 0842186d2c4e and f7700a4415af in Linux): Linux 7.1 or newer. `None` if the release contains no
+    /// version.
     #[must_use]
     pub fn is_teardown_fixed(&self) -> Option<bool> {
         self.series().map(|series| series >= TEARDOWN_FIXED_SINCE)
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Kernels on which a second START_USER_RECOVERY follows a null pointer were served.
+    /// Regression: kernels where a second START_USER_RECOVERY dereferences a null pointer were not refused.
     #[test]
     fn kernels_that_crash_in_a_recovery_are_refused() {
         let crashes = |release| {

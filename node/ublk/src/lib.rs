@@ -1,14 +1,13 @@
 //! ublk devices: control plane and queue protocol.
 //!
-//! *Owns*: the life of a ublk device ([`Device`]), what the running kernel can do ([`Features`]) and
-//! the queue protocol ([`Queue`]): fetching requests, moving their data, completing them.
-//! *Does not own*: what a request means for a volume, nor the ring and its thread.
-//! *Runs on*: control calls block and belong on a control thread, never on a ring thread: starting and
-//! recovering a device wait until its queues are armed. A [`Queue`] belongs to its ring's thread.
-//! *Invariants*: nothing here ever stops or deletes a device but [`Device::stop`], [`Device::stop_unused`]
-//! and [`Device::delete`], and they no device with another tag; a [`DeviceRequest`] that was handed out is
-//! completed exactly once. *On failure*: control errors name the device and the command; a queue error is an
-//! event.
+//! *Owns*: the life cycle of a ublk device ([`Device`]), the features of the running kernel ([`Features`])
+//! and the queue protocol ([`Queue`]): fetching requests, moving their data, completing them.
+//! *Does not own*: the meaning of a request for a volume, the ring and its thread.
+//! *Runs on*: control calls block: call them on a control thread, never on a ring thread, because starting
+//! and recovering a device wait until its queues are armed. A [`Queue`] belongs to its ring's thread.
+//! *Invariants*: only [`Device::stop`], [`Device::stop_unused`] and [`Device::delete`] stop or delete a
+//! device, and only one with the expected tag; each [`DeviceRequest`] handed out is completed exactly once.
+//! *On failure*: control errors name the device and the command; a queue error is an event.
 
 mod block_path;
 mod buffer_memory;
@@ -48,7 +47,7 @@ pub use lost_device::{flush_device, flush_from_outside};
 pub use queue::{BatchEvent, FetchedTags, Queue, QueueCommand, QueueEvent, QueueSpec, RequestPart};
 pub use request::{DeviceRequest, Operation};
 
-/// Bytes of a sector, the unit of every position and length in this crate's interface.
+/// Bytes per sector, the unit of every position and length in this crate's interface.
 pub const SECTOR_BYTES: u64 = 4096;
-/// The kernel's sectors (512 bytes) in one of ours.
+/// Kernel sectors (512 bytes) per sector of ours.
 const KERNEL_SECTORS_PER_SECTOR: u64 = SECTOR_BYTES / 512;

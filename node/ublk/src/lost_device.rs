@@ -1,12 +1,12 @@
-//! Devices that the kernel has lost: their server has ended, and the kernel never finishes its teardown.
+//! Devices that the kernel has lost: their server has exited, and the kernel never finishes its teardown.
 //!
-//! A device with a volatile cache and without FUA gets forced writes as a write and a flush. When a server
-//! ends between the two for two requests at a time, the kernel waits for a command that cannot end
-//! (`docs/kernels.md`). The device stays LIVE, refuses recovery, and every process that waits for it waits
-//! until the host restarts. Devices that announce FUA cannot get there.
+//! A device with a volatile cache and without FUA gets a forced write as a write and a flush. If a server
+//! exits between the two for two requests at once, the kernel waits for a command that cannot end
+//! (`docs/kernels.md`). The device stays LIVE and refuses recovery, and every process that uses it waits
+//! until the host restarts. Devices that announce FUA are not affected.
 //!
-//! STOP_DEV, DEL_DEV and a change of the scheduler would wait too, under the device's mutex: nothing here
-//! does that.
+//! STOP_DEV, DEL_DEV and a change of the scheduler would also wait, holding the device's mutex: this module
+//! sends none of them.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 use crate::{DeviceInfo, DeviceState};
 
-/// Time for which a device must look lost. A sound kernel needs milliseconds to see the end of a server, and
-/// a few more for each request that the server's disk still works on.
+/// Time for which a device must look lost. A correct kernel needs milliseconds to process the exit of a
+/// server, and a few more for each request in flight on the server's disk.
 pub(crate) const LOST_AFTER: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(20);
 
-/// True if a device that refuses recovery looks as if the kernel had lost it.
+/// Returns true if a device that refuses recovery looks as if the kernel had lost it.
 pub(crate) fn looks_lost(info: &DeviceInfo) -> bool {
     let attribute = format!("/sys/block/ublkb{}/queue/fua", info.id);
     fs::read_to_string(attribute).is_ok_and(|fua| is_of_a_lost_device(info, &fua))
@@ -32,8 +32,8 @@ fn is_of_a_lost_device(info: &DeviceInfo, fua: &str) -> bool {
     info.state == DeviceState::Live && info.server_pid == -1 && fua.trim() == "0"
 }
 
-/// Flushes a block device. On a lost device this may free what the kernel waits for, or never return: call it
-/// in a process made for that, see [`flush_from_outside`].
+/// Flushes a block device. On a lost device this may unblock the kernel, or never return: call it in a
+/// separate process, see [`flush_from_outside`].
 ///
 /// # Errors
 /// If the device cannot be opened or flushed.
@@ -41,11 +41,11 @@ pub fn flush_device(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_data()
 }
 
-/// Starts `flusher`, a program that calls [`flush_device`], and waits for its end, at most `limit`. A flusher
-/// that does not end is killed and left behind: it ends when the kernel lets it.
+/// Starts `flusher`, a program that calls [`flush_device`], and waits at most `limit` for its exit. After
+/// that it kills the flusher without waiting: it exits when the kernel returns from its system call.
 ///
 /// # Errors
-/// If it cannot be started, or failed; [`io::ErrorKind::TimedOut`].
+/// If `flusher` cannot be started or fails; [`io::ErrorKind::TimedOut`].
 pub fn flush_from_outside(mut flusher: Command, limit: Duration) -> io::Result<()> {
     let mut flusher = flusher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! One queue of a device: the conversation with the kernel about its requests.
+//! One queue of a device: the protocol with the kernel about its requests.
 //!
 //! ```text
 //!            arm                      kernel has a request
@@ -8,14 +8,14 @@
 //!    '-----------------'          complete (COMMIT_AND_FETCH)
 //! ```
 //!
-//! A device with batches (`UBLK_F_BATCH_IO`) has no command of each tag, but few of its own: see [`batch`].
+//! With batches (`UBLK_F_BATCH_IO`) a device has few commands for many tags, not one per tag: see [`batch`].
 //!
 //! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy and of kernel copy.
-//! *Runs on*: the ring thread. No allocation and no lock for a request; with zero copy and kernel copy no
-//! system call but the ring's own, with user copy one for the copy.
-//! *Invariants*: a tag is with the kernel or with the owner, never both; parts of a request are moved
-//! only while the owner has it. With kernel copy the buffer of a tag is the kernel's while it has the tag.
-#![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
+//! *Runs on*: the ring thread. A request costs no allocation and no lock. Zero copy and kernel copy add no
+//! system call to the ring's own, user copy adds one for the copy.
+//! *Invariants*: a tag is with the kernel or with the owner, never both; parts of a request are moved only
+//! while the owner has it. With kernel copy the kernel owns the buffer of a tag while it has the tag.
+#![allow(unsafe_code)] // pushes entries; each notes the memory that it names and its owner
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -39,54 +39,54 @@ mod batch;
 pub use batch::{BatchEvent, FetchedTags};
 
 /// A queue's own operation in the ring: a tag that the kernel has, or a command about many tags. The type of
-/// the ring's operations is made from it, as a word ([`RingOperation::to_word`]) where the device has
-/// batches; give its outcome to [`Queue::on_completion`] or [`Queue::on_batch_completion`].
+/// the ring's operations must convert from it, and with batches to a word ([`RingOperation::to_word`]). Pass
+/// its outcome to [`Queue::on_completion`] or [`Queue::on_batch_completion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueCommand<K> {
-    /// The device, in the ring owner's words: [`QueueSpec::owner`].
+    /// The ring owner's value for the device: [`QueueSpec::owner`].
     pub owner: K,
     /// Number of the queue on its device.
     pub queue_id: u16,
-    /// The tag; with batches the number of the command.
+    /// The tag; with batches, the number of the command.
     pub tag: u16,
 }
 
-/// Identity of a queue, in the ring owner's words.
+/// Identity of a queue for the ring's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSpec<K> {
-    /// Value by which the owner finds the device again, in [`QueueCommand::owner`].
+    /// The owner's value for the device, returned in [`QueueCommand::owner`].
     pub owner: K,
     /// Number of the queue on its device, from 0.
     pub queue_id: u16,
 }
 
-/// A piece of a request and its place in a file. Both are multiples of 4096 bytes.
+/// A part of a request and its position in a file, in multiples of 4096 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestPart {
-    /// Offset of the piece within the request.
+    /// Offset of the part in the request.
     pub request_offset_bytes: u32,
     /// Its length.
     pub len_bytes: u32,
-    /// The file, in the ring that the queue belongs to.
+    /// The file, in the queue's ring.
     pub file: FileSlot,
-    /// Offset of the piece in the file.
+    /// Offset of the part in the file.
     pub file_offset_bytes: u64,
 }
 
-/// Meanings of the completion of a tag.
+/// Outcomes of a tag's command.
 #[derive(Debug)]
 #[must_use]
 pub enum QueueEvent {
     /// The kernel has a request.
     Request(DeviceRequest),
-    /// The kernel had a request while the queue was draining; it is left to the successor.
+    /// The kernel had a request while the queue was draining; the queue leaves it to the successor.
     Held,
-    /// The kernel was answered already: it asked for an operation the device never announced.
+    /// The queue has already answered: the kernel requested an operation that the device never announced.
     Refused,
-    /// The kernel gave a tag back, because the device is stopping or quiescing.
+    /// The kernel returned a tag, because the device is stopping or quiescing.
     Aborted,
-    /// The kernel did not accept a fetch or a commit; the tag is out of use. A bug, or a device that
-    /// another process has taken.
+    /// The kernel refused a fetch or a commit; the tag is lost. A bug, or another process has taken the
+    /// device.
     Failed {
         /// The tag.
         tag: u16,
@@ -95,8 +95,8 @@ pub enum QueueEvent {
     },
 }
 
-/// `UBLK_AUTO_BUF_REG_FALLBACK` where a command carries it. Pages that the kernel cannot register (no memory,
-/// an index in use) do not fail the request; it is marked, and its data is copied.
+/// `UBLK_AUTO_BUF_REG_FALLBACK`, at its position in a command. If the kernel cannot register a request's
+/// pages (no memory, an index in use), it marks the request instead of failing it, and the data is copied.
 const COPY_IF_NOT_REGISTERED: u64 = (sys::UBLK_AUTO_BUF_REG_FALLBACK as u64) << 16;
 
 /// One queue of a device, on one ring.
@@ -104,37 +104,37 @@ pub struct Queue<K> {
     owner: K,
     queue_id: u16,
     depth: u16,
-    /// The character device, registered with the ring. `None` where the kernel would keep it after the close
-    /// of the queue: the commands of other devices on the ring wait for requests, without limit.
+    /// The character device, registered with the ring. `None` on kernels that would keep it after the queue
+    /// is closed, because commands of other devices on the ring wait for requests without limit.
     char_file: Option<FileSlot>,
     descriptors: Descriptors,
-    /// Buffers as which the pages of requests are registered; `None` with other transports than zero copy.
-    /// Other queues may have the same ones: of two requests with one tag the first has the buffer.
+    /// Indices at which the kernel registers the pages of requests; `None` without zero copy. Other queues
+    /// may share them: of two requests with the same tag, the first gets the buffer.
     registered: Option<BufferRange>,
-    /// For requests whose pages are not registered: with user copy all. `None` with kernel copy, and while
+    /// For requests whose pages are not registered; with user copy, all. `None` with kernel copy, and while
     /// the queue is dropped.
     copies: Option<CopyBuffers>,
-    /// The character device. Apart from the memory, which may have to outlive the queue: the file must not.
+    /// The character device. Separate from the memory, which may outlive the queue; the file must not.
     file: File,
     with_kernel: u16,
     with_owner: u16,
     draining: bool,
     /// Address of the first byte of each registered buffer.
     buffers_at: u32,
-    /// With kernel copy: a buffer of each tag.
+    /// With kernel copy: one buffer per tag.
     kernel_copied: Option<BufferMemory>,
-    /// The commands about many tags; `None` where each tag has one.
+    /// The commands about many tags; `None` if each tag has its own.
     batch: Option<TagBatches>,
 }
 
 impl<K: Copy> Queue<K> {
-    /// Makes a queue of an added (or quiesced) device ready on a ring. Next: [`arm`](Self::arm).
+    /// Opens a queue of an added or quiesced device on a ring. Next: [`arm`](Self::arm).
     ///
     /// # Errors
     /// [`QueueError::Ring`] if the ring's tables are full, [`QueueError::Map`].
     ///
     /// # Panics
-    /// If the device has no such queue.
+    /// If the device has no queue of this number.
     pub fn open<T>(
         ring: &mut Ring<T>,
         device: &Device,
@@ -206,8 +206,8 @@ impl<K: Copy> Queue<K> {
         })
     }
 
-    /// Offers every tag to the kernel. Starting or recovering the device completes once all of its queues
-    /// have been armed and the ring has submitted that.
+    /// Offers every tag to the kernel. The start or recovery of the device completes once all of its queues
+    /// are armed and the ring has submitted the commands.
     ///
     /// # Panics
     /// If the queue was armed before.
@@ -221,8 +221,8 @@ impl<K: Copy> Queue<K> {
         }
     }
 
-    /// Takes in the outcome of a [`QueueCommand`] of this queue, which has no batches:
-    /// [`on_batch_completion`](Self::on_batch_completion) takes theirs.
+    /// Handles the outcome of a [`QueueCommand`] of this queue, which has no batches: for those see
+    /// [`on_batch_completion`](Self::on_batch_completion).
     #[inline(always)] // of each request
     pub fn on_completion<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
@@ -240,12 +240,12 @@ impl<K: Copy> Queue<K> {
         }
     }
 
-    /// Moves a part of a read request's memory out of a file: `operation` ends with the number of bytes
-    /// moved. Check it with [`IoResult::exactly`].
+    /// Reads a part of a read request from a file: `operation` completes with the number of bytes moved.
+    /// Check it with [`IoResult::exactly`].
     ///
     /// # Panics
-    /// If the request is not a read, or the part does not lie inside it.
-    #[inline(always)] // where the operation is known, so is its word
+    /// If the request is not a read, or the part is not inside it.
+    #[inline(always)] // so that the compiler knows the operation's word
     pub fn read_part<T: RingOperation>(
         &self,
         ring: &mut Ring<T>,
@@ -264,11 +264,11 @@ impl<K: Copy> Queue<K> {
         Self::read_to(copies.address(Self::buffer_part(request, part)), ring, part, operation);
     }
 
-    /// The same, with kernel copy alone. For an owner that does this seldom: it is not inlined there, so that
-    /// [`read_part`](Self::read_part) keeps its one caller, into which the compiler inlines it.
+    /// Like [`read_part`](Self::read_part), for kernel copy only. For an owner that rarely uses it: it is not
+    /// inlined, so that `read_part` keeps a single caller, into which the compiler inlines it.
     ///
     /// # Panics
-    /// As for `read_part`; with another transport.
+    /// As for `read_part`; also with another transport.
     #[cold]
     #[inline(never)]
     pub fn read_into_buffer<T: RingOperation>(
@@ -283,21 +283,21 @@ impl<K: Copy> Queue<K> {
         Self::read_to(self.kernel_copied_at(Self::buffer_part(request, part)), ring, part, operation);
     }
 
-    /// Reads a part of a file to its place in the buffer of a request.
+    /// Reads a part of a file to its position in the buffer of a request.
     #[inline(always)]
     fn read_to<T: RingOperation>(address: *mut u8, ring: &mut Ring<T>, part: &RequestPart, operation: T) {
         let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
             .offset(part.file_offset_bytes)
             .build();
-        // SAFETY: the entry names a range of the request's buffer. The buffers are unmapped only when no
-        // request is with the owner, else leaked.
+        // SAFETY: the entry names a range of the request's buffer. The buffers are unmapped only when the
+        // owner has no request, else leaked.
         unsafe { ring.push(fill, operation) };
     }
 
-    /// Moves a part of a write request's memory into a file; otherwise as [`read_part`](Self::read_part).
+    /// Writes a part of a write request to a file; otherwise like [`read_part`](Self::read_part).
     ///
     /// # Panics
-    /// If the request is not a write, or the part does not lie inside it.
+    /// If the request is not a write, or the part is not inside it.
     #[inline(always)] // as for `read_part`
     pub fn write_part<T: RingOperation>(
         &self,
@@ -319,18 +319,18 @@ impl<K: Copy> Queue<K> {
         let entry = if copies.copy_in(&self.file, buffer, position) {
             Self::write_of(copies.address(buffer), part)
         } else {
-            // Its completion says that no byte was moved.
+            // Its completion reports that no byte was moved.
             opcode::Nop::new().build()
         };
         // SAFETY: as for `read_to`.
         unsafe { ring.push(entry, operation) };
     }
 
-    /// The same, with kernel copy alone: the data is there already. As
-    /// [`read_into_buffer`](Self::read_into_buffer) for an owner that does this seldom.
+    /// Like [`write_part`](Self::write_part), for kernel copy only: the buffer already has the data. Like
+    /// [`read_into_buffer`](Self::read_into_buffer), for an owner that rarely uses it.
     ///
     /// # Panics
-    /// As for `write_part`; with another transport.
+    /// As for `write_part`; also with another transport.
     #[cold]
     #[inline(never)]
     pub fn write_from_buffer<T: RingOperation>(
@@ -347,19 +347,20 @@ impl<K: Copy> Queue<K> {
         unsafe { ring.push(entry, operation) };
     }
 
-    /// A write of a part of a file from its place in the buffer of a request.
+    /// Makes the entry that writes a part to its file from the buffer of a request.
     #[inline(always)]
     fn write_of(address: *mut u8, part: &RequestPart) -> squeue::Entry {
         opcode::Write::new(part.file.fixed(), address, part.len_bytes).offset(part.file_offset_bytes).build()
     }
 
-    /// The data of a write request, for an owner that moves it itself. With user copy it is copied here.
+    /// Returns the data of a write request, for an owner that moves it itself. With user copy, copies it
+    /// first.
     ///
     /// # Errors
     /// `EIO` if the kernel did not copy all of it.
     ///
     /// # Panics
-    /// If the request is not a write, or its pages are registered: with zero copy they may be.
+    /// If the request is not a write, or its pages are registered, as with zero copy they may be.
     pub fn data_of_write(&self, request: &DeviceRequest) -> Result<&[u8], Errno> {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
         let whole = Self::whole(request);
@@ -374,12 +375,12 @@ impl<K: Copy> Queue<K> {
         }
     }
 
-    /// The buffer of a read request, for an owner that fills it itself. Its contents are copied into the
-    /// pages of the request by [`complete`](Self::complete), or with kernel copy by the command that it
-    /// pushes. The buffer holds what an earlier request left there.
+    /// Returns the buffer of a read request, for an owner that fills it itself. [`complete`](Self::complete)
+    /// copies its contents into the pages of the request, with kernel copy by the command that it pushes. At
+    /// first the buffer contains data of an earlier request.
     ///
     /// # Panics
-    /// As for [`data_of_write`](Self::data_of_write), of a read.
+    /// As for [`data_of_write`](Self::data_of_write), with a read.
     pub fn buffer_of_read(&mut self, request: &DeviceRequest) -> &mut [u8] {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
         let whole = Self::whole(request);
@@ -401,9 +402,9 @@ impl<K: Copy> Queue<K> {
         (0..self.depth).for_each(|tag| fill(buffers.whole_mut(tag)));
     }
 
-    /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
-    /// completed. With batches the answer waits for [`commit`](Self::commit), of which the ring
-    /// [reminds](Ring::next_reminder).
+    /// Answers a request, as a whole or with an error, and offers its tag again. All its parts must have
+    /// completed. With batches the answer waits for [`commit`](Self::commit); the ring
+    /// [reminds](Ring::next_reminder) the owner of it.
     #[inline(always)] // of each request
     pub fn complete<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
@@ -440,16 +441,16 @@ impl<K: Copy> Queue<K> {
         }
     }
 
-    /// From now on requests are left to the successor ([`QueueEvent::Held`]). When
-    /// [`requests_with_owner`](Self::requests_with_owner) is zero, [`commit`](Self::commit) what the ring
-    /// reminds of, [`Ring::submit`] and drop the ring: the kernel keeps what was held and hands it out again
-    /// after recovery.
+    /// Leaves all further requests to the successor ([`QueueEvent::Held`]). When
+    /// [`requests_with_owner`](Self::requests_with_owner) is zero, [`commit`](Self::commit) on each reminder
+    /// of the ring, call [`Ring::submit`] and drop the ring: the kernel keeps the held requests and hands
+    /// them out again after recovery.
     pub const fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// Leaves a request to the successor: the kernel hands it to the server that recovers the device. Right
-    /// only when the ring is about to be closed, and while no part of the request is in flight.
+    /// Leaves a request to the successor: the kernel hands it to the server that recovers the device. Call it
+    /// only just before the ring is closed, and while no part of the request is in flight.
     pub fn leave(&mut self, request: DeviceRequest) {
         if let Some(buffers) = &mut self.copies {
             buffers.take_back(request.tag());
@@ -458,33 +459,33 @@ impl<K: Copy> Queue<K> {
         request.leave_to_successor();
     }
 
-    /// True if its commands are about many tags.
+    /// Returns true if its commands are about many tags.
     #[must_use]
     pub const fn has_batches(&self) -> bool {
         self.batch.is_some()
     }
 
-    /// Number of requests that were handed out and not completed.
+    /// Returns the number of requests handed out and not completed.
     #[must_use]
     pub const fn requests_with_owner(&self) -> u16 {
         self.with_owner
     }
 
-    /// Number of the queue's commands that the kernel has: tags, or with batches few.
+    /// Returns the number of the queue's commands that the kernel has: one per tag, or few with batches.
     #[must_use]
     pub const fn commands_with_kernel(&self) -> u16 {
         self.with_kernel
     }
 
-    /// Releases the device after it was stopped and all tags have come back, so that it can be deleted
-    /// while the ring lives on. To leave the device to a successor, drop the ring instead.
+    /// Releases the device after it was stopped and all tags have come back, so that it can be deleted while
+    /// the ring stays in use. To leave the device to a successor, drop the ring instead.
     ///
     /// # Errors
     /// [`QueueError::Ring`]: the ring still holds the character device.
     ///
     /// # Panics
-    /// If a tag is with the kernel or a request with the owner, or the queue was draining: what it held is
-    /// still registered with the ring.
+    /// If a tag is with the kernel or a request with the owner, or the queue was draining: its held requests
+    /// are still registered with the ring.
     pub fn close<T>(mut self, ring: &mut Ring<T>) -> Result<(), QueueError> {
         assert!(!self.draining, "a draining queue is closed by dropping its ring");
         assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
@@ -538,7 +539,7 @@ impl<K: Copy> Queue<K> {
         );
         let sectors = descriptor.nr_sectors / KERNEL_SECTORS_PER_SECTOR as u32;
         let request = DeviceRequest::new(tag, operation, start / KERNEL_SECTORS_PER_SECTOR, sectors);
-        // The block layer forces writes only.
+        // The block layer sets FUA on writes only.
         let is_forced = operation == Operation::Write && descriptor.op_flags & sys::UBLK_IO_F_FUA != 0;
         QueueEvent::Request(if is_forced { request.forced() } else { request })
     }
@@ -557,8 +558,7 @@ impl<K: Copy> Queue<K> {
         argument[4..8].copy_from_slice(&result.to_ne_bytes());
         let mut entry = self.command(command).cmd(argument);
         if let Some(buffers) = &self.registered {
-            // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays
-            // zero.
+            // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest is zero.
             entry = entry.addr(Some(u64::from(buffers.index(tag)) | COPY_IF_NOT_REGISTERED));
         } else if let Some(buffers) = &self.kernel_copied {
             // `addr` of `struct ublksrv_io_cmd`: the kernel empties the buffer if the command commits a read,
@@ -571,11 +571,11 @@ impl<K: Copy> Queue<K> {
         self.with_kernel += 1;
         // SAFETY: the argument is copied into the entry, and its address field is an index into the ring's
         // buffer table or zero. With kernel copy the argument names the tag's buffer, which is unmapped only
-        // when no tag is with the kernel and no request with the owner, else leaked.
+        // when the kernel has no tag and the owner no request, else leaked.
         unsafe { ring.push(entry.build(), in_flight.into()) };
     }
 
-    /// A command for the driver.
+    /// Begins a command to the driver.
     #[inline(always)] // as for `push_command`
     fn command(&self, code: u32) -> opcode::UringCmd16 {
         match self.char_file {
@@ -590,26 +590,26 @@ impl<K: Copy> Queue<K> {
         assert!(part.len_bytes > 0 && end <= request.len_bytes(), "the part lies inside the request");
     }
 
-    /// The place of a part of a request in its copy buffer.
+    /// Returns the position of a part of a request in its copy buffer.
     #[inline]
     const fn buffer_part(request: &DeviceRequest, part: &RequestPart) -> BufferPart {
         let &RequestPart { request_offset_bytes: offset_bytes, len_bytes, .. } = part;
         BufferPart { tag: request.tag(), offset_bytes, len_bytes }
     }
 
-    /// The buffer of a request with data, all of it.
+    /// Returns the position of a whole request in its copy buffer.
     fn whole(request: &DeviceRequest) -> BufferPart {
         let len_bytes = u32::try_from(request.len_bytes()).expect("a request is smaller than 4 GiB");
         BufferPart { tag: request.tag(), offset_bytes: 0, len_bytes }
     }
 
-    /// The copy buffers, for a request that has one.
+    /// Returns the copy buffers, for a request that has one.
     #[inline]
     fn copies_of(&self, request: &DeviceRequest) -> Option<&CopyBuffers> {
         self.copies.as_ref().filter(|copies| copies.has(request.tag()))
     }
 
-    /// The address of a part of a request with kernel copy.
+    /// Returns the address of a part of a request with kernel copy.
     fn kernel_copied_at(&self, part: BufferPart) -> *mut u8 {
         let BufferPart { tag, offset_bytes, len_bytes } = part;
         let buffers = self.kernel_copied.as_ref().expect("its pages are registered, or it has a buffer");
@@ -628,7 +628,7 @@ impl<K: Copy> Queue<K> {
     }
 }
 
-/// Position at which the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
+/// Returns the position of a byte of a request in the character device (`UBLKSRV_IO_BUF_OFFSET` in
 /// `linux/ublk_cmd.h`).
 #[inline]
 fn copy_position(queue_id: u16, tag: u16, offset_bytes: u32) -> u64 {
@@ -641,12 +641,12 @@ fn copy_position(queue_id: u16, tag: u16, offset_bytes: u32) -> u64 {
 impl<K> Drop for Queue<K> {
     fn drop(&mut self) {
         if self.with_owner > 0 {
-            // Copies may be in flight: their memory stays. The character device is closed, or the kernel
-            // would not quiesce the device before this process ends.
+            // Copies may be in flight, so leak their memory. Close the character device, or the kernel would
+            // not quiesce the device before this process exits.
             std::mem::forget(self.copies.take());
         }
         if self.with_owner > 0 || self.with_kernel > 0 {
-            // The same; and the kernel may fill the buffer of a tag that it has, or of a batch.
+            // The same: the kernel may also fill the buffer of a tag that it has, or of a batch.
             std::mem::forget(self.kernel_copied.take());
             std::mem::forget(self.batch.take());
         }
@@ -665,7 +665,7 @@ impl<K: std::fmt::Debug> std::fmt::Debug for Queue<K> {
     }
 }
 
-/// Registers a character device, where the kernel gives it back in time.
+/// Registers a character device, if the kernel releases it in time.
 fn register<T>(ring: &mut Ring<T>, char_device: &CharDevice) -> Result<Option<FileSlot>, RingError> {
     static KEEPS: LazyLock<bool> =
         LazyLock::new(|| KernelRelease::running().is_ok_and(|kernel| kernel.keeps_registered_files()));

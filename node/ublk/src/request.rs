@@ -1,27 +1,27 @@
-//! One request of the kernel, as a token that must be completed.
+//! A request of the kernel, as a token that must be completed.
 
 use crate::SECTOR_BYTES;
 
 /// Kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Fill the request's memory.
+    /// Fills the request's memory.
     Read,
-    /// Store the request's memory.
+    /// Stores the request's memory.
     Write,
-    /// Make all completed writes durable. Covers no sectors.
+    /// Makes all completed writes durable. Covers no sectors.
     Flush,
-    /// The contents of the sectors are no longer needed.
+    /// Declares the contents of the sectors unneeded.
     Discard,
-    /// The sectors must read as zeros.
+    /// Makes the sectors read as zeros.
     WriteZeroes,
 }
 
-/// A request that the kernel has handed out and waits for.
+/// A request that the kernel has handed out and waits to be answered.
 ///
-/// It can neither be copied nor forgotten: give it to [`Queue::complete`](crate::Queue::complete).
-/// Dropping one panics, because a request without completion hangs its issuer permanently, while a daemon
-/// that dies is recovered from.
+/// It cannot be copied, and must be passed to [`Queue::complete`](crate::Queue::complete). Dropping it
+/// panics: an uncompleted request hangs its issuer permanently, whereas the devices of a crashed daemon are
+/// recovered.
 #[derive(Debug)]
 #[must_use = "a request that is not completed hangs its issuer"]
 pub struct DeviceRequest {
@@ -33,20 +33,20 @@ pub struct DeviceRequest {
 }
 
 impl DeviceRequest {
-    /// A request of a queue, which hands it out. `start_sector` and `sectors` count sectors of 4096 bytes.
+    /// Makes a request of a queue. `start_sector` and `sectors` count sectors of 4096 bytes.
     #[inline]
     pub const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
         Self { tag, operation, start_sector, sectors, is_fua: false }
     }
 
-    /// The same request as a forced write (`UBLK_IO_F_FUA`).
+    /// Marks the request as a forced write (`UBLK_IO_F_FUA`).
     #[inline]
     pub(crate) const fn forced(mut self) -> Self {
         self.is_fua = true;
         self
     }
 
-    /// The request's number within its queue, below the queue's depth; free for the next request once
+    /// Returns the request's number in its queue, below the queue's depth. The next request may get it once
     /// this one is completed.
     #[must_use]
     #[inline]
@@ -54,49 +54,49 @@ impl DeviceRequest {
         self.tag
     }
 
-    /// Its kind.
+    /// Returns the kind of request.
     #[must_use]
     #[inline]
     pub const fn operation(&self) -> Operation {
         self.operation
     }
 
-    /// The first sector (of 4096 bytes) it covers; 0 for a flush.
+    /// Returns the first sector (of 4096 bytes); 0 for a flush.
     #[must_use]
     #[inline]
     pub const fn start_sector(&self) -> u64 {
         self.start_sector
     }
 
-    /// Number of sectors (of 4096 bytes) that it covers; 0 for a flush.
+    /// Returns the number of sectors (of 4096 bytes); 0 for a flush.
     #[must_use]
     #[inline]
     pub const fn sectors(&self) -> u32 {
         self.sectors
     }
 
-    /// Number of bytes that it covers.
+    /// Returns the length in bytes.
     #[must_use]
     #[inline]
     pub const fn len_bytes(&self) -> u64 {
         self.sectors as u64 * SECTOR_BYTES
     }
 
-    /// True for a write that must be durable when it is completed, as if a flush had followed it
-    /// (`UBLK_IO_F_FUA` in `linux/ublk_cmd.h`). The kernel sets this only on devices that announce it.
+    /// Returns true for a write that must be durable when completed, as if a flush had followed it
+    /// (`UBLK_IO_F_FUA` in `linux/ublk_cmd.h`). The kernel sets it only on devices that announce FUA.
     #[must_use]
     #[inline]
     pub const fn is_fua(&self) -> bool {
         self.is_fua
     }
 
-    /// Abandons the request without completing it. Right only when the ring is about to be closed: the
-    /// kernel then hands the request to the process that recovers the device.
+    /// Abandons the request without completing it. Call it only just before the ring is closed: the kernel
+    /// then hands the request to the process that recovers the device.
     pub fn leave_to_successor(self) {
         std::mem::forget(self);
     }
 
-    /// Ends the token's life, for the queue that completes it in the kernel: its tag, kind and sectors.
+    /// Consumes the token, for the queue that completes the request. Returns tag, kind and sectors.
     #[inline]
     pub const fn disarm(self) -> (u16, Operation, u32) {
         let parts = (self.tag, self.operation, self.sectors);

@@ -1,4 +1,4 @@
-//! Ends of the server and of the keeper while 16 threads write, read and compare, with direct I/O.
+//! Ends of the server and of the keeper while 16 threads write, read and verify with direct I/O.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use holdfast_lab::vm::{Vm, bash};
 use super::server::{MOUNT_POINT, RunningUring};
 use crate::{Bar, Figure};
 
-/// Longest time of the ends in one way, on the host.
+/// Maximum time on the host for all ends in one way.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Seconds after the last end in which a request must have been answered.
+/// Seconds after the last end within which requests must be answered.
 const ANSWERED_WITHIN: u32 = 60;
 
 /// Ends of a process.
@@ -20,9 +20,9 @@ struct UringEnds {
     about: &'static str,
     way: &'static str,
     number: u32,
-    /// A script of one.
+    /// Script of one end.
     script: &'static str,
-    /// Programs must see no error.
+    /// True if programs must see no error.
     is_promised: bool,
 }
 
@@ -83,7 +83,7 @@ fn play(
 ) -> Result<[Figure; 2]> {
     let server = RunningUring::start(vm, way)?;
     let seconds = 3 * number + 5;
-    // The load must be running after the last one, and end.
+    // The load must run until after the last end, and then exit.
     let script = format!(
         "uring load {MOUNT_POINT}/disk {seconds} > /run/load & load=$!; sleep 1\n\
          for round in $(seq {number}); do sleep 1; {script} || exit; done\n\

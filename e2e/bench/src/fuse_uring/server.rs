@@ -1,4 +1,4 @@
-//! The processes of the experiment in a test machine.
+//! Processes of the experiment in a test machine.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use holdfast_lab::vm::{Vm, bash};
 
 /// File with the data, on ext4 on a ramdisk.
 const DISK: &str = "/mnt/data/disk";
-/// Mount point of the file system of FUSE.
+/// Mount point of the FUSE file system.
 pub(super) const MOUNT_POINT: &str = "/mnt/uring";
-/// Longest wait for the processes to be gone.
+/// Maximum wait for the processes to exit.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// Makes the file with the data.
+/// Creates the file with the data.
 pub(super) fn prepare(vm: &Vm) -> Result<()> {
     vm.exec(&format!(
         "modprobe brd rd_nr=1 rd_size=524288; mkdir -p /mnt/data {MOUNT_POINT}; mkfs.ext4 -q -F /dev/ram0\n\
@@ -21,7 +21,7 @@ pub(super) fn prepare(vm: &Vm) -> Result<()> {
     .map(drop)
 }
 
-/// A mounted file with its server, and a keeper in ways that have one.
+/// A mounted file with its server, and a keeper in the ways with one.
 pub(super) struct RunningUring<'a> {
     vm: &'a Vm,
     name: String,
@@ -37,7 +37,7 @@ impl<'a> RunningUring<'a> {
         Ok(Self { vm, name })
     }
 
-    /// A loop device on the file, as the daemon makes one.
+    /// Binds a loop device to the file with the daemon's settings.
     pub(super) fn bind(&self) -> Result<String> {
         let found = self.vm.exec(&format!(
             "device=$(losetup --direct-io=on --sector-size=4096 --find --show {MOUNT_POINT}/disk)\n\
@@ -47,12 +47,12 @@ impl<'a> RunningUring<'a> {
         Ok(found.trim().to_owned())
     }
 
-    /// Its log since it was started.
+    /// Returns the log since the start.
     pub(super) fn log(&self) -> Result<String> {
         self.vm.log(&self.name)
     }
 
-    /// Ends everything: first the process that would start the others again.
+    /// Kills all processes, first the one that would restart the others.
     pub(super) fn end(self) -> Result<()> {
         let script =
             "umount --lazy MOUNT; kill -9 $(pgrep -o -x uring); while pkill -9 -x uring; do sleep 0.1; done";

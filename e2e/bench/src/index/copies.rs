@@ -1,4 +1,4 @@
-//! Snapshots and forks: their requests, and what many of them cost others.
+//! Snapshots and forks: their requests, and the effect of many of them on others.
 
 use anyhow::Result;
 
@@ -6,12 +6,12 @@ use super::{Bench, Cost, figure};
 use crate::{Bar, Figure};
 
 const VOLUME: &str = "origin";
-/// Forks of forks.
+/// Depth of the chain of forks.
 const DEPTH: u32 = 99;
-/// With the four records of two attaches and two detaches, as many records behind the newest checkpoint as
-/// without them: one is stored for each 32.
+/// Together with the four records of two attaches and two detaches this is a multiple of 32, the distance of
+/// checkpoints, so the log has as many records after the newest checkpoint as without the snapshots.
 const SNAPSHOTS: u32 = 32 * 32 - 4;
-/// Snapshots of one script.
+/// Snapshots per script.
 const SCRIPT: u32 = 102;
 
 pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
@@ -36,7 +36,7 @@ fn write_sector(bench: &Bench, device: &str, sector: u32) -> Result<()> {
     bench.vm.exec(&script).map(drop)
 }
 
-/// Requests of one snapshot and of one fork.
+/// Counts the requests of one snapshot and of one fork.
 fn one_of_each(bench: &Bench) -> Result<Vec<Figure>> {
     bench.create(VOLUME, "512Mi")?;
     let device = bench.attach(VOLUME, &[])?;
@@ -66,10 +66,10 @@ fn one_of_each(bench: &Bench) -> Result<Vec<Figure>> {
     ])
 }
 
-/// A chain of forks, of which each wrote a sector, and a volume that made the same writes alone.
+/// Compares a chain of forks, each with one written sector, to a single volume with the same writes.
 fn deep_forks(bench: &mut Bench) -> Result<Vec<Figure>> {
     bench.create("alone", "512Mi")?;
-    // A write that is synced is a commit: the forks below make as many segments.
+    // Each synced write is one commit, so this volume makes as many segments as the forks below.
     let alone = bench.attach("alone", &["--durability", "object"])?;
     bench.create("chain-0", "512Mi")?;
     for nth in 0..=DEPTH {
@@ -96,7 +96,7 @@ fn deep_forks(bench: &mut Bench) -> Result<Vec<Figure>> {
     Ok(vec![figure("fork_100_deep_gets_vs_1", gets[1] / gets[0], "ratio", Bar::AtMost(1.3), against)])
 }
 
-/// An attach of a volume with one snapshot, and with a thousand.
+/// Compares attaches of a volume with 2 snapshots and with more than a thousand.
 fn many_snapshots(bench: &mut Bench) -> Result<Figure> {
     let mut attaches = Vec::new();
     for more in [0, SNAPSHOTS] {

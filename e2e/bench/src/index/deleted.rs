@@ -1,8 +1,8 @@
-//! Objects that stay in the bucket of volumes with snapshots and forks, once all of them are deleted, with
-//! `keepDeleted: 0s`, and swept without a grace.
+//! Objects left in the bucket by volumes with snapshots and forks, after all of them were deleted with
+//! `keepDeleted: 0s` and swept without a grace period.
 //!
-//! The source of the forks is deleted first, while they read its objects: those are the sweep's. Of a removed
-//! volume its first record, its tombstone, truncation markers and marks of forgotten snapshots are to stay.
+//! The source of the forks is deleted first, while they read its objects, so the sweep must delete those. A
+//! removed volume keeps its first record, tombstone, truncation markers and markers of forgotten snapshots.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::{Control, Node};
@@ -19,11 +19,11 @@ use super::{BUCKET, DATA, SETTLE_LIMIT, figure};
 use crate::{Bar, Figure};
 
 const ORIGIN: &str = "origin";
-/// Snapshots of it, and forks of it: each is made of one of them.
+/// Number of its snapshots; each has one fork.
 const SNAPSHOTS: u32 = 3;
-/// Written between two snapshots, and to each fork: as many seals, with merges and checkpoints.
+/// Written between two snapshots, and to each fork, in as many seals, with merges and checkpoints.
 const WRITTEN_MIB: u32 = 24;
-/// Volumes in all: a fork of a fork and a clone too.
+/// Total number of volumes, with a fork of a fork and a clone.
 const VOLUMES: usize = SNAPSHOTS as usize + 3;
 
 pub(super) fn measure(world: &World) -> Result<Vec<Figure>> {
@@ -82,7 +82,7 @@ pub(super) fn measure(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Makes the volumes, each with writes of its own.
+/// Creates the volumes, most with their own writes.
 fn fill(world: &World, node: &Node) -> Result<()> {
     report::step("a volume with snapshots, forks of them, a fork of a fork, and a clone");
     apply(world, &volume(ORIGIN, "store", "64Mi"))?;
@@ -113,7 +113,7 @@ fn take(world: &World, name: &str, volume: &str) -> Result<()> {
     world.wait_for(&format!("volumesnapshot/{name}"), "condition=Ready")
 }
 
-/// Writes noise, a part of it over what was written before.
+/// Writes noise, partly over earlier data.
 fn write(node: &Node, device: &str, nth: u32) -> Result<()> {
     let seek = nth * WRITTEN_MIB / 2;
     let dd = format!(
@@ -122,7 +122,7 @@ fn write(node: &Node, device: &str, nth: u32) -> Result<()> {
     node.vm().exec(&format!("{dd} status=none")).map(drop)
 }
 
-/// Sweeps until a sweep finds nothing to delete: the machine's clock may be behind that of the server.
+/// Sweeps until a sweep finds nothing to delete: the machine's clock may be behind the server's.
 fn sweep(world: &World, s3: &S3Server) -> Result<()> {
     report::step("sweep");
     let node = Node::start(world.vm("a")?, &Control::standalone(s3, BUCKET), "auto", DATA)?;
@@ -136,7 +136,7 @@ fn sweep(world: &World, s3: &S3Server) -> Result<()> {
     node.terminate()
 }
 
-/// True if an object of a removed volume is to stay. `all` are all keys, sorted.
+/// Returns true if an object of a removed volume must stay. `all` contains all keys, sorted.
 fn stays(key: &str, all: &[String]) -> bool {
     if key.contains("/truncated/") || key.contains("/forgotten/") {
         return true;

@@ -1,4 +1,4 @@
-//! Space in the bucket of a volume that is overwritten at random, and the uploads for it.
+//! Space in the bucket of a randomly overwritten volume, and its uploads.
 
 use std::fs;
 
@@ -8,11 +8,11 @@ use super::{BUCKET, Bench, MIB, figure};
 use crate::{Bar, Figure};
 
 const VOLUME: &str = "overwritten";
-/// Several times what may stay of overwritten data in any volume, which is 64 MiB.
+/// Several times 64 MiB, the overwritten data that any volume may keep.
 const SIZE_MIB: u32 = 256;
 /// 4 KiB sectors of the volume.
 const SECTORS: u32 = SIZE_MIB << 8;
-/// Times that all of it is overwritten, on average.
+/// Average number of overwrites of the whole volume.
 const TIMES: u32 = 10;
 
 pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
@@ -64,7 +64,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Bytes of all objects of the volume.
+/// Returns the size of all objects of the volume in bytes.
 fn stored_bytes(bench: &Bench) -> Result<f64> {
     let mut bytes = 0;
     for key in bench.s3.keys(BUCKET, &format!("volumes/{VOLUME}/"))? {

@@ -1,7 +1,7 @@
-//! Commits of the volumes of one store while another store of their node does not answer, or refuses the key.
+//! Commits to one store while another store of the same node does not answer, or refuses the key.
 //!
-//! Times by the host's clock: from before the writes begin until the S3 server has the record that commits
-//! them. The volumes of the other store hold more than the node may hold in memory for uploads, so each of
+//! Times are of the host's clock, from before the writes until the S3 server has the record that commits
+//! them. The volumes of the other store have more dirty data than the node's memory for uploads, so each of
 //! them waits for that store.
 
 use std::time::{Duration, SystemTime};
@@ -17,19 +17,19 @@ use holdfast_lab::world::World;
 use super::{BUCKET, DEVICE_LIMIT, SETTLE_LIMIT, figure};
 use crate::{Bar, Figure};
 
-/// Age at which writes are committed.
+/// Age at which the daemon commits writes.
 const MAX_DIRTY_AGE: Duration = Duration::from_secs(5);
-/// Time for the commit itself.
+/// Maximum time of the commit itself.
 const COMMITS_WITHIN: Duration = Duration::from_secs(5);
 const DATA: &str = "slab_size = \"64Mi\"\nmax_dirty_age = \"5s\"\nupload_memory = \"64Mi\"";
-/// Volumes of each store.
+/// Volumes per store.
 const VOLUMES: usize = 8;
-/// Noise that is written to each volume of the store that fails, in MiB.
+/// Noise written to each volume of the failing store, in MiB.
 const WAITING_MIB: u32 = 24;
-/// Commits of each other volume: they take longer than the node needs to call a store unreachable.
+/// Commits of each other volume: they last longer than the node needs to report a store as unreachable.
 const ROUNDS: u32 = 5;
 
-/// A store with its volumes: their names and devices.
+/// A store and its volumes, as names and devices.
 struct Store<'a> {
     name: &'static str,
     s3: &'a S3Server,
@@ -77,8 +77,8 @@ pub(super) fn measure(world: &World) -> Result<Vec<Figure>> {
     )])
 }
 
-/// The longest time from a write to its commit in a volume of `healthy`, while all volumes of `failing` hold
-/// what that does not take.
+/// Returns the longest time from a write to its commit in a volume of `healthy`, while all volumes of
+/// `failing` have data that their store does not accept.
 fn longest_commit(node: &Node, healthy: &Store<'_>, failing: &Store<'_>) -> Result<Duration> {
     for (_, device) in &failing.volumes {
         Store::write(node.vm(), device, &format!("bs=1M count={WAITING_MIB}"))?;
@@ -97,7 +97,7 @@ fn longest_commit(node: &Node, healthy: &Store<'_>, failing: &Store<'_>) -> Resu
 }
 
 impl<'a> Store<'a> {
-    /// Creates the volumes and attaches them.
+    /// Creates and attaches the volumes.
     fn with_volumes(name: &'static str, s3: &'a S3Server, node: &Node) -> Result<Self> {
         let mut volumes = Vec::new();
         for number in 1..=VOLUMES {
@@ -110,13 +110,13 @@ impl<'a> Store<'a> {
         Ok(Self { name, s3, volumes })
     }
 
-    /// Writes noise to the begin of a device, and flushes it.
+    /// Writes noise to the start of a device, and flushes it.
     fn write(vm: &Vm, device: &str, amount: &str) -> Result<()> {
         let dd = format!("dd if=/dev/urandom of={device} {amount} oflag=direct conv=fsync status=none");
         vm.exec(&dd).map(drop)
     }
 
-    /// Writes to each volume; returns the longest time until one is committed.
+    /// Writes to each volume. Returns the longest time to a commit.
     fn commit(&self, node: &Node) -> Result<Duration> {
         let mut written = Vec::new();
         for (volume, device) in &self.volumes {
@@ -139,7 +139,7 @@ impl<'a> Store<'a> {
         Ok(longest)
     }
 
-    /// The key of the last record of a volume's log.
+    /// Returns the key of the last record of a volume's log.
     fn newest_record(&self, volume: &str) -> Result<String> {
         self.s3.keys(BUCKET, &format!("volumes/{volume}/log/"))?.pop().context("a log has a record")
     }

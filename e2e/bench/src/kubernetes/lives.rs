@@ -1,10 +1,10 @@
-//! Requests of a claim's life: created, published, staged, mounted, written, and all the way back, by the
-//! driver, the operator and the daemon of node a.
+//! Requests of a claim's life by the driver, the operator and the daemon of node a: it is created, published,
+//! staged, mounted and written, and then everything is undone.
 //!
-//! Several lives, one after the other, after a first one that does not count. Requests to the API server are
-//! divided by the lives; those to the store are counted for each step, and the costliest life counts. Apart
-//! are counted the requests that come as time passes, however many claims there are: renewals of Leases, and
-//! the operator's looks at the daemons' heartbeats and at the ObjectStores to sweep.
+//! Several lives run sequentially, after a first one that does not count. For the API server, the figures are
+//! means of all lives; for the store, they are maxima per step. Periodic requests, whose number does not
+//! depend on claims, are counted separately: renewals of Leases, and the operator's reads of the daemons'
+//! heartbeats and of the ObjectStores to sweep.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const LIVES: usize = 4;
 const GIB: i64 = 1 << 30;
 const POD: &str = "pod";
 const COMMIT_LIMIT: Duration = Duration::from_secs(300);
-/// The programs note a deletion after it was answered, the last of them every two seconds.
+/// The programs notice a deletion after its answer, the last of them every two seconds.
 const SETTLED: Duration = Duration::from_secs(5);
 
 const MOST_API_WRITES: f64 = 20.0;
@@ -36,7 +36,7 @@ const MOST_ATTACH: f64 = 6.0;
 const MOST_DETACH: f64 = 3.0;
 const MOST_DELETE: f64 = 6.0;
 
-/// Requests to the store in one life.
+/// Requests to the store in one life, by step.
 #[derive(Debug, Default)]
 struct Bill {
     create: Vec<S3Request>,
@@ -65,7 +65,7 @@ pub(super) fn measure(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode) -
     Ok(figures)
 }
 
-/// One life from its creation to its end.
+/// Runs one life from its creation to its end.
 fn live(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode, name: &str) -> Result<Bill> {
     let s3 = world.s3()?;
     let ext4 = Use::mounted("ext4");
@@ -107,13 +107,13 @@ fn live(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode, name: &str) -> 
     Ok(bill)
 }
 
-/// True if the request is about this volume. No other volume is deleted meanwhile, so a request that deletes
-/// many objects, which the server logs without a key, is about it too.
+/// Returns true if the request is about this volume. Requests that delete many objects, which the server logs
+/// without a key, count too, because no other volume is deleted meanwhile.
 fn is_of(request: &S3Request, id: &str) -> bool {
     request.key.split('/').any(|part| part == id) || request.operation == "DeleteObjects"
 }
 
-/// Waits until no program writes any more, Leases excepted.
+/// Waits until no program writes any more, except to Leases.
 fn settle(world: &World) -> Result<()> {
     let written = || -> Result<usize> {
         let requests = world.control_plane()?.requests()?;
@@ -134,7 +134,7 @@ fn is_counted_write(request: &ApiRequest) -> bool {
     is_ours(request) && request.is_write() && request.resource != "leases"
 }
 
-/// A look of the operator at the daemons' heartbeats or at the ObjectStores, which are few.
+/// Returns true for the operator's periodic reads of the daemons' heartbeats or of the few ObjectStores.
 fn is_of_time(request: &ApiRequest) -> bool {
     request.account == "holdfast-operator"
         && ["leases", "storagenodes", "objectstores"].contains(&request.resource.as_str())
@@ -207,7 +207,7 @@ fn api_kind(request: &ApiRequest) -> String {
     format!("{} {verb} {what}{refused}", account.trim_start_matches("holdfast-"))
 }
 
-/// Counts by a name, such as `2 GetObject, 1 PutObject`.
+/// Formats counts by name, such as `2 GetObject, 1 PutObject`.
 fn by<T>(requests: &[&T], name: impl Fn(&T) -> String) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for request in requests {

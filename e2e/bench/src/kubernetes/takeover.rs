@@ -1,4 +1,4 @@
-//! A node is lost, and its Node is tainted as out of service: how soon another one serves its volume.
+//! Time until another node serves a volume, after its node is lost and its Node is tainted as out of service.
 
 use anyhow::{Context, Result};
 use holdfast_lab::control_plane::audit::{ApiRequest, unix_us};
@@ -14,12 +14,12 @@ use crate::Figure;
 const VOLUME: &str = "taken-over";
 const MOST_DECISION: f64 = 1.0;
 const MOST_ATTACHED: f64 = 5.0;
-/// Prints the time of the machine.
+/// Prints the machine's time.
 const NOW: &str = "date -u +%FT%T.%6NZ";
 
-/// Loses node `a`; node `b`, whose clock counts instructions, takes its volume over.
+/// Loses node `a`, and lets node `b`, whose clock counts instructions, take over its volume.
 pub(super) fn measure(world: &World, a: &Node, b: &Node) -> Result<Vec<Figure>> {
-    // There is no kubelet: the benchmark says what the Nodes are.
+    // No kubelet runs, so the benchmark creates the Nodes.
     for node in [a, b] {
         let name = node.vm().name();
         apply(world, &format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\n"))?;
@@ -73,7 +73,7 @@ pub(super) fn measure(world: &World, a: &Node, b: &Node) -> Result<Vec<Figure>> 
     ])
 }
 
-/// Time from the taint to the operator's last report before the new node's first: the grant.
+/// Returns the time from the taint to the grant: the operator's last status before the new node's first.
 fn decision_seconds(requests: &[ApiRequest]) -> Option<f64> {
     let tainted = requests.iter().find(|one| one.resource == "nodes" && one.is_write())?;
     let reports =

@@ -1,4 +1,4 @@
-//! Times that a user waits for the operator, on the host: medians, with no machine beside them.
+//! Times that a user waits for the operator, on the host: medians, while no machine runs.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use holdfast_scenarios::provisioning::apply;
 use super::figure;
 use crate::{Figure, median};
 
-/// A StorageNode without a daemon: grants are made, and no volume is attached.
+/// A StorageNode without a daemon: it gets grants, but attaches no volume.
 const NODE: &str = "idle";
 const GIB: i64 = 1 << 30;
-/// Volumes whose median counts; one more goes first.
+/// Number of volumes per median, without a first one that does not count.
 const VOLUMES: usize = 21;
 const MOST_PROVISION_MS: f64 = 150.0;
 const MOST_GRANT_MS: f64 = 50.0;
@@ -32,7 +32,7 @@ pub(super) fn measure(world: &World, csi: &Csi) -> Result<Vec<Figure>> {
     let mut provisioned = Vec::new();
     for name in &names {
         let began = Instant::now();
-        // No daemon renews a Lease for the node.
+        // Manual, because no daemon renews a Lease for the node.
         let new = NewVolume::new(name, GIB, "store").parameter("failoverPolicy", "Manual");
         granted("create", csi.create(&new, LIMIT)?)?;
         provisioned.push(began.elapsed().as_secs_f64() * 1e3);
@@ -71,13 +71,13 @@ pub(super) fn measure(world: &World, csi: &Csi) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Asks for a node of a volume; for none if it is empty.
+/// Requests a node for a volume; none if `node` is empty.
 fn want(world: &World, name: &str, node: &str) -> Result<()> {
     let patch = format!("--patch={{\"spec\":{{\"nodeName\":\"{node}\"}}}}");
     world.kubectl(["patch", "volume", name, "--type=merge", &patch]).map(drop)
 }
 
-/// Time from the request for a node to the operator's answer, by the API server's clock.
+/// Returns the time from the request for a node to the operator's answer, by the API server's clock.
 fn grant_ms(requests: &[ApiRequest], name: &str) -> Option<f64> {
     let mut of_volume = requests.iter().filter(|one| one.resource == "volumes" && one.name == name);
     let asked = of_volume.find(|one| one.account == "admin" && one.verb == "patch")?;

@@ -1,4 +1,4 @@
-//! Events of Volumes that one more node costs.
+//! Additional events of Volumes caused by another node.
 
 use anyhow::Result;
 use holdfast_lab::node::Node;
@@ -11,12 +11,12 @@ use holdfast_scenarios::story::serve;
 use super::count;
 use crate::Figure;
 
-/// The Volume that is changed, of node a.
+/// The changed Volume, of node a.
 const WATCHED: &str = "watched";
-/// Rounds of changes; the least counts, for the API server's bookmarks are events too.
+/// Rounds of changes; the minimum counts, because the API server's bookmarks are events too.
 const ROUNDS: usize = 3;
 
-/// Events that each change of a Volume of node a causes, while it is the only node.
+/// Counts the events per change of a Volume of node a, while it is the only node.
 pub(super) fn of_one_node(world: &World, a: &Node) -> Result<f64> {
     apply(world, &volume(WATCHED, "store", "16Mi"))?;
     world.wait_for(&format!("volume/{WATCHED}"), "jsonpath={.status.phase}=Ready")?;
@@ -25,7 +25,7 @@ pub(super) fn of_one_node(world: &World, a: &Node) -> Result<f64> {
     events_of_a_change(world)
 }
 
-/// The same with another node, compared.
+/// Counts them again with another node, and compares.
 pub(super) fn figure(world: &World, alone: f64) -> Result<Figure> {
     report::step("change it again, with another node there");
     let both = events_of_a_change(world)?;
@@ -42,7 +42,7 @@ fn events_of_a_change(world: &World) -> Result<f64> {
         let before = world.control_plane()?.requests()?.len();
         let events = events_of_changes(world, WATCHED)?;
         let requests = world.control_plane()?.requests()?.split_off(before);
-        // Those of the programs that come between are changes as well.
+        // Concurrent writes of the programs are changes as well.
         let changes =
             requests.iter().filter(|one| one.is_write() && one.resource == "volumes" && one.status < 300);
         least = least.min(events as f64 / changes.count() as f64);

@@ -1,4 +1,4 @@
-//! Costs of many volumes: the threads of the daemon, and the attach of one more.
+//! Costs of many volumes: threads of the daemon, and the attach of another volume.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use holdfast_lab::vm::bash;
 use crate::daemon::{Bench, DEVICE_LIMIT};
 use crate::{Bar, Figure, median};
 
-/// Volumes attached at the same time.
+/// Number of volumes attached at the same time.
 const VOLUMES: u32 = 64;
-/// Attaches of which the median counts.
+/// Number of attaches per median.
 const ATTACHES: u32 = 5;
-/// Largest ratio of the last one's time to the first one's.
+/// Maximum ratio of the attach time among many volumes to that of a single one.
 const MAX_RATIO: f64 = 2.0;
 
-/// Attaches the first volume, then all others, then the last one. No volume may be attached.
+/// Attaches the first volume, then all others, then the last one. All volumes must be detached before.
 pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
     let named = |kind: &str, count: u32| -> Vec<String> {
         (1..=count).map(|number| format!("{kind}-{number}")).collect()
@@ -54,16 +54,16 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Runs the daemon's command line once for each volume, in one script: a round trip to the machine is slow.
+/// Runs the daemon's command line once per volume, in one script: a round trip to the machine is slow.
 fn each(bench: &Bench, volumes: &[String], order: &str) -> Result<()> {
     let volumes = volumes.join(" ");
     bench.vm.exec(&format!("for volume in {volumes}; do holdfast-node {order} > /dev/null; done")).map(drop)
 }
 
-/// Attaches one volume after the other and leaves only the last one attached. The median in microseconds of
-/// the machine's time, as the daemon's log says, without the time its requests to the store took. The volumes
-/// are new: the log of such a one is read with one request at a time, so the times of its requests add up to
-/// the time spent on them.
+/// Attaches and detaches volumes sequentially, and leaves the last one attached. Returns the median in
+/// microseconds of the machine's time from the daemon's log, without the time of its requests to the store.
+/// The volumes are new: the daemon reads their logs with one request at a time, so the sum of the request
+/// times is the time spent waiting.
 fn attach_in_turn(bench: &Bench, volumes: &[String]) -> Result<f64> {
     let mut attached: Option<&str> = None;
     for volume in volumes {
@@ -86,7 +86,7 @@ fn attach_in_turn(bench: &Bench, volumes: &[String]) -> Result<f64> {
     Ok(median(times))
 }
 
-/// The `key=value` words of a line of the log.
+/// Returns the `key=value` words of a log line.
 fn fields(line: &str) -> BTreeMap<&str, &str> {
     line.split_whitespace().filter_map(|word| word.split_once('=')).collect()
 }

@@ -1,4 +1,4 @@
-//! S3 requests of each step of a volume's life, counted by the server.
+//! S3 requests per step of a volume's life, counted by the server.
 
 use std::thread;
 use std::time::Duration;
@@ -13,39 +13,39 @@ use crate::fio::{self, Job};
 use crate::{Bar, Figure};
 
 const VOLUME: &str = "cold";
-/// Offset of all writes: the second chunk of the volume. The kernel looks for partitions in the first and the
-/// last sectors of a new device, and those reads must not fetch anything.
+/// Offset of all writes: the second chunk of the volume. The kernel scans the first and the last sectors of a
+/// new device for partitions, and those reads must not fetch anything.
 const WRITTEN_AT: u64 = 128 << 20;
-/// Amount of noise in it: more than the scattered blocks need is not worth its upload.
+/// Amount of noise in the volume; more than the scattered blocks need would only cost upload time.
 const NOISE_MIB: u64 = 8;
 const WRITES: u32 = 6_000;
-/// Dirty blocks of one upload, a sector each.
+/// Dirty blocks of one upload, one sector each.
 const SCATTERED: u32 = 500;
 const BLOCK_BYTES: u64 = 128 << 10;
-/// Longest wait for a checkpoint: it is made after tens of commits.
+/// Maximum wait for a checkpoint, which takes tens of commits.
 const CHECKPOINT_LIMIT: Duration = Duration::from_secs(900);
-/// In the keys of index runs: only merges and cold reads ask for them.
+/// Part of the keys of index runs, which only merges and cold reads request.
 const RUNS: &str = "/runs/";
-/// A merge that is due begins sooner after an attach, and has no longer pauses between its requests.
+/// A due merge begins sooner after an attach, and pauses less between its requests.
 const MERGE_PAUSE: Duration = Duration::from_secs(20);
-/// A LIST may look for the checkpoint, and one for the records after it.
+/// One LIST for the checkpoint, and one for the records after it.
 const MAX_LISTS: usize = 2;
 const MAX_RECORDS: usize = 64;
 
-/// Creates, fills, attaches, writes and flushes one volume. Leaves the daemon with uploads held back.
+/// Creates, fills, attaches, writes and flushes one volume. Leaves the daemon with delayed uploads.
 pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
     bench.create("store-in-use", "64Mi")?;
     let ((), created) = asked(bench, || bench.create(VOLUME, "512Mi"))?;
     fill(bench)?;
     bench.restart_with("zero-copy", HELD_BACK)?;
-    // A daemon probes a bucket before its first use: no request of the volume.
+    // A daemon probes a bucket before its first use: those requests do not belong to the volume.
     bench.create("store-in-use", "64Mi")?;
     let (device, attached) = asked(bench, || bench.attach(VOLUME, &[]))?;
     let ((), written) = asked(bench, || write_cold(bench, &device))?;
     bench.detach(VOLUME)?;
     let flushed = flush_scattered(bench)?;
 
-    // The commit may make a merge of index runs due, which begins at once and belongs to several commits.
+    // The commit may trigger a merge of index runs, which begins at once and belongs to several commits.
     let (merges, flushed): (Vec<_>, Vec<_>) =
         flushed.into_iter().partition(|request| request.key.contains(RUNS));
     let uploads = flushed.iter().filter(|request| request.operation != "GetObject").count();
@@ -73,7 +73,7 @@ impl Figure {
     }
 }
 
-/// Does `work`; returns its result and the requests the server answered meanwhile.
+/// Runs `work`. Returns its result and the requests that the server answered meanwhile.
 fn asked<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S3Request>)> {
     let before = bench.s3.requests()?.len();
     let result = work()?;
@@ -81,8 +81,8 @@ fn asked<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S
     Ok((result, requests.split_off(before)))
 }
 
-/// Writes the volume's blocks, then zeros behind them until its log has a checkpoint and records after it,
-/// and detaches it.
+/// Writes the volume's blocks, then zeros after them until its log has a checkpoint and records after it, and
+/// detaches it.
 fn fill(bench: &Bench) -> Result<()> {
     let device = bench.attach(VOLUME, &[])?;
     let first = WRITTEN_AT >> 20;
@@ -98,7 +98,7 @@ fn fill(bench: &Bench) -> Result<()> {
         if !bench.s3.keys(BUCKET, &checkpoints)?.is_empty() {
             return Ok(Some(()));
         }
-        // Each of them is a seal of its own.
+        // Each write is one seal.
         let records = bench.s3.keys(BUCKET, &log)?.len();
         bench.vm.exec(&zeros)?;
         until("the commit of a seal", COMMIT_LIMIT, || {
@@ -109,8 +109,8 @@ fn fill(bench: &Bench) -> Result<()> {
     bench.detach(VOLUME)
 }
 
-/// Writes sectors into blocks of which the node has nothing. Nothing may be read for them, from S3 or from
-/// the disk.
+/// Writes sectors into blocks that are not on the node. The daemon must read nothing for them, neither from
+/// S3 nor from the disk.
 fn write_cold(bench: &Bench, device: &str) -> Result<()> {
     let reads = |bench: &Bench| bench.node.metric("holdfast_volume_read_requests_total", VOLUME);
     let before = reads(bench)?;
@@ -121,7 +121,7 @@ fn write_cold(bench: &Bench, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The requests of one upload of scattered blocks.
+/// Uploads scattered blocks and returns the requests.
 fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
     let device = bench.attach(VOLUME, &["--max-dirty-age", "1s"])?;
     let_merges_end(bench)?;
@@ -131,7 +131,7 @@ fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
         fio::run(&bench.vm, &Job { region, ..Job::of(&[&device], "write:124k", SCATTERED) })?;
         bench.wait_committed_after(VOLUME, seq)
     })?;
-    // The device's own counter: nothing but those writes is in what was uploaded.
+    // The device's own counter shows that the upload contains only those writes.
     until("the count of the writes", COMMIT_LIMIT, || {
         let writes = bench.node.metric("holdfast_volume_write_requests_total", VOLUME)?;
         ensure!(writes <= Some(f64::from(SCATTERED)), "{writes:?} writes of {SCATTERED} scattered sectors");
@@ -141,7 +141,7 @@ fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
     Ok(flushed)
 }
 
-/// Waits until the merges of index runs are stored that earlier commits made due. The next commit names them.
+/// Waits until the merges of index runs triggered by earlier commits are stored. The next commit names them.
 fn let_merges_end(bench: &Bench) -> Result<()> {
     let runs = format!("volumes/{VOLUME}/runs/");
     let requests = || -> Result<usize> {
@@ -154,7 +154,7 @@ fn let_merges_end(bench: &Bench) -> Result<()> {
     })
 }
 
-/// The figure of an attach: its bar is what the bars of its kinds of requests leave of it.
+/// Makes the figure of an attach. Its bar is the number of requests within the limits of their kinds.
 fn attach_figure(requests: &[S3Request]) -> Figure {
     let count = |operation: &str, part: &str| {
         requests.iter().filter(|request| request.operation == operation && request.key.contains(part)).count()
@@ -185,7 +185,7 @@ fn attach_figure(requests: &[S3Request]) -> Figure {
     }
 }
 
-/// Counts by operation, such as `2 PutObject`.
+/// Formats counts by operation, such as `2 PutObject`.
 fn by_operation(requests: &[S3Request]) -> String {
     let mut counts = std::collections::BTreeMap::<&str, u32>::new();
     for request in requests {

@@ -1,6 +1,6 @@
-//! The bytes that the devices are filled with: files of the test machine.
+//! The contents of the devices: files of the test machine.
 
-/// Bytes of a corpus, and of the devices.
+/// Bytes of a corpus and of most devices.
 pub(super) const CORPUS_BYTES: u64 = 64 << 20;
 
 /// A kind of content.
@@ -18,7 +18,7 @@ pub(super) enum Corpus {
 impl Corpus {
     pub(super) const ALL: [Self; 4] = [Self::Mixed, Self::Text, Self::Zeros, Self::Random];
 
-    /// Its name.
+    /// Returns the name of the corpus.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Zeros => "zeros",
@@ -28,13 +28,13 @@ impl Corpus {
         }
     }
 
-    /// Its file in the machine.
+    /// Returns the path of its file in the machine.
     pub(super) fn path(self) -> String {
         format!("/corpora/{}", self.name())
     }
 }
 
-/// A script that makes the file of a corpus. What is too short is repeated: pages are compressed one by one.
+/// Returns a script that makes a corpus. It may repeat content, because devices compress pages one by one.
 pub(super) fn make(corpus: Corpus) -> String {
     let path = corpus.path();
     let files = |find: &str| {

@@ -1,4 +1,4 @@
-//! The devices that are compared.
+//! The compared devices.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,26 +8,26 @@ use holdfast_lab::node::{Node, SIGTERM};
 use holdfast_lab::vm::{Vm, bash};
 use serde_json::Value;
 
-/// Longest wait for a device.
+/// Maximum wait for a device.
 const APPEAR: Duration = Duration::from_secs(60);
-/// Seconds after which the figures of a memory volume are those of its last request: they are published once
-/// in a while.
+/// Seconds until the published figures of a memory volume include its last request: the daemon publishes them
+/// periodically.
 const PUBLISHED_SECONDS: u32 = 2;
-/// Number of the device of trueno-ublk: ours begin at 0.
+/// Number of trueno-ublk's device: ours begin at 0.
 const TRUENO_ID: u32 = 9;
-/// Program of trueno-ublk among the machine's.
+/// Name of trueno-ublk's program in the machine.
 const TRUENO: &str = "trueno";
 /// Name of our volume.
 const VOLUME: &str = "compared";
-/// The table of our volume, and the length of its head: `docs/formats/memory-volume.md`.
+/// Table of our volume, and the length of its head: `docs/formats/memory-volume.md`.
 pub(super) const TABLE: &str = "/run/holdfast/memory.d/compared/table";
 pub(super) const TABLE_HEAD_BYTES: u64 = 4096;
 
-/// A codec that zram, trueno-ublk and ours have.
+/// A codec of zram, trueno-ublk and memory volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceCodec {
     Lz4,
-    /// At level 3, that of ours and of zram.
+    /// At level 3, as in memory volumes and zram.
     Zstd,
 }
 
@@ -47,8 +47,8 @@ pub(super) enum MemoryDevice {
     Brd,
     /// The kernel's compressed ramdisk.
     Zram(DeviceCodec),
-    /// Another one behind ublk, with compression of each page before a write is answered. By default it
-    /// compresses later, and a read that follows the write finds other bytes.
+    /// Another compressed one behind ublk, here with compression of each page before it answers the write. By
+    /// default it compresses later, and a read after the write returns wrong bytes.
     Trueno(DeviceCodec),
     /// A memory volume.
     Ours(DeviceCodec),
@@ -65,16 +65,16 @@ impl fmt::Display for MemoryDevice {
     }
 }
 
-/// A device of a kind.
+/// A running device of a kind.
 pub(super) struct RunningDevice {
     kind: MemoryDevice,
     pub(super) device: String,
-    /// Of trueno-ublk: its process, and the memory that it had when it was empty.
+    /// For trueno-ublk: its process, and the memory of the empty device.
     process: Option<(i32, u64)>,
 }
 
 impl MemoryDevice {
-    /// Makes its device.
+    /// Creates a device of this kind.
     pub(super) fn serve(self, node: &Node, bytes: u64) -> Result<RunningDevice> {
         let vm = node.vm();
         let mut process = None;
@@ -100,7 +100,7 @@ impl MemoryDevice {
                 let pid = vm.spawn(TRUENO, &bash(&command))?;
                 let device = format!("/dev/ublkb{TRUENO_ID}");
                 vm.wait_block_device(&device, APPEAR)?;
-                // Busy for a moment after the device appeared.
+                // The scheduler may be busy for a moment after the device appears.
                 vm.exec(&format!(
                     "for i in $(seq 50); do \
                      if echo none > /sys/block/ublkb{TRUENO_ID}/queue/scheduler; then exit 0; fi; \
@@ -122,7 +122,7 @@ impl MemoryDevice {
 }
 
 impl RunningDevice {
-    /// Memory of the contents now, without a table of pages; nothing of one that does not say it.
+    /// Returns the memory of the contents, without a table of pages; `None` if the kind does not report it.
     pub(super) fn memory_bytes(&self, node: &Node) -> Result<Option<u64>> {
         match self.kind {
             MemoryDevice::Brd => Ok(None),
@@ -131,7 +131,7 @@ impl RunningDevice {
                 Ok(Some(anonymous_bytes(node.vm(), pid)?.saturating_sub(empty)))
             }
             MemoryDevice::Zram(_) => {
-                // Third is mem_used_total: Documentation/admin-guide/blockdev/zram.rst
+                // The third field is mem_used_total: Documentation/admin-guide/blockdev/zram.rst
                 let found = node.vm().exec("cat /sys/block/zram0/mm_stat")?;
                 let used = found.split_whitespace().nth(2).context("mm_stat is short")?;
                 Ok(Some(used.parse().with_context(|| format!("mm_stat is {found:?}"))?))
@@ -161,7 +161,7 @@ impl RunningDevice {
     }
 }
 
-/// Memory of a process that is of no file.
+/// Returns the anonymous memory of a process.
 fn anonymous_bytes(vm: &Vm, pid: i32) -> Result<u64> {
     let found = vm.exec(&format!("grep RssAnon: /proc/{pid}/status"))?;
     let kib = found.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());

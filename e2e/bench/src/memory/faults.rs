@@ -1,5 +1,5 @@
-//! Memory volumes when something goes wrong: the daemon ends again and again, pages find no memory, and the
-//! control group of the daemon is at its limit.
+//! Memory volumes under faults: repeated ends of the daemon, pages without memory, and a control group of the
+//! daemon at its limit.
 
 use anyhow::{Context, Result};
 use holdfast_lab::node::{Control, Node};
@@ -13,17 +13,17 @@ use super::load::{self, DeviceLoad, PlaceOrder};
 use super::{BUCKET, Bar, Figure};
 use crate::play;
 
-/// Kills of the daemon, and as many handoffs.
+/// Number of kills of the daemon, and of handoffs.
 const KILLS: usize = 20;
-/// Requests of a row.
+/// Requests per row.
 const REQUESTS: u64 = 4096;
-/// Memory of the volume whose pages spill, the least there is.
+/// Memory of the volume whose pages spill: the minimum.
 const LIMIT: &str = "1Mi";
 const SPILL_DATA: &str = "memory_volumes = \"1Gi\"\nmemory_spill = \"64Mi\"";
 /// A file on the disk of the spill file.
 const PLAIN: &str = "/state/plain";
-/// The control group of the daemon, what memory volumes may take in it, and its limit. The difference is what
-/// the daemon needs for no other volume, with its program.
+/// The control group of the daemon, the memory for volumes in it, and its limit. The difference is for the
+/// daemon and its program without other volumes.
 const CGROUP: &str = "/sys/fs/cgroup/node";
 const CONFINED_DATA: &str = "memory_volumes = \"128Mi\"\nmemory_spill = \"32Mi\"\nupload_memory = \"64Mi\"";
 const CONFINED_MIB: u32 = 128 + 96;
@@ -55,7 +55,7 @@ pub(in super::super) fn run(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Requests to a volume whose pages are in the spill file, and to a plain file on the same disk.
+/// Compares requests to a volume with pages in the spill file to requests to a plain file on the same disk.
 fn spill_vs_disk(world: &World) -> Result<Vec<Figure>> {
     world.share(&world.programs()?.join("examples/load"), "bin/load")?;
     let s3 = world.s3()?;
@@ -90,8 +90,7 @@ fn spill_vs_disk(world: &World) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Fills all that the node promises to memory volumes, over and over, in a control group that has little
-/// more.
+/// Repeatedly fills all of the node's memory for memory volumes, in a control group with little more.
 fn oom_kills(world: &World) -> Result<Figure> {
     let s3 = world.s3()?;
     let vm = world.vm("confined")?;
@@ -109,7 +108,7 @@ fn oom_kills(world: &World) -> Result<Figure> {
     }
     for _ in 0..3 {
         for device in &devices {
-            // Both limits are less than the device.
+            // Both volumes' limits are smaller than their devices.
             let found = vm.exec(&format!(
                 "dd if=/dev/urandom of={device} bs=1M oflag=direct conv=notrunc status=none 2>&1 || true; blkdiscard -o 8M -l 8M {device}"
             ))?;

@@ -1,7 +1,7 @@
 //! The load generator `node/ublk/examples/load.rs` in a test machine.
 //!
-//! It sends writes from where the file lies, so they have the bytes of a corpus; fio fills its buffers with
-//! one pattern, or makes them at the machine's expense.
+//! It writes directly from the memory of a file, so writes have the bytes of a corpus; fio fills its buffers
+//! with one pattern, or generates them at the machine's expense.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use holdfast_lab::wire::Exit;
 /// Time limit of one load on the host.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Places of requests.
+/// Orders of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PlaceOrder {
     Random,
@@ -30,7 +30,7 @@ pub(super) struct DeviceLoad {
 }
 
 impl DeviceLoad {
-    /// Sends them; returns requests a second of the machine's time.
+    /// Sends the requests. Returns requests per second of the machine's time.
     pub(super) fn run(&self, vm: &Vm, device: &str, corpus: &str) -> Result<f64> {
         let nanoseconds = self.send(vm, device, corpus, "")?;
         Ok(self.requests as f64 / (nanoseconds / 1e9))
@@ -50,7 +50,7 @@ impl DeviceLoad {
     }
 }
 
-/// The whole device, in order.
+/// Returns requests to the whole device, in order.
 fn whole(write: bool, device_bytes: u64) -> DeviceLoad {
     let block_bytes = 1 << 20;
     DeviceLoad {

@@ -1,4 +1,4 @@
-//! A controller: its properties and the commands of its admin queue.
+//! Controllers: their properties and the commands of their admin queues.
 
 use anyhow::Result;
 
@@ -11,9 +11,9 @@ const CAPABILITIES: u32 = 0x0;
 const VERSION: u32 = 0x8;
 const CONFIGURATION: u32 = 0x14;
 const STATUS: u32 = 0x1c;
-/// Entries of a queue, less one.
+/// Number of entries of a queue, minus one.
 const LAST_ENTRY: u64 = 127;
-/// Queues are contiguous, 7.5 s to become ready, the NVM command set.
+/// Contiguous queues, 7.5 s to become ready, the NVM command set.
 const CAPABILITY_BITS: u64 = LAST_ENTRY | 1 << 16 | 15 << 24 | 1 << 37;
 /// Opcodes.
 const GET_LOG_PAGE: u8 = 0x02;
@@ -27,7 +27,7 @@ const NUMBER_OF_QUEUES: u8 = 0x07;
 const KEEP_ALIVE_TIMER: u8 = 0x0f;
 const ASYNC_EVENTS: u8 = 0x0b;
 
-/// A controller, by its admin queue.
+/// A controller, one per admin queue.
 pub(super) struct NvmeController {
     id: u16,
     configuration: u32,
@@ -47,7 +47,7 @@ impl NvmeController {
         Ok(0)
     }
 
-    /// A property.
+    /// Returns a property.
     pub(super) fn get(&self, property: u32) -> Outcome {
         match property {
             CAPABILITIES => Ok(CAPABILITY_BITS),
@@ -62,7 +62,7 @@ impl NvmeController {
         }
     }
 
-    /// Does a command of the admin queue and answers it.
+    /// Executes and answers a command of the admin queue.
     pub(super) fn answer(
         &self,
         subsystem: &Subsystem,
@@ -75,23 +75,23 @@ impl NvmeController {
                     identify::fill(page, subsystem, self.id, capsule)
                 });
             }
-            // No page has an entry.
+            // Log pages are empty.
             GET_LOG_PAGE => {
                 return output.data(capsule.id(), capsule.data_bytes(), |page| {
                     page.fill(0);
                     Ok(0)
                 });
             }
-            // Answered when there is an event, and there is none.
+            // Never answered: no events occur.
             ASYNC_EVENT_REQUEST => return Ok(()),
             SET_FEATURES => match capsule.command[40] {
-                // As many as are asked for.
+                // Grants the requested number.
                 NUMBER_OF_QUEUES => Ok(u64::from(capsule.u32(44))),
                 KEEP_ALIVE_TIMER | ASYNC_EVENTS => Ok(0),
                 _ => Err(CommandStatus::InvalidField),
             },
             KEEP_ALIVE => Ok(0),
-            // Bit 0: the command was not aborted.
+            // Bit 0 means that the command was not aborted.
             ABORT => Ok(1),
             _ => Err(CommandStatus::InvalidOpcode),
         };

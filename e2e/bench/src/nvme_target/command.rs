@@ -1,4 +1,4 @@
-//! A command as the host sends it: 64 bytes, little-endian, and data of a write after it.
+//! The host's commands: 64 bytes, little-endian, followed by the data of a write.
 //!
 //! ```text
 //!  0      1      2         4        8             24       32      36      39      40
@@ -11,7 +11,7 @@
 /// Length of a command, in bytes.
 pub(super) const COMMAND_BYTES: usize = 64;
 
-/// A command and the data that came with it.
+/// A command and its data.
 pub(super) struct Capsule<'a> {
     pub(super) command: &'a [u8],
     pub(super) data: &'a [u8],
@@ -26,7 +26,7 @@ impl Capsule<'_> {
         [self.command[2], self.command[3]]
     }
 
-    /// Type of a Fabrics command.
+    /// Returns the type of a Fabrics command.
     pub(super) fn fabrics_type(&self) -> u8 {
         self.command[4]
     }
@@ -35,7 +35,7 @@ impl Capsule<'_> {
         self.u32(4)
     }
 
-    /// Length of the data in either direction, in bytes.
+    /// Returns the length of the data in either direction, in bytes.
     pub(super) fn data_bytes(&self) -> usize {
         usize::try_from(self.u32(32)).unwrap_or(usize::MAX)
     }
@@ -56,7 +56,7 @@ impl Capsule<'_> {
 /// Outcome of a command: a result of 8 bytes, or a status.
 pub(super) type Outcome = Result<u64, CommandStatus>;
 
-/// Statuses of failed commands: type and code, without the bit of the phase. Not to be retried, but for a
+/// Statuses of failed commands: type and code, without the phase bit. The host must not retry them, except a
 /// failed read or write of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CommandStatus {

@@ -1,4 +1,4 @@
-//! Bytes that the host has sent, by command.
+//! Received bytes, divided into commands.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -8,15 +8,15 @@ use anyhow::{Result, ensure};
 use super::DATA_BYTES;
 use super::command::{COMMAND_BYTES, Capsule};
 
-/// Header of each PDU, in bytes: type, flags, its length with the command, place of the data, 4 bytes of the
-/// whole length.
+/// Bytes of a PDU's header: type, flags, length of header and command, offset of the data, 4 bytes for the
+/// total length.
 const HEADER_BYTES: usize = 8;
 /// Type of a PDU with a command.
 const COMMAND: u8 = 4;
-/// Room for one command with the longest data, and for what comes after it.
+/// Room for one command with maximum data, and for bytes after it.
 const BUFFER_BYTES: usize = 2 * DATA_BYTES;
 
-/// Bytes that were read and not yet used: those from `begin` to `end` of the buffer.
+/// Unused received bytes, from `begin` to `end` of the buffer.
 pub(super) struct CapsuleInput {
     buffer: Vec<u8>,
     begin: usize,
@@ -28,7 +28,7 @@ impl CapsuleInput {
         Self { buffer: vec![0; BUFFER_BYTES], begin: 0, end: 0 }
     }
 
-    /// Reads more. False at the end of the connection.
+    /// Reads more bytes. Returns false at the end of the connection.
     pub(super) fn read(&mut self, mut connection: &TcpStream) -> Result<bool> {
         if self.begin > 0 && self.buffer.len() - self.begin < DATA_BYTES + HEADER_BYTES + COMMAND_BYTES
             || self.begin == self.end
@@ -42,7 +42,7 @@ impl CapsuleInput {
         Ok(read > 0)
     }
 
-    /// The next command, if all of it has come.
+    /// Returns the next command, if it is complete.
     pub(super) fn capsule(&mut self) -> Result<Option<Capsule<'_>>> {
         let unused = &self.buffer[self.begin..self.end];
         let Some((header, _)) = unused.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Answers that wait to be sent, data of reads at addresses that direct I/O takes.
+//! Pending answers, with data of reads at addresses aligned for direct I/O.
 
 use std::io::{IoSlice, Write};
 use std::net::TcpStream;
@@ -11,17 +11,17 @@ use super::command::Outcome;
 
 /// Alignment of memory for direct I/O.
 const PAGE: usize = 4096;
-/// Header of a PDU with data or with a response, in bytes: also the length of a response.
+/// Bytes of the header of a PDU with data, and of a response.
 const HEADER_BYTES: usize = 24;
 /// Types of PDUs.
 const RESPONSE: u8 = 5;
 const DATA: u8 = 7;
-/// The data is the last of its command, which succeeded: no response follows.
+/// Flags: the last data of its command, which succeeded, so no response follows.
 const LAST_AND_SUCCESS: u8 = 0b1100;
-/// Room for two answers with the longest data.
+/// Room for two answers with maximum data.
 const BUFFER_BYTES: usize = 2 * (DATA_BYTES + PAGE);
 
-/// Answers of a connection. Each has its own piece of the buffer; pieces are sent together.
+/// Pending answers of a connection. Each has its own piece of the buffer; one call sends all pieces.
 pub(super) struct AnswerOutput<'a> {
     connection: &'a TcpStream,
     buffer: PageBuffer,
@@ -34,7 +34,7 @@ impl<'a> AnswerOutput<'a> {
         Self { connection, buffer: PageBuffer::new(BUFFER_BYTES), used: 0, pieces: Vec::new() }
     }
 
-    /// Answers a command with data that `fill` writes; with a response if `fill` fails.
+    /// Answers a command with data from `fill`, or with a response if `fill` fails.
     pub(super) fn data(
         &mut self,
         command: [u8; 2],
@@ -84,7 +84,7 @@ impl<'a> AnswerOutput<'a> {
         Ok(())
     }
 
-    /// Sends what waits.
+    /// Sends the pending answers.
     pub(super) fn flush(&mut self) -> Result<()> {
         let buffer = self.buffer.bytes();
         let mut slices: Vec<IoSlice<'_>> =
@@ -102,14 +102,14 @@ impl<'a> AnswerOutput<'a> {
     }
 }
 
-/// Writes the common part of a header: type, flags, its own length, place of the data; the whole length.
+/// Writes the common part of a header: type, flags, its own length, offset of the data, total length.
 fn begin(header: &mut [u8], first: [u8; 4], length: usize) -> Result<()> {
     header[..4].copy_from_slice(&first);
     header[4..8].copy_from_slice(&u32::try_from(length)?.to_le_bytes());
     Ok(())
 }
 
-/// Memory that begins at a page.
+/// Page-aligned memory.
 pub(super) struct PageBuffer {
     memory: Vec<u8>,
     begin: usize,

@@ -1,4 +1,4 @@
-//! The commands of a connection: Fabrics commands, then those of its kind of queue.
+//! Commands of a connection: Fabrics commands, then those of its kind of queue.
 
 use std::os::unix::fs::FileExt;
 
@@ -21,21 +21,21 @@ const WRITE: u8 = 1;
 const READ: u8 = 2;
 const WRITE_ZEROES: u8 = 8;
 const DEALLOCATE: u8 = 9;
-/// Bit of word 12: the write is durable when it is answered.
+/// Bit of word 12: the write must be durable when it is answered.
 const FORCED: u32 = 1 << 30;
-/// A range of a deallocation, in bytes: attributes, 4 bytes of its length, 8 of its begin.
+/// Bytes per range of a deallocation: attributes, 4 bytes for the length, 8 for the start.
 const RANGE_BYTES: usize = 16;
 
 /// A connection with its state.
 pub(super) struct NvmeQueue<'a> {
     subsystem: &'a Subsystem,
     kind: QueueKind,
-    /// Memory from which direct I/O writes.
+    /// Aligned memory for direct writes.
     aligned: PageBuffer,
 }
 
 enum QueueKind {
-    /// Nothing was heard but the connection.
+    /// No command was received yet.
     New,
     Admin(NvmeController),
     Io,
@@ -46,7 +46,7 @@ impl<'a> NvmeQueue<'a> {
         Self { subsystem, kind: QueueKind::New, aligned: PageBuffer::new(DATA_BYTES) }
     }
 
-    /// Does a command and answers it.
+    /// Executes and answers a command.
     pub(super) fn answer(&mut self, capsule: &Capsule<'_>, output: &mut AnswerOutput<'_>) -> Result<()> {
         if capsule.opcode() == FABRICS {
             let outcome = self.fabrics(capsule);
@@ -101,7 +101,7 @@ impl<'a> NvmeQueue<'a> {
     }
 }
 
-/// Discards each range. Linux sends memory for 256 of them, also where there are fewer.
+/// Discards each range. Linux always sends memory for 256 ranges.
 fn deallocate(namespace: &Namespace, capsule: &Capsule<'_>) -> Outcome {
     let ranges = usize::from(capsule.command[40]) + 1;
     for range in capsule.data.chunks_exact(RANGE_BYTES).take(ranges) {
@@ -114,7 +114,7 @@ fn deallocate(namespace: &Namespace, capsule: &Capsule<'_>) -> Outcome {
 }
 
 impl Namespace {
-    /// Place of so many bytes from a block on.
+    /// Returns the offset of a block, if `bytes` from it on are inside the namespace.
     fn place(&self, block: u64, bytes: usize) -> Result<u64, CommandStatus> {
         let bytes = u64::try_from(bytes).map_err(|_longer| CommandStatus::OutOfRange)?;
         let room = self.blocks.checked_sub(block).and_then(|blocks| blocks.checked_mul(BLOCK_BYTES));
@@ -140,7 +140,7 @@ impl Namespace {
         self.file.sync_data().map(|()| 0).map_err(|_failed| CommandStatus::WriteFault)
     }
 
-    /// Makes blocks read as zeros and frees their space.
+    /// Zeroes blocks and deallocates their space.
     fn zero(&self, block: u64, blocks: u64) -> Outcome {
         let bytes = blocks.checked_mul(BLOCK_BYTES).ok_or(CommandStatus::OutOfRange)?;
         let place =

@@ -1,5 +1,5 @@
-//! The target is killed again and again under forced writes and a file system, and a successor starts at
-//! once. All of a round happens in the machine, so the time of the host is not in it.
+//! Repeated kills of the target under forced writes and a file system, with an immediate successor. A script
+//! in the machine runs each round, so the times do not depend on the host.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ use holdfast_scenarios::kill_rounds::longest_write;
 use super::target::RunningTarget;
 use crate::Figure;
 
-/// Kills in each way.
+/// Kills per way.
 const KILLS: usize = 20;
 /// Mount point of the file system.
 const MOUNT_POINT: &str = "/mnt/nvme";
-/// Threads that work on it.
+/// Threads that use the file system.
 const WORKERS: u32 = 2;
-/// Names of the programs that load the devices.
+/// Names of the programs that generate load.
 const RAW: &str = "nvme-raw";
 const EXT4: &str = "nvme-ext4";
 const SIGKILL: i32 = 9;
-/// Has fio report and end.
+/// Makes fio report and exit.
 const SIGINT: i32 = 2;
 const END_LIMIT: Duration = Duration::from_secs(300);
 
-/// Work of the successor of a killed target, besides listening.
+/// Work of a killed target's successor, besides listening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Successor {
-    /// Nothing: the kernel connects again after the delay, which is one second at least.
+    /// Nothing: the kernel reconnects after its delay, at least one second.
     Waits,
-    /// It has the kernel make a second controller, which is a new path to the same namespaces, and remove
+    /// Makes the kernel create a second controller, which is a new path to the same namespaces, and remove
     /// the first.
     Connects,
 }
@@ -39,12 +39,12 @@ pub(super) enum Successor {
 impl Successor {
     pub(super) const ALL: [Self; 2] = [Self::Waits, Self::Connects];
 
-    /// A script: one kill, and the successor until it serves both devices.
+    /// Returns a script of one kill and of the successor until it serves both devices.
     fn round(self, raw: &str, ext4: &str) -> String {
         let (connect, remove) = match self {
             Self::Waits => ("", ""),
-            // The first controller is removed once there is a path to both namespaces by the second: with no
-            // path left, Linux 6.1 fails requests.
+            // The first controller is removed once the second has a path to both namespaces: without any
+            // path, Linux 6.1 fails requests.
             Self::Connects => (
                 "until connect ,duplicate_connect; do sleep 0.001; done",
                 "echo 1 > /sys/class/nvme/$old/delete_controller",
@@ -67,7 +67,7 @@ pub(super) struct TargetKills {
     longest: Duration,
 }
 
-/// Kills the target under load and compares.
+/// Kills the target repeatedly under load and verifies the data.
 pub(super) fn kill(target: &RunningTarget<'_>, successor: Successor) -> Result<TargetKills> {
     let (raw, ext4) = (target.raw()?, target.for_file_system()?);
     target.vm.exec(&format!("mkfs.ext4 -q -F {ext4}; mkdir -p {MOUNT_POINT}; mount {ext4} {MOUNT_POINT}"))?;
@@ -81,7 +81,7 @@ pub(super) fn kill(target: &RunningTarget<'_>, successor: Successor) -> Result<T
     let mut killed = TargetKills { rounds: 0, errors: Vec::new(), longest: Duration::ZERO };
     let round = successor.round(&raw, &ext4);
     for number in 0..KILLS {
-        // Two kills are not always the same time apart.
+        // The intervals between kills vary.
         let apart = 0.2 + 0.01 * (number % 10) as f64;
         if let Err(error) = target.script(&format!("sleep {apart}\n{round}")) {
             report::step(format_args!("{successor:?}, kill {number}: {error:#}"));
@@ -109,7 +109,7 @@ pub(super) fn kill(target: &RunningTarget<'_>, successor: Successor) -> Result<T
     Ok(killed)
 }
 
-/// Ends the load. Returns the longest time of a forced write.
+/// Stops the load. Returns the longest time of a forced write.
 fn end(target: &RunningTarget<'_>) -> Result<Duration> {
     target.vm.signal(EXT4, SIGKILL)?;
     target.vm.wait(EXT4, END_LIMIT)?;
@@ -118,7 +118,7 @@ fn end(target: &RunningTarget<'_>) -> Result<Duration> {
     longest_write(&target.vm.log(RAW)?)
 }
 
-/// The kernel reported no error, the file system is sound, and each file whose flush was reported is there.
+/// Checks that the kernel reported no error, the file system is consistent, and each flushed file exists.
 fn check(target: &RunningTarget<'_>, ext4: &str) -> Result<()> {
     let found = target.vm.exec(&format!(
         "umount {MOUNT_POINT}; e2fsck -fn {ext4} >&2; mount {ext4} {MOUNT_POINT}; holdfast-e2e churn-check {MOUNT_POINT}; \
@@ -127,7 +127,7 @@ fn check(target: &RunningTarget<'_>, ext4: &str) -> Result<()> {
     ensure_all_there(&target.vm.log(EXT4)?, &found)
 }
 
-/// The kills of all kernels.
+/// Results of the kills on all kernels.
 #[derive(Default)]
 pub(super) struct KillFigures {
     rounds: usize,

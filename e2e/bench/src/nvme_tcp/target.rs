@@ -1,4 +1,4 @@
-//! The target in a test machine, and the controller by which the kernel is connected to it.
+//! The target in a test machine, and the controller that connects the kernel to it.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use holdfast_lab::vm::Vm;
 
 use crate::nvme_target::NQN;
 
-/// Functions of the scripts. The kernel connects when its options are written to `/dev/nvme-fabrics`; its
-/// answer is read from the same open file.
+/// Functions of the scripts. The kernel connects when a script writes the options to `/dev/nvme-fabrics`; it
+/// answers in the same open file.
 const FUNCTIONS: &str = "/run/nvme.sh";
 const PORT: u16 = 4420;
-/// Longest wait for a device.
+/// Maximum wait for a device.
 const APPEAR: Duration = Duration::from_secs(30);
 
-/// A target with two namespaces, one that is used as it is and one for a file system.
+/// A target with two namespaces, one raw and one for a file system.
 pub(super) struct RunningTarget<'a> {
     pub(super) vm: &'a Vm,
 }
 
 impl<'a> RunningTarget<'a> {
-    /// Makes its files below `directory`, starts it and connects the kernel.
+    /// Creates the target's files below `directory`, starts it and connects the kernel.
     pub(super) fn start(vm: &'a Vm, directory: &str) -> Result<Self> {
         vm.put(FUNCTIONS, 0o644, functions(directory).as_bytes())?;
         let target = Self { vm };
@@ -38,17 +38,17 @@ impl<'a> RunningTarget<'a> {
         self.vm.exec(&format!(". {FUNCTIONS}\n{script}"))
     }
 
-    /// The device that is used as it is.
+    /// Returns the raw device.
     pub(super) fn raw(&self) -> Result<String> {
         self.device(1)
     }
 
-    /// The device of the file system.
+    /// Returns the device of the file system.
     pub(super) fn for_file_system(&self) -> Result<String> {
         self.device(2)
     }
 
-    /// The device of a namespace, by its identity: the kernel chooses the number.
+    /// Finds the device of a namespace by its identity, because the kernel chooses the number.
     fn device(&self, namespace: u8) -> Result<String> {
         let found = self.script(&format!("device {namespace}"))?;
         let name = found.trim();

@@ -1,23 +1,23 @@
-//! A quantity over time, and whether it grows.
+//! A quantity over time, and its growth.
 
 use std::time::Duration;
 
-/// Values of a quantity, each with its time since the begin.
+/// Values of a quantity, each with its time since the start.
 #[derive(Debug)]
 pub(super) struct Course {
     samples: Vec<(f64, f64)>,
-    /// Begin of the trend, in seconds; earlier samples are drawn only.
+    /// Start of the trend, in seconds; earlier samples are only drawn.
     trend_from: f64,
 }
 
-/// Line that is nearest to a course.
+/// Regression line of a course.
 #[derive(Debug, PartialEq)]
 pub(super) struct Trend {
-    /// The mean of the values.
+    /// Mean of the values.
     pub(super) mean: f64,
-    /// Growth an hour.
+    /// Growth per hour.
     pub(super) an_hour: f64,
-    /// Two standard errors of it.
+    /// Two standard errors of the growth.
     pub(super) noise: f64,
 }
 
@@ -30,12 +30,12 @@ impl Course {
         self.samples.push((since.as_secs_f64(), value));
     }
 
-    /// Values with their times in seconds.
+    /// Returns the times in seconds with their values.
     pub(super) fn samples(&self) -> &[(f64, f64)] {
         &self.samples
     }
 
-    /// Line of least squares; nothing is a number of it with fewer than three samples.
+    /// Computes the line of least squares. With fewer than three samples some numbers are NaN.
     pub(super) fn trend(&self) -> Trend {
         let of: Vec<_> = self.samples.iter().filter(|(at, _)| *at >= self.trend_from).collect();
         let count = of.len() as f64;

@@ -1,4 +1,4 @@
-//! Courses as a picture (SVG): one below the other, each with its least and largest value.
+//! A picture (SVG) of courses, one below the other, each with its minimum and maximum.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 120.0;
 const MARGIN: f64 = 24.0;
 
-/// Text of the picture.
+/// Returns the text of the picture.
 pub(super) fn of(courses: &[(String, Course)]) -> String {
     let (width, height) = (WIDTH + 2.0 * MARGIN, (HEIGHT + 2.0 * MARGIN) * courses.len() as f64);
     let mut svg = format!(
@@ -27,14 +27,14 @@ fn panel(svg: &mut String, top: f64, title: &str, samples: &[(f64, f64)]) {
     let seconds = samples.last().map_or(1.0, |(at, _)| at.max(1.0));
     let values = || samples.iter().map(|(_, value)| *value);
     let (least, largest) = (values().fold(f64::MAX, f64::min), values().fold(0.0, f64::max));
-    // From zero on: what is flat looks flat.
+    // The axis starts at zero, so a flat course looks flat.
     let place = |(at, value): &(f64, f64)| {
         let (x, y) = (MARGIN + WIDTH * at / seconds, top + HEIGHT * (1.0 - value / largest.max(1.0)));
         format!("{x:.1},{y:.1}")
     };
     let points: Vec<String> = samples.iter().map(place).collect();
     let text = format!("{title}: {least:.0} to {largest:.0}, {seconds:.0} s");
-    // A String takes all that is written to it.
+    // Writing to a String does not fail.
     let _ = writeln!(
         svg,
         "<text x=\"{MARGIN}\" y=\"{}\">{text}</text>\n<rect x=\"{MARGIN}\" y=\"{top}\" width=\"{WIDTH}\" \

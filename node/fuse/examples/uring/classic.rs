@@ -1,4 +1,4 @@
-//! The same server by `read(2)` and `writev(2)` on `/dev/fuse`, for comparison.
+//! The same server with `read(2)` and `writev(2)` on `/dev/fuse`, for comparison.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
@@ -14,9 +14,9 @@ use crate::server::{CONNECTION, DISK, FILES};
 
 /// `user_data` of the poll.
 const POLLED: u64 = u64::MAX;
-/// Requests at a time.
+/// Maximum number of concurrent requests.
 const PLACES: usize = 2 * DEPTH;
-/// Bytes before the data of a request, which is aligned.
+/// Bytes before the aligned data of a request.
 const HEAD_BYTES: usize = 4096;
 const PLACE_BYTES: usize = HEAD_BYTES + MAX_IO_BYTES as usize;
 
@@ -25,9 +25,9 @@ struct ClassicServer<'a> {
     file: &'a FuseFile,
     ring: Ring,
     memory: Vec<u8>,
-    /// Of the first place in the memory.
+    /// Offset of the first place in the memory.
     first: usize,
-    /// For each place, `unique` and opcode of its request.
+    /// `unique` and opcode of each place's request.
     requests: Vec<(u64, u8)>,
     free: Vec<usize>,
     /// The kernel may have more requests.
@@ -77,7 +77,7 @@ impl ClassicServer<'_> {
         Ok(())
     }
 
-    /// Reads a request. Returns what follows: its input or output, or a poll if there is none.
+    /// Reads a request. Returns its I/O on the disk, or a poll if no request waits.
     fn read(&mut self) -> io::Result<Option<Submission>> {
         let Some(&place) = self.free.last() else { return Ok(None) };
         let data = self.first + place * PLACE_BYTES + HEAD_BYTES;
@@ -91,7 +91,7 @@ impl ClassicServer<'_> {
                 poll.operation_flags = libc::POLLIN as u32;
                 return Ok(Some(poll));
             }
-            // Its program was killed.
+            // The request's program was killed.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
             Err(error) => return Err(error),
         };

@@ -1,4 +1,4 @@
-//! The connection of FUSE and its file system.
+//! The FUSE connection and its file system.
 #![allow(unsafe_code)] // mount(2)
 
 use std::ffi::CString;
@@ -12,23 +12,23 @@ use holdfast_fuse::protocol::{FuseFile, FuseRequest, MAX_IO_BYTES, parse};
 
 /// Name of the file.
 pub(crate) const NAME: &str = "disk";
-/// Features above bit 32, as the answer to INIT has them: `FUSE_OVER_IO_URING`, `FUSE_HAS_IO_URING_BUFPOOL`.
+/// Features from bit 32 on, as in the answer to INIT: `FUSE_OVER_IO_URING`, `FUSE_HAS_IO_URING_BUFPOOL`.
 const FEATURES: u32 = 1 << 9 | 1 << 11;
-/// Offset of these features in the answer, and of the version.
+/// Offsets in the answer of these features and of the version.
 const FEATURES_AT: usize = 16 + 32;
 const MINOR_AT: usize = 16 + 4;
 /// The first version with zero copy.
 const MINOR: u32 = 46;
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// The file with the data.
+/// Opens the file with the data.
 pub(crate) fn open_disk(path: &str) -> io::Result<(File, FuseFile)> {
     let mut disk = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?;
     let len_bytes = disk.seek(SeekFrom::End(0))?;
     Ok((disk, FuseFile { name: NAME.to_owned(), len_bytes, max_background: 112 }))
 }
 
-/// Mounts a new connection, by which requests come over io_uring or not.
+/// Mounts a new connection, with or without requests over io_uring.
 pub(crate) fn connect(file: &FuseFile, directory: &str, over_io_uring: bool) -> io::Result<File> {
     let mut connection = FuseConnection::open_device()?;
     mount(&connection, directory)?;

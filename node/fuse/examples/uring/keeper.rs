@@ -1,6 +1,6 @@
-//! The processes: a parent, which stands for the machine's service manager, starts keeper and server again
-//! whenever one of them ends.
-#![allow(unsafe_code)] // files that a process inherits
+//! The processes: a parent, in the role of the machine's service manager, restarts keeper and server whenever
+//! one of them exits.
+#![allow(unsafe_code)] // inherited files
 
 use std::fs::{self, File};
 use std::io;
@@ -17,15 +17,15 @@ use crate::ring::{Ring, Submitter};
 use crate::server::{FILES, RingServer};
 use crate::{classic, say};
 
-/// Directory of the numbers of the processes, and of a name of the memory.
+/// Directory with the process ids, and a link to the memory.
 const RUN_DIR: &str = "/run/uring";
-/// The longest wait for all answers to be held.
+/// Maximum wait until the server holds all answers.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// A way in which requests come and are answered.
+/// Ways to receive and answer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// By `read(2)` and `writev(2)`.
+    /// With `read(2)` and `writev(2)`.
     Classic,
     /// Over a ring.
     Uring { submitter: Submitter, zero_copy: bool },
@@ -72,7 +72,7 @@ impl Inherited {
         let mut files = Vec::new();
         for number in numbers {
             let number = number.parse().map_err(io::Error::other)?;
-            // SAFETY: the parent has left this file to us, and nothing else here owns it.
+            // SAFETY: this process inherited the file from its parent, and nothing else owns it.
             files.push(unsafe { OwnedFd::from_raw_fd(number) });
         }
         let [connection, memory, wake, ring] = <[OwnedFd; 4]>::try_from(files)
@@ -80,7 +80,7 @@ impl Inherited {
         Ok(Self { connection: connection.into(), memory: memory.into(), wake: wake.into(), ring })
     }
 
-    /// A server on the inherited ring, whose submissions are made by `submitter`.
+    /// Makes a server on the inherited ring, to which `submitter` submits.
     fn server(
         self,
         disk: &str,
@@ -149,7 +149,7 @@ pub(crate) fn run(name: &str, way: Way, disk: &str, directory: &str) -> io::Resu
     }
 }
 
-/// Submits for servers until it is killed. The first one gives the entries to the kernel.
+/// Submits for servers until the process is killed. The first keeper gives the entries to the kernel.
 pub(crate) fn keep(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> {
     let Way::Uring { zero_copy, .. } = way else { return Err(io::Error::other("this way has no keeper")) };
     let (server, _, connection) = Inherited::of(numbers)?.server(disk, Submitter::Writer, zero_copy)?;
@@ -161,7 +161,7 @@ pub(crate) fn keep(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> {
     server.ring.submit_for_servers()
 }
 
-/// Serves until it is killed.
+/// Serves until the process is killed.
 pub(crate) fn serve(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> {
     let inherited = Inherited::of(numbers)?;
     match way {
@@ -172,7 +172,7 @@ pub(crate) fn serve(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> 
         Way::Uring { submitter, zero_copy } => {
             let (mut server, disk, connection) = inherited.server(disk, submitter, zero_copy)?;
             if submitter == Submitter::Writer {
-                // Made here: the kernel binds it to the task that first uses it.
+                // Makes the ring here: the kernel binds it to the task that first uses it.
                 server.ring = Ring::new(server.memory.entries(), submitter, eventfd()?)?;
                 server.ring.make_tables(FILES, server.memory.entries())?;
                 server.introduce(&connection)?;
@@ -182,8 +182,8 @@ pub(crate) fn serve(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> 
     }
 }
 
-/// Has the keeper replaced at a moment when no command is with the kernel: the server holds its answers
-/// until it has those of all entries, for which enough requests are made here.
+/// Replaces the keeper while the kernel has no command: the server holds its answers until it has one for
+/// each entry, and this function makes enough requests for that.
 pub(crate) fn replace(directory: &str) -> io::Result<()> {
     let memory =
         SharedMemory::open(&File::options().read(true).write(true).open(format!("{RUN_DIR}/memory"))?)?;
@@ -224,7 +224,7 @@ fn kill_keeper() -> io::Result<()> {
     Err(io::Error::other("no keeper came after it"))
 }
 
-/// The number of a child that has ended.
+/// Waits for a child to exit and returns its process id.
 fn wait() -> io::Result<u32> {
     // SAFETY: the call writes no status.
     let ended = unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) };
@@ -237,6 +237,6 @@ fn eventfd() -> io::Result<File> {
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a file descriptor that was just made.
+    // SAFETY: a file descriptor that was just made and has no other owner.
     Ok(unsafe { File::from_raw_fd(raw) })
 }

@@ -1,4 +1,4 @@
-//! Programs of the file: readers and writers that check what they read, and questions for attributes.
+//! Users of the file: readers and writers that verify their data, and requests for attributes.
 #![allow(unsafe_code)] // statx(2) and sched_setaffinity(2)
 
 use std::ffi::CString;
@@ -14,9 +14,9 @@ use crate::memory::DEPTH;
 use crate::say;
 
 const THREADS: usize = 16;
-/// Bytes of the file that belong to a thread.
+/// Bytes of the file per thread.
 const REGION_BYTES: usize = 4 << 20;
-/// Requests of the threads with an even number, and of the others.
+/// Request sizes of the threads with an even number, and of the others.
 const SMALL_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 256 << 10;
 
@@ -30,7 +30,7 @@ struct LoadCounts {
     longest_us: AtomicU64,
 }
 
-/// Writes and reads for so many seconds; prints the counts.
+/// Writes and reads for `seconds`, then prints the counts.
 pub(crate) fn run(path: &Path, seconds: u64) -> io::Result<()> {
     let counts = LoadCounts::default();
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -53,7 +53,7 @@ pub(crate) fn run(path: &Path, seconds: u64) -> io::Result<()> {
     io::Write::write_all(&mut io::stdout(), format!("{operations} {errors} {longest_us}\n").as_bytes())
 }
 
-/// Writes a block and reads it again, until one of both fails.
+/// Writes a block and reads it back, repeatedly until `end` or an error.
 fn turns(path: &Path, thread: usize, turn: &mut usize, end: Instant, counts: &LoadCounts) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?;
     let mut block = Box::new(AlignedBlock([0; LARGE_BYTES]));
@@ -82,8 +82,8 @@ fn timed(counts: &LoadCounts, operation: impl FnOnce() -> io::Result<()>) -> io:
     done
 }
 
-/// Makes so many requests at a time, the same number on each processor: asks for attributes that the kernel
-/// has to ask the server for.
+/// Makes concurrent requests, equally many on each processor, for attributes that the kernel must read from
+/// the server.
 pub(crate) fn ask(directory: &str, requests: usize) {
     std::thread::scope(|scope| {
         for thread in 0..requests {
@@ -108,7 +108,7 @@ fn stay_on(processor: usize) -> io::Result<()> {
 
 fn ask_once(directory: &str) -> io::Result<()> {
     let path = CString::new(format!("{directory}/{NAME}"))?;
-    // SAFETY: zeros are such a structure.
+    // SAFETY: zeros are a valid structure.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     let (flags, mask) = (libc::AT_STATX_FORCE_SYNC, libc::STATX_BASIC_STATS);
     // SAFETY: a C string and one structure, which outlive the call.

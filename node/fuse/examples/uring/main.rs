@@ -1,8 +1,8 @@
-//! FUSE over io_uring whose ring outlives the server: the experiment of
+//! FUSE over io_uring with a ring that outlives the server: the experiment of
 //! `docs/adr/0035-fuse-over-io-uring-with-a-keeper.md`. The benchmark `fuse-uring` runs it in a test machine;
-//! no volume is served so.
+//! no volume uses it.
 //!
-//! A keeper submits to the ring, so the kernel's commands are its own; the server only writes and reads the
+//! A keeper submits to the ring, so the kernel's commands belong to it; the server only writes and reads the
 //! ring's memory, and can be killed. It serves one file, with the data of another.
 
 use std::fmt;
@@ -53,7 +53,7 @@ fn way(name: &str) -> io::Result<Way> {
     Way::of(name).ok_or_else(|| io::Error::other(USAGE))
 }
 
-/// A line for the log.
+/// Writes a line to the log.
 fn say(line: fmt::Arguments<'_>) {
     drop(writeln!(io::stderr(), "{line}"));
 }

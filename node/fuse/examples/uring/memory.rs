@@ -1,6 +1,6 @@
-//! Memory that keepers and servers have at the same address: heads and payloads of the ring's entries, the
-//! last step of a server. The kernel is given addresses in it, and uses them in the task that submits.
-#![allow(unsafe_code)] // memory that processes and the kernel share
+//! Memory that keepers and servers map at the same address: heads and payloads of the ring's entries, the
+//! last step of a server. The kernel gets addresses in it, and uses them in the submitting task.
+#![allow(unsafe_code)] // memory shared by processes and the kernel
 
 use std::fs::File;
 use std::io;
@@ -12,11 +12,11 @@ use crate::ring::Params;
 
 /// Entries of each queue.
 pub(crate) const DEPTH: usize = 32;
-/// The kernel's `max_payload_sz` where a request has at most 256 pages.
+/// The kernel's `max_payload_sz` for requests of at most 256 pages.
 pub(crate) const PAYLOAD_BYTES: usize = 1 << 20;
 const BASE: usize = 0x1000_0000_0000;
 const PAGE: usize = 4096;
-/// Offset in the first page.
+/// Offset of the ring's parameters in the first page.
 const PARAMS: usize = 1024;
 /// Offsets in the page of an entry: `struct fuse_uring_req_header`, then ours.
 pub(crate) const OPERATION: usize = 128;
@@ -25,14 +25,14 @@ pub(crate) const COMMIT_ID: usize = 264;
 pub(crate) const PAYLOAD_LEN: usize = 272;
 pub(crate) const PAYLOAD_OFFSET: usize = 276;
 pub(crate) const HEADER_BYTES: usize = 288;
-/// `unique` of the request that the answer is for, its length, the answer.
+/// Offsets of the `unique` of the answered request, the length of the answer, and the answer.
 pub(crate) const ANSWERED: usize = 1024;
 pub(crate) const ANSWER_LEN: usize = 1032;
 pub(crate) const ANSWER: usize = 1040;
-/// Two `struct iovec`.
+/// Offset of two `struct iovec`.
 pub(crate) const VECTORS: usize = 3072;
 
-/// The memory, for so many entries.
+/// The memory of this number of entries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedMemory {
     entries: usize,
@@ -42,29 +42,29 @@ pub(crate) struct SharedMemory {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SharedHead {
-    /// A server's last step: completions from here
+    /// A server's last step turned the completions from here
     step_head: AtomicU32,
     /// to here
     step_next_head: AtomicU32,
-    /// became submissions up to this number.
+    /// into the submissions before this number.
     step_tail: AtomicU32,
-    /// The server is to hold answers back.
+    /// Not 0: the server must hold back answers.
     pub(crate) hold: AtomicU32,
-    /// It has those of all entries.
+    /// Not 0: it holds answers of all entries.
     pub(crate) held: AtomicU32,
-    /// The kernel has the entries.
+    /// Not 0: the kernel has the entries.
     pub(crate) ready: AtomicU32,
 }
 
 impl SharedMemory {
-    /// Makes it; a process that is started inherits the file.
+    /// Creates the memory. Started processes inherit the file.
     pub(crate) fn create(queues: usize) -> io::Result<(Self, File)> {
         // SAFETY: the name is a C string.
         let raw = unsafe { libc::memfd_create(c"ring".as_ptr(), 0) };
         if raw < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a file descriptor that was just made.
+        // SAFETY: a file descriptor that was just made and has no other owner.
         let file = unsafe { File::from_raw_fd(raw) };
         let memory = Self { entries: queues * DEPTH };
         file.set_len(memory.len_bytes() as u64)?;
@@ -86,7 +86,7 @@ impl SharedMemory {
     fn map(self, file: &File) -> io::Result<()> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_POPULATE;
-        // SAFETY: a new mapping at an address that is free, or the call fails.
+        // SAFETY: a new mapping at a free address, or the call fails.
         let at = unsafe { libc::mmap(BASE as *mut _, self.len_bytes(), access, kind, file.as_raw_fd(), 0) };
         if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -97,11 +97,11 @@ impl SharedMemory {
 
     pub(crate) fn head(self) -> &'static SharedHead {
         let at = ptr::with_exposed_provenance::<SharedHead>(BASE);
-        // SAFETY: the first page begins with it, and is never unmapped.
+        // SAFETY: the first page begins with the head, and is never unmapped.
         unsafe { &*at }
     }
 
-    /// The ring's parameters, which its maker has written.
+    /// Reads the ring's parameters, which the ring's creator has written.
     pub(crate) fn params(self) -> Params {
         let at = ptr::with_exposed_provenance::<Params>(BASE + PARAMS);
         // SAFETY: an aligned place in the first page; any bytes are parameters.
@@ -136,7 +136,7 @@ impl SharedMemory {
         unsafe { at.write_volatile(value) };
     }
 
-    /// A copy of what is at an address.
+    /// Copies bytes from an address.
     pub(crate) fn bytes(self, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let from = ptr::with_exposed_provenance::<u8>(at);
@@ -153,16 +153,16 @@ impl SharedMemory {
 }
 
 impl SharedHead {
-    /// Notes a step before it is taken.
+    /// Records a step before it is taken.
     pub(crate) fn note(&self, head: u32, next_head: u32, tail: u32) {
-        // Until all is written, it is a step to where it began.
+        // Until all words are written, this is an empty step.
         self.step_next_head.store(head, Ordering::SeqCst);
         self.step_head.store(head, Ordering::SeqCst);
         self.step_tail.store(tail, Ordering::SeqCst);
         self.step_next_head.store(next_head, Ordering::SeqCst);
     }
 
-    /// The head that a dead server would have written next, if its submissions were shown.
+    /// Returns the head that a dead server would have written next, if it had published its submissions.
     pub(crate) fn unfinished(&self, head: u32, tail: u32) -> Option<u32> {
         let is_it =
             self.step_head.load(Ordering::SeqCst) == head && self.step_tail.load(Ordering::SeqCst) == tail;

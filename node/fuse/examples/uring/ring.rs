@@ -1,5 +1,5 @@
-//! An io_uring that several processes have mapped: submissions of 128 bytes, no array of indices.
-#![allow(unsafe_code)] // system calls and memory that the kernel shares
+//! An io_uring mapped by several processes: submissions of 128 bytes, no array of indices.
+#![allow(unsafe_code)] // system calls, and memory shared with the kernel
 
 use std::fs::File;
 use std::io;
@@ -7,15 +7,15 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The task that submits what a process has written into the ring. Commands of the kernel run in it, and
-/// are cancelled when it ends.
+/// The task that submits entries which a process has written to the ring. The kernel's commands run in it,
+/// and are cancelled when it exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Submitter {
-    /// The writer itself.
+    /// The writing process itself.
     Writer,
-    /// The kernel's thread of the process that made the ring (`IORING_SETUP_SQPOLL`).
+    /// A kernel thread of the process that created the ring (`IORING_SETUP_SQPOLL`).
     Kernel,
-    /// A keeper, which an eventfd wakes.
+    /// A keeper, woken by an eventfd.
     Keeper,
 }
 
@@ -36,7 +36,7 @@ const RSRC_SPARSE: u32 = 1;
 const OFF_SQES: i64 = 0x1000_0000;
 const SQE_BYTES: usize = 128;
 const CQE_BYTES: usize = 16;
-/// Milliseconds after which the kernel's thread sleeps.
+/// Idle time in milliseconds before the kernel's thread sleeps.
 const IDLE_MS: u32 = 1;
 
 /// `struct io_sqring_offsets` and `struct io_cqring_offsets`.
@@ -47,9 +47,9 @@ pub(crate) struct Offsets {
     tail: u32,
     mask: u32,
     entries: u32,
-    /// Flags of the submission ring; overflows of the other.
+    /// Flags of the submission ring; overflows of the completion ring.
     flags: u32,
-    /// Dropped entries; completions.
+    /// Dropped entries of the submission ring; entries of the completion ring.
     cqes: u32,
     array: u32,
     reserved: u32,
@@ -80,7 +80,7 @@ pub(crate) struct Submission {
     pub(crate) flags: u8,
     pub(crate) priority: u16,
     pub(crate) file: i32,
-    /// Offset in the file, or the number of the command.
+    /// Offset in the file, or number of the command.
     pub(crate) offset: u64,
     pub(crate) address: u64,
     pub(crate) len: u32,
@@ -102,7 +102,7 @@ impl Submission {
     pub(crate) const WRITE: u8 = 23;
     pub(crate) const URING_CMD: u8 = 46;
 
-    /// An operation on a registered file.
+    /// Makes an operation on a registered file.
     pub(crate) fn on(file: i32, opcode: u8, user_data: u64) -> Self {
         Self {
             opcode,
@@ -131,7 +131,7 @@ pub(crate) struct Completion {
     flags: u32,
 }
 
-/// A ring, mapped.
+/// A mapped ring.
 pub(crate) struct Ring {
     file: OwnedFd,
     params: Params,
@@ -142,7 +142,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Makes a ring with room for four submissions of each entry.
+    /// Creates a ring with room for four submissions per entry.
     pub(crate) fn new(entries: usize, submitter: Submitter, wake: File) -> io::Result<Self> {
         let way = match submitter {
             Submitter::Writer => SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN,
@@ -164,7 +164,7 @@ impl Ring {
         Self::map(file, params, submitter, wake)
     }
 
-    /// Maps a ring of another process.
+    /// Maps another process's ring.
     pub(crate) fn map(file: OwnedFd, params: Params, submitter: Submitter, wake: File) -> io::Result<Self> {
         let rings_bytes = params.cq.cqes as usize + params.cq_entries as usize * CQE_BYTES;
         let rings = map(&file, rings_bytes, 0)?;
@@ -176,7 +176,7 @@ impl Ring {
         self.params
     }
 
-    /// The ring's file once more.
+    /// Duplicates the ring's file descriptor.
     pub(crate) fn file(&self) -> io::Result<OwnedFd> {
         self.file.try_clone()
     }
@@ -187,17 +187,17 @@ impl Ring {
         unsafe { &*at }
     }
 
-    /// Number of the next submission.
+    /// Returns the number of the next submission.
     pub(crate) fn tail(&self) -> u32 {
         self.word(self.params.sq.tail).load(Ordering::Relaxed)
     }
 
-    /// Number of the next completion.
+    /// Returns the number of the next completion.
     pub(crate) fn head(&self) -> u32 {
         self.word(self.params.cq.head).load(Ordering::Relaxed)
     }
 
-    /// Number of the completion that does not exist yet.
+    /// Returns the number after the last completion.
     pub(crate) fn end(&self) -> u32 {
         self.word(self.params.cq.tail).load(Ordering::Acquire)
     }
@@ -206,29 +206,29 @@ impl Ring {
         let at = number & (self.params.cq_entries - 1);
         let offset = self.params.cq.cqes as usize + at as usize * CQE_BYTES;
         let place = self.rings.wrapping_add(offset).cast::<Completion>();
-        // SAFETY: within the mapping; the kernel has written it, as `end` said.
+        // SAFETY: within the mapping; the kernel has written it, because it is before `end`.
         unsafe { place.read_volatile() }
     }
 
-    /// Writes a submission, which the kernel sees after [`Self::submit`].
+    /// Writes a submission, which is visible to the kernel after [`Self::submit`].
     pub(crate) fn write(&self, number: u32, submission: Submission) {
         let at = number & (self.params.sq_entries - 1);
         let place = self.submissions.wrapping_add(at as usize);
-        // SAFETY: within the mapping; a ring has as many places as there can be submissions.
+        // SAFETY: within the mapping; a ring has room for the maximum number of submissions.
         unsafe { place.write_volatile(submission) };
     }
 
-    /// Shows the kernel what was written up to this number.
+    /// Publishes the submissions before this number to the kernel.
     pub(crate) fn submit(&self, tail: u32) {
         self.word(self.params.sq.tail).store(tail, Ordering::SeqCst);
     }
 
-    /// Gives completions up to this number back.
+    /// Releases the completions before this number.
     pub(crate) fn consume(&self, head: u32) {
         self.word(self.params.cq.head).store(head, Ordering::Release);
     }
 
-    /// Has what was shown submitted, and waits for so many completions.
+    /// Gets `shown` published entries submitted, and waits for `wanted` completions.
     pub(crate) fn enter(&self, shown: u32, wanted: u32) -> io::Result<()> {
         let (submit, mut flags) = match self.submitter {
             Submitter::Writer => (shown, 0),
@@ -264,8 +264,8 @@ impl Ring {
         }
     }
 
-    /// Submits for servers, whenever one asks, until the eventfd fails. What a keeper that was killed had
-    /// heard of and not submitted comes first.
+    /// Submits whenever a server wakes this keeper, until the eventfd fails. First submits entries that a
+    /// killed keeper was woken for but did not submit.
     pub(crate) fn submit_for_servers(&self) -> io::Result<()> {
         loop {
             self.call_enter(self.params.sq_entries, 0, 0)?;
@@ -273,7 +273,7 @@ impl Ring {
         }
     }
 
-    /// Makes empty tables of so many files and buffers.
+    /// Registers empty tables for this number of files and buffers.
     pub(crate) fn make_tables(&self, files: u32, buffers: usize) -> io::Result<()> {
         let buffers = u32::try_from(buffers).map_err(io::Error::other)?;
         for (operation, number) in [(REGISTER_FILES2, files), (REGISTER_BUFFERS2, buffers)] {
@@ -284,7 +284,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Puts a file into the table.
+    /// Registers a file in the table.
     pub(crate) fn set_file(&self, index: i32, file: BorrowedFd<'_>) -> io::Result<()> {
         let raw = file.as_raw_fd();
         // `struct io_uring_files_update`
@@ -303,7 +303,7 @@ impl Ring {
 
 fn map(file: &OwnedFd, len: usize, offset: i64) -> io::Result<*mut u8> {
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-    // SAFETY: a new mapping, where the kernel chooses.
+    // SAFETY: a new mapping at an address of the kernel's choice.
     let at = unsafe { libc::mmap(ptr::null_mut(), len, access, kind, file.as_raw_fd(), offset) };
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.cast()) }
 }

@@ -1,5 +1,5 @@
-//! The server of a ring: each completion becomes the submission that follows from it. All that a successor
-//! needs is in the ring and the shared memory, so it continues where a killed one was.
+//! The server of a ring: it turns each completion into the next submission. All of its state is in the ring
+//! and the shared memory, so a successor continues where a killed server stopped.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use crate::memory::{
 use crate::ring::{Completion, Ring, Submission};
 use crate::say;
 
-/// Places in the ring's table of files.
+/// Indices in the ring's table of files.
 pub(crate) const DISK: i32 = 0;
 pub(crate) const CONNECTION: i32 = 1;
 pub(crate) const FILES: u32 = 2;
@@ -32,30 +32,30 @@ const OPCODE_READ: u32 = 15;
 const OPCODE_WRITE: u32 = 16;
 const OPCODE_FSYNC: u32 = 20;
 
-/// Meaning of a completion, in its `user_data` above the entry.
+/// Kinds of completions, in `user_data` above the number of the entry.
 const FETCHED: u64 = 0 << 16;
 const READ: u64 = 1 << 16;
 const WRITTEN: u64 = 2 << 16;
 const SYNCED: u64 = 3 << 16;
 
-/// The first byte of the flags in the answer to OPEN, and the bit there: `FOPEN_IO_URING_ZERO_COPY`.
+/// Offset of the flags in the answer to OPEN, and `FOPEN_IO_URING_ZERO_COPY` in their second byte.
 const OPEN_FLAGS: usize = 16 + 8;
 const OPEN_ZERO_COPY: u8 = 1;
 
-/// A server, or a keeper that prepares for one.
+/// A server, or a keeper that prepares the ring for one.
 pub(crate) struct RingServer {
     pub(crate) ring: Ring,
     pub(crate) memory: SharedMemory,
     pub(crate) file: FuseFile,
     pub(crate) zero_copy: bool,
-    /// Entries whose command was cancelled, which were given to the kernel once more.
+    /// Entries with a cancelled command that were given to the kernel again.
     pub(crate) given_again: Vec<usize>,
-    /// Answers that are held back.
+    /// Answers held back.
     pub(crate) held: Vec<Submission>,
 }
 
 impl RingServer {
-    /// Makes the queues, one for each processor, and gives all entries to the kernel.
+    /// Creates the queues, one per processor, and gives all entries to the kernel.
     pub(crate) fn introduce(&self, connection: &File) -> io::Result<()> {
         let entries = self.memory.entries();
         self.ring.set_file(CONNECTION, connection.as_fd())?;
@@ -80,7 +80,7 @@ impl RingServer {
         *next = next.wrapping_add(1);
     }
 
-    /// Does a command that completes at once.
+    /// Runs a command that completes at once.
     fn order(&self, submission: Submission) -> io::Result<()> {
         let (tail, head) = (self.ring.tail(), self.ring.head());
         self.ring.write(tail, submission);
@@ -112,7 +112,7 @@ impl RingServer {
         if let Some(head) = self.memory.head().unfinished(self.ring.head(), self.ring.tail()) {
             self.ring.consume(head);
         }
-        // A killed one may have shown submissions and not woken the one who submits.
+        // A killed server may have published submissions without waking the submitter.
         let mut shown = 1;
         loop {
             let wanted = u32::from(self.ring.end() == self.ring.head());
@@ -121,7 +121,7 @@ impl RingServer {
         }
     }
 
-    /// Does what follows from all completions that there are. Returns the number of submissions.
+    /// Handles all available completions. Returns the number of submissions.
     fn step(&mut self) -> u32 {
         let (head, end, tail) = (self.ring.head(), self.ring.end(), self.ring.tail());
         let (mut number, mut next) = (head, tail);
@@ -148,7 +148,7 @@ impl RingServer {
         next.wrapping_sub(tail)
     }
 
-    /// No command is with the kernel: the keeper may be replaced.
+    /// Lets the keeper be replaced, while the kernel has no command.
     fn wait_for_keeper(&self) {
         let head = self.memory.head();
         head.held.store(1, Ordering::SeqCst);
@@ -158,8 +158,8 @@ impl RingServer {
         head.held.store(0, Ordering::SeqCst);
     }
 
-    /// The submission that follows a completion. The same completion may come again to a successor: what is
-    /// written here leaves unchanged what is read here.
+    /// Returns the next submission after a completion. A successor may handle the same completion again: this
+    /// function writes nothing that it reads.
     fn follow(&mut self, completion: Completion) -> Option<Submission> {
         let Completion { user_data, result, .. } = completion;
         let entry = (user_data & 0xffff) as usize;
@@ -169,13 +169,13 @@ impl RingServer {
                 self.given_again.retain(|other| *other != entry);
                 Some(self.begin(entry))
             }
-            // Its keeper has ended.
+            // The keeper that submitted it has exited.
             _ if result == -libc::ECANCELED => Some(self.begin(entry)),
             kind => Some(self.end(entry, kind, result)),
         }
     }
 
-    /// A command of an entry has ended without a request: its keeper has, or the connection.
+    /// Gives an entry to the kernel again after its command failed: the keeper or connection ended.
     fn give_again(&mut self, entry: usize, result: i32) -> Option<Submission> {
         say(format_args!("entry {entry}: {}", io::Error::from_raw_os_error(-result)));
         if self.given_again.contains(&entry) {
@@ -185,7 +185,7 @@ impl RingServer {
         Some(self.register(entry))
     }
 
-    /// Answers a request whose input or output is done.
+    /// Answers a request whose I/O is done.
     fn end(&self, entry: usize, kind: u64, result: i32) -> Submission {
         let unique: u64 = self.memory.get(entry, 8);
         let (error, len) = if result < 0 { (-result, 0) } else { (0, result.unsigned_abs()) };
@@ -239,7 +239,7 @@ impl RingServer {
         submission
     }
 
-    /// Writes the answer to a request without data where the kernel does not look.
+    /// Writes the answer to a request without data to memory that the kernel does not read.
     fn prepare_answer(&self, entry: usize, unique: u64) {
         let header = self.memory.header(entry);
         let len: u32 = self.memory.get(entry, 0);
@@ -276,7 +276,7 @@ impl RingServer {
     }
 }
 
-/// A command of the connection.
+/// Makes a command of the connection.
 fn command(operation: u64, user_data: u64, request: [u64; 5]) -> Submission {
     let mut submission = Submission::on(CONNECTION, Submission::URING_CMD, user_data);
     submission.offset = operation;

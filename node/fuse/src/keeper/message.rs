@@ -1,4 +1,4 @@
-//! The bytes between the keeper and its clients, and files beside them.
+//! Messages between the keeper and its clients, and the files that accompany them.
 #![allow(unsafe_code)] // SCM_RIGHTS
 
 use std::io::{self, Write};
@@ -8,10 +8,10 @@ use std::os::unix::net::UnixStream;
 
 /// Newest version of the protocol.
 pub(super) const VERSION: u8 = 1;
-/// Bytes of a request. It is the same in all versions.
+/// Length of a request, the same in all versions.
 pub(super) const REQUEST_BYTES: usize = 10;
 
-/// The versions that a process speaks: from 1 on.
+/// The versions that a process supports, starting at 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpokenVersions {
     pub(super) newest: u8,
@@ -24,12 +24,13 @@ impl Default for SpokenVersions {
 }
 
 impl SpokenVersions {
-    /// True for a version that is spoken.
+    /// Returns true for a supported version.
     pub(super) fn include(self, version: u8) -> bool {
         (1..=self.newest).contains(&version)
     }
 
-    /// The one before `version` in which a keeper can be asked that knows none after `keepers`.
+    /// Returns the version for a keeper that refused `version` and supports versions up to `keepers`; `None`
+    /// if that is not lower.
     pub(super) fn fall_back(version: u8, keepers: u8) -> Option<u8> {
         (1..version).contains(&keepers).then_some(keepers)
     }
@@ -43,18 +44,18 @@ pub(super) const WATCH: u8 = b'W';
 pub(super) const HAND_OVER: u8 = b'H';
 
 pub(super) const DONE: u8 = b'y';
-/// The keeper was told to end.
+/// The keeper got a signal to exit.
 pub(super) const ENDING: u8 = b'e';
-/// It has no such file.
+/// The keeper has no such file.
 pub(super) const ABSENT: u8 = b'n';
-/// It could not do it.
+/// The operation failed.
 pub(super) const FAILED: u8 = b'f';
-/// It does not know the question.
+/// The keeper does not know the operation.
 pub(super) const UNKNOWN: u8 = b'u';
-/// It does not know the version of the question. The newest that it speaks follows.
+/// The keeper does not know the version of the request. The newest that it supports follows.
 pub(super) const OTHER_VERSION: u8 = b'v';
 
-/// A request of a version.
+/// Encodes a request.
 pub(super) fn request(version: u8, operation: u8, tag: u64) -> [u8; REQUEST_BYTES] {
     let mut request = [version; REQUEST_BYTES];
     request[1] = operation;
@@ -62,11 +63,11 @@ pub(super) fn request(version: u8, operation: u8, tag: u64) -> [u8; REQUEST_BYTE
     request
 }
 
-/// Room for the head of a control message and one file, aligned for it.
+/// Aligned room for the head of a control message and one file.
 #[repr(C, align(8))]
 struct Ancillary([u8; 64]);
 
-/// Sends bytes, with a file at the first.
+/// Sends bytes, with the file attached to the first.
 pub(super) fn send(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut room = Ancillary([0; 64]);
@@ -76,22 +77,22 @@ pub(super) fn send(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_
     if let Some(file) = file {
         let len = size_of::<libc::c_int>() as libc::c_uint;
         message.msg_control = (&raw mut room).cast();
-        // SAFETY: it only computes.
+        // SAFETY: the call only computes.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(len) } as _;
         // SAFETY: the message has room for a head.
         let head = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-        // SAFETY: it only computes.
+        // SAFETY: the call only computes.
         let head_len = unsafe { libc::CMSG_LEN(len) } as _;
         let filled =
             libc::cmsghdr { cmsg_len: head_len, cmsg_level: libc::SOL_SOCKET, cmsg_type: libc::SCM_RIGHTS };
-        // SAFETY: the head lies in `room`, aligned.
+        // SAFETY: the head is in `room`, aligned.
         unsafe { head.write(filled) };
-        // SAFETY: the head lies in `room`, with its data behind it.
+        // SAFETY: the head is in `room`, followed by its data.
         let data = unsafe { libc::CMSG_DATA(head) };
         // SAFETY: the data has room for one number; it need not be aligned.
         unsafe { data.cast::<libc::c_int>().write_unaligned(file.as_raw_fd()) };
     }
-    // SAFETY: all that the message names outlives the call.
+    // SAFETY: all memory that the message names outlives the call.
     let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     match usize::try_from(sent) {
         Ok(sent) => (&*stream).write_all(&bytes[sent..]),
@@ -99,8 +100,7 @@ pub(super) fn send(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_
     }
 }
 
-/// Receives bytes, at least one unless the other end has closed the stream, and the file that comes with
-/// them.
+/// Receives bytes (at least one unless the peer has closed the stream) and the file attached to them.
 pub(super) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut room = Ancillary([0; 64]);
@@ -108,20 +108,20 @@ pub(super) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usiz
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
     (message.msg_control, message.msg_controllen) = ((&raw mut room).cast(), size_of::<Ancillary>() as _);
-    // SAFETY: all that the message names outlives the call.
+    // SAFETY: all memory that the message names outlives the call.
     let received = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
     let received = usize::try_from(received).map_err(|_negative| io::Error::last_os_error())?;
-    // SAFETY: the message has what the kernel filled in.
+    // SAFETY: the kernel filled in the message.
     let head = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     if head.is_null() {
         return Ok((received, None));
     }
-    // SAFETY: it is not null, so it points at a head in `room`.
+    // SAFETY: it is not null, so it points to a head in `room`.
     let filled = unsafe { head.read() };
     if (filled.cmsg_level, filled.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
         return Ok((received, None));
     }
-    // SAFETY: a head with SCM_RIGHTS has at least one number behind it.
+    // SAFETY: at least one number follows a head with SCM_RIGHTS.
     let data = unsafe { libc::CMSG_DATA(head) };
     // SAFETY: as above; it need not be aligned.
     let raw = unsafe { data.cast::<libc::c_int>().read_unaligned() };

@@ -1,6 +1,6 @@
-//! The place of a run directory's keeper: where it is free, or from the keeper that has it.
+//! Taking the place of a run directory's keeper: a free one, or that of the serving keeper.
 //!
-//! *Invariants*: what a keeper has sent is closed only while that keeper serves on.
+//! *Invariants*: files received from a keeper are closed only while that keeper continues to serve.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -15,18 +15,18 @@ use super::message::{DONE, HAND_OVER, receive};
 use super::serve::{KeeperFiles, KeeperPlace};
 use super::{AGAIN_AFTER, Keeper, KeeperWatch, START_WITHIN, is_absent, is_cut_off};
 
-/// The file that the keeper holds locked, in the directory of its socket.
+/// The keeper's lock file, in the directory of its socket.
 const KEEPER_LOCK: &str = "keeper.lock";
-/// The longest time in which the connections of a process that was killed end.
+/// Maximum time until the connections of a killed process end.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
-/// Time between two tries, once there were many.
+/// Delay between two attempts, after many.
 const LATER_AFTER: Duration = Duration::from_millis(500);
 
-/// Takes the place of the keeper, with all that the keeper before holds. Where another process has it and
-/// does not answer, it waits at most for `within`; a process that holds files waits on.
+/// Takes the place of the keeper, with all files of the previous keeper. If another process has the place and
+/// does not answer, waits at most `within`; a process that holds files waits without limit.
 ///
 /// # Errors
-/// The place cannot be taken, and this process holds nothing.
+/// The place is unavailable, and this process holds no files.
 pub(super) fn take_place(keeper: &Keeper, kept: &KeeperFiles, within: Duration) -> io::Result<KeeperPlace> {
     let begun = Instant::now();
     loop {
@@ -45,7 +45,7 @@ pub(super) fn take_place(keeper: &Keeper, kept: &KeeperFiles, within: Duration) 
     }
 }
 
-/// `None` where another process has the place and is about to begin, or to end.
+/// Tries to take the place; `None` if another process has it and is starting or exiting.
 fn try_once(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPlace>> {
     if let Some(lock) = try_lock(keeper.socket())? {
         return Ok(Some(KeeperPlace { lock, listener: bind(keeper.socket())? }));
@@ -67,15 +67,15 @@ pub(super) fn try_lock(socket: &Path) -> io::Result<Option<File>> {
 }
 
 pub(super) fn bind(socket: &Path) -> io::Result<UnixListener> {
-    // That of a keeper which has ended: one that lives has the lock.
+    // The old socket belongs to an exited keeper: a running one would have the lock.
     drop(fs::remove_file(socket));
     UnixListener::bind(socket)
 }
 
-/// Takes everything from the keeper that serves. `None` where that serves on, or has ended half-way; what
-/// arrived before such an end is kept.
+/// Takes over all files from the serving keeper. `None` if that continues to serve or exited midway; keeps
+/// the files that arrived before such an exit.
 fn take_over(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPlace>> {
-    // It ends with the process of the keeper, or once that has handed over.
+    // Ends when the keeper exits or has handed over.
     let mut watch = keeper.watch()?;
     let (status, lock, mut stream) = keeper.ask_once(HAND_OVER, 0, None)?;
     if status != DONE {
@@ -90,7 +90,7 @@ fn take_over(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPla
             return Err(error);
         }
     };
-    // Each outcome has an end: the keeper waits for this word for a limited time.
+    // No timeout is needed: the keeper waits for this byte for a limited time.
     stream.set_read_timeout(None)?;
     let mut word = [0];
     match stream.write_all(&[DONE]).and_then(|()| stream.read_exact(&mut word)) {
@@ -100,12 +100,12 @@ fn take_over(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPla
             Ok(None)
         }
         Err(_) if release_if_served(&mut watch, kept) => Ok(None),
-        // It has ended after it had sent all.
+        // It exited after it had sent all files.
         Err(_) => Ok(Some(place)),
     }
 }
 
-/// Closes what arrived if the keeper serves on, which has all of it. Returns whether it does.
+/// Closes the received files if the keeper continues to serve: it has all of them. Returns true if so.
 fn release_if_served(watch: &mut KeeperWatch, kept: &KeeperFiles) -> bool {
     let is_served = !watch.ends(ENDS_WITHIN);
     if is_served {
@@ -114,7 +114,7 @@ fn release_if_served(watch: &mut KeeperWatch, kept: &KeeperFiles) -> bool {
     is_served
 }
 
-/// Receives the place and the files, which are kept one by one.
+/// Receives the place and the files, and keeps each file on arrival.
 fn receive_all(lock: OwnedFd, stream: &mut UnixStream, kept: &KeeperFiles) -> io::Result<KeeperPlace> {
     let mut number = [0; 4];
     stream.read_exact(&mut number)?;
@@ -129,7 +129,7 @@ fn receive_all(lock: OwnedFd, stream: &mut UnixStream, kept: &KeeperFiles) -> io
         kept.lock().files.insert(tag, file.ok_or_else(not_arrived)?);
         tags.push(tag);
     }
-    // What is left of an earlier try, the keeper has closed since.
+    // Drops files of an earlier attempt that the keeper has closed since.
     kept.lock().files.retain(|tag, _| tags.contains(tag));
     Ok(KeeperPlace { lock: lock.into(), listener: listener.into() })
 }

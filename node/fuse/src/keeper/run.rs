@@ -1,4 +1,4 @@
-//! The life of a keeper's process.
+//! The keeper's process.
 #![allow(unsafe_code)] // prctl(2), signals
 
 use std::io::{self, Write};
@@ -12,27 +12,26 @@ use super::place::take_place;
 use super::serve::{KeeperFiles, serve};
 use super::{Keeper, KeeperEvent, START_WITHIN, is_absent};
 
-/// Name that the process has, in place of its program's.
+/// Name of the process, which replaces its program's.
 const PROCESS_NAME: &std::ffi::CStr = c"holdfast-keeper";
-/// The longest wait for the place of a keeper that has it and does not hand it over, of one that holds
-/// nothing.
+/// Maximum wait of a keeper without files for the place of one that does not hand it over.
 const TAKEN_WITHIN: Duration = Duration::from_secs(30);
-/// Time between two tries to begin, or to watch the keeper that serves.
+/// Delay between two attempts to serve, or to watch the serving keeper.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Becomes the keeper of a run directory, in the foreground: takes over from the one that serves, serves also
-/// while it holds nothing, and stands by while another one serves. Told to end (SIGTERM, SIGINT), it ends
-/// once it holds nothing; until then it serves, and says so to those that watch it. Call it while the
-/// process has no other thread.
+/// Becomes the keeper of a run directory, in the foreground: takes over from the serving one, serves even
+/// while it holds nothing, and stands by while another one serves. After SIGTERM or SIGINT it exits once it
+/// holds nothing; until then it serves and notifies its watchers. Call it while the process has no other
+/// thread.
 ///
-/// The run directory is made if there is none: the keeper may start before the daemon.
+/// Creates the run directory if necessary: the keeper may start before the daemon.
 ///
 /// # Errors
-/// The directory cannot be made, or the place not be taken, and it holds nothing.
+/// The directory cannot be created, or the place cannot be taken while the keeper holds no files.
 pub fn run(run_dir: &Path) -> io::Result<()> {
     set_name();
     std::fs::create_dir_all(run_dir)?;
-    // A daemon that starts waits for its answers. One that a daemon has started inherits this.
+    // A starting daemon waits for its answers. A keeper started by a daemon inherits the mark.
     if let Err(error) = become_io_flusher() {
         note(&format!(
             "PR_SET_IO_FLUSHER failed ({error}); it may wait for its own devices when memory is short; grant CAP_SYS_RESOURCE"
@@ -41,26 +40,26 @@ pub fn run(run_dir: &Path) -> io::Result<()> {
     ignore(libc::SIGHUP);
     let kept = KeeperFiles::default();
     end_when_told(&kept)?;
-    // Where it fails, fewer files are kept.
+    // If this fails, the keeper can keep fewer files.
     drop(holdfast_ring::raise_open_file_limit());
     keep(&Keeper::of(run_dir), &kept)
 }
 
-/// Becomes the keeper that a daemon has started: it ends when no file is kept and no process is connected, or
-/// another keeper has taken its place. No signal ends it.
+/// Becomes the keeper that a daemon has started: it exits when it holds no file and no process is connected,
+/// or when another keeper has taken over. It ignores signals to exit.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_for_daemon(run_dir: &Path) -> io::Result<()> {
     set_name();
-    // A stop of the daemon's service sends these to its whole group.
+    // Stopping the daemon's service sends these to its whole group.
     [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().for_each(ignore);
     drop(holdfast_ring::raise_open_file_limit());
     let (keeper, kept) = (Keeper::of(run_dir), KeeperFiles::until_unused());
     take_and_serve(&keeper, &kept, START_WITHIN)
 }
 
-/// Serves and stands by in turns.
+/// Alternates between serving and standing by.
 pub(super) fn keep(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<()> {
     loop {
         take_and_serve(keeper, kept, TAKEN_WITHIN)?;
@@ -72,7 +71,7 @@ pub(super) fn keep(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<()> {
     }
 }
 
-/// Takes the place and serves it to the end. One that holds files tries until it can.
+/// Takes the place and serves it to the end. A keeper that holds files retries until it can.
 fn take_and_serve(keeper: &Keeper, kept: &KeeperFiles, within: Duration) -> io::Result<()> {
     loop {
         let place = take_place(keeper, kept, within)?;
@@ -87,8 +86,8 @@ fn take_and_serve(keeper: &Keeper, kept: &KeeperFiles, within: Duration) -> io::
     }
 }
 
-/// Waits until the keeper that serves is told to end, or none serves: one that is gone may have a successor,
-/// from which the place is not taken.
+/// Waits until the serving keeper gets a signal to exit, or none serves. After the exit of one it checks for
+/// a successor, from which it does not take over.
 fn stand_by(keeper: &Keeper) {
     loop {
         match keeper.watch() {
@@ -98,14 +97,14 @@ fn stand_by(keeper: &Keeper) {
                 }
             }
             Err(error) if is_absent(&error) => return,
-            // It serves, in whatever way.
+            // It serves, but cannot be watched.
             Err(_) => thread::sleep(AGAIN_AFTER),
         }
     }
 }
 
 fn note(message: &str) {
-    // Where standard error takes nothing, the message is lost, and nothing else.
+    // If standard error cannot be written, only the message is lost.
     drop(writeln!(io::stderr(), "holdfast-keeper: {message}"));
 }
 
@@ -115,12 +114,12 @@ fn set_name() {
 }
 
 fn ignore(signal: libc::c_int) {
-    // SAFETY: the disposition is one of the kernel's own, no handler.
+    // SAFETY: the disposition is SIG_IGN, not a handler.
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
-/// Blocks the signals that tell a process to end, also for the first process of a PID namespace, and has a
-/// thread wait for them.
+/// Blocks the signals to exit, even for the first process of a PID namespace, and starts a thread that waits
+/// for them.
 fn end_when_told(kept: &KeeperFiles) -> io::Result<()> {
     // SAFETY: zeros are a valid set, which the next call empties.
     let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -130,7 +129,7 @@ fn end_when_told(kept: &KeeperFiles) -> io::Result<()> {
         // SAFETY: the set outlives the call, and the number is that of a signal.
         unsafe { libc::sigaddset(&raw mut signals, signal) };
     }
-    // SAFETY: the set outlives the call; the old one is not asked for.
+    // SAFETY: the set outlives the call, which does not return the old one.
     let blocked = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
     if blocked != 0 {
         return Err(io::Error::from_raw_os_error(blocked));

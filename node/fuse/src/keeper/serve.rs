@@ -1,7 +1,7 @@
-//! The keeper that serves: its place, its files, and the answers to each connection.
+//! The serving keeper: its place, its files, and the answers to each connection.
 //!
-//! Invariants: without a place no question is answered; a connection is accepted only while there is one, so
-//! a successor at the same socket loses none.
+//! *Invariants*: a keeper accepts connections and answers requests only while it has the place, so a
+//! successor at the same socket loses none.
 #![allow(unsafe_code)] // SO_PEERCRED, poll(2)
 
 use std::collections::BTreeMap;
@@ -20,30 +20,30 @@ use super::message::{
     TAKE, UNKNOWN, WATCH, receive, send,
 };
 
-/// The longest time in which a successor takes everything: no question is answered meanwhile.
+/// Maximum time of a hand-over, during which the keeper answers no requests.
 const HAND_OVER_WITHIN: Duration = Duration::from_secs(2);
 
 /// The right to serve a run directory.
 #[derive(Debug)]
 pub(super) struct KeeperPlace {
-    /// Held locked.
+    /// The locked file.
     pub(super) lock: File,
     /// The socket.
     pub(super) listener: UnixListener,
 }
 
-/// The files, and the connections that are served.
+/// The files, and the state of the connections.
 #[derive(Debug, Default)]
 pub(super) struct KeptFiles {
     pub(super) files: BTreeMap<u64, OwnedFd>,
-    /// While it serves: its place, and what wakes its thread once it is dropped.
+    /// While it serves: its place, and the stream that wakes its thread when dropped.
     place: Option<(KeeperPlace, UnixStream)>,
     connections: usize,
     watchers: Vec<Arc<UnixStream>>,
-    /// Versions in which it answers.
+    /// Supported versions.
     pub(super) versions: SpokenVersions,
     is_ending: bool,
-    /// It ends when it holds nothing.
+    /// True to exit when it holds nothing and has no connections.
     ends_unused: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct KeptFiles {
 pub(super) struct KeeperFiles(Arc<Mutex<KeptFiles>>);
 
 impl KeeperFiles {
-    /// None yet, of a keeper that ends when it holds none and no process is connected.
+    /// Makes the empty set of a keeper that exits when it holds no file and no process is connected.
     pub(super) fn until_unused() -> Self {
         Self(Arc::new(Mutex::new(KeptFiles { ends_unused: true, ..KeptFiles::default() })))
     }
@@ -61,20 +61,20 @@ impl KeeperFiles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the process is to end, and tells it to those that watch. Returns whether it may end at
-    /// once; one that serves ends by itself once it holds nothing.
+    /// Records that the process must exit, and notifies watchers. Returns true if it may exit at once; a
+    /// serving one exits by itself once it holds nothing.
     pub(super) fn tell_to_end(&self) -> bool {
         let mut kept = self.lock();
         kept.is_ending = true;
         for mut watcher in kept.watchers.iter().map(Arc::as_ref) {
-            // One that does not read finds the end.
+            // A watcher that does not read sees the exit.
             drop(watcher.write_all(&[ENDING]));
         }
         kept.end_if_done();
         kept.place.is_none() && kept.files.is_empty()
     }
 
-    /// A connection needs the keeper no more.
+    /// Stops counting a connection as a reason to run.
     fn leave(&self) {
         let mut kept = self.lock();
         kept.connections -= 1;
@@ -83,7 +83,7 @@ impl KeeperFiles {
 }
 
 impl KeptFiles {
-    /// True once the process was told to end.
+    /// Returns true once the process got a signal to exit.
     pub(super) const fn is_ending(&self) -> bool {
         self.is_ending
     }
@@ -95,18 +95,18 @@ impl KeptFiles {
         }
     }
 
-    /// Fails where another keeper serves by now: the connection ends without an answer, and its other end
-    /// asks again.
+    /// Fails if another keeper has taken over: the connection ends without an answer, and its client repeats
+    /// the request.
     fn check_place(&self) -> io::Result<()> {
         self.place.as_ref().map(drop).ok_or_else(|| io::ErrorKind::ConnectionAborted.into())
     }
 }
 
-/// Serves a place until it was handed over, or is needed no more. What fails meanwhile, as where file
-/// descriptors or threads run out, is tried again.
+/// Serves a place until it is handed over or no longer needed. Retries on failures, for example if file
+/// descriptors or threads run out.
 ///
 /// # Errors
-/// It cannot begin.
+/// The keeper cannot start serving.
 pub(super) fn serve(kept: &KeeperFiles, place: KeeperPlace) -> io::Result<()> {
     let listener = place.listener.try_clone()?;
     listener.set_nonblocking(true)?;
@@ -134,7 +134,7 @@ pub(super) fn serve(kept: &KeeperFiles, place: KeeperPlace) -> io::Result<()> {
         let answering =
             thread::Builder::new().stack_size(128 << 10).spawn(move || answer_all(stream, &shared));
         if answering.is_err() {
-            // The other end finds its connection closed, and asks again.
+            // The client finds its connection closed, and repeats the request.
             kept.leave();
             thread::sleep(AGAIN_AFTER);
         }
@@ -146,7 +146,7 @@ fn answer_all(stream: UnixStream, kept: &KeeperFiles) {
     let mut is_counted = true;
     if is_own(&stream) {
         match answer(&stream, kept, &mut is_counted) {
-            // A connection that breaks ends, and no other one.
+            // An error ends only this connection.
             Err(error) if error.kind() != io::ErrorKind::ConnectionAborted => {
                 drop((&*stream).write_all(&[FAILED]));
             }
@@ -221,7 +221,7 @@ fn answer(connection: &Arc<UnixStream>, kept: &KeeperFiles, is_counted: &mut boo
                 stream.write_all(&[if watched.is_ending { ENDING } else { DONE }])?;
                 watched.watchers.push(Arc::clone(connection));
                 drop(watched);
-                // One that waits for the end of the keeper does not keep it from ending.
+                // A watcher does not keep the keeper running.
                 if std::mem::take(is_counted) {
                     kept.leave();
                 }
@@ -232,7 +232,7 @@ fn answer(connection: &Arc<UnixStream>, kept: &KeeperFiles, is_counted: &mut boo
     }
 }
 
-/// Gives everything to a successor, which asks for it. Where it fails, the keeper serves on.
+/// Hands the place and all files over to a successor. On failure, the keeper continues to serve.
 fn hand_over(mut stream: &UnixStream, shared: &KeeperFiles) -> io::Result<()> {
     let begun = Instant::now();
     let left = || Some(HAND_OVER_WITHIN.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
@@ -254,7 +254,7 @@ fn hand_over(mut stream: &UnixStream, shared: &KeeperFiles) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidData.into());
     }
     stream.write_all(&[DONE])?;
-    // From here on the successor serves.
+    // From now on the successor serves.
     kept.place = None;
     let files = std::mem::take(&mut kept.files);
     for watcher in std::mem::take(&mut kept.watchers) {
@@ -265,7 +265,7 @@ fn hand_over(mut stream: &UnixStream, shared: &KeeperFiles) -> io::Result<()> {
     Ok(())
 }
 
-/// True if the process at the other end has the user of this one.
+/// Returns true if the process at the other end has the same user.
 fn is_own(stream: &UnixStream) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -273,19 +273,19 @@ fn is_own(stream: &UnixStream) -> bool {
     // SAFETY: the pointers name a structure and its length, which outlive the call.
     let got =
         unsafe { libc::getsockopt(stream.as_raw_fd(), level, option, (&raw mut peer).cast(), &raw mut len) };
-    // SAFETY: it only reads.
+    // SAFETY: the call only reads.
     let own = unsafe { libc::geteuid() };
     got == 0 && peer.uid == own
 }
 
-/// Waits until one of these can be read, or its other end is gone.
+/// Waits until one of these is readable or closed at its other end.
 fn wait_readable(files: [BorrowedFd<'_>; 2]) {
     let mut wanted =
         files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     // SAFETY: the pointer names two structures, which outlive the call.
     let found = unsafe { libc::poll(wanted.as_mut_ptr(), 2, -1) };
     if found < 0 {
-        // A signal, or no memory: the caller looks by itself.
+        // A signal, or no memory: the caller checks by itself.
         thread::sleep(AGAIN_AFTER);
     }
 }

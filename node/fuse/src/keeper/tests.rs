@@ -20,18 +20,18 @@ fn inode(file: &OwnedFd) -> u64 {
     File::from(file.try_clone().unwrap()).metadata().unwrap().ino()
 }
 
-/// A keeper as a thread; it ends as its process would.
+/// A keeper as a thread, which ends as its process would.
 struct KeeperThread {
     kept: KeeperFiles,
     thread: JoinHandle<io::Result<()>>,
 }
 
-/// One in the foreground.
+/// Starts a keeper in the foreground.
 fn begun(dir: &Path) -> KeeperThread {
     begun_with(dir, SpokenVersions::default())
 }
 
-/// One that speaks these versions.
+/// Starts a keeper that supports these versions.
 fn begun_with(dir: &Path, versions: SpokenVersions) -> KeeperThread {
     let (keeper, kept) = (Keeper { versions, ..Keeper::of(dir) }, KeeperFiles::default());
     kept.lock().versions = versions;
@@ -53,7 +53,7 @@ impl KeeperThread {
     }
 }
 
-/// One that has these files.
+/// Starts a keeper with these files.
 fn started(dir: &Path, tags: &[u64]) -> (Keeper, KeeperThread) {
     let (keeper, thread) = (Keeper::of(dir), begun(dir));
     until("it serves", || keeper.watch().is_ok());
@@ -81,7 +81,7 @@ fn a_file_is_kept_taken_and_dropped_by_its_tag() {
     assert_eq!(keeper.list().unwrap(), [1, 10, 12]);
 }
 
-/// The first one had taken the place back when the second one was replaced, and so on without an end.
+/// Regression: the first keeper took the place back when the second one was replaced, and so on endlessly.
 #[test]
 fn the_last_of_three_keepers_has_all_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ fn the_last_of_three_keepers_has_all_files() {
     assert!(third.has(&[1, 3, 4]), "the others stand by");
 }
 
-/// Two attaches at once had started two keepers: the second one took the first one's socket away.
+/// Regression: two attaches at once started two keepers, and the second one removed the first one's socket.
 #[test]
 fn of_two_keepers_started_at_once_one_serves() {
     let dir = tempfile::tempdir().unwrap();
@@ -115,7 +115,7 @@ fn of_two_keepers_started_at_once_one_serves() {
     assert_eq!(both.iter().filter(|one| one.has(&[])).count(), 1);
 }
 
-/// The socket is there all the time, and each question has an answer.
+/// The socket exists all the time, and each request gets an answer.
 #[test]
 fn no_question_is_lost_while_keepers_take_over() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn no_question_is_lost_while_keepers_take_over() {
     assert_eq!(keeper.list().unwrap(), [1, 2]);
 }
 
-/// A successor that ends before it has said that it has all.
+/// The successor exits before it confirms that it has all files.
 #[test]
 fn a_hand_over_that_breaks_leaves_the_keeper_serving() {
     let dir = tempfile::tempdir().unwrap();
@@ -155,14 +155,14 @@ fn a_hand_over_that_breaks_leaves_the_keeper_serving() {
         drop(stream);
         assert_eq!(keeper.list().unwrap(), [1, 2]);
     }
-    // One that never says it, nor ends.
+    // A successor that neither confirms nor exits.
     let _stands_still = keeper.ask_once(HAND_OVER, 0, None).unwrap();
     assert_eq!(keeper.list().unwrap(), [1, 2]);
     assert!(first.has(&[1, 2]));
 }
 
-/// A keeper that sends its place and files, and then ends as a process that was killed: `says` is what it has
-/// said by then.
+/// Starts a keeper that sends its place and the files `tags` out of `of`, and then ends like a killed
+/// process; with `reads_all` only after the successor has confirmed.
 fn dies_while_handing_over(dir: &Path, tags: &[u64], of: u32, reads_all: bool) -> JoinHandle<()> {
     let socket = dir.join(KEEPER_SOCKET);
     let (lock, listener) = (try_lock(&socket).unwrap().unwrap(), bind(&socket).unwrap());
@@ -185,7 +185,7 @@ fn dies_while_handing_over(dir: &Path, tags: &[u64], of: u32, reads_all: bool) -
     })
 }
 
-/// It had the only uses of the files, and ended because the place was not handed over to the end.
+/// Regression: the successor, which had the only references to the files, exited after a partial hand-over.
 #[test]
 fn a_successor_keeps_what_a_dead_keeper_has_sent() {
     for (sent, of, reads_all) in [(&[1, 2][..], 2, true), (&[1, 2], 2, false), (&[1], 2, false)] {
@@ -199,7 +199,7 @@ fn a_successor_keeps_what_a_dead_keeper_has_sent() {
     }
 }
 
-/// One that could not take the place, and whose keeper serves on, must leave all to that.
+/// A successor that cannot take the place must leave all files to the keeper that continues to serve.
 #[test]
 fn a_successor_releases_what_the_keeper_still_has() {
     let dir = tempfile::tempdir().unwrap();
@@ -225,7 +225,7 @@ fn a_successor_releases_what_the_keeper_still_has() {
     drop(serves_on.join().unwrap());
 }
 
-/// A daemon must not count a keeper as keeping that is about to be killed.
+/// A daemon must not rely on a keeper that is about to be killed.
 #[test]
 fn a_keeper_that_was_told_to_end_says_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -255,7 +255,7 @@ fn a_keeper_that_was_told_to_end_ends_with_its_last_file() {
     last.thread.join().unwrap().unwrap();
 }
 
-/// A restarted container of an old pod takes the place, and that pod is deleted next.
+/// A restarted container of an old pod takes the place, and then the pod is deleted.
 #[test]
 fn one_that_stands_by_takes_the_place_of_one_that_ends() {
     let dir = tempfile::tempdir().unwrap();
@@ -306,8 +306,8 @@ fn an_unknown_question_or_version_is_refused_by_name() {
     assert!(refused.contains("speaks version 9"), "{refused}");
 }
 
-/// A release with the next version of the protocol had no way to take the place of this one, nor this one
-/// the way back.
+/// Regression: a keeper with the next version of the protocol could not take over from this one, nor the
+/// other way round.
 #[test]
 fn keepers_and_daemons_of_two_versions_understand_each_other() {
     let dir = tempfile::tempdir().unwrap();
@@ -331,7 +331,7 @@ fn keepers_and_daemons_of_two_versions_understand_each_other() {
     asks(&then, &[1, 2]);
 }
 
-/// An answer that was cut off had counted as "nothing is kept": mounted devices were cleared.
+/// Regression: a truncated answer counted as "nothing is kept", so mounted devices were cleared.
 #[test]
 fn a_failed_question_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -373,7 +373,7 @@ fn without_a_keeper_nothing_is_kept() {
     keeper.drop(1).unwrap();
 }
 
-/// Lock and socket are closed with it.
+/// Dropping a place closes its lock and socket.
 #[test]
 fn a_place_that_is_not_served_is_free() {
     let dir = tempfile::tempdir().unwrap();

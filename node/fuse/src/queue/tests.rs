@@ -1,4 +1,4 @@
-//! A queue whose kernel is the other end of a socket, which keeps messages apart as `/dev/fuse` does.
+//! Tests with a kernel at the other end of a socket, which preserves message boundaries like `/dev/fuse`.
 #![allow(unsafe_code)] // a pair of sockets
 
 use std::fs::File;
@@ -75,7 +75,7 @@ impl Fixture {
         fixture
     }
 
-    /// The kernel asks.
+    /// Sends a request as the kernel.
     fn ask(&mut self, opcode: u32, unique: u64, body: &[u8]) {
         let mut bytes = u32::try_from(REQUEST_HEAD_BYTES + body.len()).unwrap().to_ne_bytes().to_vec();
         bytes.extend(opcode.to_ne_bytes());
@@ -96,7 +96,7 @@ impl Fixture {
         self.ask(FALLOCATE, unique, &body.concat());
     }
 
-    /// The next answer: number, error, body.
+    /// Returns the next answer: number, error, body.
     fn answer(&mut self) -> Option<(u64, i32, Vec<u8>)> {
         let mut bytes = vec![0; REPLY_HEAD_BYTES + (1 << 20)];
         let len = self.kernel.read(&mut bytes).ok()?;
@@ -106,7 +106,7 @@ impl Fixture {
         Some((u64::from_ne_bytes(bytes[8..16].try_into().unwrap()), error, bytes.split_off(REPLY_HEAD_BYTES)))
     }
 
-    /// One turn of the ring's thread; returns the outcomes of parts.
+    /// Runs one turn of the ring's thread. Returns the outcomes of parts.
     fn turn(&mut self) -> Vec<IoResult> {
         let mut completions = Vec::new();
         self.ring.submit_and_wait(Some(Duration::from_millis(200)), &mut completions).unwrap();
@@ -194,7 +194,7 @@ fn what_is_not_of_the_device_is_refused() {
     assert_eq!(fixture.answer(), Some((8, -libc::EINVAL, Vec::new())));
 }
 
-/// Zeros of 4 GiB were one turn of the ring thread.
+/// Regression: zeros of 4 GiB took one turn of the ring thread.
 #[test]
 fn zeros_of_a_large_range_are_written_in_pieces() {
     let mut fixture = Fixture::new();
@@ -218,7 +218,7 @@ fn zeros_of_a_large_range_are_written_in_pieces() {
     assert_eq!(fixture.queue.requests_with_owner(), 0);
 }
 
-/// The successor is sent all of it again.
+/// The kernel resends the whole request to the successor.
 #[test]
 fn a_draining_or_ended_queue_begins_no_further_piece() {
     for ends in [false, true] {
@@ -241,7 +241,7 @@ fn a_draining_or_ended_queue_begins_no_further_piece() {
     }
 }
 
-/// The kernel is told the new size, and its requests there are served.
+/// The kernel is notified of the new size, and the queue serves requests up to it.
 #[test]
 fn a_grown_file_is_served_to_its_new_end() {
     let mut fixture = Fixture::new();
@@ -260,7 +260,7 @@ fn a_grown_file_is_served_to_its_new_end() {
     assert_eq!(attributes[24..32], grown.to_ne_bytes(), "the kernel may ask for it");
 }
 
-/// The loop driver punches a hole where the block layer wants zeros that may be freed.
+/// The loop driver punches a hole for zeros that may be deallocated.
 #[test]
 fn each_way_to_free_a_range_writes_zeros() {
     let mut fixture = Fixture::new();
@@ -297,7 +297,7 @@ fn requests_wait_with_the_kernel_while_no_tag_is_free() {
     assert_eq!(fixture.queue.requests_with_owner(), 0);
 }
 
-/// A program that was killed while its request waited, and metadata, need no request of the owner.
+/// A program killed while its request waited, and metadata, cause no request to the owner.
 #[test]
 fn metadata_is_answered_without_the_owner() {
     let mut fixture = Fixture::new();
@@ -327,7 +327,7 @@ fn a_draining_queue_answers_what_it_has_and_takes_nothing() {
     assert_eq!((fixture.queue.requests_with_owner(), fixture.answer()), (0, None));
 }
 
-/// The poll of a queue that is closed while the ring lives would name its file for as long as the ring does.
+/// The poll of a queue that is closed before its ring would keep the file open until the ring is closed.
 #[test]
 fn an_ended_queue_gets_back_all_that_the_ring_has() {
     let mut fixture = Fixture::new();
@@ -359,18 +359,18 @@ fn the_end_of_the_connection_ends_the_queue() {
     assert_eq!(fixture.queue.take_fault(), None, "it is reported once");
 }
 
-/// A failed read had ended the queue: no later request was answered.
+/// Regression: a failed read ended the queue, and no later request was answered.
 #[test]
 fn requests_are_read_after_a_read_that_failed() {
     let mut fixture = Fixture::new();
     fixture.ask(FSYNC, 1, &[0; 16]);
     fixture.turn();
-    // The memory of the next read is not there.
+    // The memory of the next read is inaccessible.
     let buffers = fixture.queue.buffers.as_mut().unwrap();
     let tag = *fixture.queue.free.last().unwrap();
     buffers.prepared[usize::from(tag)] = true;
     let address = buffers.at(tag, 0, STRIDE).cast();
-    // SAFETY: the range is a tag's, which has no request.
+    // SAFETY: the range belongs to a tag without a request.
     assert_eq!(unsafe { libc::mprotect(address, STRIDE, libc::PROT_NONE) }, 0);
     assert!(fixture.queue.next_request().is_none());
     assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Read(Errno::new(libc::EFAULT))));
@@ -388,7 +388,7 @@ fn requests_are_read_after_a_read_that_failed() {
     assert_eq!(fixture.answer(), Some((2, 0, Vec::new())));
 }
 
-/// A kill while a read waited for a page was an I/O error for the application.
+/// Regression: a kill while a read waited for a page caused an I/O error for the application.
 #[test]
 fn the_pages_of_a_buffer_are_there_before_its_first_read() {
     let mut fixture = Fixture::new();
@@ -396,7 +396,7 @@ fn the_pages_of_a_buffer_are_there_before_its_first_read() {
     let buffers = fixture.queue.buffers.as_ref().unwrap();
     let resident = |tag| {
         let mut pages = [0u8; STRIDE / 4096];
-        // SAFETY: the range lies in the mapping, and there is a byte for each of its pages.
+        // SAFETY: the range is in the mapping, and the array has a byte for each of its pages.
         let seen = unsafe { libc::mincore(buffers.at(tag, 0, STRIDE).cast(), STRIDE, pages.as_mut_ptr()) };
         assert_eq!(seen, 0);
         pages.iter().filter(|&&page| page & 1 == 1).count()

@@ -1,9 +1,9 @@
-//! Serves files as ublk devices: the smallest program that uses this crate in full.
+//! Serves files as ublk devices: the smallest program that uses the whole crate.
 //!
-//! `loopback --dir D --devices N` makes (or recovers) `D/<i>.img` and serves each as a device, all on one
-//! ring and one thread, and prints `READY` with the block devices. The ids are kept in `D/ids`; started
-//! again with `--recover`, it recovers the devices of the previous process, however that ended.
-//! SIGTERM leaves the devices quiesced, SIGINT deletes them.
+//! `loopback --dir D --devices N` creates (or recovers) `D/<i>.img`, serves each as a device, all on one ring
+//! and one thread, and prints `READY` with the block devices. It records the ids in `D/ids`; with `--recover`
+//! it recovers the devices of the previous process, however that exited. SIGTERM leaves the devices quiesced,
+//! SIGINT deletes them.
 #![allow(unsafe_code)] // signal masks
 #![allow(clippy::print_stdout)] // its output is for people and scripts
 
@@ -21,11 +21,11 @@ use holdfast_ring::raise_open_file_limit;
 use holdfast_ublk::{Device, DeviceSpec, Expected, Features, SECTOR_BYTES, Transport};
 use ring_thread::Worker;
 
-/// Devices that are recovered at a time.
+/// Maximum number of concurrent recoveries.
 const RECOVERY_THREADS: usize = 8;
 
-/// Tag by which the device of a file is known; a program that matters makes one that no other program's
-/// device has.
+/// Returns the tag that identifies the device of a file; a production server needs one that no other program
+/// uses.
 fn tag(index: u16) -> u64 {
     0x6c6f_6f70_0000_0000 | u64::from(index)
 }
@@ -41,16 +41,16 @@ struct Options {
     /// Size of each device.
     #[arg(long, default_value_t = 256)]
     size_mib: u64,
-    /// Requests a device holds.
+    /// Maximum number of requests in a queue.
     #[arg(long, default_value_t = 32)]
     depth: u16,
-    /// "zero-copy", "user-copy" or "kernel-copy"; the best one the kernel has if not given.
+    /// "zero-copy", "user-copy" or "kernel-copy"; by default the best that the kernel supports.
     #[arg(long)]
     transport: Option<Transport>,
-    /// Move requests in parts of at most this size.
+    /// Maximum size of the parts in which requests are moved.
     #[arg(long, default_value_t = 1 << 20)]
     part_bytes: u32,
-    /// Go through the page cache.
+    /// Use the page cache.
     #[arg(long)]
     buffered: bool,
     /// Recover the devices of the previous process.
@@ -134,7 +134,7 @@ fn add(options: &Options, features: &Features, transport: Transport, worker: &Wo
     Ok(devices)
 }
 
-/// Several at a time: most of a recovery is waiting for the kernel.
+/// Recovers several devices in parallel: most of a recovery is waiting for the kernel.
 fn recover(options: &Options, worker: &Worker) -> Result<Vec<Device>> {
     let ids = std::fs::read_to_string(record(&options.dir)).context("no record of an earlier run")?;
     let ids: Vec<(u16, &str)> = (0..).zip(ids.lines()).collect();
@@ -168,7 +168,7 @@ fn open(options: &Options, index: u16) -> Result<File> {
     Ok(OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?)
 }
 
-/// SIGTERM and SIGINT, taken by the main thread only.
+/// SIGTERM and SIGINT, received by the main thread only.
 struct Signals(libc::sigset_t);
 
 impl Signals {
@@ -182,14 +182,14 @@ impl Signals {
             // SAFETY: an initialised set and a valid signal number.
             unsafe { libc::sigaddset(&raw mut set, signal) };
         }
-        // SAFETY: an initialised set; the old mask is not wanted.
+        // SAFETY: an initialised set; the call does not return the old mask.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         Self(set)
     }
 
     fn wait(&self) -> i32 {
         let mut signal = 0;
-        // SAFETY: an initialised set and a place for the number.
+        // SAFETY: an initialised set and room for the number.
         unsafe { libc::sigwait(&raw const self.0, &raw mut signal) };
         signal
     }

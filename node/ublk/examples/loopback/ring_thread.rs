@@ -1,4 +1,4 @@
-//! One ring on one thread that serves files as devices.
+//! One ring on one thread, serving files as devices.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,7 +15,7 @@ use holdfast_ublk::{
     RequestPart, SECTOR_BYTES, become_io_flusher,
 };
 
-/// Purpose of an operation in the ring. The number is that of the device.
+/// Purpose of an operation in the ring. `index` and `owner` are the number of the device.
 enum InFlight {
     Command(QueueCommand<u16>),
     /// A part of a request, or its sync.
@@ -33,7 +33,7 @@ impl From<QueueCommand<u16>> for InFlight {
 }
 
 impl RingOperation for InFlight {
-    /// Commands: a device has one queue.
+    /// Encodes commands only: a device has one queue.
     fn to_word(&self) -> Option<u64> {
         match self {
             Self::Command(QueueCommand { owner, queue_id: 0, tag }) => {
@@ -75,7 +75,7 @@ enum Message {
     },
 }
 
-/// The ring thread, seen from the main thread.
+/// The main thread's handle of the ring thread.
 pub(crate) struct Worker {
     inbox: Arc<Mutex<VecDeque<Message>>>,
     waker: Waker,
@@ -83,12 +83,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread; requests are moved in parts of at most `part_bytes`.
+    /// Starts the thread, which moves requests in parts of at most `part_bytes`.
     pub(crate) fn spawn(part_bytes: u32) -> Result<Self> {
         Self::with_buffers(part_bytes, RingOptions::MAX_BUFFERS)
     }
 
-    /// The same with so many buffers for requests of all devices.
+    /// Starts the thread with this number of buffers for the requests of all devices.
     pub(crate) fn with_buffers(part_bytes: u32, buffers: u16) -> Result<Self> {
         let inbox = Arc::new(Mutex::new(VecDeque::new()));
         let (ready, started) = mpsc::channel();
@@ -135,21 +135,21 @@ impl Worker {
         self.call(|reply| Message::Close { index, reply })?
     }
 
-    /// Puts memory of another use where the pages of requests would be registered.
+    /// Registers unrelated memory at the indices for the pages of requests.
     #[cfg(test)]
     pub(crate) fn occupy(&self, buffers: u32) -> Result<()> {
         self.call(|reply| Message::Occupy { buffers, reply })?
     }
 
-    /// Number of requests whose pages the kernel did not register.
+    /// Returns the number of requests whose pages the kernel did not register.
     #[cfg(test)]
     pub(crate) fn unregistered(&self) -> Result<u64> {
         self.call(|reply| Message::Unregistered { reply })
     }
 
-    /// Ends the thread, then closes its ring: all devices are left to a successor. In this order: before
-    /// Linux 6.15 the kernel may hand a request to a living thread whose ring is being closed, and then waits
-    /// for its answer permanently.
+    /// Ends the thread, then closes its ring, which leaves all devices to a successor. In this order: before
+    /// Linux 6.15 the kernel may hand a request to a running thread whose ring is closing, and then waits
+    /// permanently for the answer.
     pub(crate) fn leave(self) -> Result<()> {
         self.send(Message::Leave)?;
         let ring = self.thread.join().map_err(|_panicked| anyhow!("the ring thread panicked"))?;
@@ -165,12 +165,12 @@ struct Served {
     closing: Option<mpsc::Sender<Result<()>>>,
 }
 
-/// A request whose parts are being moved.
+/// A request with parts in flight.
 struct Active {
     request: DeviceRequest,
     parts: u32,
     outcome: Result<(), Errno>,
-    /// True to sync the file once all parts were moved.
+    /// True to sync the file after all parts were moved.
     sync_after: bool,
 }
 
@@ -278,8 +278,7 @@ impl RingThread {
             count: buffers,
             reserved_too: 0,
         };
-        // SAFETY: the update names `vectors`, which lives until the call returns, and memory that is never
-        // freed.
+        // SAFETY: the update names `vectors`, which outlives the call, and memory that is never freed.
         let updated = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_register,
@@ -308,7 +307,7 @@ impl RingThread {
         Ok(())
     }
 
-    /// Gives the kernel what queues with batches have answered since the last wait.
+    /// Gives the kernel the answers of queues with batches since the last wait.
     fn commit(&mut self) {
         while let Some(InFlight::Command(command)) = self.ring.next_reminder() {
             if let Some(served) = &mut self.served[usize::from(command.owner)] {

@@ -1,4 +1,4 @@
-//! Batches: few commands about many tags in place of one command of each (`UBLK_F_BATCH_IO`).
+//! Batches: few commands for many tags instead of one per tag (`UBLK_F_BATCH_IO`).
 //!
 //! ```text
 //!  number  command  begins                      a completion says
@@ -7,10 +7,10 @@
 //!  2...    COMMIT   before a wait of the ring   the kernel has the answers, and their tags again
 //! ```
 //!
-//! *Owns*: the buffer that the kernel fills with tags, and those of the answers that are collected or on
-//! their way.
-//! *Invariants*: each tag is in exactly one place: a fetched piece that was not read yet, with the owner, a
-//! list of answers, or with the kernel. A list changes only while no command has it.
+//! *Owns*: the buffer that the kernel fills with tags, and the lists of answers that are collected or in
+//! flight.
+//! *Invariants*: each tag is in exactly one place: a fetched and unread piece of the buffer, with the owner,
+//! in a list of answers, or with the kernel. A list changes only while no command has it.
 //! *Source*: `struct ublk_batch_io` in `linux/ublk_cmd.h`; `ublk_ch_batch_io_uring_cmd` in
 //! `drivers/block/ublk_drv.c`.
 #![allow(unsafe_code)] // entries that name the lists
@@ -24,16 +24,16 @@ use super::{Queue, QueueCommand, QueueEvent};
 use crate::fake_tags::FakeTags;
 use crate::{CharDevice, DeviceRequest};
 
-/// The numbers of commands. That of a list is added to the last.
+/// Command numbers. The number of a list is added to the last.
 const FETCH: u16 = 0;
 const PREPARE: u16 = 1;
 const COMMIT: u16 = 2;
-/// Bytes for tags: after so many, 2,048 requests, a fetch ends and is sent again.
+/// Bytes for fetched tags: after 2,048 requests they are used up, the fetch ends and the queue sends another.
 const FETCHED_BYTES: usize = 4096;
 const TAG_BYTES: usize = size_of::<u16>();
 const ANSWER_BYTES: usize = size_of::<sys::ublk_elem_header>();
 
-/// Tags that the kernel handed over with one completion, for [`Queue::next_fetched`].
+/// Tags handed over by one completion, for [`Queue::next_fetched`].
 #[derive(Debug)]
 #[must_use = "requests that are not completed hang their issuers"]
 pub struct FetchedTags {
@@ -41,18 +41,17 @@ pub struct FetchedTags {
     end: usize,
 }
 
-/// Meanings of a completion of a queue with batches.
+/// Outcomes of a command of a queue with batches.
 #[derive(Debug)]
 #[must_use]
 pub enum BatchEvent {
-    /// The kernel has handed over tags, perhaps none: [`Queue::next_fetched`] takes their requests.
+    /// The kernel has handed over tags, possibly none: [`Queue::next_fetched`] returns their requests.
     Fetched(FetchedTags),
-    /// The kernel took in the tags, or answers.
+    /// The kernel has accepted the tags or answers.
     Done,
     /// The kernel ended the fetch, because the device is stopping or quiescing.
     Aborted,
-    /// The kernel did not accept a command; its tags are out of use. A bug, or a device that another process
-    /// has taken.
+    /// The kernel refused a command; its tags are lost. A bug, or another process has taken the device.
     Failed {
         /// The number of the command.
         command: u16,
@@ -61,24 +60,23 @@ pub enum BatchEvent {
     },
 }
 
-/// Answers, as a command takes them.
+/// Answers in the encoding of a command.
 type AnswerList = Vec<sys::ublk_elem_header>;
 
 /// The state of a queue with batches.
 #[derive(Debug)]
 pub(super) struct TagBatches {
     fetched: ProvidedBuffer,
-    /// The buffer as which the pages of tag 0 are registered, those of the next tags follow; with user copy
-    /// none.
+    /// Index at which the kernel registers the pages of tag 0; the next tags follow. 0 with user copy.
     first_buffer: u16,
-    /// Collected since the last commit.
+    /// Answers since the last commit.
     answers: AnswerList,
     /// The lists that commands have, by number.
     sent: Vec<AnswerList>,
-    /// The numbers of lists that no command has: empty ones.
+    /// Numbers of the lists that no command has; they are empty.
     spare: Vec<u16>,
     depth: u16,
-    /// In the place of a driver.
+    /// Replaces the driver.
     #[cfg(feature = "fake")]
     fake: Option<FakeTags>,
 }
@@ -104,7 +102,7 @@ impl TagBatches {
         })
     }
 
-    /// Adds an answer, and offers its tag again. True if it is the first since the last commit.
+    /// Adds an answer, which offers its tag again. Returns true if it is the first since the last commit.
     #[inline(always)] // of each request
     pub(super) fn collect(&mut self, tag: u16, result: i32) -> bool {
         let buf_index = self.first_buffer + tag;
@@ -112,7 +110,7 @@ impl TagBatches {
         self.answers.len() == 1
     }
 
-    /// Releases the memory; no command has it.
+    /// Releases the memory, which no command uses.
     pub(super) fn close<T>(self, ring: &mut Ring<T>) -> Result<(), RingError> {
         ring.withdraw_buffer(self.fetched)
     }
@@ -136,7 +134,7 @@ impl TagBatches {
         answers
     }
 
-    /// The outcome of a commit of so many answers.
+    /// Returns the outcome of a commit of `answers` answers.
     fn committed(&self, answers: usize, outcome: IoResult) -> Result<(), Errno> {
         #[cfg(feature = "fake")]
         if self.fake.is_some() {
@@ -145,7 +143,7 @@ impl TagBatches {
         outcome.exactly((answers * ANSWER_BYTES) as u32)
     }
 
-    /// A fetch, made of the command for the driver.
+    /// Makes the entry of a fetch from the driver's command.
     fn fetch(&self, command: Entry) -> Entry {
         #[cfg(feature = "fake")]
         if let Some(fake) = &self.fake {
@@ -156,7 +154,7 @@ impl TagBatches {
 }
 
 impl<K: Copy> Queue<K> {
-    /// Gives the kernel all tags, and asks for requests.
+    /// Gives the kernel all tags and fetches requests.
     pub(super) fn arm_batch<T: From<QueueCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         let Some(batch) = &mut self.batch else { return };
         for tag in 0..self.depth {
@@ -168,8 +166,8 @@ impl<K: Copy> Queue<K> {
         self.push_fetch(ring);
     }
 
-    /// Takes in the outcome of a [`QueueCommand`] of this queue with batches, and whether it
-    /// [continues](holdfast_ring::Completion::continues).
+    /// Handles a completion of a [`QueueCommand`] of this queue with batches. The command may
+    /// [continue](holdfast_ring::Completion::continues).
     pub fn on_batch_completion<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
         ring: &mut Ring<T>,
@@ -211,7 +209,7 @@ impl<K: Copy> Queue<K> {
                 batch.fetched.refill();
                 0..0
             }
-            // Sent again: without a fetch no request of the queue comes.
+            // Sends another fetch: without one the queue receives no requests.
             Err(Errno::ENOMEM) => 0..0,
             Err(_) if outcome.0 == sys::UBLK_IO_RES_ABORT => return BatchEvent::Aborted,
             Err(errno) => return BatchEvent::Failed { command: FETCH, errno },
@@ -222,8 +220,8 @@ impl<K: Copy> Queue<K> {
         BatchEvent::Fetched(FetchedTags { next: piece.start, end: piece.end })
     }
 
-    /// The request of the next of fetched tags; `None` after the last. Take all of them before the next
-    /// completion. While the queue is draining there is none: they are left to the successor.
+    /// Returns the request of the next fetched tag; `None` after the last. Take all of them before the next
+    /// completion. Returns none while the queue is draining: it leaves them to the successor.
     #[inline(always)] // of each request
     pub fn next_fetched<T: From<QueueCommand<K>> + RingOperation>(
         &mut self,
@@ -240,7 +238,7 @@ impl<K: Copy> Queue<K> {
         None
     }
 
-    /// Gives the kernel the answers that were collected: the ring reminds of it ([`Ring::next_reminder`]).
+    /// Gives the kernel the collected answers: call it on a reminder of the ring ([`Ring::next_reminder`]).
     ///
     /// # Panics
     /// If there are none.
@@ -265,8 +263,8 @@ impl<K: Copy> Queue<K> {
         let address = answers.as_ptr().expose_provenance() as u64;
         let entry = self.command(command).cmd(about).addr(Some(address)).build();
         let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: number };
-        // SAFETY: the entry names a list, which is not changed until the command has ended. If the queue is
-        // dropped before, it is leaked.
+        // SAFETY: the entry names a list, which does not change until the command has ended. If the queue is
+        // dropped before, the list is leaked.
         unsafe { ring.push_immediate(entry, in_flight.into()) };
     }
 
@@ -278,11 +276,11 @@ impl<K: Copy> Queue<K> {
         let in_flight = QueueCommand { owner: self.owner, queue_id: self.queue_id, tag: FETCH };
         self.with_kernel += 1;
         // SAFETY: the entry names the group of the provided buffer. If the queue is dropped before the
-        // command has ended, it is leaked.
+        // command has ended, the buffer is leaked.
         unsafe { ring.push(entry, in_flight.into()) };
     }
 
-    /// `struct ublk_batch_io`.
+    /// Encodes `struct ublk_batch_io`.
     fn about(&self, elements: usize, element_bytes: usize, flags: u32) -> [u8; 16] {
         let mut about = [0; 16];
         about[0..2].copy_from_slice(&self.queue_id.to_ne_bytes());

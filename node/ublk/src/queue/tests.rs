@@ -24,8 +24,8 @@ fn ring() -> TestRing {
     TestRing::new(&options).unwrap()
 }
 
-/// A queue of two tags with user copy. `file` has the place of the character device: its descriptors are
-/// zeros, which is a read of nothing, and it refuses each command.
+/// Makes a queue of two tags with user copy. `file` replaces the character device: its descriptors are zeros,
+/// an empty read, and it refuses each command.
 fn queue(ring: &mut TestRing, file: File, has_batches: bool) -> Queue<()> {
     let info = DeviceInfo {
         id: 0,
@@ -45,7 +45,7 @@ fn queue(ring: &mut TestRing, file: File, has_batches: bool) -> Queue<()> {
     Queue::open(ring, &device, &CharDevice::of(file), spec).unwrap()
 }
 
-/// The numbers of the commands that end within this time.
+/// Returns the numbers of the commands that end within this time.
 fn ended(ring: &mut TestRing, within: Duration) -> Vec<u16> {
     let mut completions = Vec::new();
     ring.submit_and_wait(Some(within), &mut completions).unwrap();
@@ -88,7 +88,7 @@ fn answers_are_committed_together_and_end_no_wait() {
     assert_eq!(queue.commands_with_kernel(), 1);
 }
 
-/// A commit that took a part of its list was none.
+/// The kernel accepts only a part of the list.
 #[test]
 fn a_commit_of_a_part_of_the_answers_is_a_failure() {
     let mut ring = ring();
@@ -101,12 +101,12 @@ fn a_commit_of_a_part_of_the_answers_is_a_failure() {
         queue.complete(&mut ring, request, Ok(()));
     }
     queue.commit(&mut ring);
-    // The first list is that of the tags.
+    // The first list contains the tags.
     let failed = queue.on_batch_completion(&mut ring, FIRST_COMMIT + 1, IoResult(8), false);
     assert!(matches!(failed, BatchEvent::Failed { command: 3, errno: Errno::EIO }), "{failed:?}");
 }
 
-/// Found by reading: a fetch that found no memory was the last one of its queue.
+/// Found by reading: after a fetch failed for lack of memory, its queue sent no other.
 #[test]
 fn a_fetch_is_sent_again_unless_the_device_stops() {
     let mut ring = ring();
@@ -139,8 +139,8 @@ fn tags_that_come_while_a_queue_is_draining_are_left() {
     assert_eq!((queue.requests_with_owner(), ring.operations()), (0, 0), "no fetch is sent again");
 }
 
-/// A queue that was dropped with requests kept the character device open with their memory, so that the
-/// kernel quiesced the device only when the process had ended.
+/// Regression: a queue dropped with requests leaked the character device with their memory, so that the
+/// kernel quiesced the device only when the process exited.
 #[test]
 fn a_dropped_queue_closes_its_character_device() {
     let mut ring = ring();
@@ -152,7 +152,7 @@ fn a_dropped_queue_closes_its_character_device() {
     };
     let mut queue = queue(&mut ring, file, false);
     queue.arm(&mut ring);
-    // As the kernel ends commands whose tags have requests.
+    // As the kernel completes commands whose tags have requests.
     let mut requests = (0..2).map(|tag| {
         let event = queue.on_completion(&mut ring, tag, IoResult(0));
         let QueueEvent::Request(request) = event else { panic!("{event:?}") };

@@ -1,5 +1,5 @@
-//! Real devices on a real kernel. Needs root and a kernel with ublk_drv, so these run in the test VM:
-//! `cargo test -p holdfast-ublk --test device -- --ignored`.
+//! Real devices on a real kernel. These tests need root and a kernel with ublk_drv, so they run in the test
+//! VM: `cargo test -p holdfast-ublk --test device -- --ignored`.
 #![allow(clippy::unwrap_used)] // a test may fail loudly
 
 #[path = "../../examples/loopback/ring_thread.rs"]
@@ -23,7 +23,7 @@ const SECTORS: u64 = 4096;
 const TAG: u64 = 0xfeed_0123_4567_89ab;
 const OURS: Expected = Expected { tag: TAG, sectors: SECTORS };
 const SOON: Duration = Duration::from_secs(60);
-/// Fields of a block device's statistics.
+/// Indices into a block device's statistics.
 const READS: usize = 0;
 const WRITES: usize = 4;
 const IN_FLIGHT: usize = 8;
@@ -33,7 +33,7 @@ fn features() -> Features {
     Features::probe().unwrap()
 }
 
-/// The transports of this kernel's driver.
+/// Returns the transports of this kernel's driver.
 fn transports() -> impl Iterator<Item = Transport> {
     let features = features();
     let ublk = Transport::ALL.into_iter().filter(|transport| *transport != Transport::Fuse);
@@ -53,7 +53,7 @@ fn spec(transport: Transport) -> DeviceSpec {
     }
 }
 
-/// A served device with its backing file; both go when the test ends, however it ends.
+/// A served device with its backing file; both are deleted when the test ends, even if it fails.
 struct Fixture {
     device: Device,
     backing: File,
@@ -81,7 +81,7 @@ impl Fixture {
         self.worker = Some(worker);
     }
 
-    /// Ends the server as SIGTERM would.
+    /// Stops the server as SIGTERM would.
     fn leave(&mut self) {
         self.worker.take().unwrap().leave().unwrap();
     }
@@ -101,8 +101,8 @@ impl Fixture {
         std::fs::read_to_string(path).unwrap().trim().to_owned()
     }
 
-    /// The device's statistics, once nothing is in flight: the kernel wakes the program before it counts a
-    /// request as done. Source: Documentation/block/stat.rst.
+    /// Reads the device's statistics once no request is in flight: the kernel wakes the program before it
+    /// counts a request as completed. Source: Documentation/block/stat.rst.
     fn counts(&self) -> Vec<u64> {
         let ends = Instant::now() + SOON;
         loop {
@@ -183,8 +183,8 @@ fn a_device_announces_what_it_is() {
     assert_eq!(Device::find(fixture.device.id(), &OURS).unwrap(), fixture.device);
 }
 
-/// Memory at an address that the disk under a side may refuse never gets there: the block layer refuses it,
-/// as `statx` says.
+/// Memory at an address that the disk below a data file may refuse never reaches it: the block layer refuses
+/// it, as `statx` announces.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn misaligned_memory_is_refused_before_the_server_sees_it() {
@@ -208,8 +208,8 @@ fn misaligned_memory_is_refused_before_the_server_sees_it() {
     }
 }
 
-/// A request whose memory fits at its start and not in the middle, as a vector of pieces can be: with zero
-/// copy the disk below would refuse it, and the program see an error that the disk did not have. The kernel
+/// A request whose memory is aligned at its start and not in the middle, as a vector of pieces can be. With
+/// zero copy the disk below would refuse it, and the program would see an error of an intact disk. The kernel
 /// refuses it before the server sees it.
 #[test]
 #[ignore = "needs ublk_drv"]
@@ -252,7 +252,7 @@ fn memory_that_is_misaligned_in_the_middle_is_refused_too() {
     }
 }
 
-/// Moves pieces of memory to or from the start of a device with one call. Returns how many bytes.
+/// Moves pieces of memory to or from the start of a device with one call. Returns the number of bytes.
 fn moved(
     device: &mut File,
     memory: &mut [u8],
@@ -264,7 +264,7 @@ fn moved(
         let slices: Vec<_> = pieces.iter().map(|&(at, len)| IoSlice::new(&memory[at..][..len])).collect();
         return device.write_vectored(&slices);
     }
-    // In the order in which they lie in memory: the kernel cares for no other.
+    // In the order of their addresses: the kernel does not depend on the order.
     let mut sorted = pieces.to_vec();
     sorted.sort_unstable();
     let (mut rest, mut from, mut slices) = (memory, 0, Vec::new());
@@ -276,8 +276,8 @@ fn moved(
     device.read_vectored(&mut slices)
 }
 
-/// The program saw EIO where the kernel could not register the pages of a request (no memory, an index in
-/// use).
+/// Regression: the program got EIO if the kernel could not register the pages of a request (no memory, an
+/// index in use).
 #[test]
 #[ignore = "needs ublk_drv"]
 fn requests_whose_pages_are_not_registered_are_copied() {
@@ -298,7 +298,7 @@ fn requests_whose_pages_are_not_registered_are_copied() {
     assert!(read == put, "the device shows what the file holds");
 }
 
-/// A ring served 128 devices of 128 requests: each had buffers of its own, of which a ring has 16,384.
+/// Regression: each device had its own of a ring's 16,384 buffers: 128 requests each for 128 devices.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn devices_that_share_buffers_keep_their_data() {
@@ -317,7 +317,7 @@ fn devices_that_share_buffers_keep_their_data() {
                     let block = fixture.open_block();
                     block.write_all_at(&data, 0).unwrap();
                     block.sync_all().unwrap();
-                    // Its last use takes the pages of the cache with it.
+                    // Closing the last file of the device drops its cached pages.
                     drop(block);
                     let mut stored = vec![0; data.len()];
                     fixture.backing.read_exact_at(&mut stored, 0).unwrap();
@@ -341,8 +341,8 @@ fn devices_that_share_buffers_keep_their_data() {
     fixtures[0].worker = Some(worker);
 }
 
-/// A forced write reaches the server as one request, not as a write and a flush: the one flush that is
-/// counted is what `O_DSYNC` on a block device does besides.
+/// A forced write reaches the server as one request, not as a write and a flush: the one flush in the
+/// statistics is an additional effect of `O_DSYNC` on a block device.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_forced_write_is_one_request() {
@@ -384,8 +384,8 @@ fn a_deleted_device_is_gone_and_can_be_deleted_again() {
     device.delete().unwrap();
 }
 
-/// Found by 70 devices on Linux 6.12: rings before 6.13 kept the file of a closed queue while the commands of
-/// another device waited for requests, so none but the last device of a ring was deleted.
+/// Found with 70 devices on Linux 6.12: rings before 6.13 kept the file of a closed queue while the commands
+/// of another device waited for requests, so only the last device of a ring could be deleted.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_device_is_deleted_while_another_of_its_ring_is_served() {
@@ -498,7 +498,7 @@ fn a_device_survives_many_changes_of_server_under_writes() {
     }
 }
 
-/// A completion has 128 tags at most, and the buffer of a fetch 2,048.
+/// A completion has at most 128 tags, and the buffer of a fetch at most 2,048.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn batches_of_a_deep_queue_carry_many_requests() {
@@ -546,7 +546,7 @@ fn batches_of_a_deep_queue_carry_many_requests() {
 #[repr(align(4096))]
 struct Aligned([u8; 4096]);
 
-/// Devices are recovered as they were added: by an earlier version, without batches.
+/// Devices that an earlier version added without batches are recovered without them.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_device_without_batches_is_recovered_where_there_are_some() {
@@ -586,8 +586,8 @@ fn a_device_in_use_is_not_taken_over() {
     fixture.open_block().sync_all().unwrap();
 }
 
-/// Kernels before 6.15 answer EINVAL to the second begin of a recovery, until a queue is armed again: no
-/// restart of the daemon recovered a device.
+/// Regression: kernels before 6.15 answer the second start of a recovery with EINVAL until a queue is armed,
+/// so no restart of the daemon recovered the device.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_recovery_is_continued_after_its_daemon_died_in_it() {
@@ -602,7 +602,7 @@ fn a_recovery_is_continued_after_its_daemon_died_in_it() {
         fixture.recover();
         fixture.open_block().write_all_at(&[1; 4096], 0).unwrap();
         fixture.open_block().sync_all().unwrap();
-        // Armed, and its daemon died before the end of the recovery.
+        // Its queue was armed, and its daemon died before the end of the recovery.
         fixture.leave();
         fixture.device.start_recovery(SOON).unwrap();
         fixture.serve();
@@ -708,7 +708,7 @@ fn a_device_with_another_tag_is_neither_found_nor_deleted() {
     let is_about_to_grow = Device::find(id, &Expected { sectors: SECTORS + 1, ..OURS }).unwrap();
     assert_eq!(is_about_to_grow.sectors().unwrap(), SECTORS);
 
-    // Its number goes to another device, as the kernel hands out the lowest.
+    // Another device gets its number, as the kernel hands out the lowest.
     let gone = fixture.device;
     drop(fixture);
     let spec = DeviceSpec { id: Some(id), tag: TAG + 1, ..spec(Transport::UserCopy) };
@@ -737,7 +737,7 @@ fn a_device_that_is_open_is_not_stopped() {
     drop(block);
     fixture.device.stop_unused(&features).unwrap();
     assert!(!fixture.device.block_path().exists());
-    // Again it changes nothing.
+    // A second call has no effect.
     fixture.device.stop_unused(&features).unwrap();
 }
 
@@ -754,14 +754,14 @@ fn a_recovery_whose_queues_are_not_armed_ends() {
     fixture.open_block().sync_all().unwrap();
 }
 
-/// Set for the process that [`Child`] is: the device about which it sends a command that does not end.
+/// Marks the process of a [`Child`].
 const STUCK_DEVICE: &str = "HOLDFAST_STUCK_DEVICE";
 
-/// Another server, with a device of its own, that ends in order while a command of it does not.
+/// Another server with its own device, which exits cleanly although one of its commands does not end.
 struct Child(Process);
 
 impl Child {
-    /// Starts it. It serves its device at once, and sends its command once it is asked to.
+    /// Starts the process. It serves its device at once, and sends its command on request.
     fn start(test: &str) -> (Self, u32) {
         let mut server = Command::new(std::env::current_exe().unwrap());
         server.args(["--ignored", "--exact", "--nocapture", test]).env(STUCK_DEVICE, "");
@@ -771,7 +771,7 @@ impl Child {
         (child, id)
     }
 
-    /// Its life.
+    /// Runs in the process.
     fn serve() -> ! {
         let mut fixture = Fixture::started(Transport::UserCopy);
         eprintln!("serves {}", fixture.device.id());
@@ -788,9 +788,9 @@ impl Child {
     }
 }
 
-/// DEL_DEV holds a lock of the driver that ADD_DEV needs, and waits for STOP_DEV, which waits for a request:
-/// an attach, and each one after it, waited without end. A daemon with such a command kept its devices and
-/// its lock when it ended.
+/// Regression: DEL_DEV holds a lock of the driver that ADD_DEV needs, and waits for STOP_DEV, which waits for
+/// a request. So each attach waited without limit, and a daemon with such a command kept its devices and its
+/// lock when it exited.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_command_that_does_not_end_is_named_and_holds_up_no_other_device() {
@@ -837,7 +837,7 @@ fn a_command_that_does_not_end_is_named_and_holds_up_no_other_device() {
     assert_eq!(stuck.device.info().unwrap().id, device.id(), "it is still described");
 
     below.recover();
-    // Whether the kernel ends the read or fails it is its own affair.
+    // The kernel may complete or fail the read.
     let _read = reads.join().unwrap();
     stops.join().unwrap().unwrap();
     child.0.wait().unwrap();
@@ -851,7 +851,7 @@ fn a_command_that_does_not_end_is_named_and_holds_up_no_other_device() {
             Err(error) => panic!("{error}"),
         }
     };
-    // The one that was added too late is deleted by the thread that added it.
+    // The thread that added a device too late deletes it.
     let tagged = |id: &u32| Device::look(*id).is_ok_and(|info| info.tag == TAG + 1);
     let begin = Instant::now();
     loop {
