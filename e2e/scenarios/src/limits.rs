@@ -30,6 +30,8 @@ const ERROR: f64 = 0.05;
 const MEMORY_P99_US: f64 = 20_000.0;
 /// Maximum requests of 128 KiB of a volume in flight on local files: 2 MiB (`MOVING_BYTES`).
 const MOST_LARGE: u64 = 16;
+/// Requests of the file system itself at the same time: its journal, pages of the map.
+const MOST_OTHERS: u64 = 8;
 /// Name of the busy neighbour's fio among the machine's programs.
 const NOISE: &str = "noise";
 const SIGKILL: i32 = 9;
@@ -63,7 +65,7 @@ fn slow_disk(world: &World, s3: &S3Server) -> Result<()> {
         "modprobe null_blk nr_devices=0; mount -t configfs none /sys/kernel/config; cd /sys/kernel/config/nullb; \
          mkdir slow; cd slow; echo 1024 > size; echo 1 > memory_backed; echo 4096 > blocksize; \
          echo 128 > hw_queue_depth; echo 2 > irqmode; echo 2000000 > completion_nsec; echo 1 > power; cd /; \
-         mkfs.ext4 -q -F /dev/slow; mount /dev/slow /var/lib/holdfast",
+         mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 /dev/slow; mount /dev/slow /var/lib/holdfast",
     )?;
     let node = Node::start(vm, &Control::standalone(s3, BUCKET), "zero-copy", CONFIG)?;
     let busy = attach(&node, "busy-2", &[])?;
@@ -79,7 +81,7 @@ fn slow_disk(world: &World, s3: &S3Server) -> Result<()> {
     // The disk divides requests that are longer than its longest.
     let allowed = MOST_LARGE * 128_u64.div_ceil(longest_kib);
     report::step(format_args!("{most} requests in flight on the disk, of {allowed}"));
-    ensure!((allowed / 2..=allowed).contains(&most), "{most} requests in flight on the disk");
+    ensure!((allowed / 2..=allowed + MOST_OTHERS).contains(&most), "{most} requests in flight on the disk");
     Ok(())
 }
 

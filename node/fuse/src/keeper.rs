@@ -323,7 +323,8 @@ impl KeeperWatch {
 
 /// Reaps a process in the background.
 pub(crate) fn note_end(mut child: Child) {
-    thread::spawn(move || drop(child.wait()));
+    // Without a thread the process stays a zombie until this one ends.
+    drop(thread::Builder::new().spawn(move || child.wait()));
 }
 
 fn done((status, ..): KeeperAnswer) -> io::Result<()> {

@@ -91,14 +91,14 @@ impl ProvidedBuffer {
     /// Returns the 16-bit number of a piece at an offset in the buffer.
     ///
     /// # Panics
-    /// If the number is not within the buffer.
+    /// If the number is not within the pieces that were taken.
     #[inline]
     #[must_use]
     pub fn number_at(&self, at: usize) -> u16 {
-        assert!(at + 2 <= self.memory.len(), "it lies in the buffer");
+        assert!(at + 2 <= self.taken_bytes, "it is in a piece that was taken");
         let place = self.memory.as_raw().wrapping_add(at).cast::<u16>();
-        // SAFETY: both bytes are in the memory. The kernel wrote them before it posted the completion of the
-        // piece, and not since.
+        // SAFETY: both bytes are in a piece, so in the memory. The kernel wrote them before it posted the
+        // completion of the piece, and not since.
         unsafe { place.read_unaligned() }
     }
 
