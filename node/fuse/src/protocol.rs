@@ -57,6 +57,7 @@ const FOPEN_DIRECT_IO: u32 = 1 << 0;
 const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 const NOTIFY_STORE: i32 = 4;
+const NOTIFY_RETRIEVE: i32 = 5;
 const NOTIFY_RESEND: i32 = 7;
 
 mod opcode {
@@ -245,7 +246,17 @@ pub fn grown(len_bytes: u64) -> Vec<u8> {
     [&head[..], &body.0].concat()
 }
 
-/// Encodes the body of the reply to a WRITE that was written completely.
+/// Encodes the notification that makes the kernel send a request with this number to the server, with no bytes
+/// of the file.
+#[must_use]
+pub fn retrieve(unique: u64) -> Vec<u8> {
+    let mut body = MessageBytes::default();
+    body.u64(unique).u64(FILE).u64(0).u32(0).u32(0);
+    let head = reply_head(0, -NOTIFY_RETRIEVE, body.0.len() as u32);
+    [&head[..], &body.0].concat()
+}
+
+/// The body of the reply to a WRITE of which all was written.
 #[must_use]
 pub fn written(len_bytes: u32) -> [u8; 8] {
     let mut body = [0; 8];

@@ -1,4 +1,4 @@
-//! Ends of the server and of the keeper while 16 threads write, read and verify with direct I/O.
+//! Ends of the server and of the keeper while threads write, read and verify with direct I/O.
 
 use std::time::Duration;
 
@@ -20,52 +20,60 @@ struct UringEnds {
     about: &'static str,
     way: &'static str,
     number: u32,
+    /// Number of threads of the load.
+    threads: u32,
     /// Script of one end.
     script: &'static str,
-    /// True if programs must see no error.
-    is_promised: bool,
 }
 
-const ENDS: [UringEnds; 5] = [
+const ENDS: [UringEnds; 6] = [
     UringEnds {
         name: "copy_kill",
         about: "kills of the server",
         way: "keeper-copy",
         number: 20,
+        threads: 16,
         script: "kill -9 $(cat /run/uring/server)",
-        is_promised: true,
     },
     UringEnds {
         name: "zc_kill",
         about: "kills of the server, zero copy",
         way: "keeper-zero",
         number: 20,
+        threads: 16,
         script: "kill -9 $(cat /run/uring/server)",
-        is_promised: true,
     },
     UringEnds {
         name: "zc_sqpoll_kill",
         about: "kills of the server, zero copy, IORING_SETUP_SQPOLL",
         way: "kernel-zero",
         number: 20,
+        threads: 16,
         script: "kill -9 $(cat /run/uring/server)",
-        is_promised: true,
-    },
-    UringEnds {
-        name: "zc_keeper_replaced",
-        about: "keepers that were replaced while the server held all answers",
-        way: "keeper-zero",
-        number: 10,
-        script: "uring replace /mnt/uring",
-        is_promised: true,
     },
     UringEnds {
         name: "zc_keeper_kill",
         about: "kills of the keeper alone",
         way: "keeper-zero",
-        number: 5,
+        number: 20,
+        threads: 16,
         script: "kill -9 $(cat /run/uring/keeper)",
-        is_promised: false,
+    },
+    UringEnds {
+        name: "zc_lonely_keeper_kill",
+        about: "kills of the keeper alone, one request at a time",
+        way: "keeper-zero",
+        number: 20,
+        threads: 1,
+        script: "kill -9 $(cat /run/uring/keeper)",
+    },
+    UringEnds {
+        name: "zc_both_kill",
+        about: "kills of keeper and server at once, two requests at a time",
+        way: "keeper-zero",
+        number: 20,
+        threads: 2,
+        script: "kill -9 $(cat /run/uring/keeper) $(cat /run/uring/server)",
     },
 ];
 
@@ -77,15 +85,12 @@ pub(super) fn run(vm: &Vm) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-fn play(
-    vm: &Vm,
-    UringEnds { name, about, way, number, script, is_promised }: &UringEnds,
-) -> Result<[Figure; 2]> {
+fn play(vm: &Vm, UringEnds { name, about, way, number, threads, script }: &UringEnds) -> Result<[Figure; 2]> {
     let server = RunningUring::start(vm, way)?;
     let seconds = 3 * number + 5;
     // The load must run until after the last end, and then exit.
     let script = format!(
-        "uring load {MOUNT_POINT}/disk {seconds} > /run/load & load=$!; sleep 1\n\
+        "uring load {MOUNT_POINT}/disk {seconds} {threads} > /run/load & load=$!; sleep 1\n\
          for round in $(seq {number}); do sleep 1; {script} || exit; done\n\
          kill -0 $load || exit\n\
          for second in $(seq $(({seconds} + {ANSWERED_WITHIN}))); do kill -0 $load 2> /dev/null || break; sleep 1; done\n\
@@ -106,7 +111,7 @@ fn play(
         bar,
     };
     Ok([
-        figure("errors", errors, "count", is_promised.then_some(Bar::Exactly(0.0))),
+        figure("errors", errors, "count", Some(Bar::Exactly(0.0))),
         figure("longest_ms", longest_us / 1e3, "ms", None),
     ])
 }

@@ -5,22 +5,18 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::symlink;
 use std::process::{Child, Command};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::classic;
 use crate::connection::{connect, open_disk};
-use crate::load;
 use crate::memory::SharedMemory;
 use crate::ring::{Ring, Submitter};
 use crate::server::{FILES, RingServer};
-use crate::{classic, say};
 
 /// Directory with the process ids, and a link to the memory.
 const RUN_DIR: &str = "/run/uring";
-/// Maximum wait until the server holds all answers.
-const WITHIN: Duration = Duration::from_secs(30);
 
 /// Ways to receive and answer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +87,14 @@ impl Inherited {
         let memory = SharedMemory::open(&self.memory)?;
         let ring = Ring::map(self.ring, memory.params(), submitter, self.wake)?;
         Ok((
-            RingServer { ring, memory, file, zero_copy, given_again: Vec::new(), held: Vec::new() },
+            RingServer {
+                ring,
+                memory,
+                file,
+                zero_copy,
+                given_again: vec![0; memory.entries()],
+                must_kick: true,
+            },
             disk,
             self.connection,
         ))
@@ -106,9 +109,6 @@ pub(crate) fn run(name: &str, way: Way, disk: &str, directory: &str) -> io::Resu
     // SAFETY: the call takes an integer.
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     let (memory, shared) = SharedMemory::create(usize::try_from(processors).map_err(io::Error::other)?)?;
-    let link = format!("{RUN_DIR}/memory");
-    drop(fs::remove_file(&link));
-    symlink(format!("/proc/{}/fd/{}", std::process::id(), shared.as_raw_fd()), link)?;
     let wake = eventfd()?;
     let submitter = if let Way::Uring { submitter, .. } = way { submitter } else { Submitter::Writer };
     let ring = Ring::new(memory.entries(), submitter, wake.try_clone()?)?;
@@ -131,8 +131,14 @@ pub(crate) fn run(name: &str, way: Way, disk: &str, directory: &str) -> io::Resu
                 }
             }
             Submitter::Kernel => {
-                let server =
-                    RingServer { ring, memory, file, zero_copy, given_again: Vec::new(), held: Vec::new() };
+                let server = RingServer {
+                    ring,
+                    memory,
+                    file,
+                    zero_copy,
+                    given_again: vec![0; memory.entries()],
+                    must_kick: true,
+                };
                 server.introduce(&inherited.connection)?;
             }
             Submitter::Writer => (),
@@ -153,12 +159,27 @@ pub(crate) fn run(name: &str, way: Way, disk: &str, directory: &str) -> io::Resu
 pub(crate) fn keep(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> {
     let Way::Uring { zero_copy, .. } = way else { return Err(io::Error::other("this way has no keeper")) };
     let (server, _, connection) = Inherited::of(numbers)?.server(disk, Submitter::Writer, zero_copy)?;
+    let _cancelled = cancelled_at_end()?;
     let ready = &server.memory.head().ready;
     if ready.load(Ordering::SeqCst) == 0 {
         server.introduce(&connection)?;
         ready.store(1, Ordering::SeqCst);
     }
     server.ring.submit_for_servers()
+}
+
+/// Makes the kernel cancel the commands of this thread at the begin of its exit, while the thread can still
+/// run their task work. The kernel does so for a thread with a request in flight on a file of io_uring; here
+/// that is a poll that never ends. Without it the kernel leaves the commands alone, and each request that
+/// reaches one of them fails.
+fn cancelled_at_end() -> io::Result<io_uring::IoUring> {
+    let mut ring = io_uring::IoUring::new(1)?;
+    let own = io_uring::types::Fd(ring.as_raw_fd());
+    let poll = io_uring::opcode::PollAdd::new(own, libc::POLLPRI as u32).build();
+    // SAFETY: the entry names no memory.
+    unsafe { ring.submission().push(&poll) }.map_err(io::Error::other)?;
+    ring.submit()?;
+    Ok(ring)
 }
 
 /// Serves until the process is killed.
@@ -177,51 +198,9 @@ pub(crate) fn serve(way: Way, disk: &str, numbers: [&str; 4]) -> io::Result<()> 
                 server.ring.make_tables(FILES, server.memory.entries())?;
                 server.introduce(&connection)?;
             }
-            server.serve(&disk)
+            server.serve(&disk, &connection)
         }
     }
-}
-
-/// Replaces the keeper while the kernel has no command: the server holds its answers until it has one for
-/// each entry, and this function makes enough requests for that.
-pub(crate) fn replace(directory: &str) -> io::Result<()> {
-    let memory =
-        SharedMemory::open(&File::options().read(true).write(true).open(format!("{RUN_DIR}/memory"))?)?;
-    let begun = Instant::now();
-    let head = memory.head();
-    head.hold.store(1, Ordering::SeqCst);
-    std::thread::scope(|scope| {
-        scope.spawn(|| load::ask(directory, memory.entries()));
-        while head.held.load(Ordering::SeqCst) == 0 && begun.elapsed() < WITHIN {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let was_held = head.held.load(Ordering::SeqCst) != 0;
-        let killed =
-            if was_held { kill_keeper() } else { Err(io::Error::other("some entry has no request")) };
-        head.hold.store(0, Ordering::SeqCst);
-        killed
-    })?;
-    say(format_args!("replaced after {:?}", begun.elapsed()));
-    Ok(())
-}
-
-/// Kills the keeper and waits for the next one.
-fn kill_keeper() -> io::Result<()> {
-    let path = format!("{RUN_DIR}/keeper");
-    let old = fs::read_to_string(&path)?;
-    let number = old.parse().map_err(io::Error::other)?;
-    // SAFETY: the call takes integers.
-    if unsafe { libc::kill(number, libc::SIGKILL) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let begun = Instant::now();
-    while begun.elapsed() < WITHIN {
-        if fs::read_to_string(&path).is_ok_and(|new| !new.is_empty() && new != old) {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Err(io::Error::other("no keeper came after it"))
 }
 
 /// Waits for a child to exit and returns its process id.

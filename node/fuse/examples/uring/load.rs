@@ -1,7 +1,6 @@
-//! Users of the file: readers and writers that verify their data, and requests for attributes.
-#![allow(unsafe_code)] // statx(2) and sched_setaffinity(2)
+//! Users of the file: readers and writers that verify their data.
+#![allow(unsafe_code)] // sched_setaffinity(2)
 
-use std::ffi::CString;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -9,11 +8,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::connection::NAME;
-use crate::memory::DEPTH;
 use crate::say;
 
-const THREADS: usize = 16;
 /// Bytes of the file per thread.
 const REGION_BYTES: usize = 4 << 20;
 /// Request sizes of the threads with an even number, and of the others.
@@ -30,12 +26,12 @@ struct LoadCounts {
     longest_us: AtomicU64,
 }
 
-/// Writes and reads for `seconds`, then prints the counts.
-pub(crate) fn run(path: &Path, seconds: u64) -> io::Result<()> {
+/// Writes and reads for `seconds` on `threads` threads, then prints the counts.
+pub(crate) fn run(path: &Path, seconds: u64, threads: usize) -> io::Result<()> {
     let counts = LoadCounts::default();
     let end = Instant::now() + Duration::from_secs(seconds);
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
+        for thread in 0..threads {
             let counts = &counts;
             scope.spawn(move || {
                 let mut turn = 0;
@@ -82,36 +78,16 @@ fn timed(counts: &LoadCounts, operation: impl FnOnce() -> io::Result<()>) -> io:
     done
 }
 
-/// Makes concurrent requests, equally many on each processor, for attributes that the kernel must read from
-/// the server.
-pub(crate) fn ask(directory: &str, requests: usize) {
-    std::thread::scope(|scope| {
-        for thread in 0..requests {
-            scope.spawn(move || {
-                if let Err(error) = stay_on(thread / DEPTH).and_then(|()| ask_once(directory)) {
-                    say(format_args!("statx: {error}"));
-                }
-            });
-        }
-    });
-}
-
-fn stay_on(processor: usize) -> io::Result<()> {
+/// Binds the calling thread to a processor, or to none.
+pub(crate) fn stay_on(processor: Option<usize>) -> io::Result<()> {
     // SAFETY: zeros are an empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the function checks the number.
-    unsafe { libc::CPU_SET(processor, &mut set) };
+    let processors = processor.map_or(0..1024, |processor| processor..processor + 1);
+    for processor in processors {
+        // SAFETY: the function checks the number.
+        unsafe { libc::CPU_SET(processor, &mut set) };
+    }
     // SAFETY: the set outlives the call.
     let done = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-fn ask_once(directory: &str) -> io::Result<()> {
-    let path = CString::new(format!("{directory}/{NAME}"))?;
-    // SAFETY: zeros are a valid structure.
-    let mut found: libc::statx = unsafe { std::mem::zeroed() };
-    let (flags, mask) = (libc::AT_STATX_FORCE_SYNC, libc::STATX_BASIC_STATS);
-    // SAFETY: a C string and one structure, which outlive the call.
-    let done = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, mask, &raw mut found) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

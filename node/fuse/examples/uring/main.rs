@@ -20,7 +20,7 @@ mod memory;
 mod ring;
 mod server;
 
-const USAGE: &str = "uring run WAY DISK DIRECTORY | uring load FILE SECONDS | uring replace DIRECTORY
+const USAGE: &str = "uring run WAY DISK DIRECTORY | uring load FILE SECONDS THREADS
 WAY is classic, or who submits (own, keeper, kernel) and how data moves (copy, zero): keeper-zero";
 
 fn main() -> ExitCode {
@@ -34,10 +34,9 @@ fn main() -> ExitCode {
         ["keeper", name, disk, connection, memory, wake, ring] => {
             way(name).and_then(|way| keeper::keep(way, disk, [connection, memory, wake, ring]))
         }
-        ["load", file, seconds] => {
-            seconds.parse().map_err(io::Error::other).and_then(|seconds| load::run(Path::new(file), seconds))
-        }
-        ["replace", directory] => keeper::replace(directory),
+        ["load", file, seconds, threads] => number(seconds).and_then(|seconds| {
+            load::run(Path::new(file), seconds, usize::try_from(number(threads)?).map_err(io::Error::other)?)
+        }),
         _ => Err(io::Error::other(USAGE)),
     };
     match done {
@@ -47,6 +46,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn number(word: &str) -> io::Result<u64> {
+    word.parse().map_err(io::Error::other)
 }
 
 fn way(name: &str) -> io::Result<Way> {

@@ -48,10 +48,6 @@ pub(crate) struct SharedHead {
     step_next_head: AtomicU32,
     /// into the submissions before this number.
     step_tail: AtomicU32,
-    /// Not 0: the server must hold back answers.
-    pub(crate) hold: AtomicU32,
-    /// Not 0: it holds answers of all entries.
-    pub(crate) held: AtomicU32,
     /// Not 0: the kernel has the entries.
     pub(crate) ready: AtomicU32,
 }

@@ -192,7 +192,12 @@ impl Ring {
         self.word(self.params.sq.tail).load(Ordering::Relaxed)
     }
 
-    /// Returns the number of the next completion.
+    /// The kernel has taken all submissions that were shown.
+    pub(crate) fn all_taken(&self) -> bool {
+        self.word(self.params.sq.head).load(Ordering::Acquire) == self.tail()
+    }
+
+    /// Number of the next completion.
     pub(crate) fn head(&self) -> u32 {
         self.word(self.params.cq.head).load(Ordering::Relaxed)
     }

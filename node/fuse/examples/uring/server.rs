@@ -4,11 +4,11 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_fuse::protocol::{FuseFile, FuseRequest, parse, reply_head, written};
+use holdfast_fuse::protocol::{FuseFile, FuseRequest, parse, reply_head, retrieve, written};
 
+use crate::load::stay_on;
 use crate::memory::{
     ANSWER, ANSWER_LEN, ANSWERED, COMMIT_ID, DEPTH, HEADER_BYTES, OPERATION, PAYLOAD_BYTES, PAYLOAD_LEN,
     PAYLOAD_OFFSET, RING_FLAGS, SharedMemory, VECTORS,
@@ -38,6 +38,9 @@ const READ: u64 = 1 << 16;
 const WRITTEN: u64 = 2 << 16;
 const SYNCED: u64 = 3 << 16;
 
+/// Maximum number of times that an entry is given again: its command always fails after the connection ended.
+const GIVEN_AGAIN: u32 = 100;
+
 /// Offset of the flags in the answer to OPEN, and `FOPEN_IO_URING_ZERO_COPY` in their second byte.
 const OPEN_FLAGS: usize = 16 + 8;
 const OPEN_ZERO_COPY: u8 = 1;
@@ -48,10 +51,10 @@ pub(crate) struct RingServer {
     pub(crate) memory: SharedMemory,
     pub(crate) file: FuseFile,
     pub(crate) zero_copy: bool,
-    /// Entries with a cancelled command that were given to the kernel again.
-    pub(crate) given_again: Vec<usize>,
-    /// Answers held back.
-    pub(crate) held: Vec<Submission>,
+    /// Number of times that each entry was given to the kernel again since its last request.
+    pub(crate) given_again: Vec<u32>,
+    /// True if requests may wait in queues that had no entry.
+    pub(crate) must_kick: bool,
 }
 
 impl RingServer {
@@ -107,55 +110,53 @@ impl RingServer {
     }
 
     /// Serves until the process is killed.
-    pub(crate) fn serve(&mut self, disk: &File) -> io::Result<()> {
+    pub(crate) fn serve(&mut self, disk: &File, connection: &File) -> io::Result<()> {
         self.ring.set_file(DISK, disk.as_fd())?;
         if let Some(head) = self.memory.head().unfinished(self.ring.head(), self.ring.tail()) {
             self.ring.consume(head);
         }
-        // A killed server may have published submissions without waking the submitter.
+        // A killed server may have published submissions without waking the submitter, and may have given
+        // entries again.
         let mut shown = 1;
         loop {
-            let wanted = u32::from(self.ring.end() == self.ring.head());
+            let wanted = u32::from(self.ring.end() == self.ring.head() && !self.must_kick);
             self.ring.enter(shown, wanted)?;
+            if self.must_kick && self.ring.all_taken() {
+                self.kick(connection)?;
+            } else if self.must_kick {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             shown = self.step();
         }
     }
 
-    /// Handles all available completions. Returns the number of submissions.
+    /// Makes the kernel send a request on each processor. Requests that came while a queue had no entry wait
+    /// until a request of that queue is answered.
+    fn kick(&mut self, connection: &File) -> io::Result<()> {
+        self.must_kick = false;
+        for queue in 0..self.memory.entries() / DEPTH {
+            // A processor that is offline has no requests.
+            if stay_on(Some(queue)).is_ok() {
+                io::Write::write_all(&mut &*connection, &retrieve(1 << 62 | (queue as u64) << 1))?;
+            }
+        }
+        stay_on(None)
+    }
+
+    /// Handles all completions. Returns the number of submissions.
     fn step(&mut self) -> u32 {
         let (head, end, tail) = (self.ring.head(), self.ring.end(), self.ring.tail());
         let (mut number, mut next) = (head, tail);
-        let is_holding = self.memory.head().hold.load(Ordering::SeqCst) != 0;
         while number != end {
-            match self.follow(self.ring.completion(number)) {
-                Some(answer) if is_holding && is_commit(&answer) => self.held.push(answer),
-                Some(submission) => self.show(&mut next, submission),
-                None => (),
+            if let Some(submission) = self.follow(self.ring.completion(number)) {
+                self.show(&mut next, submission);
             }
             number = number.wrapping_add(1);
-        }
-        if self.held.len() == self.memory.entries() {
-            self.wait_for_keeper();
-        }
-        if self.memory.head().hold.load(Ordering::SeqCst) == 0 {
-            for answer in std::mem::take(&mut self.held) {
-                self.show(&mut next, answer);
-            }
         }
         self.memory.head().note(head, end, next);
         self.ring.submit(next);
         self.ring.consume(end);
         next.wrapping_sub(tail)
-    }
-
-    /// Lets the keeper be replaced, while the kernel has no command.
-    fn wait_for_keeper(&self) {
-        let head = self.memory.head();
-        head.held.store(1, Ordering::SeqCst);
-        while head.hold.load(Ordering::SeqCst) != 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        head.held.store(0, Ordering::SeqCst);
     }
 
     /// Returns the next submission after a completion. A successor may handle the same completion again: this
@@ -166,7 +167,7 @@ impl RingServer {
         match user_data & !0xffff {
             FETCHED if result < 0 => self.give_again(entry, result),
             FETCHED => {
-                self.given_again.retain(|other| *other != entry);
+                self.given_again[entry] = 0;
                 Some(self.begin(entry))
             }
             // The keeper that submitted it has exited.
@@ -178,10 +179,11 @@ impl RingServer {
     /// Gives an entry to the kernel again after its command failed: the keeper or connection ended.
     fn give_again(&mut self, entry: usize, result: i32) -> Option<Submission> {
         say(format_args!("entry {entry}: {}", io::Error::from_raw_os_error(-result)));
-        if self.given_again.contains(&entry) {
+        self.given_again[entry] += 1;
+        if self.given_again[entry] > GIVEN_AGAIN {
             return None;
         }
-        self.given_again.push(entry);
+        self.must_kick = true;
         Some(self.register(entry))
     }
 
@@ -282,8 +284,4 @@ fn command(operation: u64, user_data: u64, request: [u64; 5]) -> Submission {
     submission.offset = operation;
     submission.command[..5].copy_from_slice(&request);
     submission
-}
-
-fn is_commit(submission: &Submission) -> bool {
-    submission.opcode == Submission::URING_CMD && submission.offset == COMMIT_AND_FETCH
 }
