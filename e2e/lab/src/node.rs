@@ -27,6 +27,9 @@ const KUBECONFIG: &str = "/state/node.kubeconfig";
 /// Port of its metrics in the machine.
 pub const METRICS_PORT: u16 = 9181;
 
+/// Number of instances that were named in this process.
+static INSTANCES: AtomicUsize = AtomicUsize::new(1);
+
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(300);
@@ -235,7 +238,9 @@ impl Node {
     /// If the old one does not exit in time with code 0, or the new one does not start.
     pub fn hand_over(&self) -> Result<()> {
         let old = self.program();
-        let number = self.handoffs.fetch_add(1, Ordering::Relaxed) + 1;
+        self.handoffs.fetch_add(1, Ordering::Relaxed);
+        // Unique across the daemons of a scenario: a node refuses an instance that served it before.
+        let number = INSTANCES.fetch_add(1, Ordering::Relaxed);
         self.spawn(Some(&format!("daemon-{number}")))?;
         let exit = self.vm.wait(old, STOP_LIMIT)?;
         ensure!(exit == Exit::Code(0), "the daemon ended by {exit:?} when another asked it to leave");
