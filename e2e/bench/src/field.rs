@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_lab::pins::{KERNEL, LTS_KERNEL};
 use holdfast_lab::report;
 use holdfast_lab::world::World;
-use holdfast_scenarios::{host_daemons, kill_rounds, store_dialects};
+use holdfast_scenarios::{host_daemons, kill_rounds, restore, store_dialects};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -99,10 +99,12 @@ pub(super) fn run_stores(world: &World) -> Result<Vec<Figure>> {
     let said = play(world, "store-dialects", store_dialects::play)?;
     said.wrong.iter().chain(&said.lost).for_each(report::step);
     let (lookers, found) = said.not_atomic;
+    let restored = play(world, "restore", restore::play)?;
     Ok(vec![
         count("dialects_total", said.dialects, "answers that stores give in their own way", DIALECTS),
         count("dialects_passed", said.dialects.saturating_sub(said.wrong.len()), "all", DIALECTS),
         count("dialect_objects_lost", said.lost.len(), "none", 0),
+        count("snapshots_restored_in_new_cluster", restored, "the snapshot of a lost cluster", 1),
         Figure {
             name: "probe_found_nonatomic".to_owned(),
             value: found as f64,

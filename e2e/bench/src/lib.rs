@@ -232,8 +232,8 @@ pub const BY_NAME: &[Benchmark] = &[
     },
     Benchmark {
         name: "field-stores",
-        about: "answers that stores give in their own way: messages, objects that are lost",
-        expected: Duration::from_secs(180),
+        about: "answers that stores give in their own way: messages, objects that are lost; a bucket whose cluster is lost",
+        expected: Duration::from_secs(300),
         profile: Profile::Dev,
         run: field::run_stores,
     },

@@ -22,6 +22,7 @@ const BUCKET: &str = "volumes";
 /// others; the last one stays attached when its node is lost.
 const VOLUMES: [&str; 3] = ["pvc-1", "plain", "third"];
 /// Our VolumeSnapshot of the claim's volume, and the user's.
+const KIND: &str = "volumesnapshots.storage.holdfast.dev";
 const SNAPSHOT: &str = "volumesnapshots.storage.holdfast.dev/snapshot-1";
 const USERS_SNAPSHOT: &str = "shop/nightly";
 const BYTES: u64 = 4 << 20;
@@ -30,6 +31,15 @@ const FEW_BYTES: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(world: &World) -> Result<()> {
+    play(world).map(drop)
+}
+
+/// Loses a cluster, points another one at its bucket, and verifies every volume. Returns the number of
+/// VolumeSnapshots that the new cluster adopted; a volume that begins with theirs has the bytes of the lost one.
+///
+/// # Errors
+/// If anything is missing in the new cluster, or differs.
+pub fn play(world: &World) -> Result<usize> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
@@ -72,7 +82,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let device = begin_with_the_snapshot(&other, &b)?;
     ensure!(sums[0] == sum_of(&b, &device)?, "a volume that begins with the snapshot has other bytes");
     b.terminate()?;
-    operator.stop()
+    operator.stop()?;
+    Ok(other.kubectl(["get", KIND, "--output=name"])?.lines().count())
 }
 
 /// Volumes that a new cluster found in the bucket of a lost one.
