@@ -8,9 +8,9 @@
 //! Owns: the Lease object.
 //! Invariants: the holder stops before another may begin, because it stops after [`RENEW_DEADLINE`] while
 //! others wait for the longer [`LEASE_DURATION`]. The former begins before the request that renews the lease,
-//! because others may see its effect long before the answer arrives here. Silence is measured by the watcher's own clock from the
-//! last change it saw, never by comparing the clocks of two machines. Every write carries the resource
-//! version it is based on.
+//! because others may see its effect long before the answer arrives here. Silence is measured by the
+//! watcher's own clock from the last change it saw, never by comparing the clocks of two machines. Every
+//! write carries the resource version it is based on.
 //! On failure: requests that the API server does not answer are retried; a leader stops when the deadline
 //! passes. A candidate that no longer looks at the lease is not alive ([`Pulse`]).
 

@@ -206,8 +206,8 @@ mod tests {
         assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it recovers");
     }
 
-    /// Regression, found in review: the resizer and the provisioner, in different processes, promised the same
-    /// memory.
+    /// Regression, found in review: the resizer and the provisioner, in different processes, promised the
+    /// same memory.
     #[tokio::test]
     async fn a_growth_that_another_process_overtook_is_undone() {
         let grown = async |limit_bytes, meanwhile| {

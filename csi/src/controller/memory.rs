@@ -7,8 +7,8 @@
 //!
 //! Invariant: two promises of one room do not both stay. Creations and expansions may run in different
 //! processes, because each sidecar elects its own leader. So each is checked before its write, and again
-//! ([`NodeReport::left`]) with the other volumes that exist after it: of two that race, the later one sees the
-//! earlier one. A refused one is undone, possibly both, and the sidecar retries.
+//! ([`NodeReport::left`]) with the other volumes that exist after it: of two that race, the later one sees
+//! the earlier one. A refused one is undone, possibly both, and the sidecar retries.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -290,8 +290,8 @@ impl<'a> PromisedGrowth<'a> {
         Ok(())
     }
 
-    /// Writes the former size and limits of a volume that was grown, unless its device has grown already: then
-    /// the node had the room. Returns the resulting Volume.
+    /// Writes the former size and limits of a volume that was grown, unless its device has grown already:
+    /// then the node had the room. Returns the resulting Volume.
     ///
     /// # Errors
     /// Those of [`ClusterVolumes::change`](super::objects::Objects::change).

@@ -101,8 +101,8 @@ pub(crate) fn rival_of<'a>(
         .map(|(_place, name)| name)
 }
 
-/// Returns the name of another VolumeSnapshot among `all` that represents the snapshot of `snapshot`, or is to
-/// adopt it, and is not being deleted.
+/// Returns the name of another VolumeSnapshot among `all` that represents the snapshot of `snapshot`, or is
+/// to adopt it, and is not being deleted.
 pub(crate) fn also_of<'a>(
     snapshot: &VolumeSnapshot,
     all: impl IntoIterator<Item = &'a VolumeSnapshot>,

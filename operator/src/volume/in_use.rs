@@ -3,8 +3,8 @@
 //! volumes, that ObjectStore.
 //!
 //! Owns: `data` of the ConfigMap `holdfast-in-use`. Limits the writes on attach and detach: the first volume
-//! is written at once, other changes once a minute, and 0 after [`NONE_FOR`] without volumes. The same numbers
-//! are written again after [`REPAIR_EVERY`].
+//! is written at once, other changes once a minute, and 0 after [`NONE_FOR`] without volumes. The same
+//! numbers are written again after [`REPAIR_EVERY`].
 //! On failure: the old numbers stay, and the write is retried.
 
 use std::collections::BTreeMap;

@@ -351,8 +351,8 @@ fn a_node_that_cannot_promise_the_memory_is_exhausted() {
     assert!(message.contains("lower spillPercent") && message.contains("node.memorySpill"), "{message}");
 }
 
-/// Regression, found in review: the scheduler chose another node, and the claim was bound to the memory of the
-/// first node and the host name of the second.
+/// Regression, found in review: the scheduler chose another node, and the claim was bound to the memory of
+/// the first node and the host name of the second.
 #[test]
 fn a_memory_volume_of_another_node_is_made_again() {
     let of_claim = |claim: &str| {

@@ -504,8 +504,8 @@ mod tests {
         assert_eq!(*writes.lock(), ["a", "status", "status"]);
     }
 
-    /// Regression, found in review: the daemon of a deleted Node removed the owner of its StorageNode, or made
-    /// it again without one, and the StorageNode stayed.
+    /// Regression, found in review: the daemon of a deleted Node removed the owner of its StorageNode, or
+    /// made it again without one, and the StorageNode stayed.
     #[tokio::test]
     async fn a_node_that_is_gone_still_owns_its_storage_node() {
         /// Returns the owners that a report wrote, if `there` are the owners of the StorageNode.
