@@ -28,6 +28,20 @@ pub(crate) enum VolumeAccess {
     },
 }
 
+impl VolumeAccess {
+    /// Returns true if the mount options ask for a read-only file system: the last of `ro` and `rw` counts,
+    /// as for mount(8).
+    pub(crate) fn is_read_only(&self) -> bool {
+        match self {
+            Self::Block => false,
+            Self::Mount { file_system: _, options } => {
+                let options = options.iter().flat_map(|options| options.split(','));
+                options.filter(|option| matches!(*option, "ro" | "rw")).next_back() == Some("ro")
+            }
+        }
+    }
+}
+
 /// Users of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Users {

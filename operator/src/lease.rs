@@ -7,9 +7,10 @@
 //! ```
 //! Owns: the Lease object.
 //! Invariants: the holder stops before another may begin, because it stops after [`RENEW_DEADLINE`] while
-//! others wait for the longer [`LEASE_DURATION`]. Silence is measured by the watcher's own clock from the
-//! last change it saw, never by comparing the clocks of two machines. Every write carries the resource
-//! version it is based on.
+//! others wait for the longer [`LEASE_DURATION`]. The former begins before the request that renews the lease,
+//! because others may see its effect long before the answer arrives here. Silence is measured by the
+//! watcher's own clock from the last change it saw, never by comparing the clocks of two machines. Every
+//! write carries the resource version it is based on.
 //! On failure: requests that the API server does not answer are retried; a leader stops when the deadline
 //! passes. A candidate that no longer looks at the lease is not alive ([`Pulse`]).
 
@@ -75,6 +76,8 @@ pub(crate) struct Election {
     identity: String,
     seen: Seen,
     pulse: Pulse,
+    /// Time before the last request that acquired or renewed the lease.
+    renewed: Instant,
 }
 
 /// The version that the candidate saw last, and the time at which it first saw it.
@@ -102,6 +105,7 @@ impl Election {
             identity: identity.to_owned(),
             seen: Seen::default(),
             pulse,
+            renewed: Instant::now(),
         }
     }
 
@@ -123,12 +127,11 @@ impl Election {
 
     /// Renews the lease until it is lost.
     pub(crate) async fn keep(&mut self) -> LeaseLost {
-        let mut renewed = Instant::now();
         loop {
             sleep(RETRY_PERIOD).await;
-            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
+            let left = RENEW_DEADLINE.saturating_sub(self.renewed.elapsed());
             match timeout(left, self.attempt()).await {
-                Ok(Ok(None)) => renewed = Instant::now(),
+                Ok(Ok(None)) => {}
                 Ok(Ok(Some(holder))) => return LeaseLost::Taken(holder),
                 Ok(Err(error)) => tracing::warn!(error = chain(&error), "lease not renewed yet"),
                 Err(_elapsed) => return LeaseLost::NotRenewed,
@@ -157,7 +160,11 @@ impl Election {
 
     /// Tries to acquire or renew the lease once; returns the holder if it is another candidate.
     async fn attempt(&mut self) -> Result<Option<String>, ApiError> {
+        let asked = Instant::now();
         let outcome = self.look().await;
+        if matches!(outcome, Ok(None)) {
+            self.renewed = asked;
+        }
         self.pulse.beat();
         outcome
     }
@@ -275,6 +282,46 @@ mod tests {
         assert!(begun.elapsed() <= RENEW_DEADLINE && pulse.is_alive());
         sleep(LOOKS_WITHIN + Duration::from_secs(1)).await;
         assert!(!pulse.is_alive(), "it does not look any more");
+    }
+
+    /// A server that takes the first write at once, answers it after 4 s, and answers nothing after that.
+    /// Returns the time of that write.
+    fn slow_then_silent(holder: Option<&'static str>) -> (Client, Arc<Mutex<Option<Instant>>>) {
+        let written = Arc::new(Mutex::new(None));
+        let wrote = Arc::clone(&written);
+        let service = tower::service_fn(move |request: hyper::Request<Body>| {
+            let wrote = Arc::clone(&wrote);
+            async move {
+                if wrote.lock().is_some() {
+                    std::future::pending::<()>().await;
+                }
+                if request.method() != hyper::Method::GET {
+                    *wrote.lock() = Some(Instant::now());
+                    sleep(Duration::from_secs(4)).await;
+                }
+                let metadata = ObjectMeta { name: Some("lease".to_owned()), ..ObjectMeta::default() };
+                let lease = Lease { metadata, spec: holder.map(held_by) };
+                let lease = serde_json::to_vec(&lease).expect("JSON");
+                Ok::<_, Infallible>(hyper::Response::new(Body::from(lease)))
+            }
+        });
+        (Client::new(service, "default"), written)
+    }
+
+    /// Regression, found in review: a leader stopped up to a request timeout too late, while the API server
+    /// had its renewal before that, and another candidate began.
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_begins_before_the_request_that_renews() {
+        for is_leader in [true, false] {
+            let (client, written) = slow_then_silent(is_leader.then_some("a"));
+            let mut election = Election::new(client, ("default", "lease"), "a", Pulse::default());
+            if !is_leader {
+                election.lead(|| {}).await;
+            }
+            assert!(matches!(election.keep().await, LeaseLost::NotRenewed));
+            let since = written.lock().expect("it was written").elapsed();
+            assert!(since <= RENEW_DEADLINE, "{since:?}, leader: {is_leader}");
+        }
     }
 
     #[test]

@@ -9,10 +9,11 @@ use holdfast_crds::{
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use holdfast_service::trace;
 use kube::ResourceExt;
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::capacity::{Capacity, signed};
-use super::memory::{self, MemoryParameters, NodeRoom};
+use super::memory::{self, MemoryParameters, NodeReport, NodeRoom, Promisee};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
 use super::parameters::{ANY_NODE, DataHome, Nodes, Parameters, Settings};
@@ -59,13 +60,7 @@ pub(super) async fn answer(
     };
     let found = match (&wanted.parameters.home, &wanted.memory_node) {
         (&DataHome::Memory(parameters), Some(node)) => {
-            // Serializes requests, so that the second counts the memory promised to the first.
-            let _alone = volumes.promising().await;
-            if volumes.get(&wanted.name.object).await?.is_none() {
-                let left = memory::left_room(volumes, node).await?;
-                has_room(parameters, wanted.capacity.bytes, node, left)?;
-            }
-            volumes.create(&wanted.volume(storage_class)?).await?
+            wanted.create_in_memory(volumes, (parameters, node), storage_class, until).await?
         }
         _ => volumes.create(&wanted.volume(storage_class)?).await?,
     };
@@ -87,7 +82,7 @@ pub(super) async fn answer(
             if wanted.has_readers {
                 readers::prepare(snapshots, &volume, until).await?;
             }
-            let host_name = match &wanted.memory_node {
+            let host_name = match memory::node_of(&volume) {
                 Some(node) => volumes.host_name(node).await?,
                 None => None,
             };
@@ -221,6 +216,42 @@ fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
 }
 
 impl WantedVolume {
+    /// Creates a volume in the memory of a node that has room, or returns the existing one.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: the node has no room. Those of the requests.
+    async fn create_in_memory(
+        &self,
+        volumes: &ClusterVolumes,
+        (parameters, node): (MemoryParameters, &str),
+        storage_class: Option<String>,
+        until: Instant,
+    ) -> Result<Volume, Status> {
+        let (name, wanted) = (&self.name.object, self.volume(storage_class)?);
+        // Serializes requests of this process, so that the second counts the memory promised to the first.
+        let _alone = volumes.promising().await;
+        if let Some(found) = volumes.get(name).await? {
+            return Ok(found);
+        }
+        let report = NodeReport::read(volumes, node).await?;
+        let own = Promisee { name, before: None };
+        let check = async || {
+            let left = report.left(volumes, Some(own)).await?;
+            has_room(parameters, self.capacity.bytes, node, left)
+        };
+        check().await?;
+        let created = volumes.create(&wanted).await?;
+        if created.spec.volume_id != wanted.spec.volume_id {
+            return Ok(created);
+        }
+        // The process that expands volumes may have promised the same room meanwhile.
+        if let Err(refused) = check().await {
+            volumes.delete(created, until, check_unused).await?;
+            return Err(refused);
+        }
+        Ok(created)
+    }
+
     /// Builds the object to create.
     fn volume(&self, storage_class: Option<String>) -> Result<Volume, Status> {
         let mut volume = Volume::new(&self.name.object, self.parameters.spec(self.capacity.bytes)?);
@@ -258,7 +289,7 @@ impl WantedVolume {
         let Some(difference) = self.difference(found) else { return Ok(()) };
         if self.made_by_mistake(found) {
             return Err(Status::aborted(format!(
-                "Volume {name} was made with {difference} and never provisioned. It is deleted and created again"
+                "Volume {name} was made with {difference} and never used. It is deleted and created again"
             )));
         }
         Err(Status::already_exists(format!(
@@ -268,7 +299,8 @@ impl WantedVolume {
     }
 
     /// Returns true if the volume was created for the same claim with other parameters, and nothing was
-    /// created in a bucket for it: the StorageClass has been corrected since.
+    /// created in a bucket for it: the StorageClass has been corrected since. Or if it was created for the
+    /// same claim in the memory of another node, and no node has attached it: the scheduler has chosen again.
     fn made_by_mistake(&self, found: &Volume) -> bool {
         let claim = self.parameters.claim.as_ref();
         let is_of_claim = claim.is_some() && found.annotations().get(CLAIM) == claim;
@@ -276,10 +308,17 @@ impl WantedVolume {
             .status
             .as_ref()
             .is_none_or(|status| status.volume_id.is_none() && !is_true(&status.conditions, PROVISIONED));
+        let is_elsewhere = self.is_elsewhere(found) && is_unused(found);
         is_of_claim
-            && is_nowhere
+            && (is_nowhere || is_elsewhere)
             && found.metadata.deletion_timestamp.is_none()
             && self.difference(found).is_some()
+    }
+
+    /// Returns true if a memory volume was created for another node.
+    fn is_elsewhere(&self, found: &Volume) -> bool {
+        let wanted = self.memory_node.as_deref();
+        wanted.is_some() && found.spec.is_memory() && memory::node_of(found) != wanted
     }
 
     /// Describes the first difference between a volume and the request.
@@ -295,6 +334,9 @@ impl WantedVolume {
             Some("another initial content".to_owned())
         } else if readers::has_readers(found) != self.has_readers {
             Some("another access mode".to_owned())
+        } else if self.is_elsewhere(found) {
+            let of_node = |node: &str| format!("the memory of node {node}");
+            Some(memory::node_of(found).map_or_else(|| "the memory of any node".to_owned(), of_node))
         } else if found.metadata.generation.is_some_and(|generation| generation > 1) {
             // The spec was changed since, which may explain different settings.
             self.parameters.difference(&found.spec)
@@ -302,6 +344,27 @@ impl WantedVolume {
             self.parameters.difference_of_new(&found.spec)
         }
     }
+}
+
+/// Returns true if no node has attached a volume, or may attach it now.
+fn is_unused(volume: &Volume) -> bool {
+    let is_used = volume.status.as_ref().is_some_and(|status| {
+        let nodes = [&status.node, &status.assigned_node];
+        let is_named = nodes.into_iter().flatten().any(|node| !node.is_empty());
+        is_named || status.epoch.is_some() || status.last_epoch.is_some()
+    });
+    !is_used && volume.spec.desired_node().is_none()
+}
+
+/// Checks that a volume is unused.
+///
+/// # Errors
+/// `ABORTED`: a node may use it.
+fn check_unused(volume: &Volume) -> Result<(), Status> {
+    if is_unused(volume) {
+        return Ok(());
+    }
+    Err(Status::aborted("the Volume was attached meanwhile; it is tried again"))
 }
 
 /// Returns the volume once it is provisioned, or the reason why it never will be; `None` while in progress.

@@ -4,10 +4,11 @@
 use holdfast_crds::{ATTACHED, RESIZED, Volume, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerExpandVolumeRequest, ControllerExpandVolumeResponse};
 use serde_json::json;
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::capacity::{Capacity, quantity, signed};
-use super::memory;
+use super::memory::{PromisedGrowth, Undone};
 use super::object_name::{is_object_name, volume_id};
 use super::objects::TimedOut;
 use super::readers;
@@ -51,21 +52,16 @@ pub(super) async fn answer(
         return Err(missing(name));
     }
     let volume = volumes.existing(name).await?;
-    // Serializes requests, so that the second counts the memory promised to the first.
+    // Serializes requests of this process, so that the second counts the memory promised to the first.
     let alone = if volume.spec.is_memory() { Some(volumes.promising().await) } else { None };
-    let spec = match plan(&volume, &capacity)? {
-        Plan::Done(_) => None,
+    let volume = match plan(&volume, &capacity)? {
+        Plan::Done(_) => volume,
+        Plan::Grow(bytes) if volume.spec.is_memory() => grow_memory(volumes, &volume, bytes, until).await?,
         Plan::Grow(bytes) => {
-            let mut spec = json!({ "size": quantity(bytes) });
-            if volume.spec.is_memory()
-                && let Some(memory) = memory::grown(volumes, &volume, bytes).await?
-            {
-                spec["memory"] = json!(memory);
-            }
-            Some(spec)
+            let spec = json!({ "size": quantity(bytes) });
+            volumes.change(volume, until, |_same_spec| Ok(Some(spec.clone())), &[]).await?
         }
     };
-    let volume = volumes.change(volume, until, |_same_spec| Ok(spec.clone()), &[]).await?;
     drop(alone);
     let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
     let answer =
@@ -78,6 +74,31 @@ pub(super) async fn answer(
                 "the device of Volume {name} does not have {bytes} bytes yet: {why}"
             )))
         }
+    }
+}
+
+/// Writes the size and limits of a memory volume for which its node has room.
+///
+/// # Errors
+/// `RESOURCE_EXHAUSTED`: the node cannot promise that much; the Volume has its former size. Those of the
+/// requests.
+async fn grow_memory(
+    volumes: &ClusterVolumes,
+    volume: &Volume,
+    bytes: u64,
+    until: Instant,
+) -> Result<Volume, Status> {
+    let growth = PromisedGrowth::plan(volumes, volume, bytes).await?;
+    let mut spec = json!({ "size": quantity(bytes) });
+    if let Some(memory) = &growth.memory {
+        spec["memory"] = json!(memory);
+    }
+    let grown = volumes.change(volume.clone(), until, |_same_spec| Ok(Some(spec.clone())), &[]).await?;
+    // The process that creates volumes may have promised the same room meanwhile.
+    let Err(refused) = growth.check(volumes).await else { return Ok(grown) };
+    match growth.undo(volumes, grown, until).await? {
+        Undone::Yes => Err(refused),
+        Undone::No(grown) => Ok(*grown),
     }
 }
 
@@ -149,6 +170,7 @@ mod tests {
     use holdfast_proto::csi::v1::CapacityRange;
     use tonic::Code;
 
+    use super::super::memory::fake;
     use super::super::publish_volume::tests::volume;
     use super::super::serving_node::tests::cut_off;
     use super::*;
@@ -182,6 +204,39 @@ mod tests {
         assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it has grown");
         memory.status.as_mut().expect("a status").attached_size_bytes = None;
         assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it recovers");
+    }
+
+    /// Regression, found in review: the resizer and the provisioner, in different processes, promised the
+    /// same memory.
+    #[tokio::test]
+    async fn a_growth_that_another_process_overtook_is_undone() {
+        let grown = async |limit_bytes, meanwhile| {
+            let before = fake::volume("v", "1Gi");
+            let (volumes, server) = fake::FakeApi::start(vec![before.clone()], limit_bytes, meanwhile);
+            let volume = serde_json::from_value(before).expect("a Volume");
+            let until = Instant::now() + std::time::Duration::from_secs(20);
+            let outcome = grow_memory(&volumes, &volume, 2 * GIB, until).await;
+            (outcome.map(|grown| grown.spec.size).map_err(|refused| refused.code()), server.volumes())
+        };
+        let named = |all: &[(&str, &str)]| -> Vec<(String, String)> {
+            all.iter().map(|(name, size)| ((*name).to_owned(), (*size).to_owned())).collect()
+        };
+        let two = Ok(Some("2Gi".to_owned()));
+        let (room, enough) = (5 * GIB / 2, 4 * GIB);
+        assert_eq!(grown(room, |_| {}).await, (two.clone(), named(&[("v", "2Gi")])));
+        assert_eq!(grown(3 * GIB / 2, |_| {}).await, (Err(Code::ResourceExhausted), named(&[("v", "1Gi")])));
+        let rival = |volumes: &mut Vec<serde_json::Value>| volumes.push(fake::volume("rival", "1Gi"));
+        let both = named(&[("v", "2Gi"), ("rival", "1Gi")]);
+        assert_eq!(grown(enough, rival).await, (two.clone(), both.clone()));
+        let undone = named(&[("v", "1Gi"), ("rival", "1Gi")]);
+        assert_eq!(grown(room, rival).await, (Err(Code::ResourceExhausted), undone));
+        // A device does not shrink.
+        let device_grows = |volumes: &mut Vec<serde_json::Value>| {
+            volumes[0]["status"] = json!({ "node": "a", "epoch": 1, "attachedSizeBytes": 2 * GIB });
+            volumes[0]["metadata"]["resourceVersion"] = json!("2");
+            volumes.push(fake::volume("rival", "1Gi"));
+        };
+        assert_eq!(grown(room, device_grows).await, (two, both));
     }
 
     /// Regression: it was rejected while the volume was attached.

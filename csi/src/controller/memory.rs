@@ -4,6 +4,11 @@
 //! A node promises the maximum that a volume may use (`most_memory_bytes`, `most_spill_bytes`). The daemon
 //! enforces the same limits at each attach; here they keep the scheduler from choosing a node that would
 //! reject the volume.
+//!
+//! Invariant: two promises of one room do not both stay. Creations and expansions may run in different
+//! processes, because each sidecar elects its own leader. So each is checked before its write, and again
+//! ([`NodeReport::left`]) with the other volumes that exist after it: of two that race, the later one sees
+//! the earlier one. A refused one is undone, possibly both, and the sidecar retries.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -13,6 +18,8 @@ use holdfast_crds::{
     Volume, VolumeSpec, most_memory_bytes, most_spill_bytes,
 };
 use kube::ResourceExt;
+use serde_json::json;
+use tokio::time::Instant;
 use tonic::Status;
 
 use super::capacity::quantity;
@@ -124,19 +131,64 @@ impl NodeRoom {
     }
 }
 
-/// Returns the room that a node can still promise. It is empty for a node without memory volumes; without
-/// disk space for a node that has none for them.
+/// Returns the room that a node can still promise.
 ///
 /// # Errors
 /// Those of the requests.
 pub(super) async fn left_room(volumes: &ClusterVolumes, node: &str) -> Result<NodeRoom, Status> {
-    let Some(found) = volumes.node(node).await? else { return Ok(NodeRoom::default()) };
-    let Some(memory) = found.status.and_then(|status| status.memory) else { return Ok(NodeRoom::default()) };
-    let made_for = volumes.list(&format!("{MEMORY_NODE}={node}")).await?;
-    let wanted = volumes.wanted_on(node).await?;
-    let of_node = made_for.into_iter().chain(wanted).filter(|volume| volume.spec.is_memory());
-    let of_node: BTreeMap<String, Volume> = of_node.map(|volume| (volume.name_any(), volume)).collect();
-    Ok(left(&memory, of_node.values(), node))
+    NodeReport::read(volumes, node).await?.left(volumes, None).await
+}
+
+/// A volume in the state before a promise is made to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promisee<'a> {
+    pub(super) name: &'a str,
+    /// `None`: it does not exist.
+    pub(super) before: Option<&'a Volume>,
+}
+
+/// A node's report on its memory, made before a promise, which it therefore does not contain.
+#[derive(Clone, Debug)]
+pub(super) struct NodeReport {
+    node: String,
+    /// `None` for a node without memory volumes.
+    memory: Option<MemoryUse>,
+}
+
+impl NodeReport {
+    /// Reads the report of a node.
+    ///
+    /// # Errors
+    /// Those of the request.
+    pub(super) async fn read(volumes: &ClusterVolumes, node: &str) -> Result<Self, Status> {
+        let status = volumes.node(node).await?.and_then(|found| found.status);
+        Ok(Self { node: node.to_owned(), memory: status.and_then(|status| status.memory) })
+    }
+
+    /// Returns the room that the node can still promise, with the volumes that exist now, and `own` as it was
+    /// before. The room is empty for a node without memory volumes; without disk space for a node that has
+    /// none for them.
+    ///
+    /// # Errors
+    /// Those of the requests.
+    pub(super) async fn left(
+        &self,
+        volumes: &ClusterVolumes,
+        own: Option<Promisee<'_>>,
+    ) -> Result<NodeRoom, Status> {
+        let Self { node, memory } = self;
+        let Some(memory) = memory else { return Ok(NodeRoom::default()) };
+        let made_for = volumes.list(&format!("{MEMORY_NODE}={node}")).await?;
+        let wanted = volumes.wanted_on(node).await?;
+        let of_node = made_for.into_iter().chain(wanted).filter(|volume| volume.spec.is_memory());
+        let mut of_node: BTreeMap<String, Volume> =
+            of_node.map(|volume| (volume.name_any(), volume)).collect();
+        if let Some(Promisee { name, before }) = own {
+            of_node.remove(name);
+            of_node.extend(before.map(|volume| (name.to_owned(), volume.clone())));
+        }
+        Ok(left(memory, of_node.values(), node))
+    }
 }
 
 /// Returns the remaining room of a node that reported `memory`.
@@ -165,47 +217,109 @@ fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clon
     }
 }
 
-/// Returns `spec.memory` of a memory volume that grows to this size: limits that are a share of its size grow
-/// with it, others do not change.
-///
-/// # Errors
-/// `RESOURCE_EXHAUSTED`: the node cannot promise that much. Those of the requests.
-pub(super) async fn grown(
-    volumes: &ClusterVolumes,
-    volume: &Volume,
-    size_bytes: u64,
-) -> Result<Option<MemorySpec>, Status> {
-    let internal = |error: FieldError| Status::internal(error.to_string());
-    let has = NodeRoom::of(&volume.spec).map_err(internal)?;
-    let mut spec = volume.spec.clone();
-    let from_bytes = spec.size_bytes().map_err(internal)?;
-    if let Some(memory) = &mut spec.memory {
-        let MemorySpec { limit, spill, compression: _ } =
-            MemoryParameters::of(memory, from_bytes).spec(size_bytes);
-        memory.limit = limit.or(memory.limit.take());
-        memory.spill = spill.or(memory.spill.take());
-    }
-    spec.size = Some(quantity(size_bytes));
-    let wanted = NodeRoom::of(&spec).map_err(internal)?;
-    let Some(node) = node_of(volume).or(volume.spec.node_name.as_deref()) else { return Ok(spec.memory) };
-    let more = NodeRoom {
-        memory_bytes: wanted.memory_bytes.saturating_sub(has.memory_bytes),
-        spill_bytes: wanted.spill_bytes.saturating_sub(has.spill_bytes),
-    };
-    let left = left_room(volumes, node).await?;
-    for (more_bytes, left_bytes, of, fix) in [
-        (more.memory_bytes, left.memory_bytes, "memory", "node.memoryVolumes"),
-        (more.spill_bytes, left.spill_bytes, "disk for its spill file", "node.memorySpill"),
-    ] {
-        if more_bytes > left_bytes {
-            let [more, left] = [more_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
-            return Err(Status::resource_exhausted(format!(
-                "capacity_range.required_bytes: with that size the volume may take another {more} of {of}, and node {node} can \
-                 promise {left} more. Ask for less, delete other memory volumes of the node, or raise {fix} of the chart"
-            )));
+/// Growth of a memory volume for which its node has room.
+#[derive(Debug)]
+pub(super) struct PromisedGrowth<'a> {
+    volume: &'a Volume,
+    /// `spec.memory` of the grown volume.
+    pub(super) memory: Option<MemorySpec>,
+    /// The room that it needs.
+    more: NodeRoom,
+    /// The report of the volume's node; `None` if it has no node.
+    report: Option<NodeReport>,
+}
+
+impl<'a> PromisedGrowth<'a> {
+    /// Plans the growth of a memory volume to this size: limits that are a share of its size grow with it,
+    /// others do not change.
+    ///
+    /// # Errors
+    /// Those of [`Self::check`].
+    pub(super) async fn plan(
+        volumes: &ClusterVolumes,
+        volume: &'a Volume,
+        size_bytes: u64,
+    ) -> Result<Self, Status> {
+        let internal = |error: FieldError| Status::internal(error.to_string());
+        let has = NodeRoom::of(&volume.spec).map_err(internal)?;
+        let mut spec = volume.spec.clone();
+        let from_bytes = spec.size_bytes().map_err(internal)?;
+        if let Some(memory) = &mut spec.memory {
+            let MemorySpec { limit, spill, compression: _ } =
+                MemoryParameters::of(memory, from_bytes).spec(size_bytes);
+            memory.limit = limit.or(memory.limit.take());
+            memory.spill = spill.or(memory.spill.take());
         }
+        spec.size = Some(quantity(size_bytes));
+        let wanted = NodeRoom::of(&spec).map_err(internal)?;
+        let more = NodeRoom {
+            memory_bytes: wanted.memory_bytes.saturating_sub(has.memory_bytes),
+            spill_bytes: wanted.spill_bytes.saturating_sub(has.spill_bytes),
+        };
+        let report = match node_of(volume).or(volume.spec.node_name.as_deref()) {
+            Some(node) => Some(NodeReport::read(volumes, node).await?),
+            None => None,
+        };
+        let growth = Self { volume, memory: spec.memory, more, report };
+        growth.check(volumes).await?;
+        Ok(growth)
     }
-    Ok(spec.memory)
+
+    /// Checks that the node can promise the growth, before or after it is written.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: the node cannot promise that much. Those of the requests.
+    pub(super) async fn check(&self, volumes: &ClusterVolumes) -> Result<(), Status> {
+        let Some(report) = &self.report else { return Ok(()) };
+        let (node, name) = (&report.node, self.volume.name_any());
+        let own = Promisee { name: &name, before: Some(self.volume) };
+        let left = report.left(volumes, Some(own)).await?;
+        for (more_bytes, left_bytes, of, fix) in [
+            (self.more.memory_bytes, left.memory_bytes, "memory", "node.memoryVolumes"),
+            (self.more.spill_bytes, left.spill_bytes, "disk for its spill file", "node.memorySpill"),
+        ] {
+            if more_bytes > left_bytes {
+                let [more, left] = [more_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
+                return Err(Status::resource_exhausted(format!(
+                    "capacity_range.required_bytes: with that size the volume may take another {more} of {of}, and node \
+                     {node} can promise {left} more. Ask for less, delete other memory volumes of the node, or raise {fix} of \
+                     the chart"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the former size and limits of a volume that was grown, unless its device has grown already:
+    /// then the node had the room. Returns the resulting Volume.
+    ///
+    /// # Errors
+    /// Those of [`ClusterVolumes::change`](super::objects::Objects::change).
+    pub(super) async fn undo(
+        &self,
+        volumes: &ClusterVolumes,
+        grown: Volume,
+        until: Instant,
+    ) -> Result<Undone, Status> {
+        let size_bytes = grown.spec.size_bytes().unwrap_or(u64::MAX);
+        let former = json!({ "size": self.volume.spec.size, "memory": self.volume.spec.memory });
+        let has_grown = |now: &Volume| {
+            let device = now.status.as_ref().and_then(|status| status.attached_size_bytes);
+            device.is_some_and(|device| device >= size_bytes)
+        };
+        let plan = |now: &Volume| Ok((!has_grown(now)).then(|| former.clone()));
+        let now = volumes.change(grown, until, plan, &[]).await?;
+        Ok(if has_grown(&now) { Undone::No(Box::new(now)) } else { Undone::Yes })
+    }
+}
+
+/// Outcome of [`PromisedGrowth::undo`].
+#[derive(Debug)]
+pub(super) enum Undone {
+    /// The Volume has its former size.
+    Yes,
+    /// The device has grown already.
+    No(Box<Volume>),
 }
 
 /// Returns the bytes that a node with this limit can still promise after reporting `promised_bytes`. `most`:
@@ -240,9 +354,10 @@ pub(super) fn refuse(volume: &Volume, field: &str, what: &str, fix: &str) -> Res
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
+pub(super) mod fake;
 
+#[cfg(test)]
+mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;

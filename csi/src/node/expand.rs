@@ -8,6 +8,7 @@ use tonic::{Request, Status};
 
 use super::daemon::check_touchable;
 use super::device_number::DeviceNumber;
+use super::mounts::Mount;
 use super::{NodeService, content, mounts, paths};
 use crate::capability::{Capability, FileSystem, Users};
 use crate::deadline;
@@ -51,7 +52,7 @@ pub(super) async fn answer(
             "capacity_range.required_bytes: the device has {bytes} bytes, not {required} yet; it is tried again"
         )));
     }
-    if mount.device_node().is_none() {
+    if grows(mount) {
         let file_system = FileSystem::named(&mount.fs_type)
             .ok_or_else(|| Status::failed_precondition(format!("{} cannot grow here", mount.fs_type)))?;
         let line = content::grow(file_system, Path::new(&device.path), &path);
@@ -61,6 +62,12 @@ pub(super) async fn answer(
     Ok(NodeExpandVolumeResponse { capacity_bytes: bytes })
 }
 
+/// Returns true if a file system must grow. A read-only one (mount option `ro`) cannot, and grows at its next
+/// stage for writing.
+fn grows(mount: &Mount) -> bool {
+    mount.device_node().is_none() && !mount.is_file_system_read_only
+}
+
 /// Returns the error for a path without a volume.
 pub(super) fn not_published(path: &Path) -> Status {
     Status::not_found(format!("volume_path: no volume is published at {}", path.display()))
@@ -68,4 +75,19 @@ pub(super) fn not_published(path: &Path) -> Status {
 
 fn is_it(device: &Device, number: DeviceNumber) -> bool {
     DeviceNumber::of(Path::new(&device.path)).is_ok_and(|found| found == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mounts::tests::parsed;
+
+    /// Regression, found in review: the expansion of a claim with the mount option `ro` failed permanently.
+    #[test]
+    fn a_file_system_mounted_read_only_does_not_grow() {
+        let grows = |line: &str| super::grows(&parsed(&[line])[0]);
+        assert!(grows("37 35 259:3 / /pods/a rw - ext4 /dev/ublkb0 rw"));
+        assert!(grows("37 35 259:3 / /pods/a ro - ext4 /dev/ublkb0 rw"), "only the mount of this pod");
+        assert!(!grows("37 35 259:3 / /pods/a ro - ext4 /dev/ublkb0 ro"));
+        assert!(!grows("39 35 0:5 /ublkb0 /pods/a rw - devtmpfs udev rw"), "a raw device has none");
+    }
 }

@@ -24,6 +24,8 @@ pub(super) struct Mount {
     pub(super) point: PathBuf,
     /// True if this mount is read-only, regardless of the file system.
     pub(super) is_read_only: bool,
+    /// True if the file system is read-only in all of its mounts.
+    pub(super) is_file_system_read_only: bool,
     /// Type of the file system.
     pub(super) fs_type: String,
     /// The device, as passed to mount(8).
@@ -79,13 +81,16 @@ fn parse(line: &str) -> Option<Mount> {
     let head: Vec<&str> = head.split(' ').collect();
     let (major, minor) = head.get(2)?.split_once(':')?;
     let mut tail = tail.split(' ');
+    let (fs_type, source, of_file_system) = (tail.next()?, tail.next()?, tail.next().unwrap_or_default());
+    let is_read_only = |options: &str| options.split(',').any(|option| option == "ro");
     Some(Mount {
         number: DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? },
         root: unescape(head.get(3)?),
         point: unescape(head.get(4)?).into(),
-        is_read_only: head.get(5)?.split(',').any(|option| option == "ro"),
-        fs_type: tail.next()?.to_owned(),
-        source: unescape(tail.next()?).into(),
+        is_read_only: is_read_only(head.get(5)?),
+        is_file_system_read_only: is_read_only(of_file_system),
+        fs_type: fs_type.to_owned(),
+        source: unescape(source).into(),
     })
 }
 
@@ -124,7 +129,8 @@ pub(super) mod tests {
         assert!(staged.is_of(&device("/dev/ublkb0", 3)) && !staged.is_read_only);
         // The number was reused for another volume's device.
         assert!(!staged.is_of(&device("/dev/ublkb0", 4)));
-        assert!(at(&mounts, Path::new("/pods/x/mount")).expect("a mount").is_read_only);
+        let of_pod = at(&mounts, Path::new("/pods/x/mount")).expect("a mount");
+        assert!(of_pod.is_read_only && !of_pod.is_file_system_read_only);
         let btrfs = at(&mounts, Path::new("/pods/y/mount")).expect("a mount");
         assert!(btrfs.is_of(&device("/dev/ublkb1", 9)) && !btrfs.is_of(&device("/dev/ublkb0", 9)));
         let raw = at(&mounts, Path::new("/pods/z/device")).expect("a mount");

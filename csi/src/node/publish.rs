@@ -14,6 +14,10 @@ use crate::capability::{Capability, Users, VolumeAccess};
 use crate::deadline;
 use crate::publish_context;
 
+/// Directory of the kubelet below which it requests raw devices, one path for each pod. Source:
+/// `pkg/volume/csi/csi_block.go` of Kubernetes.
+const RAW_PUBLISHED: &str = "volumeDevices/publish";
+
 /// A path to publish.
 #[derive(Debug)]
 struct PathToPublish {
@@ -57,6 +61,7 @@ pub(super) async fn answer(
     let Capability { access, users } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
     context.continue_trace();
+    let is_read_only = reads_only(readonly, users, &access);
     let staged = match access {
         VolumeAccess::Block => None,
         VolumeAccess::Mount { .. } => Some(paths::absolute("staging_target_path", staging_target_path)?),
@@ -65,7 +70,6 @@ pub(super) async fn answer(
     let name = volume.clone();
     let publish = async move {
         let device = inner.daemon.served(&context, until).await?;
-        let is_read_only = readonly || users == Users::Readers;
         let wanted = PathToPublish { volume: name, device, staged, target, users, is_read_only };
         inner.publish(&wanted).await
     };
@@ -93,6 +97,11 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Returns true if a pod must not write. Its mount inherits the option `ro` of the staged one.
+fn reads_only(readonly: bool, users: Users, access: &VolumeAccess) -> bool {
+    readonly || users == Users::Readers || access.is_read_only()
 }
 
 /// Returns the command that write-protects a read-only raw device: writes would be lost silently with the
@@ -142,26 +151,42 @@ fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<Plan, Status> {
             staged.display()
         )));
     }
-    let other =
-        |mount: &&Mount| is_ours(mount) && mount.point != *target && staged.as_ref() != Some(&mount.point);
-    if wanted.users == Users::One
-        && let Some(other) = all.iter().find(other)
-    {
-        return Err(Status::failed_precondition(format!(
-            "target_path: the volume is for one pod at a time, and is published at {}",
-            other.point.display()
-        )));
-    }
     // The container runtime prevents a pod from writing to a raw device that is read-only for it.
     let read_only = wanted.is_read_only && staged.is_some();
     match mounts::at(all, target) {
-        None => Ok(Plan::Bind),
+        None => only_user(wanted, all.iter().filter(|mount| is_ours(mount))).map(|()| Plan::Bind),
         Some(mount) if !is_ours(mount) => Err(occupied(target, &mount.source.display().to_string())),
         Some(mount) if mount.is_read_only && !read_only => {
             Err(occupied(target, "the volume for reading only"))
         }
         Some(mount) if read_only && !mount.is_read_only => Ok(Plan::MakeReadOnly),
         Some(_) => Ok(Plan::Done),
+    }
+}
+
+/// Checks that a volume for one pod at a time is published at no other path. `of_volume`: all its mounts.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: it is.
+fn only_user<'a>(
+    wanted: &PathToPublish,
+    mut of_volume: impl Iterator<Item = &'a Mount>,
+) -> Result<(), Status> {
+    // The kubelet binds a raw device a second time, at `volumeDevices/<pv>/dev/<pod>`.
+    let published = match wanted.staged {
+        Some(_) => None,
+        None => wanted.target.ancestors().find(|above| above.ends_with(RAW_PUBLISHED)),
+    };
+    let is_other = |mount: &&Mount| {
+        let is_staged = wanted.staged.as_ref() == Some(&mount.point);
+        !is_staged && published.is_none_or(|published| mount.point.starts_with(published))
+    };
+    match of_volume.find(is_other).filter(|_| wanted.users == Users::One) {
+        None => Ok(()),
+        Some(other) => Err(Status::failed_precondition(format!(
+            "target_path: the volume is for one pod at a time, and is published at {}",
+            other.point.display()
+        ))),
     }
 }
 
@@ -270,5 +295,46 @@ mod tests {
         assert_eq!(code(&raw, &[FIRST]), Err(Code::AlreadyExists));
         let second = PathToPublish { staged: None, ..wanted("/pods/b", Users::One) };
         assert_eq!(code(&second, &[RAW]), Err(Code::FailedPrecondition));
+    }
+
+    /// Regression, found in review: after a restart of the kubelet, the pod of a raw ReadWriteOncePod volume
+    /// was refused its own volume, because of the kubelet's second mount.
+    #[test]
+    fn a_raw_device_for_one_pod_is_published_again() {
+        let of = |pod: &str, place: &str| {
+            format!("/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/{place}/{pod}")
+        };
+        let bound = |path: &str| RAW.replace("/pods/a", path);
+        let [target, of_kubelet] = ["publish/pvc-1", "pvc-1/dev"].map(|place| of("a", place));
+        let raw = |target: &str| PathToPublish { staged: None, ..wanted(target, Users::One) };
+        let mounts = [&target, &of_kubelet].map(|path| bound(path));
+        let mounts = mounts.each_ref().map(String::as_str);
+        assert_eq!(code(&raw(&target), &mounts), Ok(Plan::Done));
+        assert_eq!(code(&raw(&target), &mounts[1..]), Ok(Plan::Bind), "the kubelet's mount is no pod");
+        let second = raw(&of("b", "publish/pvc-1"));
+        assert_eq!(code(&second, &mounts), Err(Code::FailedPrecondition));
+        let of_other_pv = raw(&of("b", "publish/static"));
+        assert_eq!(code(&of_other_pv, &mounts), Err(Code::FailedPrecondition));
+    }
+
+    /// Regression, found in review: with the mount option `ro` of a class, no pod started, because its mount
+    /// was already read-only.
+    #[test]
+    fn the_mount_option_ro_publishes_for_reading() {
+        let access = |options: &[&str]| VolumeAccess::Mount {
+            file_system: crate::capability::FileSystem::Ext4,
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+        };
+        for (options, expected) in [
+            (&["noatime,ro"][..], Ok(Plan::Done)),
+            (&["rw", "ro"], Ok(Plan::Done)),
+            (&["ro", "rw"], Err(Code::AlreadyExists)),
+            (&["errors=remount-ro"], Err(Code::AlreadyExists)),
+        ] {
+            let is_read_only = reads_only(false, Users::Many, &access(options));
+            let wanted = PathToPublish { is_read_only, ..wanted("/pods/a", Users::Many) };
+            assert_eq!(code(&wanted, &[STAGED, FIRST_READ_ONLY]), expected, "{options:?}");
+        }
+        assert!(!reads_only(false, Users::Many, &VolumeAccess::Block));
     }
 }

@@ -36,6 +36,8 @@ struct FileSystemToMount {
     file_system: FileSystem,
     options: Vec<String>,
     users: Users,
+    /// True for readers, and if the options ask for it.
+    is_read_only: bool,
     point: PathBuf,
     until: Instant,
 }
@@ -58,6 +60,7 @@ pub(super) async fn answer(
     let Capability { access, users } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
     context.continue_trace();
+    let is_read_only = users == Users::Readers || access.is_read_only();
     match access {
         // A raw device needs no preparation: it exists, or it does not.
         VolumeAccess::Block => drop(node.0.daemon.served(&context, until).await?),
@@ -68,6 +71,7 @@ pub(super) async fn answer(
                 file_system,
                 options,
                 users,
+                is_read_only,
                 point,
                 until,
             };
@@ -79,11 +83,6 @@ pub(super) async fn answer(
 }
 
 impl FileSystemToMount {
-    fn is_read_only(&self) -> bool {
-        self.users == Users::Readers
-            || self.options.iter().flat_map(|options| options.split(',')).any(|option| option == "ro")
-    }
-
     /// Returns the mount options. An xfs and its clone share a UUID, which needs `nouuid`.
     fn mount_options(&self) -> Vec<&str> {
         let options = self.options.iter().map(String::as_str);
@@ -97,7 +96,7 @@ impl Inner {
         let device = self.daemon.served(&wanted.context, wanted.until).await?;
         let is_there = is_mounted(&wanted.point, &device)?;
         let device = if is_there { device } else { self.prepare_and_mount(&wanted, device).await? };
-        if wanted.is_read_only() {
+        if wanted.is_read_only {
             return Ok(());
         }
         // The file system may be smaller than the volume, which may have started from a smaller one.
@@ -260,15 +259,13 @@ mod tests {
             file_system,
             options: options.iter().map(|option| (*option).to_owned()).collect(),
             users: Users::Many,
+            is_read_only: false,
             point: PathBuf::from("/mnt"),
             until: Instant::now(),
         };
         assert_eq!(wanted(FileSystem::Xfs, &["noatime"]).mount_options(), ["noatime", "nouuid"]);
         assert_eq!(wanted(FileSystem::Ext4, &[]).mount_options(), [""; 0]);
-        assert!(wanted(FileSystem::Ext4, &["noatime,ro"]).is_read_only());
-        assert!(!wanted(FileSystem::Ext4, &["errors=remount-ro"]).is_read_only());
         let reader = FileSystemToMount { users: Users::Readers, ..wanted(FileSystem::Xfs, &["rw"]) };
-        assert!(reader.is_read_only());
         assert_eq!(reader.mount_options(), ["rw", "nouuid", "ro"], "the last one counts");
     }
 }

@@ -202,6 +202,11 @@ fn snapshots(world: &World) -> Result<()> {
     let rendered = helm(world, &["template", "holdfast", "--api-versions", SNAPSHOTS], &file)?;
     ensure!(rendered.contains("kind: VolumeSnapshotClass"), "no class is rendered");
     ensure!(rendered.contains("- name: snapshotter"), "no snapshotter is rendered");
+    // Found in review: 10 expansions or snapshots that waited for a node delayed all others.
+    for (argument, sidecars) in [("- --worker-threads=100\n", 3), ("- --workers=100\n", 1)] {
+        let found = rendered.matches(argument).count();
+        ensure!(found == sidecars, "{found} sidecars have {argument:?}, not {sidecars}");
+    }
     let label = "    velero.io/csi-volumesnapshot-class: \"true\"\n";
     ensure!(rendered.contains(label), "the class lacks its label");
     let group_parts = ["kind: VolumeGroupSnapshotClass", "--feature-gates=CSIVolumeGroupSnapshot=true"];

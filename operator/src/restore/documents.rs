@@ -41,6 +41,10 @@ pub(super) fn of<'a>(
             )));
         } else if let Some((namespace, name)) = claim_of(survivor).filter(|_| with_claims) {
             if wanted.claims.get(&(namespace, name)) == Some(&1) {
+                out.push_str(&comment(&format!(
+                    "PersistentVolumeClaim {namespace}/{name} is the one that the volume was created for. The bucket does not \
+                     record a later claim of its PersistentVolume: in that case, correct the names"
+                )));
                 let claim = Claim { object, store, namespace, name, survivor };
                 documents.extend([claim.persistent_volume(), claim.persistent_volume_claim()]);
             } else {
@@ -270,6 +274,18 @@ mod tests {
             (&claim["spec"]["storageClassName"], &claim["spec"]["volumeMode"]),
             (&json!("fast"), &json!("Filesystem"))
         );
+    }
+
+    /// Regression, found in review: after a retained PersistentVolume was bound to another claim, the first
+    /// one was printed without a warning.
+    #[test]
+    fn a_claim_is_said_to_be_the_first_one() {
+        let text =
+            |with_claims, survivor| of("main", &[survivor], &BTreeSet::new(), with_claims).expect("YAML").0;
+        let words = "# PersistentVolumeClaim shop/data is the one that the volume was created for. ";
+        assert!(text(true, claimed("a-1")).contains(words));
+        assert!(!text(false, claimed("a-1")).contains(words));
+        assert!(!text(true, survivor("b-1", &[])).contains("PersistentVolumeClaim"));
     }
 
     #[test]

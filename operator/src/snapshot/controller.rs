@@ -1,6 +1,7 @@
 //! Runs the VolumeSnapshot controller: observe, plan, apply.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use holdfast_cluster::api::call;
@@ -14,7 +15,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 
 use super::apply::SnapshotApplier;
-use super::facts::{SnapshotFacts, rival_of};
+use super::facts::{SnapshotFacts, also_of, rival_of};
 use super::failure::SnapshotFailure;
 use super::plan::plan;
 use crate::event::changes;
@@ -22,6 +23,9 @@ use crate::group::member::is_member;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
+
+/// Time after which an object that cannot adopt a snapshot looks again for its rival.
+const RIVAL_EVERY: Duration = Duration::from_secs(30);
 
 /// Dependencies of every reconciliation.
 pub(crate) struct SnapshotDependencies {
@@ -81,15 +85,15 @@ async fn reconcile(
     if outcome.is_ok() {
         context.failures.end(&snapshot.name_any());
     }
-    outcome.map(|()| Action::requeue(RESYNC))
+    outcome.map(Action::requeue)
 }
 
-/// Plans and applies once.
+/// Plans and applies once. Returns the time until the next time.
 async fn reconcile_once(
     snapshot: VolumeSnapshot,
     context: &SnapshotDependencies,
     all: &Store<VolumeSnapshot>,
-) -> Result<(), SnapshotFailure> {
+) -> Result<Duration, SnapshotFailure> {
     let volumes: Api<Volume> = Api::all(context.client.clone());
     let volume = if needs_volume(&snapshot) {
         call(volumes.get_opt(&snapshot.spec.volume)).await.map_err(SnapshotFailure::Api)?
@@ -97,7 +101,14 @@ async fn reconcile_once(
         None
     };
     let mut facts = SnapshotFacts::new(&snapshot, volume.as_ref());
-    facts.rival = rival_of(&snapshot, all.state().iter().map(AsRef::as_ref));
+    let others = all.state();
+    facts.rival = rival_of(&snapshot, others.iter().map(AsRef::as_ref));
+    if facts.deleting {
+        facts.also_of = also_of(&snapshot, others.iter().map(AsRef::as_ref));
+    }
+    if let Some(other) = &facts.also_of {
+        tracing::info!(other, "snapshot is kept in the log: another VolumeSnapshot has it");
+    }
     let (now, reference) = (Time(Timestamp::now()), snapshot.object_ref(&()));
     let mut work =
         SnapshotApplier { client: context.client.clone(), connections: &context.connections, snapshot };
@@ -105,7 +116,8 @@ async fn reconcile_once(
     if let Some(after) = &work.snapshot.status {
         context.recorder.publish(changes(&facts.status.conditions, &after.conditions), &reference).await;
     }
-    outcome
+    // The deletion of another object does not trigger this one.
+    outcome.map(|()| if facts.rival.is_some() { RIVAL_EVERY } else { RESYNC })
 }
 
 fn retry(

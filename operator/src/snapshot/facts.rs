@@ -35,6 +35,8 @@ pub(crate) struct SnapshotFacts {
     pub(crate) is_of_group: bool,
     /// Name of another VolumeSnapshot that represents the snapshot this one must adopt.
     pub(crate) rival: Option<String>,
+    /// Name of another VolumeSnapshot that needs the snapshot when this one is deleted.
+    pub(crate) also_of: Option<String>,
 }
 
 /// The Volume of a snapshot.
@@ -67,30 +69,56 @@ impl SourceVolume {
     }
 }
 
-/// Returns the name of the first other VolumeSnapshot among `all` that represents the snapshot `snapshot`
-/// must adopt: either one could delete it while the other still uses it. One that took or adopted the
-/// snapshot comes first, then the oldest object.
+/// Returns the snapshot that an object represents, or is to adopt.
+fn meant(snapshot: &VolumeSnapshot) -> Option<&String> {
+    recorded(snapshot).or(snapshot.spec.snapshot_id.as_ref())
+}
+
+fn recorded(snapshot: &VolumeSnapshot) -> Option<&String> {
+    snapshot.status.as_ref()?.snapshot_id.as_ref()
+}
+
+/// Returns the name of another VolumeSnapshot among `all` that represents the snapshot `snapshot` must adopt,
+/// unless `snapshot` certainly came first: either one could delete it while the other still uses it.
+///
+/// The Volumes and ObjectStores that they name do not matter: a volume may be adopted under another name, and
+/// two ObjectStores may describe one bucket.
+///
+/// One that took or adopted the snapshot comes first, then the oldest. Two created in the same second wait
+/// for each other: a controller that acts on the first may not have seen the second yet.
 pub(crate) fn rival_of<'a>(
     snapshot: &VolumeSnapshot,
     all: impl IntoIterator<Item = &'a VolumeSnapshot>,
 ) -> Option<String> {
     let wanted = snapshot.spec.snapshot_id.as_ref()?;
-    let recorded = |one: &VolumeSnapshot| one.status.as_ref().and_then(|status| status.snapshot_id.clone());
-    let place = |one: &VolumeSnapshot| {
-        (recorded(one).is_none(), one.metadata.creation_timestamp.clone(), one.name_any())
-    };
-    let is_of_it = |one: &VolumeSnapshot| {
-        let recorded = recorded(one);
-        let means = recorded.as_ref().or(one.spec.snapshot_id.as_ref());
-        means == Some(wanted) && one.spec.volume == snapshot.spec.volume
-    };
+    let place = |one: &VolumeSnapshot| (recorded(one).is_none(), one.metadata.creation_timestamp.clone());
     let own = place(snapshot);
     all.into_iter()
-        .filter(|other| other.metadata.uid != snapshot.metadata.uid && is_of_it(other))
-        .map(place)
-        .filter(|other| *other < own)
+        .filter(|other| other.metadata.uid != snapshot.metadata.uid && meant(other) == Some(wanted))
+        .map(|other| (place(other), other.name_any()))
+        .filter(|(other, _name)| *other <= own)
         .min()
-        .map(|(_, _, name)| name)
+        .map(|(_place, name)| name)
+}
+
+/// Returns the name of another VolumeSnapshot among `all` that represents the snapshot of `snapshot`, or is
+/// to adopt it, and is not being deleted.
+pub(crate) fn also_of<'a>(
+    snapshot: &VolumeSnapshot,
+    all: impl IntoIterator<Item = &'a VolumeSnapshot>,
+) -> Option<String> {
+    let uid_of = |one: &VolumeSnapshot| one.status.as_ref()?.snapshot_uid.clone();
+    let uid = snapshot.uid_in_store();
+    let has_it = |other: &VolumeSnapshot| {
+        let by_name = recorded(snapshot).is_some_and(|id| meant(other) == Some(id));
+        // The name of a snapshot in progress is not recorded yet.
+        by_name || (uid.is_some() && uid_of(other).as_deref() == uid.as_deref())
+    };
+    all.into_iter()
+        .filter(|other| other.metadata.uid != snapshot.metadata.uid)
+        .filter(|other| other.metadata.deletion_timestamp.is_none() && has_it(other))
+        .map(ResourceExt::name_any)
+        .min()
 }
 
 impl SnapshotFacts {
@@ -106,6 +134,7 @@ impl SnapshotFacts {
             of_volume_id: snapshot.annotations().get(OF_VOLUME_ID).cloned(),
             is_of_group: is_member(snapshot),
             rival: None,
+            also_of: None,
         }
     }
 

@@ -80,6 +80,9 @@ impl SnapshotFailure {
         let field = if facts.spec.snapshot_id.is_some() { "spec.snapshotID" } else { "spec.volume" };
         let then = if facts.deleting {
             "it is retried; set spec.deletionPolicy to `Retain` to leave the snapshot there"
+        } else if matches!(self, Self::Snapshot(SnapshotError::Attached { .. })) {
+            // The log of a volume whose node was cut off names that node until the next attach.
+            "it is retried. If that node was cut off, start a pod that uses the volume: the node of that pod takes the snapshot"
         } else {
             "it is retried"
         };

@@ -6,7 +6,8 @@
 //!    |                                             |  the node released it          ^
 //!    |  no node serves it                          v                                |
 //!    +------------------------------------------> the operator takes it ------------+
-//! deletion asked --> once no node takes it: forgotten in the log, then the object goes
+//! deletion asked --> once no node takes it: forgotten in the log, unless another object has it; then the
+//!                    object goes
 //! ```
 //!
 //! A snapshot with `spec.snapshotID` is not taken but adopted: it is looked up in the log of the volume. Once
@@ -148,7 +149,7 @@ fn plan_adoption(facts: &SnapshotFacts, name: &str, now: &Time) -> Vec<SnapshotS
         Ok(_) if facts.rival.is_some() => not_ready(
             ID_TAKEN,
             format!(
-                "spec.snapshotID: VolumeSnapshot `{}` stands for `{name}` already, and the deletion of one would delete it under the other; delete one of the two",
+                "spec.snapshotID: VolumeSnapshot `{}` stands for `{name}` already, and the deletion of one could delete it under the other; set spec.deletionPolicy of one of the two to `Retain`, and delete that one",
                 facts.rival.as_deref().unwrap_or_default()
             ),
         ),
@@ -230,7 +231,9 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         return Vec::new();
     }
     let is_begun = facts.status.volume_id.is_some() && !facts.is_only_prepared();
-    if !is_begun || facts.spec.deletion_policy == DeletionPolicy::Retain {
+    // Another object that has the snapshot forgets it in the end.
+    let stays = facts.spec.deletion_policy == DeletionPolicy::Retain || facts.also_of.is_some();
+    if !is_begun || stays {
         return vec![SnapshotStep::RemoveFinalizer];
     }
     let mut steps = Vec::new();

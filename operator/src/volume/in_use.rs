@@ -3,7 +3,8 @@
 //! volumes, that ObjectStore.
 //!
 //! Owns: `data` of the ConfigMap `holdfast-in-use`. Limits the writes on attach and detach: the first volume
-//! is written at once, other changes once a minute, and 0 after [`NONE_FOR`] without volumes.
+//! is written at once, other changes once a minute, and 0 after [`NONE_FOR`] without volumes. The same
+//! numbers are written again after [`REPAIR_EVERY`].
 //! On failure: the old numbers stay, and the write is retried.
 
 use std::collections::BTreeMap;
@@ -32,6 +33,9 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// Time between two writes of a nonzero number.
 const NUMBER_EVERY: Duration = Duration::from_secs(60);
+/// Longest time between two writes: another client may have changed or deleted the ConfigMap, and the guard
+/// allows everything without it.
+const REPAIR_EVERY: Duration = Duration::from_secs(180);
 /// Time without volumes after which 0 is written, so that replacing the pod of a single volume writes
 /// nothing.
 const NONE_FOR: Duration = Duration::from_secs(10);
@@ -90,13 +94,15 @@ fn is_due(
     last_some: &BTreeMap<String, Instant>,
 ) -> bool {
     let Some(written) = written else { return true };
+    let since = now.saturating_duration_since(written.at);
     let mut keys = written.counts.0.keys().chain(counts.0.keys());
-    keys.any(|key| match (written.counts.get(key), counts.get(key)) {
+    let has_changed = keys.any(|key| match (written.counts.get(key), counts.get(key)) {
         (before, after) if before == after => false,
         (0, _) => true,
         (_, 0) => !last_some.contains_key(key),
-        (_, _) => now.saturating_duration_since(written.at) >= NUMBER_EVERY,
-    })
+        (_, _) => since >= NUMBER_EVERY,
+    });
+    has_changed || since >= REPAIR_EVERY
 }
 
 async fn write(api: &Api<ConfigMap>, counts: &Counts) -> Result<(), ApiError> {
@@ -158,6 +164,20 @@ mod tests {
                 let due = is_due(Some(&written), &counts(number), after(now), &lately);
                 assert_eq!(due, expected, "{name}, {key}");
             }
+        }
+    }
+
+    /// Regression, found in review: after the ConfigMap was emptied or deleted, the guard was off until the
+    /// numbers changed or the operator restarted.
+    #[test]
+    fn unchanged_numbers_are_written_again() {
+        let start = Instant::now();
+        for counts in [Counts::default(), Counts([(VOLUMES.to_owned(), 3)].into())] {
+            let written = Written { counts: counts.clone(), at: start };
+            let is_due = |seconds| {
+                is_due(Some(&written), &counts, start + Duration::from_secs(seconds), &BTreeMap::new())
+            };
+            assert!(!is_due(179) && is_due(180), "{counts:?}");
         }
     }
 

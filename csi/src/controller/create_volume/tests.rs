@@ -350,3 +350,61 @@ fn a_node_that_cannot_promise_the_memory_is_exhausted() {
     assert!(message.contains("256Mi of disk for its spill file, and node a can promise 0 more"), "{message}");
     assert!(message.contains("lower spillPercent") && message.contains("node.memorySpill"), "{message}");
 }
+
+/// Regression, found in review: the scheduler chose another node, and the claim was bound to the memory of
+/// the first node and the host name of the second.
+#[test]
+fn a_memory_volume_of_another_node_is_made_again() {
+    let of_claim = |claim: &str| {
+        let mut request = in_memory("pvc-1", 1 << 30);
+        request.parameters.insert("csi.storage.k8s.io/pvc/namespace".to_owned(), "shop".to_owned());
+        request.parameters.insert("csi.storage.k8s.io/pvc/name".to_owned(), claim.to_owned());
+        WantedVolume::try_from(request).expect("a request")
+    };
+    let wanted = of_claim("data");
+    let same = wanted.volume(None).expect("a volume");
+    wanted.accept(&same).expect("it is the one");
+    let mut other = same;
+    other.labels_mut().insert(MEMORY_NODE.to_owned(), "b".to_owned());
+    let status = |status: serde_json::Value| Some(serde_json::from_value(status).expect("a status"));
+    let provisioned = serde_json::json!({ "volumeId": "id" });
+    other.status = status(provisioned);
+    assert!(wanted.made_by_mistake(&other), "it has no content yet");
+    let refused = wanted.accept(&other).expect_err("it is deleted");
+    assert_eq!(refused.code(), Code::Aborted);
+    assert!(refused.message().contains("the memory of node b"), "{}", refused.message());
+    assert!(!of_claim("another").made_by_mistake(&other));
+
+    let mut granted = other.clone();
+    granted.spec.node_name = Some("b".to_owned());
+    let mut used = other.clone();
+    used.status = status(serde_json::json!({ "volumeId": "id", "node": "", "lastEpoch": 3 }));
+    for used in [granted, used] {
+        assert!(!wanted.made_by_mistake(&used), "its content is there");
+        assert_eq!(wanted.accept(&used).expect_err("another").code(), Code::AlreadyExists);
+        assert_eq!(check_unused(&used).expect_err("used").code(), Code::Aborted);
+    }
+    other.labels_mut().remove(MEMORY_NODE);
+    assert!(wanted.made_by_mistake(&other), "no node is known");
+}
+
+/// Regression, found in review: the provisioner and the resizer, in different processes, promised the same
+/// memory.
+#[tokio::test]
+async fn a_memory_volume_that_another_process_overtook_is_deleted() {
+    let created = async |limit_bytes, meanwhile| {
+        let (volumes, server) = memory::fake::FakeApi::start(Vec::new(), limit_bytes, meanwhile);
+        let wanted = WantedVolume::try_from(in_memory("pvc-1", 1 << 30)).expect("a request");
+        let until = Instant::now() + std::time::Duration::from_secs(20);
+        let parameters = MemoryParameters { max_percent: Some(50), ..MemoryParameters::default() };
+        let created = wanted.create_in_memory(&volumes, (parameters, "a"), None, until).await;
+        let names: Vec<String> = server.volumes().into_iter().map(|(name, _size)| name).collect();
+        (created.map(drop).map_err(|refused| refused.code()), names.join(" "))
+    };
+    let rival = |volumes: &mut Vec<serde_json::Value>| volumes.push(memory::fake::volume("rival", "1Gi"));
+    let exhausted = || Err(Code::ResourceExhausted);
+    assert_eq!(created(1 << 30, |_| {}).await, (Ok(()), "pvc-1".to_owned()));
+    assert_eq!(created(1 << 20, |_| {}).await, (exhausted(), String::new()));
+    assert_eq!(created(3 << 30, rival).await, (Ok(()), "pvc-1 rival".to_owned()));
+    assert_eq!(created(5 << 28, rival).await, (exhausted(), "rival".to_owned()), "room for one of both");
+}

@@ -1,5 +1,6 @@
 //! Maintains this node's StorageNode: its capabilities and readiness. The Node of that name owns it, so that
-//! both are deleted together.
+//! both are deleted together. After the deletion of the Node, it stays the owner: the API server's garbage
+//! collector deletes what names a Node that is gone.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -100,7 +101,6 @@ async fn report<V: Volumes>(
     let written = call(api.get_opt(name)).await?;
     let owner = owner(client, name).await?;
     if owner.is_some() {
-        // Writes after the deletion of the Node still refer to that Node, and are deleted with it.
         known.send_if_modified(|known| {
             *known != owner && {
                 known.clone_from(&owner);
@@ -108,7 +108,14 @@ async fn report<V: Volumes>(
             }
         });
     }
-    let owners = Vec::from_iter(owner);
+    // Writes after the deletion of the Node still refer to that Node, and are deleted with it.
+    let owner = owner.or_else(|| known.borrow().clone());
+    let owners = match (owner, &written) {
+        (Some(owner), _) => vec![owner],
+        // This process has seen no Node; its predecessor has.
+        (None, Some(written)) => written.owner_references().to_vec(),
+        (None, None) => Vec::new(),
+    };
     let is_owned = written.as_ref().is_some_and(|node| node.owner_references() == owners);
     let before = written.and_then(|node| node.status);
     let StorageNodeStatus { fenced, fenced_unlisted, conditions, .. } = before.clone().unwrap_or_default();
@@ -495,6 +502,59 @@ mod tests {
             report(&client, "a", Path::new("/"), &Fake::default(), due, &known).await.unwrap();
         }
         assert_eq!(*writes.lock(), ["a", "status", "status"]);
+    }
+
+    /// Regression, found in review: the daemon of a deleted Node removed the owner of its StorageNode, or
+    /// made it again without one, and the StorageNode stayed.
+    #[tokio::test]
+    async fn a_node_that_is_gone_still_owns_its_storage_node() {
+        /// Returns the owners that a report wrote, if `there` are the owners of the StorageNode.
+        async fn written(
+            there: Option<&[OwnerReference]>,
+            known: &watch::Sender<Option<OwnerReference>>,
+        ) -> Vec<serde_json::Value> {
+            let writes = Arc::new(Mutex::new(Vec::new()));
+            let bodies = Arc::clone(&writes);
+            let found = there.map(|owners| {
+                json!({ "apiVersion": StorageNode::api_version(&()), "kind": StorageNode::kind(&()),
+                    "metadata": { "name": "a", "ownerReferences": owners }, "spec": {} })
+            });
+            let server = tower::service_fn(move |request: hyper::Request<Body>| {
+                let (found, bodies) = (found.clone(), Arc::clone(&bodies));
+                async move {
+                    let is_node = request.uri().path().contains("/api/v1/nodes/");
+                    let is_write = request.method() == hyper::Method::PATCH;
+                    let body = request.into_body().collect_bytes().await.unwrap();
+                    let object = if is_write {
+                        let mut object: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                        object["spec"] = json!({});
+                        bodies.lock().push(object["metadata"]["ownerReferences"].clone());
+                        Some(object)
+                    } else {
+                        found.filter(|_found| !is_node)
+                    };
+                    let gone =
+                        json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 });
+                    let (code, answer) = object.map_or((404, gone), |object| (200, object));
+                    hyper::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()))
+                }
+            });
+            let due = (&mut LastReport::default(), Draining::Unknown);
+            let client = Client::new(server, "default");
+            report(&client, "a", Path::new("/"), &Fake::default(), due, known).await.unwrap();
+            writes.lock().clone()
+        }
+        let of_node = [owned_by("a", "1".to_owned())];
+        let seen = watch::Sender::new(Some(of_node[0].clone()));
+        for (there, known) in
+            [(Some(&of_node[..]), &seen), (None, &seen), (Some(&of_node[..]), &watch::Sender::default())]
+        {
+            let written = written(there, known).await;
+            assert!(!written.is_empty());
+            for owners in written {
+                assert_eq!(owners, json!(of_node), "{there:?}");
+            }
+        }
     }
 
     /// Regression: the API server rejected the whole status: no `Ready` node before an update of the CRDs.

@@ -4,7 +4,7 @@ use holdfast_crds::{VolumeSnapshot, VolumeSnapshotSpec};
 use k8s_openapi::jiff::Timestamp;
 
 use super::*;
-use crate::snapshot::facts::rival_of;
+use crate::snapshot::facts::{also_of, rival_of};
 use crate::snapshot::failure::SnapshotFailure;
 
 const ID: &str = "8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4";
@@ -36,6 +36,7 @@ fn facts() -> SnapshotFacts {
         of_volume_id: None,
         is_of_group: false,
         rival: None,
+        also_of: None,
     }
 }
 
@@ -207,6 +208,28 @@ fn a_failure_keeps_the_record_and_says_its_cause() {
     assert_eq!(SnapshotFailure::Changed.status(&facts, &now()), None);
 }
 
+/// Regression, found in review: the message named the detach on a node that was gone, and not the attach that
+/// ends the wait.
+#[test]
+fn a_volume_whose_node_was_cut_off_names_the_remedy() {
+    let attached = holdfast_log::SnapshotError::Attached {
+        volume: ID.parse().expect("a volume id"),
+        node: "a".to_owned(),
+        epoch: holdfast_types::Epoch(3),
+    };
+    let failure = SnapshotFailure::from(attached);
+    let status = failure.status(&recorded(None), &now()).expect("something to report");
+    let ready = &status.conditions[0];
+    assert_eq!(ready.reason, "VolumeAttached");
+    let remedy = "If that node was cut off, start a pod that uses the volume";
+    assert!(ready.message.contains(remedy), "{}", ready.message);
+    // The next attach serves the volume.
+    let mut next = recorded(None);
+    next.status = status;
+    serve(&mut next, Some("b"));
+    assert_eq!(reported(&next).node.as_deref(), Some("b"));
+}
+
 /// A node blocks writes of its volume, and registers the snapshot even if the attempt failed.
 #[test]
 fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
@@ -317,26 +340,85 @@ fn what_an_older_operator_took_in_its_place_is_not_ready() {
     assert_eq!(plan(&taken, &now()), [SnapshotStep::Adopt(name)], "the uid was dropped");
 }
 
+/// Returns a VolumeSnapshot with these `spec.snapshotID` and `status.snapshotId`.
+fn object(
+    (name, volume): (&str, &str),
+    created: i64,
+    wanted: Option<&str>,
+    recorded: Option<&str>,
+) -> VolumeSnapshot {
+    let spec = serde_json::json!({ "volume": volume, "snapshotID": wanted });
+    let mut one = VolumeSnapshot::new(name, serde_json::from_value(spec).expect("a spec"));
+    one.metadata.uid = Some(name.to_owned());
+    one.metadata.creation_timestamp = Timestamp::from_second(created).ok().map(Time);
+    let status = VolumeSnapshotStatus { snapshot_id: recorded.map(str::to_owned), ..Default::default() };
+    one.status = Some(status);
+    one
+}
+
 /// Regression: deleting one of the two left the other Ready over data that a sweep had deleted.
 #[test]
 fn one_snapshot_is_adopted_by_one_object() {
-    let one = |name: &str, volume: &str, created: i64, recorded: Option<&str>| {
-        let spec = serde_json::json!({ "volume": volume, "snapshotID": "a@7" });
-        let mut one = VolumeSnapshot::new(name, serde_json::from_value(spec).expect("a spec"));
-        one.metadata.uid = Some(name.to_owned());
-        one.metadata.creation_timestamp = Timestamp::from_second(created).ok().map(Time);
-        let status = VolumeSnapshotStatus { snapshot_id: recorded.map(str::to_owned), ..Default::default() };
-        one.status = Some(status);
-        one
+    let one = |name: &str, created: i64, recorded: Option<&str>| {
+        object((name, "data"), created, Some("a@7"), recorded)
     };
-    let (first, second) = (one("b", "data", 1, None), one("a", "data", 2, None));
+    let (first, second) = (one("b", 1, None), one("a", 2, None));
     assert_eq!(rival_of(&second, [&first, &second]).as_deref(), Some("b"));
     assert_eq!(rival_of(&first, [&first, &second]), None);
-    let has_it = one("a", "data", 2, Some("a@7"));
+    let has_it = one("a", 2, Some("a@7"));
     assert_eq!(rival_of(&first, [&first, &has_it]).as_deref(), Some("a"), "it was adopted already");
-    assert_eq!(rival_of(&second, [&one("b", "other", 1, None)]), None, "of another ObjectStore perhaps");
     let mut refused = facts();
     refused.spec.snapshot_id = Some(format!("{ID}@7"));
     refused.rival = Some("b".to_owned());
     assert_eq!(reason(&refused), "IdTaken");
+    assert!(reported(&refused).conditions[0].message.contains("`Retain`"));
+}
+
+/// Regression, found in review: pvc-1 was retained and adopted as `disk`; a second object adopted the
+/// snapshot of the first, which names pvc-1, and its deletion destroyed the snapshot under the second.
+#[test]
+fn a_snapshot_under_another_volume_name_has_one_object() {
+    let of_pvc = object(("of-pvc", "pvc-1"), 1, None, Some("a@7"));
+    let adopts = object(("adopts", "disk"), 2, Some("a@7"), None);
+    assert_eq!(rival_of(&adopts, [&of_pvc, &adopts]).as_deref(), Some("of-pvc"));
+    let other = object(("other", "pvc-1"), 1, None, Some("a@9"));
+    assert_eq!(rival_of(&adopts, [&other, &adopts]), None);
+}
+
+/// Regression, found in review: the first was adopted before the operator had seen the second.
+#[test]
+fn two_adopters_of_the_same_second_wait_for_each_other() {
+    let [a, b] = ["a", "b"].map(|name| object((name, "data"), 1, Some("a@7"), None));
+    assert_eq!(rival_of(&a, [&a, &b]).as_deref(), Some("b"));
+    assert_eq!(rival_of(&b, [&a, &b]).as_deref(), Some("a"));
+}
+
+/// Regression, found in review: objects of an older release share a snapshot, and the deletion of one
+/// destroyed it under the other.
+#[test]
+fn a_deletion_keeps_a_snapshot_that_another_object_has() {
+    let taken = object(("taken", "pvc-1"), 1, None, Some("a@7"));
+    let adopted = object(("adopted", "disk"), 2, Some("a@7"), Some("a@7"));
+    let waits = object(("waits", "disk"), 3, Some("a@7"), None);
+    assert_eq!(also_of(&taken, [&taken, &adopted]).as_deref(), Some("adopted"));
+    assert_eq!(also_of(&adopted, [&taken, &adopted]).as_deref(), Some("taken"));
+    assert_eq!(also_of(&taken, [&taken, &waits]).as_deref(), Some("waits"));
+    assert_eq!(also_of(&taken, [&taken, &object(("other", "pvc-1"), 1, None, Some("a@9"))]), None);
+    let mut gone = adopted;
+    gone.metadata.deletion_timestamp = Some(now());
+    assert_eq!(also_of(&taken, [&taken, &gone]), None, "the last one forgets it");
+    let mut unnamed = object(("unnamed", "pvc-1"), 1, None, None);
+    let mut named = object(("named", "disk"), 2, Some("a@7"), Some("a@7"));
+    named.status.as_mut().expect("a status").snapshot_uid = unnamed.uid_in_store().map(Into::into);
+    assert_eq!(also_of(&unnamed, [&unnamed, &named]).as_deref(), Some("named"), "it is the same by its uid");
+    unnamed.metadata.uid = None;
+    assert_eq!(also_of(&unnamed, [&object(("none", "disk"), 1, None, None)]), None);
+
+    let mut deleted = recorded(None);
+    deleted.deleting = true;
+    deleted.status.snapshot_id = Some(format!("{ID}@7"));
+    deleted.also_of = Some("adopted".to_owned());
+    assert_eq!(plan(&deleted, &now()), [SnapshotStep::RemoveFinalizer]);
+    deleted.also_of = None;
+    assert!(plan(&deleted, &now()).contains(&SnapshotStep::Forget));
 }
