@@ -35,8 +35,8 @@ impl VolumeAccess {
         match self {
             Self::Block => false,
             Self::Mount { file_system: _, options } => {
-                let options = options.iter().flat_map(|options| options.split(','));
-                options.filter(|option| matches!(*option, "ro" | "rw")).next_back() == Some("ro")
+                let mut options = options.iter().flat_map(|options| options.split(','));
+                options.rfind(|option| matches!(*option, "ro" | "rw")) == Some("ro")
             }
         }
     }

@@ -112,7 +112,7 @@ pub(crate) fn also_of<'a>(
     let has_it = |other: &VolumeSnapshot| {
         let by_name = recorded(snapshot).is_some_and(|id| meant(other) == Some(id));
         // The name of a snapshot in progress is not recorded yet.
-        by_name || (uid.is_some() && uid_of(other).as_deref() == uid.as_deref())
+        by_name || (uid.is_some() && uid_of(other).as_deref() == uid)
     };
     all.into_iter()
         .filter(|other| other.metadata.uid != snapshot.metadata.uid)
