@@ -246,8 +246,8 @@ pub fn grown(len_bytes: u64) -> Vec<u8> {
     [&head[..], &body.0].concat()
 }
 
-/// Encodes the notification that makes the kernel send a request with this number to the server, with no bytes
-/// of the file.
+/// Encodes the notification that makes the kernel send a request with this number to the server, with no
+/// bytes of the file.
 #[must_use]
 pub fn retrieve(unique: u64) -> Vec<u8> {
     let mut body = MessageBytes::default();
