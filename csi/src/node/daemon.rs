@@ -3,6 +3,7 @@
 //! Owns: the requests. Each uses its own connection, so that a restarted daemon is found at once.
 //! On failure: `UNAVAILABLE`. While the daemon does not answer, the kernel holds the requests to its devices.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use holdfast_proto::node::v1::{
 };
 use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use super::device_number::DeviceNumber;
 use crate::publish_context::PublishContext;
@@ -65,7 +66,7 @@ impl Daemon {
     /// Waits until the daemon serves a published volume.
     ///
     /// # Errors
-    /// `UNAVAILABLE`: it does not serve the volume within the time.
+    /// `UNAVAILABLE`: it does not serve the volume within the time, or the volume's device is gone.
     pub(super) async fn served(
         &self,
         context: &PublishContext,
@@ -78,6 +79,7 @@ impl Daemon {
         request.set_timeout(left);
         let asked = async { Ok::<_, Status>(self.client().await?.await_served(request).await?.into_inner()) };
         let served = match timeout(left, asked).await {
+            Ok(Err(status)) if is_answer(&status) => return Err(status),
             Ok(answer) => answer.map_err(|status| away(&self.socket, &status))?,
             Err(_elapsed) => {
                 return Err(Status::unavailable(format!(
@@ -129,7 +131,7 @@ impl Daemon {
         let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display()));
         let connected = async { endpoint?.connect().await };
         Ok(NodeClient::new(
-            connected.await.map_err(|error| Status::unavailable(holdfast_service::chain(&error)))?,
+            connected.await.map_err(|error| Status::unknown(holdfast_service::chain(&error)))?,
         ))
     }
 }
@@ -176,6 +178,12 @@ pub(super) fn transport_of(capabilities: &CapabilitiesResponse) -> Option<Transp
     })
 }
 
+/// Returns true for an answer of the daemon that it cannot name a device now, whose message has the cause. A
+/// failed connection has a source instead.
+fn is_answer(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.source().is_none()
+}
+
 fn away(socket: &Path, status: &Status) -> Status {
     Status::unavailable(format!(
         "the node daemon did not answer on {}: {}. Its devices wait for it; nothing was done",
@@ -186,6 +194,8 @@ fn away(socket: &Path, status: &Status) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use holdfast_proto::node::v1::Device;
     use tonic::Code;
 
@@ -211,6 +221,15 @@ mod tests {
         let named = CapabilitiesResponse { transport: Some(Transport::FuseLoop.into()), ..older };
         assert_eq!(transport_of(&named), Some(Transport::FuseLoop));
         assert_eq!(transport_of(&CapabilitiesResponse::default()), None);
+    }
+
+    /// Regression, found in review: the driver said that the daemon did not answer.
+    #[test]
+    fn a_refusal_of_the_daemon_is_told_from_a_failed_connection() {
+        assert!(is_answer(&Status::unavailable("another program removed the device")));
+        let mut cut_off = Status::unavailable("broken pipe");
+        cut_off.set_source(Arc::new(std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
+        assert!(!is_answer(&cut_off) && !is_answer(&Status::deadline_exceeded("late")));
     }
 
     /// Any block or character device serves as an example of a device number.

@@ -74,6 +74,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     has_grown(&node, &device)?;
     long_requests(vm, &device)?;
     discard(&node, &device)?;
+    let device = cleared_by_others(&node, &device)?;
     let sums = vm.exec(&format!(
         "mkfs.ext4 -q -F {device}; mount {device} /mnt; cp -r /usr/share/perl* /usr/lib/modules/*/kernel/fs /mnt/; \
          cd /mnt; find . -type f | sort | xargs cat | sha256sum"
@@ -243,6 +244,42 @@ fn long_requests(vm: &Vm, device: &str) -> Result<()> {
          perl -e '{program}' {device}; echo 512 >{queue}/max_sectors_kb; ! dmesg | grep -i 'I/O error'"
     ))
     .map(drop)
+}
+
+/// Another program detaches the device. While it is in use, an attach or a recovery cancels that. Afterwards
+/// the volume is unserved, and its next device is another one: its number has a file of that program.
+fn cleared_by_others(node: &Node, device: &str) -> Result<String> {
+    let vm = node.vm();
+    let name = device.trim_start_matches("/dev/");
+    let pending = format!("losetup --detach {device}; grep -x 1 /sys/block/{name}/loop/autoclear >&2");
+    let stays = format!(
+        "timeout 60 sh -c 'until grep -x 0 /sys/block/{name}/loop/autoclear; do sleep 0.1; done' >&2"
+    );
+    vm.exec(&format!("sleep 1000 <{device} >/dev/null 2>&1 & echo $! >/tmp/sleeper; {pending}"))?;
+    ensure!(attach(node)? == device, "it is attached already");
+    vm.exec(&format!("{stays}; {pending}"))?;
+    node.kill()?;
+    node.restart()?;
+    vm.exec(&format!("{stays}; kill $(cat /tmp/sleeper); cmp -n 64M {device} /dev/zero"))?;
+
+    vm.exec(&format!(
+        "losetup --detach {device}; truncate -s 16M /tmp/foreign; \
+         timeout 60 sh -c 'until losetup {device} /tmp/foreign; do sleep 0.1; done'"
+    ))?;
+    let state = || -> Result<String> {
+        let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
+        Ok(listed["volumes"][0]["state"].as_str().unwrap_or_default().to_owned())
+    };
+    until("the volume to be unserved", LIMIT, || Ok((state()? == "Unserved").then_some(())))?;
+    let refused = node.cli(&["attach", "disk", "--store", "store"]).err().context("no device serves it")?;
+    ensure!(format!("{refused:#}").contains("detach it first"), "{refused:#}");
+    node.cli(&["detach", "disk"])?;
+    let other = attach(node)?;
+    ensure!(other != device, "{device} is the device of another program");
+    vm.exec(&format!(
+        "losetup --noheadings --output BACK-FILE {device} | grep -x /tmp/foreign; losetup --detach {device}"
+    ))?;
+    Ok(other)
 }
 
 fn keepers(vm: &Vm) -> Result<usize> {

@@ -226,6 +226,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let AwaitServedRequest { volume_id, min_epoch } = request.into_inner();
         let volume = convert::volume_id(volume_id)?;
         let served = await_served::wait(&self.volumes, &volume, min_epoch).await;
+        let served = served.map_err(|failure| status::of(&failure))?;
         let epoch = served.attached.as_ref().map(|device| device.epoch);
         let may_format = epoch.is_some_and(|epoch| self.permissions.allow(&volume, epoch));
         Ok(Response::new(AwaitServedResponse { volume: Some(served.into()), may_format }))

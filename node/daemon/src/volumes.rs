@@ -9,12 +9,13 @@ use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_log::sweep::SweepReport;
 use holdfast_s3::S3Config;
+use holdfast_service::chain;
 use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, GrowTo, MemoryAttach, Node,
-    NodeError, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed, SettingsChange,
+    AttachRequest, AttachTimes, Attached, Capabilities, Content, CutStep, FailureKind, GrowTo, MemoryAttach,
+    Node, NodeError, NodeVolumeStatus, ReadAheadFigures, RingStatus, ScrubRequest, Scrubbed, SettingsChange,
     SweepRequest, VolumeInStore, VolumeSettings,
 };
 
@@ -124,6 +125,10 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 
     /// Returns the volumes served by this node.
     fn list(&self) -> Vec<NodeVolumeStatus>;
+
+    /// Asks the kernel for the device of a volume served here. Returns true if it is still the volume's;
+    /// false if no device serves the volume now.
+    fn check_served(&self, volume: &VolumeId) -> impl Future<Output = Result<bool, Failure>> + Send;
 
     /// Returns the memory of this node for memory volumes.
     fn memory_use(&self) -> MemoryUse;
@@ -282,6 +287,18 @@ impl Volumes for Node {
 
     fn list(&self) -> Vec<NodeVolumeStatus> {
         Self::list(self)
+    }
+
+    async fn check_served(&self, volume: &VolumeId) -> Result<bool, Failure> {
+        Self::check_served(self, volume).await.map_err(|error| Failure {
+            // The node attaches it again.
+            kind: FailureKind::Unavailable,
+            message: format!(
+                "volume {volume}: its device could not be confirmed: {}. If another program removed it (`losetup --detach`), detach \
+                 and attach the volume; with Kubernetes the node does both",
+                chain(&error)
+            ),
+        })
     }
 
     fn memory_use(&self) -> MemoryUse {

@@ -37,6 +37,9 @@ const WITHIN: Duration = Duration::from_secs(20);
 /// Polling interval for a device that is being cleared.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// Stands for a name that is longer than an attribute.
+const TOO_LONG: &str = "(too long)";
+
 /// Attributes of a device's queue that are set before binding.
 const WRITEBACK: &str = "wbt_lat_usec";
 const REQUEST_KIB: &str = "max_sectors_kb";
@@ -194,6 +197,34 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
+    /// Returns true if the kernel clears the device once its last program has closed it: a program has asked
+    /// for that (`losetup --detach`).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn awaits_clear(self) -> io::Result<bool> {
+        self.awaits_clear_in(Path::new(BLOCK_DEVICES))
+    }
+
+    fn awaits_clear_in(self, devices: &Path) -> io::Result<bool> {
+        match fs::read_to_string(devices.join(format!("loop{}/loop/autoclear", self.number))) {
+            Ok(shown) => Ok(shown.trim() == "1"),
+            Err(error) if is_unbound(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Starts [`keep_bound`](Self::keep_bound) without waiting for its end: the kernel waits for the requests
+    /// of the device first, which the caller may not serve yet.
+    ///
+    /// # Errors
+    /// Those of starting the program, which becomes [`LoopCommand::run`].
+    pub fn start_keep_bound(self, mut program: Command) -> io::Result<()> {
+        program.args([KEEP, &self.number.to_string(), &file_name(self.tag)]);
+        note_end(without_input(program).stdout(Stdio::null()).spawn()?);
+        Ok(())
+    }
+
     /// Cancels the pending clearing of a device that waits for its last program to close it. `program`
     /// becomes [`LoopCommand::run`].
     ///
@@ -267,12 +298,22 @@ enum LoopBinding {
 
 /// Reads the name of a device's file: empty while the kernel releases it, `None` without a file.
 fn file_of(devices: &Path, number: u32) -> io::Result<Option<String>> {
-    match fs::read_to_string(devices.join(format!("loop{number}/loop/backing_file"))) {
-        Ok(name) => Ok(Some(name)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+    name_of(fs::read(devices.join(format!("loop{number}/loop/backing_file"))))
+}
+
+/// Returns the name of a device's file as the kernel shows it. A name of ours is short and ASCII.
+fn name_of(shown: io::Result<Vec<u8>>) -> io::Result<Option<String>> {
+    match shown {
+        Ok(name) => Ok(Some(String::from_utf8_lossy(&name).into_owned())),
+        Err(error) if is_unbound(&error) => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => Ok(Some(TOO_LONG.to_owned())),
         Err(error) => Err(error),
     }
+}
+
+/// Returns true for the error of an attribute of a loop device that has no file.
+fn is_unbound(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
 
 fn without_input(mut program: Command) -> Command {
@@ -418,7 +459,7 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
             // Another program was first: leave its device alone.
             continue;
         }
-        tune(number)?;
+        let tuned = TunedQueue::of(Path::new(BLOCK_DEVICES), number)?;
         let mut config = kernel::LoopConfig {
             fd: file.as_raw_fd().cast_unsigned(),
             block_size: BLOCK_BYTES,
@@ -433,18 +474,20 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
             Ok(_) => {}
             // Another program was first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
-            Err(error) => {
-                untune(Path::new(BLOCK_DEVICES), number);
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         }
         let mut status = NO_INFO;
         let shown = request(&device, kernel::GET_STATUS64, (&raw mut status).addr());
         if shown.is_err() || status.flags & kernel::FLAG_DIRECT_IO == 0 {
             request(&device, kernel::CLR_FD, 0)?;
+            tuned.keep();
+            // The kernel clears it with this.
+            drop(device);
+            restore(number)?;
             shown?;
             return Err(io::Error::other("the loop device does not use direct I/O"));
         }
+        tuned.keep();
         return Ok(number);
     }
     Err(io::ErrorKind::ResourceBusy.into())
@@ -466,13 +509,34 @@ const NO_INFO: kernel::LoopInfo = kernel::LoopInfo {
     init: [0; 2],
 };
 
-/// Sets the attributes of an unbound device's queue: after binding, the kernel would wait for requests of
-/// programs that scan each new device.
-fn tune(number: u32) -> io::Result<()> {
-    let queue = queue_of(Path::new(BLOCK_DEVICES), number);
-    set(&queue.join("scheduler"), "none")?;
-    set(&queue.join(WRITEBACK), "0")?;
-    set(&queue.join(REQUEST_KIB), &(MAX_IO_BYTES >> 10).to_string())
+/// The attributes of an unbound device's queue, set for binding, and reset when this is dropped.
+struct TunedQueue<'a> {
+    devices: &'a Path,
+    number: u32,
+}
+
+impl<'a> TunedQueue<'a> {
+    /// Sets the attributes: after binding, the kernel would wait for requests of programs that scan each new
+    /// device.
+    fn of(devices: &'a Path, number: u32) -> io::Result<Self> {
+        let tuned = Self { devices, number };
+        let queue = queue_of(devices, number);
+        set(&queue.join("scheduler"), "none")?;
+        set(&queue.join(WRITEBACK), "0")?;
+        set(&queue.join(REQUEST_KIB), &(MAX_IO_BYTES >> 10).to_string())?;
+        Ok(tuned)
+    }
+
+    /// Leaves the attributes as they are.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for TunedQueue<'_> {
+    fn drop(&mut self) {
+        untune(self.devices, self.number);
+    }
 }
 
 /// Sets an attribute, if it exists.
@@ -593,104 +657,4 @@ fn request(device: &File, command: libc::c_ulong, argument: usize) -> io::Result
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn structures_are_as_long_as_the_kernels() {
-        assert_eq!((size_of::<kernel::LoopInfo>(), size_of::<kernel::LoopConfig>()), (232, 304));
-    }
-
-    #[test]
-    fn only_a_file_with_a_tag_is_ours() {
-        let devices = tempfile::tempdir().unwrap();
-        let tag = 0xb1_23_45_67_89_ab_cd_ef;
-        for (number, file) in [
-            (0, format!("/{}\n", file_name(tag))),
-            (1, "/images/holdfast-disk\n".to_owned()),
-            (2, "/holdfast-12\n".to_owned()),
-            (3, format!("/images/{}\n", file_name(tag))),
-        ] {
-            let dir = devices.path().join(format!("loop{number}/loop"));
-            fs::create_dir_all(&dir).unwrap();
-            fs::write(dir.join("backing_file"), file).unwrap();
-        }
-        fs::create_dir_all(devices.path().join("loop9")).unwrap();
-        assert_eq!(LoopDevice::list_in(devices.path()).unwrap(), [LoopDevice { number: 0, tag }]);
-    }
-
-    /// Regression: an unreadable device counted as not ours, so its connection was closed or its detach
-    /// continued.
-    #[test]
-    fn a_device_that_cannot_be_read_is_an_error() {
-        let devices = tempfile::tempdir().unwrap();
-        fs::create_dir_all(devices.path().join("loop0/loop/backing_file")).unwrap();
-        assert!(LoopDevice::list_in(devices.path()).is_err());
-        assert!(LoopDevice::find_in(devices.path(), 0).is_err());
-        assert_eq!(LoopDevice::find_in(devices.path(), 1).unwrap(), None);
-    }
-
-    #[test]
-    fn an_unbound_device_has_the_attributes_of_the_kernel() {
-        let devices = tempfile::tempdir().unwrap();
-        let queue = queue_of(devices.path(), 3);
-        fs::create_dir_all(&queue).unwrap();
-        fs::create_dir_all(devices.path().join("loop3/loop")).unwrap();
-        for (attribute, value) in [(WRITEBACK, "2000\n"), (REQUEST_KIB, "512\n")] {
-            fs::write(queue.join(attribute), value).unwrap();
-        }
-        let shown = || [WRITEBACK, REQUEST_KIB].map(|name| fs::read_to_string(queue.join(name)).unwrap());
-        untune(devices.path(), 3);
-        assert_eq!(shown(), ["2000\n", "512\n"], "another program has bound it");
-        fs::remove_dir(devices.path().join("loop3/loop")).unwrap();
-        untune(devices.path(), 3);
-        assert_eq!(shown(), ["2000\n", "0"], "only what was ours is changed");
-    }
-
-    /// Regression: the kernel removes the name first; the device still looked bound and kept our attributes.
-    #[test]
-    fn a_device_is_cleared_once_the_kernel_has_released_its_file() {
-        let devices = tempfile::tempdir().unwrap();
-        let (device, file) =
-            (LoopDevice { number: 3, tag: 7 }, devices.path().join("loop3/loop/backing_file"));
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        for (name, binding) in [
-            (format!("/{}\n", file_name(7)), LoopBinding::Bound),
-            (String::new(), LoopBinding::Releases),
-            ("/images/other\n".to_owned(), LoopBinding::Gone),
-        ] {
-            fs::write(&file, &name).unwrap();
-            assert_eq!(device.binding_in(devices.path()).unwrap(), binding, "{name:?}");
-        }
-        fs::remove_dir_all(file.parent().unwrap()).unwrap();
-        assert_eq!(device.binding_in(devices.path()).unwrap(), LoopBinding::Gone);
-    }
-
-    /// Regression: the process continued to run, or stayed a zombie.
-    #[test]
-    fn a_process_that_takes_too_long_is_killed() {
-        let child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let process = PathBuf::from(format!("/proc/{}", child.id()));
-        assert_eq!(wait(child, Duration::ZERO).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        let begun = Instant::now();
-        while process.exists() {
-            assert!(begun.elapsed() < WITHIN, "it was killed and waited for");
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-
-    #[test]
-    fn a_command_is_its_arguments() {
-        let of =
-            |words: &[&str]| LoopCommand::of(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
-        assert_eq!(of(&[BIND, "x"]), Some(LoopCommand::Bind("x".to_owned())));
-        let clear = LoopCommand::Clear { number: 3, name: "x".to_owned(), unless_used: true };
-        assert_eq!(of(&[CLEAR_UNUSED, "3", "x"]), Some(clear));
-        let keep = LoopCommand::Keep { number: 3, name: "x".to_owned() };
-        assert_eq!(of(&[KEEP, "3", "x"]), Some(keep));
-        let grow = LoopCommand::Grow { number: 3, name: "x".to_owned() };
-        assert_eq!(of(&[GROW, "3", "x"]), Some(grow));
-        assert_eq!(of(&[RESTORE, "3"]), Some(LoopCommand::Restore(3)));
-        assert_eq!((of(&[CLEAR, "x", "x"]), of(&[])), (None, None));
-    }
-}
+mod tests;

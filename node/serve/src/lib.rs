@@ -37,7 +37,7 @@ pub use memory::{MemoryFiles, NewMemoryVolume, PublishedMemory, QueueShare};
 pub use message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
 pub use operation::{FileOperation, InFlight, Ring, VolumeKey};
 pub use planned::{Planned, Start};
-pub use published_status::{PublishedStatus, ServedCounts, SnapshotAnswer};
+pub use published_status::{PublishedStatus, RingReport, ServedCounts, SnapshotAnswer};
 pub use ring_thread::RingThread;
 pub use served::SharedFiles;
 pub use volume_queue::VolumeQueue;

@@ -29,6 +29,15 @@ pub enum SnapshotAnswer {
     Cut(SnapshotUid, CutAnswer),
 }
 
+/// A change that a volume's ring thread reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingReport {
+    /// The writer's new state.
+    Writer(WriterState),
+    /// The connection of the device without ublk has ended: the device gets no more requests.
+    DeviceEnded,
+}
+
 /// Counts of the I/O served since this process attached or recovered the volume. They never decrease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ServedCounts {
@@ -69,7 +78,7 @@ impl ServedCounts {
 pub struct PublishedStatus {
     /// Figures of the planner and of the requests, published at every tick, never per request.
     shown: Mutex<(Status, ServedCounts, LimitStatus)>,
-    reported: Box<dyn Fn(WriterState) + Send + Sync>,
+    reported: Box<dyn Fn(RingReport) + Send + Sync>,
     /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
     snapshots: broadcast::Sender<SnapshotAnswer>,
@@ -84,8 +93,8 @@ pub struct PublishedStatus {
 }
 
 impl PublishedStatus {
-    /// Makes the status of a volume; `reported` receives the state of its writer.
-    pub fn new(reported: impl Fn(WriterState) + Send + Sync + 'static) -> Self {
+    /// Makes the status of a volume; `reported` receives the ring thread's reports, and must not block.
+    pub fn new(reported: impl Fn(RingReport) + Send + Sync + 'static) -> Self {
         Self {
             shown: Mutex::default(),
             reported: Box::new(reported),
@@ -122,7 +131,12 @@ impl PublishedStatus {
 
     /// Publishes the state of the volume's writer.
     pub fn report(&self, writer: WriterState) {
-        (self.reported)(writer);
+        (self.reported)(RingReport::Writer(writer));
+    }
+
+    /// Publishes that the connection of the volume's device has ended, in a detach or outside one.
+    pub fn device_ended(&self) {
+        (self.reported)(RingReport::DeviceEnded);
     }
 
     /// Publishes a repair of damage in the store.

@@ -114,7 +114,11 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
                     let found = format!("{slower}. Now there is none: {}", chain(without));
                     Check::warn(TRANSPORT, found, self::fix(without, driver))
                 }
-                Some(Err(_)) | None => return vec![Check::fail(NAME, found, fix)],
+                Some(Err(refusal)) => {
+                    let found = format!("{found}. Without ublk: {}", chain(refusal));
+                    return vec![Check::fail(NAME, found, fix)];
+                }
+                None => return vec![Check::fail(NAME, found, fix)],
             };
             if choice == TransportChoice::Auto && unsupported.is_without_ublk() {
                 return vec![Check::warn(NAME, found, fix), transport];
@@ -142,7 +146,9 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
         },
         Unsupported::NoAccess(_) => "run as root with access to the device (in a pod: privileged)",
         Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.12 or newer",
-        Unsupported::NoFuse { .. } => "boot Linux 6.9 or newer, and load the modules fuse and loop",
+        Unsupported::NoFuse { .. } => {
+            "boot Linux 6.9 or newer, load the modules fuse and loop, and set the parameter that is named, if any, to 0"
+        }
         Unsupported::NoKeeper { .. } => {
             "set node.withoutUblk.enabled of the chart, or run `holdfast-node keeper` on the node"
         }

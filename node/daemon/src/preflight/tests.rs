@@ -164,6 +164,9 @@ fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     }
     let refused = Unsupported::NoFuse { release, lack: "boot Linux 6.9 or newer" };
     holds(&driver::check(&facts(Err(refused)), only)[0], "FAIL", &["6.1.0", "6.9", "auto"]);
+    let limited =
+        Unsupported::NoFuse { release: KernelRelease::new("6.18.0"), lack: "set the sysctl x to 0" };
+    holds(&driver::check(&facts(Err(limited)), TransportChoice::Auto)[0], "FAIL", &["set the sysctl x to 0"]);
     let forbidden = Err(Unsupported::NoAccess(errno(libc::EACCES)));
     let facts_of_pod = DriverFacts { probed: forbidden, ..facts(Ok(())) };
     let checks = driver::check(&facts_of_pod, TransportChoice::Auto);

@@ -443,6 +443,11 @@ impl Volumes for Fake {
         self.inner.lock().attached.values().rev().cloned().collect()
     }
 
+    async fn check_served(&self, volume: &VolumeId) -> Result<bool, Failure> {
+        let mut inner = self.inner.lock();
+        inner.failure.take().map_or_else(|| Ok(inner.attached.contains_key(volume)), Err)
+    }
+
     fn memory_use(&self) -> MemoryUse {
         MemoryUse::default()
     }

@@ -405,3 +405,16 @@ fn the_pages_of_a_buffer_are_there_before_its_first_read() {
     assert_eq!(resident(next), STRIDE / 4096);
     assert_eq!(resident(next + 1), 0, "a tag that was never used has no memory");
 }
+
+/// Regression, found in review: a child of the daemon shared the pages, so the kernel copied each page before
+/// it wrote a request there, and a kill of the daemon meanwhile failed that request.
+#[test]
+fn a_child_shares_no_buffer() {
+    let buffers = FuseBuffers::map().unwrap();
+    let at = buffers.memory.as_ptr().addr();
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let begins = |line: &str| line.starts_with(&format!("{at:x}-"));
+    let mut lines = smaps.lines().skip_while(|line| !begins(line));
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).expect("the mapping is listed");
+    assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
+}

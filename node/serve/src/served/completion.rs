@@ -3,7 +3,7 @@
 use holdfast_background::SlabBlock;
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_format::index::Runs;
-use holdfast_fuse::{FuseCommand, FuseQueue};
+use holdfast_fuse::{FuseCommand, FuseFault, FuseQueue};
 use holdfast_ring::{HeapBuffer, IoResult};
 use holdfast_types::{Chunk, Mask, Millis, SectorRange};
 use holdfast_ublk::{BatchEvent, DeviceRequest, FetchedTags, Operation, QueueEvent};
@@ -116,6 +116,9 @@ impl ServedVolume {
             queue.poll(ring);
             if let Some(fault) = queue.take_fault() {
                 self.lines.fuse_fault(fault, now);
+                if fault == FuseFault::Ended {
+                    self.published.device_ended();
+                }
             }
         }
         self.queues.finish_closing(ring);

@@ -163,10 +163,8 @@ impl Lines {
     pub(super) fn fuse_fault(&self, fault: FuseFault, now: Millis) {
         let _volume = self.label.span().entered();
         match fault {
-            // A detach clears the device before it closes the queue, so this alone is no error.
-            FuseFault::Ended => tracing::info!(
-                "the device was cleared or its connection aborted; it gets no more requests; unless that was a detach, detach and attach the volume"
-            ),
+            // A detach clears the device before it closes the queue. The daemon logs an end outside a detach.
+            FuseFault::Ended => tracing::debug!("the device was cleared or its connection aborted"),
             FuseFault::Read(errno) => {
                 let Some(held_back) = self.fuse_read.one(now) else { return };
                 tracing::error!(%errno, held_back, "requests of the device could not be read; they are read again");

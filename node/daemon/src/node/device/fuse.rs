@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_fuse::{DEPTH, FUSE_PATH, FuseConnection, FuseQueue, LOOP_CONTROL_PATH, LoopDevice, file_name};
 use holdfast_serve::{OpenQueues, VolumeQueue};
+use holdfast_service::chain;
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders,
@@ -36,6 +37,20 @@ pub(crate) const LOOP_DEVICE: &str = "loop-device";
 const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The file in the run directory that a server keeps locked until its ring is gone.
 const LOCK: &str = "fuse.lock";
+/// Limits of the kernel for a request, in seconds (Linux 6.15 and newer), each with the refusal if it is not
+/// 0. Source: `init_server_timeout` of `fs/fuse/inode.c`; either is enough for an abort of the connection.
+const REQUEST_TIMEOUTS: [(&str, &str); 2] = [
+    (
+        "/proc/sys/fs/fuse/default_request_timeout",
+        "it aborts the connection of a volume whose request waits longer, for example for the daemon or the \
+         store; set the sysctl fs.fuse.default_request_timeout to 0",
+    ),
+    (
+        "/proc/sys/fs/fuse/max_request_timeout",
+        "it aborts the connection of a volume whose request waits longer, for example for the daemon or the \
+         store; set the sysctl fs.fuse.max_request_timeout to 0",
+    ),
+];
 const MAX_PARTITIONS: &str = "/sys/module/loop/parameters/max_part";
 /// Maximum wait for the lock if no device is recovered.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
@@ -59,8 +74,10 @@ pub(crate) fn probe() -> Result<(), Unsupported> {
         "/dev/fuse cannot be opened; load the module fuse"
     } else if !opens(LOOP_CONTROL_PATH) {
         "/dev/loop-control cannot be opened; load the module loop"
-    } else if reads_partitions(std::fs::read_to_string(MAX_PARTITIONS)) {
+    } else if is_positive(std::fs::read_to_string(MAX_PARTITIONS)) {
         "the module loop reads partitions of each device, which waits for the daemon; load it with max_part=0"
+    } else if let Some(lack) = request_timeout(|path| std::fs::read_to_string(path)) {
+        lack
     } else {
         return Ok(());
     };
@@ -75,9 +92,15 @@ pub(crate) fn check(run_dir: &Path, starts: KeeperStart) -> Result<(), Unsupport
     FuseDevices::new(run_dir, starts).check()
 }
 
-/// Returns true if the loop module reads partitions while it binds a device, according to its parameter.
-fn reads_partitions(max_partitions: io::Result<String>) -> bool {
-    max_partitions.is_ok_and(|number| number.trim() != "0")
+/// Returns the refusal of a kernel with a limit for each request, according to its parameters.
+fn request_timeout(read: impl Fn(&str) -> io::Result<String>) -> Option<&'static str> {
+    let mut limits = REQUEST_TIMEOUTS.into_iter().filter(|(path, _)| is_positive(read(path)));
+    limits.next().map(|(_, lack)| lack)
+}
+
+/// Returns true if a parameter of the kernel exists and is not 0.
+fn is_positive(parameter: io::Result<String>) -> bool {
+    parameter.is_ok_and(|number| number.trim() != "0")
 }
 
 /// The devices of this host that are loop devices on FUSE files.
@@ -204,7 +227,13 @@ impl FuseDevices {
     fn clear_unserved(&self, tag: u64) {
         let cleared = LoopDevice::list().and_then(|devices| {
             let mut ours = devices.into_iter().filter(|device| device.tag == tag);
-            ours.try_for_each(|device| device.clear(own_program(LOOP_DEVICE), false))
+            ours.try_for_each(|device| {
+                device.clear(own_program(LOOP_DEVICE), false)?;
+                if device.await_cleared(CLEARED_WITHIN)? {
+                    Self::restore_queue(LOOP_IDS + device.number);
+                }
+                Ok(())
+            })
         });
         if let Err(error) = cleared {
             tracing::warn!(%error, "a loop device that was never served stays; the next start clears it");
@@ -220,7 +249,26 @@ impl FuseDevices {
     }
 
     pub(in crate::node) fn sectors(&self, device: Device) -> Result<u64, ControlError> {
-        sectors_of(loop_device(device.id())?)
+        sectors_of(of_tag(device)?)
+    }
+
+    /// Returns the tag of a device, without a question to the keeper.
+    pub(in crate::node) fn tag(&self, id: u32) -> Result<u64, ControlError> {
+        Ok(loop_device(id)?.tag)
+    }
+
+    /// Cancels a clearing of the device that another program has requested: the kernel would clear it once
+    /// the last program has closed it.
+    pub(in crate::node) fn keep(&self, device: Device) -> Result<(), ControlError> {
+        let bound = of_tag(device)?;
+        if !bound.awaits_clear().map_err(file(bound.path(), "looked at"))? {
+            return Ok(());
+        }
+        bound.keep_bound(own_program(LOOP_DEVICE)).map_err(file(bound.path(), "kept"))?;
+        // It may have been closed before that.
+        of_tag(device)?;
+        log_kept(bound);
+        Ok(())
     }
 
     /// Makes the kernel grow the file, and the loop device with it.
@@ -270,10 +318,23 @@ impl FuseDevices {
             let waited_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
             return Err(ControlError::StillHeld { id, state: DeviceState::Quiesced, waited_ms });
         };
-        let len_bytes = sectors_of(loop_device(id)?)? * SECTOR_BYTES;
+        let bound = of_tag(device)?;
+        let len_bytes = sectors_of(bound)? * SECTOR_BYTES;
         let open = |file| FuseConnection::new(file, lock, file_name(tag), len_bytes);
         let taken = self.0.connections.take(tag, open).map_err(self.unreachable())?;
-        taken.ok_or(ControlError::NotFound { id })
+        taken.ok_or(ControlError::NotFound { id })?;
+        // The kernel finishes the device's requests first, which wait for this recovery.
+        let kept = bound.awaits_clear().and_then(|awaits| {
+            if awaits {
+                bound.start_keep_bound(own_program(LOOP_DEVICE))?;
+                log_kept(bound);
+            }
+            Ok(())
+        });
+        if let Err(error) = kept {
+            tracing::warn!(device = id, %error, "it is unknown if a program asked the kernel to detach the device");
+        }
+        Ok(())
     }
 
     /// Clears the device regardless of its users: their requests fail.
@@ -301,6 +362,13 @@ impl FuseDevices {
                 }
             }
             if begun.elapsed() >= UNUSED_WITHIN {
+                match self.keep(device) {
+                    Err(gone @ ControlError::NotFound { .. }) => return Err(gone),
+                    Err(error) => {
+                        tracing::warn!(error = chain(&error), "a detach by another program may be pending")
+                    }
+                    Ok(()) => {}
+                }
                 return Err(ControlError::InUse { id: device.id(), holders });
             }
             thread::sleep(LOOK_EVERY);
@@ -405,6 +473,13 @@ fn of_tag(device: Device) -> Result<LoopDevice, ControlError> {
     if bound.tag == device.tag() { Ok(bound) } else { Err(ControlError::NotFound { id }) }
 }
 
+fn log_kept(bound: LoopDevice) {
+    tracing::warn!(
+        device = %bound.path().display(),
+        "a program asked the kernel to detach the device of a volume (`losetup --detach`); the device stays"
+    );
+}
+
 fn sectors_of(device: LoopDevice) -> Result<u64, ControlError> {
     Ok(device.len_bytes().map_err(file(device.path(), "measured"))? / SECTOR_BYTES)
 }
@@ -440,9 +515,27 @@ mod tests {
     /// Regression: the binding waited for the partitions, which are read before requests are served.
     #[test]
     fn a_loop_module_that_reads_partitions_is_refused() {
-        assert!(reads_partitions(Ok("15\n".to_owned())));
-        assert!(!reads_partitions(Ok("0\n".to_owned())));
-        assert!(!reads_partitions(Err(io::ErrorKind::NotFound.into())), "it is built in, or not loaded yet");
+        assert!(is_positive(Ok("15\n".to_owned())));
+        assert!(!is_positive(Ok("0\n".to_owned())));
+        assert!(!is_positive(Err(io::ErrorKind::NotFound.into())), "it is built in, or not loaded yet");
+    }
+
+    /// Regression, found in review: the kernel aborted the connections of volumes whose requests waited for a
+    /// restarted daemon or for the store.
+    #[test]
+    fn a_kernel_with_a_limit_for_each_request_is_refused() {
+        let set = |name: &'static str| {
+            move |path: &str| match path.strip_prefix("/proc/sys/fs/fuse/") {
+                Some(found) => Ok(if found == name { "60\n" } else { "0\n" }.to_owned()),
+                None => Err(io::ErrorKind::NotFound.into()),
+            }
+        };
+        for name in ["default_request_timeout", "max_request_timeout"] {
+            let lack = request_timeout(set(name)).unwrap();
+            assert!(lack.ends_with(&format!("set the sysctl fs.fuse.{name} to 0")), "{lack}");
+        }
+        assert_eq!(request_timeout(set("neither")), None);
+        assert_eq!(request_timeout(|_| Err(io::ErrorKind::NotFound.into())), None, "an older kernel");
     }
 
     /// Regression: a restarted daemon took a device for dead, and cleared it, while another server had it.

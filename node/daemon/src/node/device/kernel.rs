@@ -65,6 +65,8 @@ pub(in crate::node) trait Devices: Send + Sync {
     fn flush_from_outside(&self, id: u32) -> io::Result<()>;
     /// Releases the queued requests, once the queues are armed.
     fn end_recovery(&self, device: Device) -> Result<(), ControlError>;
+    /// Cancels a removal of a device in use that another program has requested.
+    fn keep(&self, device: Device) -> Result<(), ControlError>;
     /// Removes the block device.
     fn stop(&self, device: Device) -> Result<(), ControlError>;
     /// Removes the block device unless it is in use.
@@ -105,7 +107,7 @@ impl Kernel {
                 "the rules for udev were not written; the next attach tries again"
             );
         }
-        self.udev.sweep(|id| Ok(Device::look(id)?.tag));
+        self.udev.sweep(|id| if id < LOOP_IDS { Ok(Device::look(id)?.tag) } else { self.fuse.tag(id) });
     }
 }
 
@@ -133,13 +135,17 @@ impl Devices for Kernel {
     }
 
     fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
-        if spec.transport == Transport::Fuse {
-            return self.fuse.add(spec);
-        }
-        let device = Device::add(&Features::probe()?, spec)?;
+        let device = if spec.transport == Transport::Fuse {
+            // The rules name its file: they apply as soon as it is bound.
+            self.udev.install()?;
+            self.udev.await_rules();
+            self.fuse.add(spec)?
+        } else {
+            Device::add(&Features::probe()?, spec)?
+        };
         if let Err(error) = self.udev.mark(device.id(), spec.tag) {
             // If it stays, the next start finds it by its tag.
-            let _deleted = device.delete();
+            let _deleted = self.delete(device);
             return Err(error);
         }
         Ok(device)
@@ -213,9 +219,10 @@ impl Devices for Kernel {
 
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
         if is_fuse(device) {
-            return self.fuse.start_recovery(device, within);
+            self.fuse.start_recovery(device, within)?;
+        } else {
+            device.start_recovery(within)?;
         }
-        device.start_recovery(within)?;
         // An earlier version did not set one.
         if let Err(error) = self.udev.mark(device.id(), device.tag()) {
             tracing::warn!(
@@ -245,6 +252,10 @@ impl Devices for Kernel {
         }
     }
 
+    fn keep(&self, device: Device) -> Result<(), ControlError> {
+        if is_fuse(device) { self.fuse.keep(device) } else { Ok(()) }
+    }
+
     fn stop(&self, device: Device) -> Result<(), ControlError> {
         if is_fuse(device) { self.fuse.stop(device) } else { device.stop() }
     }
@@ -257,11 +268,8 @@ impl Devices for Kernel {
     }
 
     fn delete(&self, device: Device) -> Result<(), ControlError> {
-        if is_fuse(device) {
-            return self.fuse.delete(device);
-        }
         self.udev.unmark(device.id(), device.tag());
-        device.delete()
+        if is_fuse(device) { self.fuse.delete(device) } else { device.delete() }
     }
 
     fn restore_number(&self, device: Device) {

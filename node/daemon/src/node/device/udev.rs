@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! /run/udev/rules.d/59-holdfast.rules    the rules, the same for every installation of the host (tmpfs)
-//! /run/udev/holdfast/ublkbN              mark of a device: its tag in hexadecimal digits
+//! /run/udev/holdfast/ublkbN, loopN       mark of a device: its tag in hexadecimal digits
 //! ```
 //! Owns: these files.
 //! Does not own: udev, or the host's programs that scan devices by themselves.
 //! Runs on: threads that may block.
-//! Invariants: a device has its mark from before its start until after its stop; none is started before udev
-//! has read the rules.
+//! Invariants: a ublk device has its mark from before its start until after its stop. A loop device gets it
+//! once it is bound: for that device itself the rules need no mark, only for a loop device on it. No device
+//! is started or bound before udev has read the rules.
 //! On failure: a device is not started without its mark. On a host without `/run/udev` nothing is written.
 
 use std::fs;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-use holdfast_ublk::ControlError;
+use holdfast_ublk::{ControlError, LOOP_IDS};
 
 /// Directory of the host's udev.
 pub(in crate::node) const UDEV: &str = "/run/udev";
@@ -104,8 +105,7 @@ impl Udev {
     pub(in crate::node) fn sweep(&self, tag_of: impl Fn(u32) -> Result<u64, ControlError>) {
         for entry in fs::read_dir(self.marks()).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let id = name.to_str().and_then(|name| name.strip_prefix("ublkb")?.parse().ok());
-            let Some(id) = id else { continue };
+            let Some(id) = name.to_str().and_then(id_of) else { continue };
             let marked = fs::read_to_string(entry.path()).unwrap_or_default();
             let is_stale = match tag_of(id) {
                 Ok(tag) => mark(tag) != marked,
@@ -130,7 +130,20 @@ impl Udev {
     }
 
     fn mark_of(&self, id: u32) -> PathBuf {
-        self.marks().join(format!("ublkb{id}"))
+        self.marks().join(name_of(id))
+    }
+}
+
+/// Returns the kernel's name of a device.
+fn name_of(id: u32) -> String {
+    id.checked_sub(LOOP_IDS).map_or_else(|| format!("ublkb{id}"), |number| format!("loop{number}"))
+}
+
+/// Returns the device of this name.
+fn id_of(name: &str) -> Option<u32> {
+    match name.strip_prefix("loop") {
+        Some(number) => LOOP_IDS.checked_add(number.parse().ok()?),
+        None => name.strip_prefix("ublkb")?.parse().ok(),
     }
 }
 
@@ -235,6 +248,23 @@ mod tests {
         let pattern = format!("/holdfast-{}", "?".repeat(16));
         assert!(RULES.contains(&format!("ATTR{{loop/backing_file}}==\"{pattern}\"")));
         assert_eq!((name.len() + 1, &name[..9]), (pattern.len(), "holdfast-"));
+    }
+
+    /// Regression, found in review: volumes without ublk had no mark, so that the host probed the loop device
+    /// by which the kubelet holds one.
+    #[test]
+    fn a_loop_device_has_its_mark_under_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let udev = Udev::new(dir.path());
+        for number in [5, 6] {
+            udev.mark(LOOP_IDS + number, 7).unwrap();
+        }
+        assert_eq!(fs::read_to_string(udev.marks().join("loop5")).unwrap(), mark(7));
+        udev.sweep(|id| if id == LOOP_IDS + 5 { Ok(7) } else { Err(ControlError::NotFound { id }) });
+        assert!(udev.marks().join("loop5").exists() && !udev.marks().join("loop6").exists());
+        udev.unmark(LOOP_IDS + 5, 7);
+        assert!(!udev.marks().join("loop5").exists());
+        assert!(RULES.contains("\"/dev/ublkb*|/dev/loop*|*/volumeDevices/*\""));
     }
 
     #[test]

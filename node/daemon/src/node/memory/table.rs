@@ -196,6 +196,17 @@ impl MemoryTable {
         }
     }
 
+    /// Returns the device of a served volume.
+    pub(in crate::node) fn serving_device(&self, volume: &VolumeId) -> Option<Device> {
+        match self.0.lock().get(volume)?.state {
+            MemoryState::Serving(device) => Some(device),
+            MemoryState::Attaching
+            | MemoryState::Recovering { .. }
+            | MemoryState::Detaching
+            | MemoryState::Stopped(_) => None,
+        }
+    }
+
     /// Returns the device of a served volume that may grow.
     ///
     /// # Errors

@@ -448,17 +448,63 @@ fn a_record_names_no_device_once_its_deletion_begins() {
 }
 
 /// Regression: an attach returned a device that was removed by hand, whose number could be another program's.
+/// Regression, found in review: so did `AwaitServed`, with which a pod's mount begins, and the volume stayed
+/// attached.
 #[test]
-fn an_attach_names_no_device_that_was_taken_away() {
+fn a_device_that_was_taken_away_is_neither_named_nor_touched() {
+    for foreign in [None, Some(77)] {
+        let host = &Host::new(&["x", "y"]);
+        host.daemon(|node| async move {
+            host.attach(&node, "x").await;
+            host.attach(&node, "y").await;
+            assert!(node.check_served(&id("x")).await.unwrap());
+            let taken = host.kernel.take_away(1).info.id;
+            if let Some(tag) = foreign {
+                host.kernel.add_foreign(taken, DeviceState::Live, tag);
+            }
+            let gone = match foreign {
+                // The first question of either kind notices it.
+                Some(_) => node.attach(host.request("x")).await.unwrap_err(),
+                None => node.check_served(&id("x")).await.unwrap_err(),
+            };
+            let is_named = match foreign {
+                None => matches!(gone, NodeError::Device(ControlError::NotFound { id: 1 })),
+                Some(tag) => {
+                    matches!(gone, NodeError::Device(ControlError::NotOurs { id: 1, found }) if found == tag)
+                }
+            };
+            assert!(is_named, "{gone}");
+            assert!(!node.check_served(&id("x")).await.unwrap(), "no device serves it");
+            let states = || node.list().into_iter().map(|status| status.state).collect::<Vec<_>>();
+            assert_eq!(states(), [VolumeState::Unserved, VolumeState::Attached]);
+            let busy = node.attach(host.request("x")).await.unwrap_err();
+            assert!(matches!(busy, NodeError::Busy { .. }), "{busy}");
+            node.detach(&id("x")).await.unwrap();
+            host.attach(&node, "x").await;
+            assert!(node.check_served(&id("x")).await.unwrap());
+            if let Some(tag) = foreign {
+                assert_eq!(host.kernel.take_away(1).info.tag, tag, "it is left alone");
+            }
+            host.end(&node).await;
+        });
+        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+    }
+}
+
+/// Regression, found in review: the end of a device's connection was logged as information, and the volume
+/// stayed attached.
+#[test]
+fn a_volume_whose_connection_ended_is_unserved() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
-        host.kernel.take_away(1);
-        let gone = node.attach(host.request("x")).await.unwrap_err();
-        assert!(matches!(gone, NodeError::Device(ControlError::NotFound { id: 1 })), "{gone}");
-        host.kernel.add_foreign(1, DeviceState::Live, 77);
-        let other = node.attach(host.request("x")).await.unwrap_err();
-        assert!(matches!(other, NodeError::Device(ControlError::NotOurs { id: 1, found: 77 })), "{other}");
+        let present = node.0.volumes.present(&id("x")).unwrap();
+        present.published.device_ended();
+        assert_eq!(node.list()[0].state, VolumeState::Unserved);
+        // A detach ends the connection, too.
+        node.detach(&id("x")).await.unwrap();
+        present.published.device_ended();
+        assert!(node.list().is_empty());
     });
 }
 

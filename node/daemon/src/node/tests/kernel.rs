@@ -399,6 +399,10 @@ impl Devices for FakeKernel {
         })
     }
 
+    fn keep(&self, device: Device) -> Result<(), ControlError> {
+        self.lock().of(device, "look").map(drop)
+    }
+
     fn stop(&self, device: Device) -> Result<(), ControlError> {
         self.command("stop", Some(device), |state| {
             state.of(device, "stop")?.info.state = DeviceState::Dead;

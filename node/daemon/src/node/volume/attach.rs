@@ -25,7 +25,7 @@ use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::attach_steps::TimedStep;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
-use crate::node::volume::device::new_device;
+use crate::node::volume::device::{lose_device, new_device};
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
 use crate::node::volume::state::{StateCell, StateEvent, WriterState};
@@ -33,9 +33,9 @@ use crate::node::volume::table::Reserved;
 use crate::node::{AttachRequest, Attached, Node, VolumeSettings, millis, sectors_of, unix_ms};
 use holdfast_serve::Label;
 use holdfast_serve::LiveMap;
-use holdfast_serve::PublishedStatus;
 use holdfast_serve::Start;
 use holdfast_serve::{Message, NewVolume};
+use holdfast_serve::{PublishedStatus, RingReport};
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. For an attached one, returns the existing
@@ -50,7 +50,7 @@ impl Node {
         let volume = request.volume.clone();
         let state = match self.0.volumes.reserve(&request)? {
             Reserved::Attached { attached, device } => {
-                self.0.devices.check_there(device).await?;
+                self.check_device(&volume, device).await?;
                 return Ok(attached);
             }
             Reserved::Now(state) => state,
@@ -210,7 +210,11 @@ impl Node {
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
         let cell = Arc::clone(&state);
-        let published = PublishedStatus::new(move |writer| cell.apply(&StateEvent::Writer(writer)));
+        let of_volume = volume.clone();
+        let published = PublishedStatus::new(move |report| match report {
+            RingReport::Writer(writer) => cell.apply(&StateEvent::Writer(writer)),
+            RingReport::DeviceEnded => lose_device(&of_volume, &cell),
+        });
         let published = Arc::new(published);
         let (work, receiver) = mpsc::channel(shape.waiting_work());
         let planned = blocking(move || {

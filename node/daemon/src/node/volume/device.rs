@@ -21,8 +21,8 @@ use crate::node::error::NodeError;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::present::Present;
-use crate::node::volume::state::StateEvent;
-use crate::node::{QUEUE_DEPTH, QUEUES, TransportChoice};
+use crate::node::volume::state::{State, StateCell, StateEvent};
+use crate::node::{Node, QUEUE_DEPTH, QUEUES, TransportChoice};
 use holdfast_serve::Message;
 
 /// Interval between checks if the last program has closed a device.
@@ -53,12 +53,12 @@ impl VolumeDevices {
     }
 
     /// Fails if a device is gone, or its number belongs to another one by now: `losetup --detach` removes the
-    /// loop device of a volume, and the next file gets its number.
+    /// loop device of a volume, and the next file gets its number. Cancels such a removal of a device in use.
     pub(in crate::node) async fn check_there(&self, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
         let (id, tag) = (device.id(), device.tag());
         blocking(move || match kernel.look(id)? {
-            found if found.tag == tag => Ok(()),
+            found if found.tag == tag => Ok(kernel.keep(device)?),
             found => Err(ControlError::NotOurs { id, found: found.tag }.into()),
         })
         .await
@@ -223,6 +223,54 @@ impl VolumeDevices {
             Ok(()) => tracing::warn!(device = id, "flushed a device that the kernel had lost"),
             Err(error) => tracing::warn!(device = id, %error, "flushing a lost device did not free it"),
         }
+    }
+}
+
+impl Node {
+    /// Returns true if the volume's device serves and is still its own; false if no device serves it.
+    ///
+    /// # Errors
+    /// [`ControlError::NotFound`] or [`ControlError::NotOurs`]: another program removed its device, and the
+    /// number may belong to that program's device. The volume must be detached.
+    pub(crate) async fn check_served(&self, volume: &VolumeId) -> Result<bool, NodeError> {
+        if let Some(device) = self.0.memory.serving_device(volume) {
+            self.0.devices.check_there(device).await?;
+            return Ok(true);
+        }
+        let present = self.0.volumes.on_ring(volume);
+        let Some(device) = present.and_then(|present| present.state.with(State::serving_device)) else {
+            return Ok(false);
+        };
+        self.check_device(volume, device).await?;
+        Ok(true)
+    }
+
+    /// Checks that the device of a served volume is still its own. If not, the volume counts as not served.
+    pub(in crate::node) async fn check_device(
+        &self,
+        volume: &VolumeId,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        let checked = self.0.devices.check_there(device).await;
+        if let Err(NodeError::Device(ControlError::NotFound { .. } | ControlError::NotOurs { .. })) = &checked
+            && let Some(present) = self.0.volumes.on_ring(volume)
+            && present.device() == Some(device)
+        {
+            lose_device(volume, &present.state);
+        }
+        checked
+    }
+}
+
+/// Notes that another program removed the device of a volume, or aborted its connection. Does nothing during
+/// an attach, a recovery or a detach, which notice it themselves.
+pub(in crate::node) fn lose_device(volume: &VolumeId, state: &StateCell) {
+    if state.try_apply(&StateEvent::DeviceLost).is_ok() {
+        tracing::error!(
+            %volume,
+            "another program removed the volume's device, or aborted its connection; no device serves it; detach and attach \
+             it (with Kubernetes the node does both)"
+        );
     }
 }
 

@@ -14,6 +14,8 @@
 //!     v      v                                  |
 //!     Detached <--------------------------------'    it never served
 //!
+//!   Serving ---> Unserved: the kernel removed the device, outside a detach
+//!
 //!   Evicting: local files of a volume that is not attached are cleared
 //! ```
 //! The variants are this process's operations on the volume. Those with a ring thread have two parts that
@@ -23,8 +25,8 @@
 //! Runs on: any thread; the cell is locked while a state is copied.
 //! Invariants: the cell is the only source of a volume's state: command line, gRPC, conditions and metrics
 //! derive from it.
-//! On failure: an illegal event changes nothing. A detach of a busy volume is rejected; any other illegal
-//! event is a bug.
+//! On failure: an illegal event changes nothing. A detach of a busy volume is rejected, and a device that is
+//! lost in another state than `Serving` changes nothing; any other illegal event is a bug.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,7 +60,7 @@ pub(crate) enum State {
     /// Its device serves requests.
     Serving { device: Device, writer: WriterState },
     /// No device serves requests, and only a detach is possible: its attach failed and could not be undone,
-    /// or the previous process died during an attach.
+    /// the previous process died during an attach, or another program removed its device.
     Unserved { device: BlockDevice, writer: WriterState },
     /// A detach was requested; a restarted daemon resumes it.
     Detaching {
@@ -106,6 +108,8 @@ pub(crate) enum StateEvent {
     RecoveryFailed(String),
     /// All of its existing parts were recovered.
     Recovered,
+    /// Another program removed the device, or aborted its connection.
+    DeviceLost,
     /// A detach starts.
     DetachBegan,
     /// The detach must not stop the device and is cancelled.
@@ -204,6 +208,7 @@ impl State {
             StateEvent::DeviceAdded(_)
             | StateEvent::Attached
             | StateEvent::AttachFailed
+            | StateEvent::DeviceLost
             | StateEvent::DetachBegan
             | StateEvent::DetachRefused
             | StateEvent::DetachFailed
@@ -246,6 +251,7 @@ impl State {
             StateEvent::DeviceAdded(_)
             | StateEvent::Attached
             | StateEvent::AttachFailed
+            | StateEvent::DeviceLost
             | StateEvent::Found { .. }
             | StateEvent::RecoveryFailed(_)
             | StateEvent::Recovered => return None,
@@ -344,6 +350,7 @@ fn next_of_attaching(
         StateEvent::Found { .. }
         | StateEvent::RecoveryFailed(_)
         | StateEvent::Recovered
+        | StateEvent::DeviceLost
         | StateEvent::DetachBegan
         | StateEvent::DetachRefused
         | StateEvent::DetachFailed
@@ -356,6 +363,8 @@ fn next_of_serving(device: Device, writer: WriterState, event: &StateEvent) -> O
     Some(match event {
         StateEvent::Writer(reported) => State::Serving { device, writer: writer.next(*reported)? },
         StateEvent::DetachBegan => State::detaching(BlockDevice::Serving(device), writer, true),
+        // Its detach ends its connection, and finds that the device is gone.
+        StateEvent::DeviceLost => State::Unserved { device: BlockDevice::Idle(device), writer },
         StateEvent::DeviceAdded(_)
         | StateEvent::Attached
         | StateEvent::AttachFailed
@@ -380,6 +389,7 @@ fn next_of_unserved(device: BlockDevice, writer: WriterState, event: &StateEvent
         StateEvent::DeviceAdded(_)
         | StateEvent::Attached
         | StateEvent::AttachFailed
+        | StateEvent::DeviceLost
         | StateEvent::Found { .. }
         | StateEvent::RecoveryFailed(_)
         | StateEvent::Recovered

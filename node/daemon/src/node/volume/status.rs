@@ -39,7 +39,8 @@ pub(crate) enum VolumeState {
     Recovering,
     /// Recovery after a daemon restart failed and is retried: requests to its device wait.
     Quiesced,
-    /// Its attach failed halfway: no device serves it, and only a detach is possible.
+    /// Its attach failed halfway, or another program removed its device: no device serves it, and only a
+    /// detach is possible.
     Unserved,
 }
 
@@ -309,7 +310,9 @@ fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) ->
             unreadable().or_else(commits)
         }
         State::Unserved { .. } => {
-            Some("its attach failed, and no device serves it: detach it, then attach it again".to_owned())
+            let said = "no device serves it: its attach failed, or another program removed its device (`losetup --detach`, an \
+                        abort of its connection); detach it, then attach it again";
+            Some(said.to_owned())
         }
         State::Attaching { .. } | State::Recovering { .. } | State::Evicting | State::Detached => None,
     }

@@ -231,7 +231,7 @@ pub(in crate::node) fn refusal(volume: &VolumeId, state: &State) -> NodeError {
             NodeError::Fenced(volume)
         }
         State::Unserved { .. } => {
-            NodeError::Busy { volume, doing: "without a device after a failed attach (detach it first)" }
+            NodeError::Busy { volume, doing: "without a device that serves it (detach it first)" }
         }
         State::Attaching { .. } | State::Serving { .. } => {
             NodeError::Busy { volume, doing: "being attached" }

@@ -326,7 +326,8 @@ fn an_unserved_volume_is_reported_with_the_remedy() {
         assert_eq!(reason(&plan), ("False".to_owned(), "Unserved".to_owned()));
         let reported_now = written(&plan).unwrap().conditions[0].message.clone();
         assert!(
-            reported_now.contains("no device serves the volume. Node a detaches it, then attaches it again"),
+            reported_now.contains("no device serves the volume on node a")
+                && reported_now.contains("Node a detaches it, then attaches it again"),
             "{reported_now}"
         );
         assert!(acts(&plan).contains(&"detach"));

@@ -26,28 +26,28 @@ pub(in crate::node) fn device() -> Device {
 /// `de`taching, `pa`used: a detach that is not running, `ev`icting, `gone`) and its device: `0` none, `i`dle,
 /// `s`erving, `d`eleting. For a recovery, `+` means the detach of the previous process.
 const TABLE: &str = "
-       added attached unmade found found0 found+ unrecovered recovered begins refused fails unpreserved stopped released deleted end
-at-0   at-i  -        un-0   -     -      -      -           -         -      -       -     -           -       -        -       gone
-at-i   -     se-s     un-i   -     -      -      -           -         -      -       -     -           -       at-d     -       -
-at-d   -     -        un-d   -     -      -      -           -         -      -       -     -           -       -        at-0    gone
-re-0   -     -        -      re-i  re-0   re-i+  re-0        un-0      -      -       -     -           -       -        -       gone
-re-i   -     -        -      re-i  re-0   re-i+  re-i        se-s      -       -       -     -           -       -        -       -
-re-0+  -     -        -      re-i  re-0   re-i+  re-0+       pa-0      -      -       -     -           -       -        -       gone
-re-i+  -     -        -      re-i  re-0   re-i+  re-i+       pa-s      -       -       -     -           -       -        -       -
-se-s   -     -        -      -     -      -      -           -         de-s   -       -     -           -       -        -       -
-un-0   -     -        -      -     -      -      -           -         de-0   -       -     -           -       -        -       -
-un-i   -     -        -      -     -      -      -           -         de-i   -       -     -           -       -        -       -
-un-d   -     -        -      -     -      -      -           -         de-d   -       -     -           -       -        un-0    -
-de-0   -     -        -      -     -      -      -           -         -      un-0    pa-0  pa-0        -       -        -       gone
-de-i   -     -        -      -     -      -      -           -         -       un-i    pa-i  pa-i        de-i    de-d     -       -
-de-s   -     -        -      -     -      -      -           -         -       se-s    pa-s  pa-s        de-i    -        -       -
-de-d   -     -        -      -     -      -      -           -         -      un-d    pa-d  pa-d        -       -        de-0    gone
-pa-0   -     -        -      -     -      -      -           -         de-0   -       -     -           -       -        -       -
-pa-i   -     -        -      -     -      -      -           -         de-i   -       -     -           -       -        -       -
-pa-s   -     -        -      -     -      -      -           -         de-s   -       -     -           -       -        -       -
-pa-d   -     -        -      -     -      -      -           -         de-d   -       -     -           -       -        pa-0    -
-ev     -     -        -      -     -      -      -           -         -      -       -     -           -       -        -       -
-gone   -     -        -      -     -      -      -           -         -      -       -     -           -       -        gone    -
+       added attached unmade found found0 found+ unrecovered recovered begins refused fails unpreserved stopped released deleted end  lost
+at-0   at-i  -        un-0   -     -      -      -           -         -      -       -     -           -       -        -       gone -
+at-i   -     se-s     un-i   -     -      -      -           -         -      -       -     -           -       at-d     -       -    -
+at-d   -     -        un-d   -     -      -      -           -         -      -       -     -           -       -        at-0    gone -
+re-0   -     -        -      re-i  re-0   re-i+  re-0        un-0      -      -       -     -           -       -        -       gone -
+re-i   -     -        -      re-i  re-0   re-i+  re-i        se-s      -       -       -     -           -       -        -       -   -
+re-0+  -     -        -      re-i  re-0   re-i+  re-0+       pa-0      -      -       -     -           -       -        -       gone -
+re-i+  -     -        -      re-i  re-0   re-i+  re-i+       pa-s      -       -       -     -           -       -        -       -   -
+se-s   -     -        -      -     -      -      -           -         de-s   -       -     -           -       -        -       -    un-i
+un-0   -     -        -      -     -      -      -           -         de-0   -       -     -           -       -        -       -    -
+un-i   -     -        -      -     -      -      -           -         de-i   -       -     -           -       -        -       -    -
+un-d   -     -        -      -     -      -      -           -         de-d   -       -     -           -       -        un-0    -    -
+de-0   -     -        -      -     -      -      -           -         -      un-0    pa-0  pa-0        -       -        -       gone -
+de-i   -     -        -      -     -      -      -           -         -       un-i    pa-i  pa-i        de-i    de-d     -       -   -
+de-s   -     -        -      -     -      -      -           -         -       se-s    pa-s  pa-s        de-i    -        -       -   -
+de-d   -     -        -      -     -      -      -           -         -      un-d    pa-d  pa-d        -       -        de-0    gone -
+pa-0   -     -        -      -     -      -      -           -         de-0   -       -     -           -       -        -       -    -
+pa-i   -     -        -      -     -      -      -           -         de-i   -       -     -           -       -        -       -    -
+pa-s   -     -        -      -     -      -      -           -         de-s   -       -     -           -       -        -       -    -
+pa-d   -     -        -      -     -      -      -           -         de-d   -       -     -           -       -        pa-0    -    -
+ev     -     -        -      -     -      -      -           -         -      -       -     -           -       -        -       -    -
+gone   -     -        -      -     -      -      -           -         -      -       -     -           -       -        gone    -    -
 ";
 
 /// The reports of the ring thread that may follow one, in the order of [`WRITERS`].
@@ -132,6 +132,7 @@ fn event(name: &str) -> StateEvent {
         "released" => StateEvent::DeviceReleased(Instant::now()),
         "deleted" => StateEvent::DeviceDeleted,
         "end" => StateEvent::Released,
+        "lost" => StateEvent::DeviceLost,
         other => unreachable!("{other}"),
     }
 }
@@ -162,7 +163,7 @@ fn each_event_leads_each_state_where_the_table_says() {
             }
         }
     }
-    assert_eq!(pairs, 21 * 16 * 6);
+    assert_eq!(pairs, 21 * 17 * 6);
 }
 
 #[test]
