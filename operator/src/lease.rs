@@ -78,6 +78,8 @@ pub(crate) struct Election {
     pulse: Pulse,
     /// Time before the last request that acquired or renewed the lease.
     renewed: Instant,
+    /// Time before the last write of the lease: other candidates can see it from then on.
+    asked: Instant,
 }
 
 /// The version that the candidate saw last, and the time at which it first saw it.
@@ -106,6 +108,7 @@ impl Election {
             seen: Seen::default(),
             pulse,
             renewed: Instant::now(),
+            asked: Instant::now(),
         }
     }
 
@@ -160,10 +163,9 @@ impl Election {
 
     /// Tries to acquire or renew the lease once; returns the holder if it is another candidate.
     async fn attempt(&mut self) -> Result<Option<String>, ApiError> {
-        let asked = Instant::now();
         let outcome = self.look().await;
         if matches!(outcome, Ok(None)) {
-            self.renewed = asked;
+            self.renewed = self.asked;
         }
         self.pulse.beat();
         outcome
@@ -175,6 +177,7 @@ impl Election {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.acquired(&LeaseSpec::default())),
             };
+            self.asked = Instant::now();
             return self.written(call(self.api.create(&PostParams::default(), &lease)).await);
         };
         let now = Instant::now();
@@ -184,6 +187,7 @@ impl Election {
             Move::Wait => Ok(spec.holder_identity),
             Move::Acquire => {
                 lease.spec = Some(self.acquired(&spec));
+                self.asked = Instant::now();
                 self.written(call(self.api.replace(&self.name, &PostParams::default(), &lease)).await)
             }
         }
@@ -322,6 +326,21 @@ mod tests {
             let since = written.lock().expect("it was written").elapsed();
             assert!(since <= RENEW_DEADLINE, "{since:?}, leader: {is_leader}");
         }
+    }
+
+    /// Regression, found in review: a leader whose every request took 2.4 s gave up though it renewed in time.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_api_server_ends_no_leader_that_renews() {
+        let service = tower::service_fn(|_: hyper::Request<Body>| async {
+            sleep(Duration::from_millis(2400)).await;
+            let metadata = ObjectMeta { name: Some("lease".to_owned()), ..ObjectMeta::default() };
+            let lease = serde_json::to_vec(&Lease { metadata, spec: Some(held_by("a")) }).expect("JSON");
+            Ok::<_, Infallible>(hyper::Response::new(Body::from(lease)))
+        });
+        let client = Client::new(service, "default");
+        let mut election = Election::new(client, ("default", "lease"), "a", Pulse::default());
+        election.lead(|| {}).await;
+        assert!(timeout(Duration::from_secs(120), election.keep()).await.is_err(), "it leads on");
     }
 
     #[test]

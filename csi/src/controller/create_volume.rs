@@ -10,7 +10,7 @@ use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use holdfast_service::trace;
 use kube::ResourceExt;
 use tokio::time::Instant;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use super::capacity::{Capacity, signed};
 use super::memory::{self, MemoryParameters, NodeReport, NodeRoom, Promisee};
@@ -245,11 +245,15 @@ impl WantedVolume {
             return Ok(created);
         }
         // The process that expands volumes may have promised the same room meanwhile.
-        if let Err(refused) = check().await {
-            volumes.delete(created, until, check_unused).await?;
-            return Err(refused);
+        match check().await {
+            Ok(()) => Ok(created),
+            Err(refused) if refused.code() == Code::ResourceExhausted => {
+                volumes.delete(created, until, check_unused).await?;
+                Err(refused)
+            }
+            // The room is unknown. Another process may have answered with this Volume meanwhile.
+            Err(unknown) => Err(unknown),
         }
-        Ok(created)
     }
 
     /// Builds the object to create.

@@ -27,10 +27,15 @@ pub(super) async fn answer(
         secrets: _,
     } = request.into_inner();
     let volume = paths::volume(volume_id)?;
-    if volume_capability.is_some() && Capability::try_from(volume_capability)?.users == Users::Readers {
-        return Err(Status::failed_precondition(
-            "volume_capability.access_mode: the volume is only read (ReadOnlyMany), and its file system does not grow",
-        ));
+    let mut asked_read_only = None;
+    if volume_capability.is_some() {
+        let Capability { access, users } = Capability::try_from(volume_capability)?;
+        if users == Users::Readers {
+            return Err(Status::failed_precondition(
+                "volume_capability.access_mode: the volume is only read (ReadOnlyMany), and its file system does not grow",
+            ));
+        }
+        asked_read_only = Some(access.is_read_only());
     }
     let path = paths::named("volume_path", volume_path)?;
     let all = mounts::all()?;
@@ -52,7 +57,7 @@ pub(super) async fn answer(
             "capacity_range.required_bytes: the device has {bytes} bytes, not {required} yet; it is tried again"
         )));
     }
-    if grows(mount) {
+    if grows(mount, asked_read_only) {
         let file_system = FileSystem::named(&mount.fs_type)
             .ok_or_else(|| Status::failed_precondition(format!("{} cannot grow here", mount.fs_type)))?;
         let line = content::grow(file_system, Path::new(&device.path), &path);
@@ -62,10 +67,13 @@ pub(super) async fn answer(
     Ok(NodeExpandVolumeResponse { capacity_bytes: bytes })
 }
 
-/// Returns true if a file system must grow. A read-only one (mount option `ro`) cannot, and grows at its next
-/// stage for writing.
-fn grows(mount: &Mount) -> bool {
-    mount.device_node().is_none() && !mount.is_file_system_read_only
+/// Returns true if a file system must grow. One with the mount option `ro` cannot, and grows at its next stage
+/// for writing. One that became read-only after an error must not pass for a grown one.
+///
+/// `asked_read_only`: the options of the request have `ro`; `None` without a capability.
+fn grows(mount: &Mount, asked_read_only: Option<bool>) -> bool {
+    let is_left = mount.is_file_system_read_only && asked_read_only.unwrap_or(true);
+    mount.device_node().is_none() && !is_left
 }
 
 /// Returns the error for a path without a volume.
@@ -84,10 +92,13 @@ mod tests {
     /// Regression, found in review: the expansion of a claim with the mount option `ro` failed permanently.
     #[test]
     fn a_file_system_mounted_read_only_does_not_grow() {
-        let grows = |line: &str| super::grows(&parsed(&[line])[0]);
+        let grows = |line: &str| super::grows(&parsed(&[line])[0], Some(true));
         assert!(grows("37 35 259:3 / /pods/a rw - ext4 /dev/ublkb0 rw"));
         assert!(grows("37 35 259:3 / /pods/a ro - ext4 /dev/ublkb0 rw"), "only the mount of this pod");
-        assert!(!grows("37 35 259:3 / /pods/a ro - ext4 /dev/ublkb0 ro"));
+        let read_only = "37 35 259:3 / /pods/a ro - ext4 /dev/ublkb0 ro";
+        assert!(!grows(read_only));
+        assert!(!super::grows(&parsed(&[read_only])[0], None));
+        assert!(super::grows(&parsed(&[read_only])[0], Some(false)), "after an error: the growth fails");
         assert!(!grows("39 35 0:5 /ublkb0 /pods/a rw - devtmpfs udev rw"), "a raw device has none");
     }
 }

@@ -61,7 +61,7 @@ pub(super) async fn answer(
     let Capability { access, users } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
     context.continue_trace();
-    let is_read_only = reads_only(readonly, users, &access);
+    let is_read_only = readonly || users == Users::Readers;
     let staged = match access {
         VolumeAccess::Block => None,
         VolumeAccess::Mount { .. } => Some(paths::absolute("staging_target_path", staging_target_path)?),
@@ -97,11 +97,6 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// Returns true if a pod must not write. Its mount inherits the option `ro` of the staged one.
-fn reads_only(readonly: bool, users: Users, access: &VolumeAccess) -> bool {
-    readonly || users == Users::Readers || access.is_read_only()
 }
 
 /// Returns the command that write-protects a read-only raw device: writes would be lost silently with the
@@ -143,20 +138,23 @@ fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<Plan, Status> {
         Some(_) => mount.is_of(device) && mount.root == "/",
         None => mount.is_node_of(&device.path),
     };
-    if let Some(staged) = staged
-        && !mounts::at(all, staged).is_some_and(|mount| mount.is_of(device))
-    {
-        return Err(Status::failed_precondition(format!(
-            "staging_target_path: the volume is not staged at {}; stage it first",
-            staged.display()
-        )));
+    let mut inherits_read_only = false;
+    if let Some(staged) = staged {
+        let Some(mount) = mounts::at(all, staged).filter(|mount| mount.is_of(device)) else {
+            return Err(Status::failed_precondition(format!(
+                "staging_target_path: the volume is not staged at {}; stage it first",
+                staged.display()
+            )));
+        };
+        // Mount option `ro`.
+        inherits_read_only = mount.is_read_only;
     }
     // The container runtime prevents a pod from writing to a raw device that is read-only for it.
     let read_only = wanted.is_read_only && staged.is_some();
     match mounts::at(all, target) {
         None => only_user(wanted, all.iter().filter(|mount| is_ours(mount))).map(|()| Plan::Bind),
         Some(mount) if !is_ours(mount) => Err(occupied(target, &mount.source.display().to_string())),
-        Some(mount) if mount.is_read_only && !read_only => {
+        Some(mount) if mount.is_read_only && !read_only && !inherits_read_only => {
             Err(occupied(target, "the volume for reading only"))
         }
         Some(mount) if read_only && !mount.is_read_only => Ok(Plan::MakeReadOnly),
@@ -320,21 +318,12 @@ mod tests {
     /// Regression, found in review: with the mount option `ro` of a class, no pod started, because its mount
     /// was already read-only.
     #[test]
-    fn the_mount_option_ro_publishes_for_reading() {
-        let access = |options: &[&str]| VolumeAccess::Mount {
-            file_system: crate::capability::FileSystem::Ext4,
-            options: options.iter().map(|option| (*option).to_owned()).collect(),
-        };
-        for (options, expected) in [
-            (&["noatime,ro"][..], Ok(Plan::Done)),
-            (&["rw", "ro"], Ok(Plan::Done)),
-            (&["ro", "rw"], Err(Code::AlreadyExists)),
-            (&["errors=remount-ro"], Err(Code::AlreadyExists)),
-        ] {
-            let is_read_only = reads_only(false, Users::Many, &access(options));
-            let wanted = PathToPublish { is_read_only, ..wanted("/pods/a", Users::Many) };
-            assert_eq!(code(&wanted, &[STAGED, FIRST_READ_ONLY]), expected, "{options:?}");
-        }
-        assert!(!reads_only(false, Users::Many, &VolumeAccess::Block));
+    fn the_mount_of_a_pod_inherits_the_option_ro() {
+        let staged = STAGED.replace(" rw shared", " ro shared");
+        let pod = wanted("/pods/a", Users::Many);
+        assert_eq!(code(&pod, &[&staged]), Ok(Plan::Bind));
+        assert_eq!(code(&pod, &[&staged, FIRST_READ_ONLY]), Ok(Plan::Done));
+        assert_eq!(code(&pod, &[&staged, FIRST]), Ok(Plan::Done), "the option was added under a running pod");
+        assert_eq!(code(&pod, &[STAGED, FIRST_READ_ONLY]), Err(Code::AlreadyExists));
     }
 }

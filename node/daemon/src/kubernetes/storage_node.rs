@@ -108,6 +108,10 @@ async fn report<V: Volumes>(
             }
         });
     }
+    if owner.is_none() && written.is_none() && known.borrow().is_some() {
+        // Deleted with its Node.
+        return Ok(());
+    }
     // Writes after the deletion of the Node still refer to that Node, and are deleted with it.
     let owner = owner.or_else(|| known.borrow().clone());
     let owners = match (owner, &written) {

@@ -52,7 +52,8 @@ impl Node {
             | State::Evicting
             | State::Detached => {}
         }
-        if let (Some(lost), Some(_device)) = (present.published.status().unreadable, present.device()) {
+        let serving = present.state.with(State::serving_device);
+        if let (Some(lost), Some(_device)) = (present.published.status().unreadable, serving) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
         if let Err(illegal) = present.state.try_apply(&StateEvent::DetachBegan) {

@@ -53,12 +53,25 @@ impl VolumeDevices {
     }
 
     /// Fails if a device is gone, or its number belongs to another one by now: `losetup --detach` removes the
-    /// loop device of a volume, and the next file gets its number. Cancels such a removal of a device in use.
+    /// loop device of a volume, and the next file gets its number. Cancels such a removal of a device in use,
+    /// if the kernel allows it.
     pub(in crate::node) async fn check_there(&self, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
         let (id, tag) = (device.id(), device.tag());
         blocking(move || match kernel.look(id)? {
-            found if found.tag == tag => Ok(kernel.keep(device)?),
+            found if found.tag == tag => match kernel.keep(device) {
+                Err(gone @ (ControlError::NotFound { .. } | ControlError::NotOurs { .. })) => Err(gone.into()),
+                Err(error) => {
+                    tracing::warn!(
+                        device = id,
+                        error = chain(&error),
+                        "a program asked the kernel to detach the device of a volume; it could not be cancelled, and the kernel \
+                         removes the device once the last program has closed it"
+                    );
+                    Ok(())
+                }
+                Ok(()) => Ok(()),
+            },
             found => Err(ControlError::NotOurs { id, found: found.tag }.into()),
         })
         .await
