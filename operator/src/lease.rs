@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    /// Regression, found in review: a leader whose every request took 2.4 s gave up though it renewed in time.
+    /// Regression, found in review: a leader stopped though it renewed in time, each request taking 2.4 s.
     #[tokio::test(start_paused = true)]
     async fn a_slow_api_server_ends_no_leader_that_renews() {
         let service = tower::service_fn(|_: hyper::Request<Body>| async {

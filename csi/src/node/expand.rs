@@ -67,8 +67,8 @@ pub(super) async fn answer(
     Ok(NodeExpandVolumeResponse { capacity_bytes: bytes })
 }
 
-/// Returns true if a file system must grow. One with the mount option `ro` cannot, and grows at its next stage
-/// for writing. One that became read-only after an error must not pass for a grown one.
+/// Returns true if a file system must grow. One with the mount option `ro` cannot, and grows at its next
+/// stage for writing. One that became read-only after an error must not pass for a grown one.
 ///
 /// `asked_read_only`: the options of the request have `ro`; `None` without a capability.
 fn grows(mount: &Mount, asked_read_only: Option<bool>) -> bool {

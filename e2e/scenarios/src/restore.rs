@@ -35,7 +35,8 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// Loses a cluster, points another one at its bucket, and verifies every volume. Returns the number of
-/// VolumeSnapshots that the new cluster adopted; a volume that begins with theirs has the bytes of the lost one.
+/// VolumeSnapshots that the new cluster adopted; a volume that begins with theirs has the bytes of the lost
+/// one.
 ///
 /// # Errors
 /// If anything is missing in the new cluster, or differs.

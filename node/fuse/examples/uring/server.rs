@@ -135,8 +135,8 @@ impl RingServer {
     fn kick(&mut self, connection: &File) -> io::Result<()> {
         self.must_kick = false;
         for queue in 0..self.memory.entries() / DEPTH {
-            // A processor that is offline has no requests. Where the file was never looked up, the kernel refuses
-            // the notification, and no request waits.
+            // A processor that is offline has no requests. Where the file was never looked up, the kernel
+            // refuses the notification, and no request waits.
             if stay_on(Some(queue)).is_ok() {
                 drop(io::Write::write_all(&mut &*connection, &retrieve(1 << 62 | (queue as u64) << 1)));
             }
