@@ -66,7 +66,7 @@ pub use self::run::{run, run_for_daemon};
 /// Name of the keeper's socket in the run directory.
 pub const KEEPER_SOCKET: &str = "keeper.sock";
 /// Maximum wait for a keeper to start.
-const START_WITHIN: Duration = Duration::from_secs(5);
+const START_WITHIN: Duration = Duration::from_secs(30);
 /// Maximum wait for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of attempts for a request whose answer was cut off, for example by the exit of the keeper.
