@@ -164,7 +164,7 @@ fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     report::step("a noisy neighbour");
     let alone = p99(node, quiet, "alone")?;
     noise(node, busy)?;
-    let beside = p99_with_noise(node, quiet, busy, "next to a neighbour without a limit")?;
+    let noisy = p99_with_noise(node, quiet, busy, "next to a neighbour without a limit")?;
     configure(node, &["--max-iops", "200"])?;
     let limited = p99_with_noise(node, quiet, busy, "next to one with 200 IOPS")?;
     node.vm().signal(NOISE, SIGKILL)?;
@@ -172,10 +172,10 @@ fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     report::step(format_args!(
         "noisy_neighbour_p99 {:.2} of that alone with the limit, {:.2} without",
         limited / alone,
-        beside / alone
+        noisy / alone
     ));
     configure(node, &["--max-iops", "none"])?;
-    ensure!(limited < beside, "p99 {limited:.0} us with the limit, {beside:.0} us without");
+    ensure!(limited < noisy, "p99 {limited:.0} us with the limit, {noisy:.0} us without");
     Ok(())
 }
 
@@ -186,10 +186,10 @@ fn memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
     let device = device.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     noise(node, &device)?;
-    let beside = p99_with_noise(node, quiet, &device, "next to a memory volume")?;
+    let noisy = p99_with_noise(node, quiet, &device, "next to a memory volume")?;
     node.vm().signal(NOISE, SIGKILL)?;
     node.vm().wait(NOISE, LIMIT)?;
-    ensure!(beside <= MEMORY_P99_US, "p99 {beside:.0} us next to a memory volume");
+    ensure!(noisy <= MEMORY_P99_US, "p99 {noisy:.0} us next to a memory volume");
     node.cli(&["detach", "memory"]).map(drop)
 }
 

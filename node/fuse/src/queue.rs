@@ -506,8 +506,9 @@ impl FuseBuffers {
         }
         // SAFETY: the mapping made above; a kernel that ignores the advice does no harm.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_NOHUGEPAGE) };
-        // A child shares no page of it: else the kernel would copy each page that it writes a request to, and
-        // wait for memory meanwhile. SAFETY: as above; only children lack the mapping.
+        // Without it, the kernel would copy each page that it writes a request to after a fork, and wait for
+        // memory meanwhile.
+        // SAFETY: the mapping made above; the advice removes it from children only, which do not use it.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_DONTFORK) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
         Ok(Self { memory, prepared: vec![false; DEPTH.into()].into() })

@@ -86,18 +86,7 @@ impl Inherited {
         let (disk, file) = open_disk(disk)?;
         let memory = SharedMemory::open(&self.memory)?;
         let ring = Ring::map(self.ring, memory.params(), submitter, self.wake)?;
-        Ok((
-            RingServer {
-                ring,
-                memory,
-                file,
-                zero_copy,
-                given_again: vec![0; memory.entries()],
-                must_kick: true,
-            },
-            disk,
-            self.connection,
-        ))
+        Ok((RingServer::new(ring, memory, file, zero_copy), disk, self.connection))
     }
 }
 
@@ -131,14 +120,7 @@ pub(crate) fn run(name: &str, way: Way, disk: &str, directory: &str) -> io::Resu
                 }
             }
             Submitter::Kernel => {
-                let server = RingServer {
-                    ring,
-                    memory,
-                    file,
-                    zero_copy,
-                    given_again: vec![0; memory.entries()],
-                    must_kick: true,
-                };
+                let server = RingServer::new(ring, memory, file, zero_copy);
                 server.introduce(&inherited.connection)?;
             }
             Submitter::Writer => (),

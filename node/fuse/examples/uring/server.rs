@@ -49,15 +49,20 @@ const OPEN_ZERO_COPY: u8 = 1;
 pub(crate) struct RingServer {
     pub(crate) ring: Ring,
     pub(crate) memory: SharedMemory,
-    pub(crate) file: FuseFile,
-    pub(crate) zero_copy: bool,
+    file: FuseFile,
+    zero_copy: bool,
     /// Number of times that each entry was given to the kernel again since its last request.
-    pub(crate) given_again: Vec<u32>,
+    given_again: Vec<u32>,
     /// True if requests may wait in queues that had no entry.
-    pub(crate) must_kick: bool,
+    must_kick: bool,
 }
 
 impl RingServer {
+    /// Makes a server that has seen no completion.
+    pub(crate) fn new(ring: Ring, memory: SharedMemory, file: FuseFile, zero_copy: bool) -> Self {
+        Self { ring, memory, file, zero_copy, given_again: vec![0; memory.entries()], must_kick: true }
+    }
+
     /// Creates the queues, one per processor, and gives all entries to the kernel.
     pub(crate) fn introduce(&self, connection: &File) -> io::Result<()> {
         let entries = self.memory.entries();

@@ -327,7 +327,11 @@ impl FuseDevices {
         let kept = bound.awaits_clear().and_then(|awaits| {
             if awaits {
                 bound.start_keep_bound(own_program(LOOP_DEVICE))?;
-                log_kept(bound);
+                tracing::warn!(
+                    device = %bound.path().display(),
+                    "a program asked the kernel to detach the device of a volume (`losetup --detach`); the daemon asks the kernel \
+                     to cancel that, which Linux 6.19 and newer refuse for a mounted device"
+                );
             }
             Ok(())
         });

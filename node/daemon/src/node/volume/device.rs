@@ -275,8 +275,9 @@ impl Node {
     }
 }
 
-/// Notes that another program removed the device of a volume, or aborted its connection. Does nothing during
-/// an attach, a recovery or a detach, which notice it themselves.
+/// Notes that another program removed the device of a volume, or aborted its connection. During an attach, a
+/// recovery or a detach it only logs that: a detach ends the connection itself, and after the others the next
+/// check of the device finds one that was removed, but not an aborted connection.
 pub(in crate::node) fn lose_device(volume: &VolumeId, state: &StateCell) {
     if state.try_apply(&StateEvent::DeviceLost).is_ok() {
         tracing::error!(
@@ -284,6 +285,8 @@ pub(in crate::node) fn lose_device(volume: &VolumeId, state: &StateCell) {
             "another program removed the volume's device, or aborted its connection; no device serves it; detach and attach \
              it (with Kubernetes the node does both)"
         );
+    } else {
+        tracing::info!(%volume, "the connection of the volume's device ended during an attach, a recovery or a detach");
     }
 }
 
