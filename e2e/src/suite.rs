@@ -293,7 +293,10 @@ pub fn play(name: &str) -> Result<bool> {
     let toolbox = Toolbox::open()?;
     let world = Arc::new(World::new(&toolbox, name, kernel, Profile::Dev)?);
     let played = Arc::clone(&world);
-    let result = within(scenario.limit(), toolbox.clock(), move || (scenario.run)(&played));
+    let result = within(scenario.limit(), toolbox.clock(), move || {
+        (scenario.run)(&played)?;
+        played.check_kernels()
+    });
     let Err(error) = result else { return Ok(true) };
     report::step(format_args!("{name}: {error:#}"));
     report::step(LOGS_FOLLOW);

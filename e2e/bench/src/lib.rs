@@ -365,7 +365,7 @@ fn play_on<T>(
     scenario: impl FnOnce(&World) -> Result<T>,
 ) -> Result<T> {
     let own = World::new(world.toolbox(), name, kernel, Profile::Dev)?;
-    let played = scenario(&own);
+    let played = scenario(&own).and_then(|outcome| own.check_kernels().map(|()| outcome));
     if played.is_err() {
         eprintln!("{}", own.logs(LOG_LINES));
     }
