@@ -1,7 +1,7 @@
 //! Published status: figures and state that a volume's ring thread publishes to other threads.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use holdfast_engine::snapshot::{CutAnswer, SnapshotRefused};
 use holdfast_engine::volume::Status;
@@ -88,6 +88,7 @@ pub struct PublishedStatus {
     sectors: watch::Sender<u64>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
+    has_device_ended: AtomicBool,
     /// Bytes on the sides, as last measured.
     pub cached_bytes: AtomicU64,
 }
@@ -103,6 +104,7 @@ impl PublishedStatus {
             registered: watch::Sender::new(Arc::default()),
             sectors: watch::Sender::new(0),
             refused: watch::Sender::new(None),
+            has_device_ended: AtomicBool::default(),
             cached_bytes: AtomicU64::default(),
         }
     }
@@ -136,7 +138,13 @@ impl PublishedStatus {
 
     /// Publishes that the connection of the volume's device has ended, in a detach or outside one.
     pub fn device_ended(&self) {
+        self.has_device_ended.store(true, Ordering::SeqCst);
         (self.reported)(RingReport::DeviceEnded);
+    }
+
+    /// Returns true once the connection of the volume's device has ended.
+    pub fn has_device_ended(&self) -> bool {
+        self.has_device_ended.load(Ordering::SeqCst)
     }
 
     /// Publishes a repair of damage in the store.

@@ -724,6 +724,27 @@ fn a_recovery_that_stalls_holds_up_no_other() {
     });
 }
 
+/// Regression, found in review: a volume whose connection ended during its recovery stayed attached, and all of
+/// its requests failed.
+#[test]
+fn a_connection_that_ends_during_the_recovery_is_noted_after_it() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    host.kernel.hold("end_recovery", Some(1));
+    host.daemon(|node| async move {
+        until(|| node.0.volumes.present(&id("x")).is_ok()).await;
+        assert_eq!(state_of(&node, "x"), Some(VolumeState::Recovering));
+        node.0.volumes.present(&id("x")).unwrap().published.device_ended();
+        assert_eq!(state_of(&node, "x"), Some(VolumeState::Recovering), "its recovery continues");
+        host.kernel.release();
+        until(|| state_of(&node, "x") == Some(VolumeState::Unserved)).await;
+        node.detach(&id("x")).await.unwrap();
+        host.end(&node).await;
+    });
+}
+
 /// Regression: Linux before 6.15 rejects a second START_USER_RECOVERY, so that no restart of the daemon
 /// recovered a device; kernels without the fix of CVE-2024-46735 crash.
 #[test]

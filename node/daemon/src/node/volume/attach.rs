@@ -25,7 +25,7 @@ use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::attach_steps::TimedStep;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
-use crate::node::volume::device::{lose_device, new_device};
+use crate::node::volume::device::{lose_device, new_device, serve};
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
 use crate::node::volume::state::{StateCell, StateEvent, WriterState};
@@ -131,7 +131,7 @@ impl Node {
         let device = self.0.devices.add(&present, transport).await?;
         timer.end(TimedStep::Device);
         let attached = present.attached_by(device);
-        present.state.apply(&StateEvent::Attached);
+        serve(&present, &StateEvent::Attached);
         // This includes requests of other volumes to the same store.
         let store_time = present.objects.current().time().saturating_sub(store_time);
         tracing::info!(

@@ -251,7 +251,12 @@ impl Node {
             return Ok(true);
         }
         let present = self.0.volumes.on_ring(volume);
-        let Some(device) = present.and_then(|present| present.state.with(State::serving_device)) else {
+        let serving = |state: &State| match state {
+            State::Serving { device, .. } => Some(*device),
+            // A check during a detach would cancel it.
+            _ => None,
+        };
+        let Some(device) = present.and_then(|present| present.state.with(serving)) else {
             return Ok(false);
         };
         self.check_device(volume, device).await?;
@@ -275,9 +280,17 @@ impl Node {
     }
 }
 
+/// Begins to serve a volume, whose device may have lost its connection before.
+pub(in crate::node) fn serve(present: &Present, event: &StateEvent) {
+    present.state.apply(event);
+    if present.published.has_device_ended() && present.state.with(|state| state.serving_device().is_some()) {
+        lose_device(present.volume(), &present.state);
+    }
+}
+
 /// Notes that another program removed the device of a volume, or aborted its connection. During an attach, a
-/// recovery or a detach it only logs that: a detach ends the connection itself, and after the others the next
-/// check of the device finds one that was removed, but not an aborted connection.
+/// recovery or a detach it only logs that: a detach ends the connection itself, and [`serve`] notes it after
+/// the others.
 pub(in crate::node) fn lose_device(volume: &VolumeId, state: &StateCell) {
     if state.try_apply(&StateEvent::DeviceLost).is_ok() {
         tracing::error!(

@@ -29,7 +29,7 @@ use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::attach::Joining;
-use crate::node::volume::device::delete_stopped;
+use crate::node::volume::device::{delete_stopped, serve};
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, WriterState};
@@ -251,7 +251,7 @@ impl Node {
             self.load_manifest(one.volume.clone(), Arc::clone(&present));
         }
         served?;
-        present.state.apply(&StateEvent::Recovered);
+        serve(&present, &StateEvent::Recovered);
         if let Some(device) = device {
             let one_at_a_time = Arc::clone(&present.growing).lock_owned().await;
             if let Err(error) = self.0.devices.grow(&present, device, one_at_a_time).await {
