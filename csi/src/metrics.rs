@@ -33,10 +33,10 @@ impl Metrics {
         let own = registry.sub_registry_with_prefix("holdfast_csi");
         let ready = Gauge::default();
         own.register("ready", "1 while the driver is ready, else 0", ready.clone());
-        own.register("requests", "Requests by kind and outcome", requests.counts());
+        own.register("requests", "Completed CSI requests by request type and outcome", requests.counts());
         own.register_with_unit(
             "request_duration",
-            "Time from a request to its answer",
+            "Time from the receipt of a CSI request to its response",
             Unit::Seconds,
             requests.durations(),
         );

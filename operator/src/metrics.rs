@@ -168,32 +168,36 @@ impl SweepMetrics {
         } = self;
         registry.register(
             "trashed_volumes",
-            "Deleted volumes in the trash whose objects are kept, by status.sweep",
+            "Deleted volumes in the trash, whose objects are retained, from status.sweep",
             trashed_volumes.clone(),
         );
-        registry.register("deleted_objects", "Objects that sweeps deleted", deleted_objects.clone());
+        registry.register(
+            "deleted_objects",
+            "Garbage objects deleted by completed sweeps",
+            deleted_objects.clone(),
+        );
         registry.register_with_unit(
             "deleted",
-            "Bytes that sweeps deleted",
+            "Bytes of the garbage objects deleted by completed sweeps",
             Unit::Bytes,
             deleted_bytes.clone(),
         );
         registry.register("failures", "Sweeps that failed", failures.clone());
         registry.register_with_unit(
             "garbage",
-            "Bytes that no volume needs and the last sweep left, by status.sweep",
+            "Bytes of garbage in the bucket after the last successful sweep, from status.sweep",
             Unit::Bytes,
             garbage_bytes.clone(),
         );
         registry.register_with_unit(
             "oldest_garbage_age",
-            "Age of the oldest object among them, 0 without",
+            "Age of the oldest garbage object that the last successful sweep left, 0 if none remained",
             Unit::Seconds,
             oldest_seconds.clone(),
         );
         registry.register_with_unit(
             "last_success_timestamp",
-            "End of the last sweep that did not fail, as Unix time, by status.sweep",
+            "Unix time at which the last successful sweep ended, from status.sweep",
             Unit::Seconds,
             last_success.clone(),
         );
@@ -232,28 +236,32 @@ impl Metrics {
         let object_stores = Family::<ReadinessLabels, Gauge>::default();
         let storage_nodes = Family::<ReadinessLabels, Gauge>::default();
         let data_lost = Family::<LossLabels, Gauge>::default();
-        registry.register("leader", "1 while this instance leads, else 0", leader.clone());
-        registry.register("reconciles", "Reconciliations by kind and outcome", reconciles.clone());
+        registry.register("leader", "1 while this instance is the leader, else 0", leader.clone());
+        registry.register(
+            "reconciles",
+            "Completed reconciliations by object kind and outcome",
+            reconciles.clone(),
+        );
         registry.register_with_unit(
             "reconcile_duration",
-            "Time from the start to the end of a reconciliation",
+            "Duration of a reconciliation by object kind",
             Unit::Seconds,
             seconds.clone(),
         );
-        registry.register("volumes", "Volumes by phase, as the leader sees them", volumes.clone());
+        registry.register("volumes", "Volume objects by phase, as seen by the leader", volumes.clone());
         registry.register(
             "object_stores",
-            "ObjectStores by readiness, as the leader sees them",
+            "ObjectStore objects by readiness, as seen by the leader",
             object_stores.clone(),
         );
         registry.register(
             "storage_nodes",
-            "StorageNodes by readiness, as the leader sees them",
+            "StorageNode objects by readiness, as seen by the leader",
             storage_nodes.clone(),
         );
         registry.register(
             "data_lost",
-            "1 for each Volume of which data is or may be missing, by its condition UnuploadedDataLost",
+            "1 for each Volume with the condition UnuploadedDataLost: data is missing or may be missing",
             data_lost.clone(),
         );
         let sweeps = SweepMetrics::default();

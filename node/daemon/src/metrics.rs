@@ -84,40 +84,49 @@ const VOLUME_METRICS: [VolumeMetric; 46] = [
     gauge("holdfast_volume_fenced", None, "1 while another writer owns the volume, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Fenced))
     }),
-    gauge("holdfast_volume_epoch", None, "The writer's fencing number", |v| {
-        v.attached.as_ref().map(|a| a.epoch as f64)
-    }),
-    gauge("holdfast_volume_size", Some(Unit::Bytes), "Size of the device", |v| {
+    gauge(
+        "holdfast_volume_epoch",
+        None,
+        "Fencing epoch of this node's writer; it rises at each attach",
+        |v| v.attached.as_ref().map(|a| a.epoch as f64),
+    ),
+    gauge("holdfast_volume_size", Some(Unit::Bytes), "Logical size of the device", |v| {
         v.attached.as_ref().map(|a| a.bytes as f64)
     }),
-    gauge("holdfast_volume_committed_seq", None, "Last record in the volume's log", |v| {
-        v.commit.seq.map(|seq| seq as f64)
-    }),
-    gauge("holdfast_volume_dirty", Some(Unit::Bytes), "Bytes written but not committed", |v| {
-        v.commit.dirty_bytes.map(|bytes| bytes as f64)
-    }),
+    gauge(
+        "holdfast_volume_committed_seq",
+        None,
+        "Sequence number of the last record in the volume's log",
+        |v| v.commit.seq.map(|seq| seq as f64),
+    ),
+    gauge(
+        "holdfast_volume_dirty",
+        Some(Unit::Bytes),
+        "Bytes written but not yet committed to the object store",
+        |v| v.commit.dirty_bytes.map(|bytes| bytes as f64),
+    ),
     gauge(
         "holdfast_volume_oldest_dirty",
         Some(Unit::Seconds),
-        "Age of the oldest byte not committed, 0 without any",
+        "Age of the oldest dirty byte, 0 if no byte is dirty",
         |v| Some(v.commit.oldest_dirty.map_or(0.0, |age| age.as_secs_f64())),
     ),
     gauge(
         "holdfast_volume_durable_through_timestamp",
         Some(Unit::Seconds),
-        "Unix time; every write that completed before then is committed",
+        "Unix time; every write that completed earlier is committed",
         |v| v.commit.durable_through?.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64()),
     ),
     gauge(
         "holdfast_volume_object_durability",
         None,
-        "1 if a flush waits for the commit, 0 if for the local disk only",
+        "1 if a flush waits for a commit to the object store, 0 if it waits only for a sync of the local disk",
         |v| v.durability.map(|class| f64::from(class == Durability::Object)),
     ),
     gauge(
         "holdfast_volume_store_unreachable",
         Some(Unit::Seconds),
-        "How long the volume's store has not served this node, or a kind of its requests, 0 while it does",
+        "Duration of the current outage of the volume's store, for all requests of this node or for one kind, 0 without an outage",
         |v| {
             let outage = v.store.health.unreachable().and_then(|outage| outage.since.elapsed().ok());
             Some(outage.map_or(0.0, |outage| outage.as_secs_f64()))
@@ -126,181 +135,202 @@ const VOLUME_METRICS: [VolumeMetric; 46] = [
     gauge(
         "holdfast_volume_writes_delayed",
         Some(Unit::Seconds),
-        "How long writes have waited for space or a commit, 0 while they do not",
+        "Time for which writes have been waiting for space or a commit, 0 if no write waits",
         |v| Some(v.delayed.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
     ),
-    counter("holdfast_volume_paced_writes", None, "Writes that were delayed to the rate of the store", |v| {
-        Some(v.pace.delayed_writes as f64)
-    }),
+    counter(
+        "holdfast_volume_paced_writes",
+        None,
+        "Writes delayed by pacing, which slows writes to the upload rate of the store; counted when the delay ends",
+        |v| Some(v.pace.delayed_writes as f64),
+    ),
     counter(
         "holdfast_volume_paced",
         Some(Unit::Seconds),
-        "Sum of the times for which writes were delayed to the rate of the store",
+        "Total time for which pacing delayed writes",
         |v| Some(v.pace.delayed_ms as f64 / 1000.0),
     ),
-    gauge("holdfast_volume_limit_iops", None, "Limit of requests in a second, absent without one", |v| {
+    gauge("holdfast_volume_limit_iops", None, "Limit of requests per second, absent if not set", |v| {
         v.limits.limits.iops.map(|limit| limit as f64)
     }),
     gauge(
         "holdfast_volume_limit_throughput_bytes_per_second",
         None,
-        "Limit of bytes read and written in a second, absent without one",
+        "Limit of bytes read and written per second, absent if not set",
         |v| v.limits.limits.bytes_per_second.map(|limit| limit as f64),
     ),
-    gauge("holdfast_volume_limited_requests_waiting", None, "Requests that wait for a limit", |v| {
-        Some(v.limits.waiting as f64)
-    }),
-    counter("holdfast_volume_limited_requests", None, "Requests that waited for a limit", |v| {
-        Some(v.limits.delayed_requests as f64)
-    }),
+    gauge(
+        "holdfast_volume_limited_requests_waiting",
+        None,
+        "Requests that wait now because the volume reached its request or throughput limit",
+        |v| Some(v.limits.waiting as f64),
+    ),
+    counter(
+        "holdfast_volume_limited_requests",
+        None,
+        "Requests delayed because the volume reached its request or throughput limit; counted when the delay ends",
+        |v| Some(v.limits.delayed_requests as f64),
+    ),
     counter(
         "holdfast_volume_limited",
         Some(Unit::Seconds),
-        "Sum of the times for which requests waited for a limit",
+        "Total time for which the request and throughput limits delayed requests",
         |v| Some(v.limits.delayed_ms as f64 / 1000.0),
     ),
     gauge(
         "holdfast_volume_run_dir_full",
         None,
-        "1 while writes wait for room in the run directory, else 0",
+        "1 while writes wait for space in the run directory, else 0",
         |v| Some(f64::from(matches!(v.delayed, Some((Delay::RunDirFull, _))))),
     ),
     gauge(
         "holdfast_volume_local_disk_sync_failed",
         None,
-        "1 if the local disk failed a sync since the attach: flushes wait for commits until the next one",
+        "1 if a sync of the local disk has failed since the attach, else 0; while 1, each flush waits for a commit",
         |v| Some(f64::from(v.disk.sync_failed)),
     ),
     gauge(
         "holdfast_volume_unreadable",
         Some(Unit::Bytes),
-        "Bytes not uploaded that the local disk cannot read; nothing of the volume is uploaded while there are any",
+        "Dirty bytes that the local disk cannot read; while above 0, no data of the volume is uploaded",
         |v| Some(v.disk.unreadable.map_or(0.0, |lost| lost.bytes as f64)),
     ),
     gauge(
         "holdfast_volume_waiting_requests",
         None,
-        "Requests that wait for the store, memory or space",
+        "Requests that wait for the object store, memory or disk space; pacing and limits are not included",
         |v| Some(v.waiting_requests as f64),
     ),
-    gauge("holdfast_volume_cached", Some(Unit::Bytes), "Bytes held on the local disk", |v| {
-        Some(v.disk.cached_bytes as f64)
-    }),
+    gauge(
+        "holdfast_volume_cached",
+        Some(Unit::Bytes),
+        "Bytes that the volume's data files occupy on the local disk, dirty and clean",
+        |v| Some(v.disk.cached_bytes as f64),
+    ),
     counter(
         "holdfast_volume_evicted",
         Some(Unit::Bytes),
-        "Uploaded bytes evicted from the local disk to make room",
+        "Committed bytes evicted from the local disk to free space",
         |v| Some(v.disk.evicted_bytes as f64),
     ),
     gauge(
         "holdfast_volume_index_runs",
         None,
-        "Index runs that a read from the store may have to look into",
+        "Index runs of the volume; a read from the object store may have to search all of them",
         |v| v.index.runs.map(|runs| runs as f64),
     ),
     gauge(
         "holdfast_volume_ancestors",
         None,
-        "Volumes behind it by forks, 100 at most: with as many its snapshots cannot be restored",
+        "Ancestors of the volume in its chain of forks, at most 100; at 100, its snapshots cannot be restored or cloned",
         |v| v.index.ancestors.map(|ancestors| ancestors as f64),
     ),
     counter(
         "holdfast_volume_index_merges",
         None,
-        "Merges of index runs that became part of the volume",
+        "Merges of index runs that a commit added to the volume",
         |v| Some(v.index.merges as f64),
     ),
     counter(
         "holdfast_volume_index_merges_dropped",
         None,
-        "Merges of index runs that were stored, and came too late or for runs that are not in the list",
+        "Merges of index runs that were uploaded but discarded: they were late, or their input runs were no longer in use",
         |v| Some(v.index.merges_dropped as f64),
     ),
-    counter("holdfast_volume_read_requests", None, "Reads received, those that failed included", |v| {
+    counter("holdfast_volume_read_requests", None, "Read requests received, including failed ones", |v| {
         Some(v.served.reads as f64)
     }),
-    counter("holdfast_volume_read", Some(Unit::Bytes), "Bytes that reads asked for", |v| {
-        Some(v.served.read_bytes as f64)
-    }),
-    counter("holdfast_volume_write_requests", None, "Writes received, those that failed included", |v| {
+    counter(
+        "holdfast_volume_read",
+        Some(Unit::Bytes),
+        "Bytes requested by reads, including failed ones",
+        |v| Some(v.served.read_bytes as f64),
+    ),
+    counter("holdfast_volume_write_requests", None, "Write requests received, including failed ones", |v| {
         Some(v.served.writes as f64)
     }),
-    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes written", |v| {
-        Some(v.served.written_bytes as f64)
-    }),
-    counter("holdfast_volume_flush_requests", None, "Flushes received, those that failed included", |v| {
+    counter(
+        "holdfast_volume_written",
+        Some(Unit::Bytes),
+        "Bytes of the write requests received, including failed ones",
+        |v| Some(v.served.written_bytes as f64),
+    ),
+    counter("holdfast_volume_flush_requests", None, "Flush requests received, including failed ones", |v| {
         Some(v.served.flushes as f64)
     }),
     counter(
         "holdfast_volume_discard_requests",
         None,
-        "Discards and write-zeroes received, those that failed included",
+        "Discard and write-zeroes requests received, including failed ones",
         |v| Some(v.served.discards as f64),
     ),
-    counter("holdfast_volume_cold_reads", None, "Reads of blocks that were in the store only", |v| {
-        Some(v.served.cold_reads as f64)
-    }),
+    counter(
+        "holdfast_volume_cold_reads",
+        None,
+        "Reads of data that was only in the object store, one per 128 KiB block of a request",
+        |v| Some(v.served.cold_reads as f64),
+    ),
     counter(
         "holdfast_volume_cold_read_hits",
         None,
-        "Cold reads whose block the ring thread knew to be in the cache",
+        "Cold reads that the ring thread began to serve from the block cache itself, without a background task",
         |v| Some(v.served.slab_hits as f64),
     ),
     counter(
         "holdfast_volume_local_read_errors",
         None,
-        "Reads that the local disk failed, served from the store where it has the data",
+        "Failed reads of the local disk; data that is also in the object store is then read from there",
         |v| Some(v.served.local_read_errors as f64),
     ),
-    counter("holdfast_volume_failed_requests", None, "Requests that failed", |v| {
+    counter("holdfast_volume_failed_requests", None, "Requests completed with an error", |v| {
         Some(v.served.errors as f64)
     }),
     gauge(
         "holdfast_volume_waiting_work_max",
         None,
-        "Highest number of pieces of background work that waited to be begun, since the process started",
+        "Largest number of background tasks in the volume's queue at one time since this process attached or recovered it",
         |v| Some(v.served.max_waiting_work as f64),
     ),
     gauge(
         "holdfast_volume_memory_used",
         Some(Unit::Bytes),
-        "Bytes of memory that the content of a memory volume takes",
+        "Bytes of memory allocated to the content of a memory volume",
         |v| v.memory.map(|memory| memory.slab_bytes as f64),
     ),
     gauge(
         "holdfast_volume_memory_limit",
         Some(Unit::Bytes),
-        "The most bytes of memory that the content of a memory volume may take",
+        "Maximum bytes of memory for the content of a memory volume",
         |v| v.memory.map(|memory| memory.limit_bytes as f64),
     ),
     gauge(
         "holdfast_volume_memory_content",
         Some(Unit::Bytes),
-        "Bytes of the pages of a memory volume that are not zeros; without the spilled ones, divided by the memory used, its compression ratio",
+        "Uncompressed bytes of a memory volume's nonzero pages, including spilled pages; (content - spilled) / used is the compression ratio",
         |v| v.memory.map(|memory| (memory.content_pages() * SECTOR_BYTES) as f64),
     ),
     gauge(
         "holdfast_volume_memory_same_filled_pages",
         None,
-        "Pages of a memory volume that are one pattern, zeros apart",
+        "Pages of a memory volume that repeat one pattern other than zeros",
         |v| v.memory.map(|memory| memory.same_filled_pages as f64),
     ),
     gauge(
         "holdfast_volume_memory_spilled",
         Some(Unit::Bytes),
-        "Bytes of pages of a memory volume that found no memory and are on the state disk",
+        "Bytes of a memory volume's pages in its spill file on the state disk, for which memory had no space",
         |v| v.memory.map(|memory| (memory.spilled_pages * SECTOR_BYTES) as f64),
     ),
     gauge(
         "holdfast_volume_memory_spill_limit",
         Some(Unit::Bytes),
-        "The most bytes of the state disk that such pages of a memory volume may take",
+        "Maximum bytes of a memory volume's pages in its spill file on the state disk",
         |v| v.memory.map(|memory| (memory.spill_limit_pages * SECTOR_BYTES) as f64),
     ),
     counter(
         "holdfast_volume_memory_refused_pages",
         None,
-        "Pages of writes to a memory volume that failed for want of memory, and of room for its spill file",
+        "Pages not written to a memory volume because neither memory nor a spill file had space; their write requests failed",
         |v| v.memory.map(|memory| memory.refused_pages as f64),
     ),
 ];
@@ -310,7 +340,7 @@ const REQUEST_TIMES: &str = "holdfast_volume_request";
 
 /// Encodes the request latencies of each attached volume; memory volumes are not timed.
 fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
-    let help = "Time from the daemon's receipt of a request to its completion: of one request of 64, of the first of each 250 ms, and of each flush and forced write";
+    let help = "Time from the daemon's receipt of a request to its completion; sampled: one request of 64, the first of each 250 ms, each flush and each FUA write";
     let kind = MetricType::Histogram;
     let mut family = encoder.encode_descriptor(REQUEST_TIMES, help, Some(&Unit::Seconds), kind)?;
     for volume in volumes.iter().filter(|volume| volume.attached.is_some() && volume.memory.is_none()) {
@@ -348,31 +378,31 @@ const RING_METRICS: [RingMetric; 5] = [
     RingMetric {
         name: "holdfast_ring_waiting_messages_max",
         kind: Kind::Gauge,
-        help: "Highest number of messages that waited for the ring thread, since the process started; its inbox holds 1024",
+        help: "Largest number of messages in the ring thread's inbox at one time since the process started; the inbox holds 4096",
         value: |ring| ring.max_messages,
     },
     RingMetric {
         name: "holdfast_ring_full_inbox",
         kind: Kind::Counter,
-        help: "Messages that found the inbox of the ring thread full",
+        help: "Messages that found the ring thread's inbox full: the sender waited, or dropped the message",
         value: |ring| ring.full_inbox,
     },
     RingMetric {
         name: "holdfast_ring_operations_max",
         kind: Kind::Gauge,
-        help: "Highest number of operations in flight in the ring, since the process started",
+        help: "Largest number of io_uring operations in flight at one time since the process started",
         value: |ring| ring.max_operations,
     },
     RingMetric {
         name: "holdfast_ring_late_completions",
         kind: Kind::Counter,
-        help: "Completions dropped because their operation, queue or volume was gone; each is a bug",
+        help: "Completions dropped because their operation, queue or volume no longer existed; each is a bug",
         value: |ring| ring.late_completions,
     },
     RingMetric {
         name: "holdfast_ring_copied_requests",
         kind: Kind::Counter,
-        help: "Requests of devices with zero copy that were copied, because another device's request had the buffer or memory was short",
+        help: "Requests copied despite zero copy, because another device's request used the buffer or memory was short",
         value: |ring| ring.unregistered,
     },
 ];
@@ -401,17 +431,17 @@ struct OldBlocksMetric {
 const OLD_BLOCKS_METRICS: [OldBlocksMetric; 3] = [
     OldBlocksMetric {
         name: "holdfast_slab_found_blocks",
-        help: "Blocks of the cache that earlier processes fetched and this one found when it began",
+        help: "Blocks from earlier processes that the block cache contained when this process started",
         value: |counts| counts.found,
     },
     OldBlocksMetric {
         name: "holdfast_slab_found_used_blocks",
-        help: "Blocks that earlier processes fetched and this one compared and found right before they were read or fetched ahead",
+        help: "Cached blocks from earlier processes that this process verified successfully before their first use",
         value: |counts| counts.used,
     },
     OldBlocksMetric {
         name: "holdfast_slab_found_refused_blocks",
-        help: "Blocks that earlier processes fetched and this one fetched again since the disk had other bytes in their place, or could not read them",
+        help: "Cached blocks from earlier processes that failed verification at their first use and were discarded: other bytes, or a read error",
         value: |counts| counts.refused,
     },
 ];
@@ -429,25 +459,25 @@ const READ_AHEAD_METRICS: [ReadAheadMetric; 4] = [
     ReadAheadMetric {
         name: "holdfast_read_ahead_blocks",
         unit: None,
-        help: "Blocks fetched from stores before a reader asked for them",
+        help: "Blocks that read-ahead fetched from object stores before a read requested them",
         value: |figures| figures.blocks.fetched,
     },
     ReadAheadMetric {
         name: "holdfast_read_ahead_used_blocks",
         unit: None,
-        help: "Blocks fetched ahead that a reader took",
+        help: "Blocks fetched by read-ahead that a read used",
         value: |figures| figures.blocks.used,
     },
     ReadAheadMetric {
         name: "holdfast_read_ahead_unused_blocks",
         unit: None,
-        help: "Blocks fetched ahead that left the cache before a reader took them",
+        help: "Blocks fetched by read-ahead that left the block cache before a read used them",
         value: |figures| figures.blocks.unused,
     },
     ReadAheadMetric {
         name: "holdfast_read_ahead_requested",
         unit: Some(Unit::Bytes),
-        help: "Bytes requested from stores ahead of readers, as they are stored",
+        help: "Bytes that read-ahead requested from object stores, in stored (compressed) form",
         value: |figures| figures.requested_bytes,
     },
 ];
@@ -475,7 +505,7 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         }
         encode_request_times(&mut encoder, &volumes)?;
         let names = self.0.names().all();
-        let help = "1: names of the volume in the cluster";
+        let help = "Always 1; the labels map the volume's id to its names in the cluster";
         let kind = ConstGauge::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(VOLUME_INFO, help, None, kind)?;
         for (volume, name) in volumes.iter().filter_map(|v| Some((&v.volume, names.get(&v.volume)?))) {
@@ -494,7 +524,7 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 Some((v.store.name.as_str(), (v.store.requests.as_ref()?, v.store.refused_deletes.count)))
             })
             .collect();
-        let help = "Requests to the store by all volumes of this node";
+        let help = "Requests sent to the object store for all volumes of this node, including retries";
         let kind = ConstCounter::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
         for (store, (counts, _)) in &stores {
@@ -503,15 +533,15 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 ConstCounter::new(counts.of(verb) as f64).encode(family.encode_family(&labels)?)?;
             }
         }
-        let help = "Deletes that the store denied to volumes of this node";
+        let help = "Delete requests that the object store denied to this node for lack of permission";
         let mut family = encoder.encode_descriptor(STORE_REFUSED_DELETES, help, None, kind)?;
         for (store, (_, refused)) in &stores {
             ConstCounter::new(*refused as f64).encode(family.encode_family(&[("store", *store)])?)?;
         }
-        let help = "Devices without ublk whose connection no keeper has now: an end of the daemon fails their requests";
+        let help = "Devices without ublk whose FUSE connection no keeper holds now; an exit of the daemon fails their requests";
         let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, Kind::Gauge.of())?;
         ConstGauge::new(self.0.unkept_devices() as f64).encode(devices)?;
-        let help = "Fetched blocks served from memory because the local disk did not take them or could not read them";
+        let help = "Fetched blocks served from memory because the local disk failed to store or read them";
         let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
         ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
         let old = self.0.old_blocks();
@@ -556,7 +586,7 @@ pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::E
     let mut registry = Registry::default();
     registry.register_with_unit(
         "holdfast_attach_step",
-        "Time that a step of an attach took",
+        "Duration of a step of an attach",
         Unit::Seconds,
         volumes.attach_times().histograms(),
     );

@@ -95,7 +95,7 @@ pub struct DroppedLines;
 
 impl Collector for DroppedLines {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "Log lines dropped because standard error was not read in time";
+        let help = "Log lines dropped because standard error was not read fast enough";
         let dropped = ConstCounter::new(dropped_lines());
         let family =
             encoder.encode_descriptor("holdfast_log_dropped_lines", help, None, dropped.metric_type())?;

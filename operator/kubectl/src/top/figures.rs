@@ -191,14 +191,14 @@ pub(super) mod tests {
     use super::*;
 
     /// Metrics of a daemon that serves `id-1`, reduced to little more than the relevant lines.
-    pub(in crate::top) const TEXT: &str = r#"# HELP holdfast_ring_full_inbox Messages that found the inbox of the ring thread full.
+    pub(in crate::top) const TEXT: &str = r#"# HELP holdfast_ring_full_inbox Messages that found the ring thread's inbox full: the sender waited, or dropped the message.
 # TYPE holdfast_ring_full_inbox counter
 holdfast_ring_full_inbox_total{ring="0"} 0.0
 # HELP holdfast_volume_attached 1 while the volume's device serves requests, else 0.
 # TYPE holdfast_volume_attached gauge
 holdfast_volume_attached{volume="id-1"} 1.0
 holdfast_volume_attached{volume="id-2"} 0.0
-# HELP holdfast_volume_dirty_bytes Bytes written but not committed.
+# HELP holdfast_volume_dirty_bytes Bytes written but not yet committed to the object store.
 # TYPE holdfast_volume_dirty_bytes gauge
 # UNIT holdfast_volume_dirty_bytes bytes
 holdfast_volume_dirty_bytes{volume="id-1"} 67108864.0
@@ -234,10 +234,10 @@ holdfast_volume_request_seconds_count{volume="id-1",operation="write"} 1
 holdfast_volume_request_seconds_bucket{le="0.000064",volume="id-1",operation="write"} 1
 holdfast_volume_request_seconds_bucket{le="0.000128",volume="id-1",operation="write"} 1
 holdfast_volume_request_seconds_bucket{le="+Inf",volume="id-1",operation="write"} 1
-# HELP holdfast_volume_info 1: names of the volume in the cluster.
+# HELP holdfast_volume_info Always 1; the labels map the volume's id to its names in the cluster.
 # TYPE holdfast_volume_info gauge
 holdfast_volume_info{volume="id-1",name="pvc-1",namespace="shop",persistentvolumeclaim="data"} 1.0
-# HELP holdfast_log_dropped_lines Log lines dropped because standard error was not read in time.
+# HELP holdfast_log_dropped_lines Log lines dropped because standard error was not read fast enough.
 # TYPE holdfast_log_dropped_lines counter
 holdfast_log_dropped_lines_total 0.0
 # EOF
