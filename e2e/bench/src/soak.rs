@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{Control, METRICS_PORT, Node};
 use holdfast_lab::report;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wire::Exit;
@@ -45,13 +45,16 @@ const SIGINT: i32 = 2;
 /// Exit status of fio after that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
 
-/// Prints the daemon's resource use: resident memory in KiB, open files, threads, and the run directory in
-/// KiB.
+/// Prints the daemon's resource use: resident memory in KiB without the cache of indexes, open files, threads,
+/// and the run directory in KiB. That cache has a limit, which it reaches after hours.
 const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
   if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
 done
 rss=$(awk '/^VmRSS/ { print $2 }' "$daemon/status")
-echo "$rss $(ls "$daemon/fd" | wc -l) $(ls "$daemon/task" | wc -l) $(du -sk /run/holdfast | cut -f 1)""#;
+exec 3<>/dev/tcp/127.0.0.1/METRICS_PORT
+printf 'GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n' >&3
+cache=$(awk '/^holdfast_index_cache_bytes/ { print int($2 / 1024) }' <&3)
+echo "$((rss - cache)) $(ls "$daemon/fd" | wc -l) $(ls "$daemon/task" | wc -l) $(du -sk /run/holdfast | cut -f 1)""#;
 
 /// Quantities of a sample, in order.
 const QUANTITIES: [(&str, &str); 4] =
@@ -153,7 +156,7 @@ fn end(node: &Node, number: u32) -> Result<()> {
 }
 
 fn sample(vm: &Vm) -> Result<[f64; QUANTITIES.len()]> {
-    let said = vm.exec(SAMPLE)?;
+    let said = vm.exec(&SAMPLE.replace("METRICS_PORT", &METRICS_PORT.to_string()))?;
     let values: Vec<f64> = said.split_whitespace().filter_map(|value| value.parse().ok()).collect();
     values.try_into().ok().with_context(|| format!("a sample of the daemon: {said:?}"))
 }

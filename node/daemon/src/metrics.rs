@@ -416,6 +416,9 @@ const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 /// Name of the metric of devices that would fail if the daemon exited.
 const UNKEPT_DEVICES: &str = "holdfast_unkept_devices";
 
+/// Name of the metric of the memory of cached index parts.
+const INDEX_CACHE: &str = "holdfast_index_cache";
+
 /// Name of the metric of fetched blocks that were not stored in the slab.
 const UNKEPT_BLOCKS: &str = "holdfast_slab_unkept_blocks";
 
@@ -541,6 +544,10 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         let help = "Devices without ublk whose FUSE connection no keeper holds now; an exit of the daemon fails their requests";
         let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, Kind::Gauge.of())?;
         ConstGauge::new(self.0.unkept_devices() as f64).encode(devices)?;
+        let help = "Memory of cached parts of segment indexes, at most 256 MiB";
+        let bytes = Some(&Unit::Bytes);
+        let cached = encoder.encode_descriptor(INDEX_CACHE, help, bytes, Kind::Gauge.of())?;
+        ConstGauge::new(self.0.index_cache_bytes() as f64).encode(cached)?;
         let help = "Fetched blocks served from memory because the local disk failed to store or read them";
         let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
         ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
@@ -621,6 +628,7 @@ mod tests {
         let text = render(serving(fake)).unwrap();
         for line in [
             "holdfast_unkept_devices 2.0",
+            "holdfast_index_cache_bytes 65536.0",
             "# TYPE holdfast_volume_dirty_bytes gauge",
             "# UNIT holdfast_volume_dirty_bytes bytes",
             "holdfast_ring_waiting_messages_max{ring=\"1\"} 4.0",

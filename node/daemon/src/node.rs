@@ -505,6 +505,11 @@ impl Node {
         self.0.devices.kernel().unkept_devices()
     }
 
+    /// Returns the memory of cached index parts, in bytes: at most [`INDEX_CACHE_BYTES`].
+    pub(crate) fn index_cache_bytes(&self) -> u64 {
+        self.0.pools.indexes.bytes()
+    }
+
     /// Returns the figures of each ring thread.
     pub(crate) fn rings(&self) -> Vec<RingStatus> {
         self.0.rings.status()

@@ -137,6 +137,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// 0, a planned exit of the daemon waits.
     fn unkept_devices(&self) -> usize;
 
+    /// Returns the memory of cached index parts, in bytes.
+    fn index_cache_bytes(&self) -> u64;
+
     /// Returns the figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
 
@@ -307,6 +310,10 @@ impl Volumes for Node {
 
     fn unkept_devices(&self) -> usize {
         Self::unkept_devices(self)
+    }
+
+    fn index_cache_bytes(&self) -> u64 {
+        Self::index_cache_bytes(self)
     }
 
     fn rings(&self) -> Vec<RingStatus> {

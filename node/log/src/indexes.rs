@@ -146,6 +146,11 @@ impl PartOfRun {
 pub struct Indexes(Cache<PartName, IndexPart, PartBytes>);
 
 impl Indexes {
+    /// Returns the memory of the cached parts, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.weight()
+    }
+
     /// Creates a cache of at most `bytes`, at least 1024; `expected` is the expected number of parts. A
     /// larger part is cached alone: otherwise each read of its run would fetch all of it.
     ///

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Samples of which the lowest counts.
+const FEW: usize = 4;
+
 /// Values of a quantity, each with its time since the start.
 #[derive(Debug)]
 pub(super) struct Course {
@@ -35,9 +38,12 @@ impl Course {
         &self.samples
     }
 
-    /// Computes the line of least squares. With fewer than three samples some numbers are NaN.
+    /// Computes the line of least squares through the lowest value of each few samples: a leak raises them, work
+    /// in progress does not. With fewer than three of them some numbers are NaN.
     pub(super) fn trend(&self) -> Trend {
-        let of: Vec<_> = self.samples.iter().filter(|(at, _)| *at >= self.trend_from).collect();
+        let late: Vec<_> = self.samples.iter().filter(|(at, _)| *at >= self.trend_from).collect();
+        let lowest = |few: &[&(f64, f64)]| few.iter().copied().copied().min_by(|a, b| a.1.total_cmp(&b.1));
+        let of: Vec<(f64, f64)> = late.chunks(FEW).filter_map(lowest).collect();
         let count = of.len() as f64;
         let mean_of =
             |value: fn(&(f64, f64)) -> f64| of.iter().map(|sample| value(sample)).sum::<f64>() / count;

@@ -456,6 +456,10 @@ impl Volumes for Fake {
         self.inner.lock().unkept_devices
     }
 
+    fn index_cache_bytes(&self) -> u64 {
+        65_536
+    }
+
     fn rings(&self) -> Vec<RingStatus> {
         vec![
             RingStatus::default(),
