@@ -67,7 +67,7 @@ pub(super) async fn answer(
     if wanted.made_by_mistake(&found) {
         let still = |now: &Volume| match wanted.made_by_mistake(now) {
             true => Ok(()),
-            false => Err(Status::aborted("the Volume changed meanwhile; it is tried again")),
+            false => Err(Status::aborted("the Volume changed during the request; the caller retries")),
         };
         volumes.delete(found.clone(), until, still).await?;
     }
@@ -368,7 +368,7 @@ fn check_unused(volume: &Volume) -> Result<(), Status> {
     if is_unused(volume) {
         return Ok(());
     }
-    Err(Status::aborted("the Volume was attached meanwhile; it is tried again"))
+    Err(Status::aborted("the Volume was attached during the request; the caller retries"))
 }
 
 /// Returns the volume once it is provisioned, or the reason why it never will be; `None` while in progress.

@@ -7,7 +7,7 @@ use holdfast_proto::csi::v1::{
 };
 use tonic::Status;
 
-use super::group_members::told;
+use super::group_members::to_csi_responses;
 use super::object_name::is_object_name;
 use super::objects::{ApiFailure, Objects};
 use super::readers::not_for_readers;
@@ -56,7 +56,7 @@ pub(super) async fn one(
     let GetSnapshotRequest { snapshot_id: id, secrets: _ } = request;
     let name = snapshot_id(&id)?;
     let found = if is_object_name(name) { snapshots.get(name).await? } else { None };
-    match told(groups, found.into_iter().collect()).await?.pop() {
+    match to_csi_responses(groups, found.into_iter().collect()).await?.pop() {
         Some(snapshot) => Ok(GetSnapshotResponse { snapshot: Some(snapshot) }),
         None => Err(missing("snapshot_id", name)),
     }
@@ -82,7 +82,7 @@ async fn listed(
     found: Vec<VolumeSnapshot>,
     next_token: String,
 ) -> Result<ListSnapshotsResponse, Status> {
-    let told = told(groups, found).await?;
+    let told = to_csi_responses(groups, found).await?;
     let entries = told.into_iter().map(|snapshot| Entry { snapshot: Some(snapshot) }).collect();
     Ok(ListSnapshotsResponse { entries, next_token })
 }

@@ -75,7 +75,7 @@ pub(super) async fn answer(
     let told = described(snapshots, &group).await?.filter(|told| told.ready_to_use);
     let told = told.ok_or_else(|| {
         let name = group.name_any();
-        Status::aborted(format!("VolumeGroupSnapshot {name} changed meanwhile; it is tried again"))
+        Status::aborted(format!("VolumeGroupSnapshot {name} changed during the request; the caller retries"))
     })?;
     Ok(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(told) })
 }
@@ -116,9 +116,9 @@ async fn wait(
             if members(&group).is_empty() {
                 let still = |now: &VolumeGroupSnapshot| match members(now).is_empty() {
                     true => Ok(()),
-                    false => {
-                        Err(Status::aborted("the VolumeGroupSnapshot changed meanwhile; it is tried again"))
-                    }
+                    false => Err(Status::aborted(
+                        "the VolumeGroupSnapshot changed during the request; the caller retries",
+                    )),
                 };
                 groups.delete(*group, until, still).await?;
             }
