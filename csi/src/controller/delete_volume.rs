@@ -1,5 +1,6 @@
 //! `DeleteVolume`: deletes the Volume object, and waits until the operator has trashed its volume or removed
-//! its objects. For a volume that many nodes read, the readers' objects are deleted first.
+//! its objects. For a volume that many nodes read, the readers' objects are deleted after the Volume object,
+//! before the wait.
 
 use holdfast_crds::{Volume, VolumeSnapshot};
 use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};

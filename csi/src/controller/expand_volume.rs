@@ -26,8 +26,9 @@ const REFUSED: &str = "Refused";
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
-    /// Writes this size, in bytes: larger than before, or the rest of a rejected growth.
-    Grow(u64),
+    /// Writes this size, in bytes. It is larger than before, except for a memory volume: after a rejected
+    /// growth, and while no node serves it, it may be smaller.
+    Resize(u64),
     /// The volume already has this size, in bytes.
     Done(u64),
 }
@@ -56,8 +57,8 @@ pub(super) async fn answer(
     let alone = if volume.spec.is_memory() { Some(volumes.promising().await) } else { None };
     let volume = match plan(&volume, &capacity)? {
         Plan::Done(_) => volume,
-        Plan::Grow(bytes) if volume.spec.is_memory() => grow_memory(volumes, &volume, bytes, until).await?,
-        Plan::Grow(bytes) => {
+        Plan::Resize(bytes) if volume.spec.is_memory() => grow_memory(volumes, &volume, bytes, until).await?,
+        Plan::Resize(bytes) => {
             let spec = json!({ "size": quantity(bytes) });
             volumes.change(volume, until, |_same_spec| Ok(Some(spec.clone())), &[]).await?
         }
@@ -80,8 +81,8 @@ pub(super) async fn answer(
 /// Writes the size and limits of a memory volume for which its node has room.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED`: the node cannot promise that much; the Volume has its former size. Those of the
-/// requests.
+/// `RESOURCE_EXHAUSTED`: the node cannot promise that much; the Volume has its former size. Also the errors
+/// of the API requests.
 async fn grow_memory(
     volumes: &ClusterVolumes,
     volume: &Volume,
@@ -133,7 +134,8 @@ fn waits_for(volume: &Volume) -> String {
 /// Plans an expansion.
 ///
 /// # Errors
-/// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: it is only read.
+/// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: it was created for readers
+/// (ReadOnlyMany).
 fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
     if readers::has_readers(volume) {
         return Err(Status::invalid_argument(
@@ -148,7 +150,7 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
             "capacity_range.limit_bytes: the volume has {present} bytes already, and cannot shrink"
         )));
     }
-    Ok(if wanted == present { Plan::Done(present) } else { Plan::Grow(wanted) })
+    Ok(if wanted == present { Plan::Done(present) } else { Plan::Resize(wanted) })
 }
 
 /// Returns the minimum size of a volume. If a memory volume's node rejected a growth, the size may shrink
@@ -184,7 +186,7 @@ mod tests {
     #[test]
     fn a_free_volume_grows_and_never_shrinks() {
         let free = volume(None, None);
-        assert_eq!(plan(&free, &capacity(2 << 30, 0)).ok(), Some(Plan::Grow(2 * GIB)));
+        assert_eq!(plan(&free, &capacity(2 << 30, 0)).ok(), Some(Plan::Resize(2 * GIB)));
         assert_eq!(plan(&free, &capacity(1 << 29, 0)).ok(), Some(Plan::Done(GIB)));
         let smaller = plan(&free, &capacity(1 << 29, 1 << 29)).expect_err("cannot shrink");
         assert_eq!(smaller.code(), Code::OutOfRange);
@@ -197,8 +199,8 @@ mod tests {
         let spec = json!({ "size": "8Gi", "backend": "memory", "nodeName": "a" });
         memory.spec = serde_json::from_value(spec).expect("a spec");
         memory.status.as_mut().expect("a status").attached_size_bytes = Some(GIB);
-        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Grow(2 * GIB)));
-        assert_eq!(plan(&memory, &capacity(1 << 29, 0)).ok(), Some(Plan::Grow(GIB)), "what its device has");
+        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Resize(2 * GIB)));
+        assert_eq!(plan(&memory, &capacity(1 << 29, 0)).ok(), Some(Plan::Resize(GIB)), "what its device has");
         assert_eq!(plan(&memory, &capacity(8 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)));
         memory.status.as_mut().expect("a status").attached_size_bytes = Some(8 * GIB);
         assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it has grown");

@@ -5,7 +5,8 @@
 //! overwrites another change. If only the status changed in the meantime, the change is retried; another
 //! change of the spec, or a deletion, may be the result of a later call, and ends this one. An unknown field
 //! is an error: the API server would drop it, and the driver would create a volume other than the requested
-//! one. A wait is one watch of one object from an observed version: no list, no polling.
+//! one. A wait watches one object from an observed version, and makes no list. It reads the object again
+//! after each watch, which lasts at most 30 s, and polls after a failed watch.
 //!
 //! On failure: an [`ApiFailure`]. A wait survives failed requests, until its deadline.
 

@@ -14,11 +14,11 @@ use super::capacity::quantity;
 use super::limit_parameters::{Limit, MAX_IOPS, MAX_THROUGHPUT};
 use super::memory::{MemoryParameters, PERCENT};
 
-/// Key that only a StorageClass may have, and must have.
+/// Key that only a StorageClass may have: required for an object store, rejected for memory.
 const OBJECT_STORE: &str = "objectStore";
-/// Key that only a StorageClass may have.
+/// Key that only a StorageClass may have; rejected for memory.
 const NODES: &str = "nodes";
-/// Key that only a StorageClass may have.
+/// Key that only a StorageClass may have; rejected for memory.
 pub(super) const TRANSPORT: &str = "transport";
 /// Value of [`NODES`] for volumes without a node affinity.
 pub(super) const ANY_NODE: &str = "any";
@@ -28,7 +28,7 @@ pub(super) const BACKEND: &str = "backend";
 const COMPRESSION: &str = "compression";
 const MAX_MEMORY_PERCENT: &str = "maxMemoryPercent";
 const SPILL_PERCENT: &str = "spillPercent";
-/// Keys valid in both.
+/// Keys valid in both classes; rejected for memory.
 const KEYS: [&str; 5] = ["durability", "maxDirtyAge", "failoverPolicy", MAX_IOPS, MAX_THROUGHPUT];
 /// Keys added by the provisioner (`--extra-create-metadata`).
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";

@@ -1,13 +1,14 @@
 //! Rate limit for log lines that single requests can cause.
 //!
-//! Invariants: at most one line per second per [`LineLimit`]; the next one counts the suppressed lines.
+//! Invariants: at most one line per second per [`LineLimit`], and a last one when its subject ends
+//! ([`Rest::All`]); the next line counts the suppressed ones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Minimum time between two log lines of a kind, in milliseconds.
 const LINE_EVERY_MS: u64 = 1000;
 
-/// Suppressed log lines to report without waiting for the next of their kind.
+/// Suppressed log lines to report before another line of the same kind arrives.
 #[derive(Debug, Clone, Copy)]
 pub enum Rest {
     /// Those due at this time, in milliseconds of the caller's clock.

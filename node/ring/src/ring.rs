@@ -273,8 +273,8 @@ impl<T> Ring<T> {
         self.backlog.push_back(entry);
     }
 
-    /// Submits all pushed entries without waiting. Needed only before the ring is dropped with entries that
-    /// must still take effect.
+    /// Submits all pushed entries without waiting. Needed before the ring is dropped with entries that must
+    /// still take effect, and before the queues of a device are opened, so that its fetches need one call.
     ///
     /// # Errors
     /// [`RingError::Enter`]: drop the ring.
@@ -437,9 +437,9 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(key.to_bits())) };
     }
 
-    /// Ends the operation of a completion, unless it [continues](Completion::continues), and returns its
-    /// purpose and its buffer. Returns `None`, counted by [`late_completions`](Self::late_completions), if
-    /// that operation has ended before.
+    /// Ends the operation of a completion, and returns its purpose and its buffer. An operation that
+    /// [continues](Completion::continues) stays in flight: only words may do so. Returns `None`, counted by
+    /// [`late_completions`](Self::late_completions), if that operation has ended before.
     #[inline]
     pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
         if let Some((operation, outcome)) = self.end_word(completion) {
