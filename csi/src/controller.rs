@@ -208,7 +208,7 @@ impl controller_server::Controller for Controller {
         request: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
         let about = request.get_ref().snapshot_id.clone();
-        let answer = list_snapshots::one(&self.snapshots, &self.groups, request.into_inner());
+        let answer = list_snapshots::get(&self.snapshots, &self.groups, request.into_inner());
         self.requests.answer(RequestKind::GetSnapshot, &about, answer).await
     }
 

@@ -118,7 +118,7 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
         let (mut least, mut file_system, mut users) = (Vec::new(), None, Vec::new());
         for capability in volume_capabilities {
             let capability = Capability::try_from(Some(capability))?;
-            least.extend(capability.least_bytes());
+            least.extend(capability.min_bytes());
             users.push(capability.users);
             if let VolumeAccess::Mount { file_system: named, .. } = capability.access {
                 file_system = Some(named);

@@ -70,7 +70,7 @@ pub(super) async fn answer(
     match volumes.wait(name, Some(volume), until, |now| progress(name, now, bytes)).await {
         Ok(outcome) => outcome.map(|()| answer),
         Err(TimedOut { last }) => {
-            let why = last.map(|volume| waits_for(&volume)).unwrap_or_default();
+            let why = last.map(|volume| describe_pending(&volume)).unwrap_or_default();
             Err(Status::aborted(format!(
                 "the device of Volume {name} does not have {bytes} bytes yet: {why}"
             )))
@@ -122,7 +122,7 @@ fn progress(name: &str, now: Option<&Volume>, bytes: u64) -> Option<Result<(), S
 }
 
 /// Describes the pending growth of a device.
-fn waits_for(volume: &Volume) -> String {
+fn describe_pending(volume: &Volume) -> String {
     let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let attached = find_condition(conditions, ATTACHED).filter(|attached| attached.reason != SERVED);
     match attached.filter(|_| is_true(conditions, ATTACHED)) {
@@ -144,7 +144,7 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
         ));
     }
     let present = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
-    let wanted = least_bytes(volume, present).max(capacity.bytes);
+    let wanted = min_bytes(volume, present).max(capacity.bytes);
     if !capacity.allows(wanted) {
         return Err(Status::out_of_range(format!(
             "capacity_range.limit_bytes: the volume has {present} bytes already, and cannot shrink"
@@ -155,7 +155,7 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
 
 /// Returns the minimum size of a volume. If a memory volume's node rejected a growth, the size may shrink
 /// again, down to that of the device; an unserved one has no content.
-fn least_bytes(volume: &Volume, present: u64) -> u64 {
+fn min_bytes(volume: &Volume, present: u64) -> u64 {
     if !volume.spec.is_memory() {
         return present;
     }
@@ -269,7 +269,7 @@ mod tests {
         (attached.reason, attached.message) = (REFUSED.to_owned(), "detach it".to_owned());
         attached.observed_generation = Some(1);
         assert!(progress("v", Some(&served), 2 * GIB).is_none(), "that is about an earlier size");
-        assert_eq!(waits_for(&served), "detach it");
+        assert_eq!(describe_pending(&served), "detach it");
         served.status.as_mut().expect("a status").conditions[0].observed_generation = Some(2);
         let refused = progress("v", Some(&served), 2 * GIB).expect("it ended").expect_err("it is refused");
         assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, "volume_id: detach it"));

@@ -68,7 +68,7 @@ pub struct Ring<T> {
     in_flight: OperationTable<T>,
     /// Operations in flight that are words.
     words: u32,
-    most_operations: u32,
+    max_operations: u32,
     waker: Waker,
     waker_armed: bool,
     enters: u64,
@@ -109,7 +109,7 @@ impl<T> Ring<T> {
             immediate: 0,
             in_flight: OperationTable::default(),
             words: 0,
-            most_operations: 0,
+            max_operations: 0,
             waker: Waker::new()?,
             waker_armed: false,
             enters: 0,
@@ -308,7 +308,7 @@ impl<T> Ring<T> {
             self.arm_waker();
         }
         let all_queued = self.refill();
-        self.most_operations = self.most_operations.max(self.operations());
+        self.max_operations = self.max_operations.max(self.operations());
         let immediate = std::mem::take(&mut self.immediate);
         let wait_for = if all_queued && timeout != Some(Duration::ZERO) { 1 + immediate } else { 0 };
         self.enters += 1;
@@ -378,7 +378,7 @@ impl<T> Ring<T> {
     /// Returns the largest number of operations that were in flight while the thread waited.
     #[must_use]
     pub const fn max_operations(&self) -> u32 {
-        self.most_operations
+        self.max_operations
     }
 
     /// Returns the number of calls of `io_uring_enter`.
