@@ -42,7 +42,7 @@ impl VolumeLimits {
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.limits.iops`.
-    pub fn most_iops(&self) -> Result<Option<u64>, FieldError> {
+    pub fn max_iops(&self) -> Result<Option<u64>, FieldError> {
         let Some(iops) = self.iops else { return Ok(None) };
         match u64::try_from(iops) {
             Ok(valid) if IOPS_LIMITS.contains(&valid) => Ok(Some(valid)),
@@ -54,7 +54,7 @@ impl VolumeLimits {
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.limits.throughput`.
-    pub fn most_bytes_per_second(&self) -> Result<Option<u64>, FieldError> {
+    pub fn max_bytes_per_second(&self) -> Result<Option<u64>, FieldError> {
         let Some(text) = &self.throughput else { return Ok(None) };
         let problem = match text.parse() {
             Ok(ByteSize(bytes)) if THROUGHPUT_LIMITS.contains(&bytes) => return Ok(Some(bytes)),
@@ -72,7 +72,7 @@ impl VolumeLimits {
         let not_a_number =
             || FieldError::new(IOPS, format!("`{text}` is not a number of requests"), IOPS_FIX);
         let iops = Some(text.parse().map_err(|_invalid| not_a_number())?);
-        let most = Self { iops, throughput: None }.most_iops()?;
+        let most = Self { iops, throughput: None }.max_iops()?;
         most.and_then(|most| i64::try_from(most).ok()).ok_or_else(not_a_number)
     }
 }
@@ -85,7 +85,7 @@ mod tests {
     fn a_limit_is_read_or_refused_with_the_fix() {
         let bytes = |text: &str| {
             let limits = VolumeLimits { iops: None, throughput: Some(text.to_owned()) };
-            limits.most_bytes_per_second().map_err(|error| error.to_string())
+            limits.max_bytes_per_second().map_err(|error| error.to_string())
         };
         assert_eq!(bytes("125Mi"), Ok(Some(125 << 20)));
         assert_eq!(bytes("1Mi"), Ok(Some(1 << 20)));
@@ -103,6 +103,6 @@ mod tests {
             assert!(refused.contains("spec.limits.iops") && refused.contains("such as 3000"), "{refused}");
         }
         let none = VolumeLimits::default();
-        assert_eq!((none.most_iops(), none.most_bytes_per_second()), (Ok(None), Ok(None)));
+        assert_eq!((none.max_iops(), none.max_bytes_per_second()), (Ok(None), Ok(None)));
     }
 }

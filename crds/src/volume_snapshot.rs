@@ -125,7 +125,7 @@ pub struct VolumeSnapshotStatus {
 
 /// Step of a node towards a snapshot at the same point as others.
 ///
-/// Each volume blocks its writes from its snapshot until all nodes have taken theirs. No write after the point on one
+/// Each volume blocks writes from its own snapshot until every node has taken its snapshot. No write after the point on one
 /// volume can thus have completed before a write before the point on another volume began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 pub enum GroupStep {
@@ -145,11 +145,11 @@ pub enum GroupProgress {
     Preparing,
     /// The node can take the snapshot without delay.
     Prepared,
-    /// Writes are blocked, and the point of the snapshot follows the last write that was not.
+    /// Writes are blocked. The snapshot point is after the last write admitted before the block.
     Held,
     /// Writes were blocked until the release.
     Released,
-    /// Writes were not blocked until the release, or not at all: the attempt failed.
+    /// Writes were unblocked before the release, or were never blocked: the attempt failed.
     Lapsed,
 }
 
@@ -166,9 +166,9 @@ impl VolumeSnapshot {
         adopted.or(self.metadata.uid.as_deref())
     }
 
-    /// Returns true unless `spec.snapshotID` names a snapshot and the status does not match its adoption: an operator of a
-    /// release without that field took another snapshot, or dropped the uid.
-    pub fn is_what_it_adopts(&self) -> bool {
+    /// Returns true if no adoption was requested, or if the status records the requested snapshot and its uid. An operator
+    /// of a release without the field took another snapshot, or dropped the uid.
+    pub fn is_adoption_complete(&self) -> bool {
         let Some(wanted) = &self.spec.snapshot_id else { return true };
         let status = self.status.as_ref();
         status.is_some_and(|status| {

@@ -79,7 +79,7 @@ impl FileSystem {
 
     /// Returns the minimum size of a device for the file system, in bytes. Source: mkfs.xfs(8); mkfs.btrfs(8)
     /// needs at least 109 MiB; a smaller ext4 has no journal.
-    pub(crate) const fn least_bytes(self) -> u64 {
+    pub(crate) const fn min_bytes(self) -> u64 {
         match self {
             Self::Ext4 => 8 << 20,
             Self::Xfs => 300 << 20,
@@ -131,10 +131,10 @@ impl From<UnsupportedCapability> for Status {
 
 impl Capability {
     /// Returns the minimum size of a volume for this use in bytes, and the file system that needs it.
-    pub(crate) fn least_bytes(&self) -> Option<(u64, FileSystem)> {
+    pub(crate) fn min_bytes(&self) -> Option<(u64, FileSystem)> {
         match self.access {
             VolumeAccess::Block => None,
-            VolumeAccess::Mount { file_system, .. } => Some((file_system.least_bytes(), file_system)),
+            VolumeAccess::Mount { file_system, .. } => Some((file_system.min_bytes(), file_system)),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The CSI Controller service: PersistentVolumes as Volume objects, attachments as `spec.nodeName`.
 //!
 //! Owns: the responses; one file per request. Their plans are pure functions of the API server's objects.
-//! Does not own: any state. A request reads the Volume, writes one field of its spec, and watches until the
-//! status matches. A process killed between any two of these steps leaves only the desired state behind, and
-//! the same request resumes.
-//! Invariants: writes only the spec of Volumes, never a status, and only over the version it has read.
+//! Does not own: any state. A request reads the Volume, writes fields of its spec, its annotations and
+//! labels, and watches until the status matches. A process killed between any two of these steps leaves only
+//! the desired state behind, and the same request resumes.
+//! Invariants: of an existing Volume, writes the spec, annotations and labels, never the status, and only
+//! over the version it has read.
 //! On failure: a status with the message of the condition that the operator or the node wrote. `ABORTED`
 //! while the request still waits.
 
@@ -207,7 +208,7 @@ impl controller_server::Controller for Controller {
         request: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
         let about = request.get_ref().snapshot_id.clone();
-        let answer = list_snapshots::one(&self.snapshots, &self.groups, request.into_inner());
+        let answer = list_snapshots::get(&self.snapshots, &self.groups, request.into_inner());
         self.requests.answer(RequestKind::GetSnapshot, &about, answer).await
     }
 

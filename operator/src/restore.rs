@@ -39,7 +39,7 @@ const USER_KINDS: &str = "snapshot.storage.k8s.io";
 const VOLUMES_AT_A_TIME: usize = 16;
 const ORIGINS_AT_A_TIME: usize = 8;
 
-/// A volume in the bucket that was not deleted.
+/// A volume in the bucket that was not deleted; with `--deleted`, one in the trash.
 #[derive(Debug, Clone)]
 pub(crate) struct Survivor {
     /// Its identity.
@@ -74,7 +74,7 @@ struct KnownObjects<'a> {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{} of the bucket cannot be read: {}. They have no documents; those of all others were printed. \
-     Correct what the comment of each says, then run restore again",
+     Fix the cause given in each volume's comment, then run restore again",
     if ids.len() == 1 { "1 volume".to_owned() } else { format!("{} volumes", ids.len()) },
     ids.join(", ")
 )]

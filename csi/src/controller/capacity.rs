@@ -62,11 +62,11 @@ impl Capacity {
     ///
     /// # Errors
     /// `OUT_OF_RANGE`: the caller's limit is lower.
-    pub(super) fn with_room(self, least_bytes: u64, file_system: FileSystem) -> Result<Self, Status> {
-        let bytes = self.bytes.max(least_bytes);
+    pub(super) fn with_room(self, min_bytes: u64, file_system: FileSystem) -> Result<Self, Status> {
+        let bytes = self.bytes.max(min_bytes);
         match self.limit_bytes {
             Some(limit) if bytes > limit => Err(Status::out_of_range(format!(
-                "capacity_range.limit_bytes: {limit} is less than the {least_bytes} bytes that {name} needs at least; raise the \
+                "capacity_range.limit_bytes: {limit} is less than the {min_bytes} bytes that {name} needs at least; raise the \
                  limit",
                 name = file_system.name()
             ))),
@@ -148,7 +148,7 @@ mod tests {
         let choose = |required_bytes, limit_bytes| {
             let range =
                 Capacity::choose(Some(CapacityRange { required_bytes, limit_bytes })).expect("a range");
-            let roomy = range.with_room(FileSystem::Xfs.least_bytes(), FileSystem::Xfs);
+            let roomy = range.with_room(FileSystem::Xfs.min_bytes(), FileSystem::Xfs);
             roomy.map(|chosen| chosen.bytes).map_err(|status| status.message().to_owned())
         };
         assert_eq!(choose(1 << 30, 0), Ok(1 << 30));

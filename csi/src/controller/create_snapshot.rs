@@ -32,7 +32,7 @@ struct WantedSnapshot {
     /// Name of the Volume.
     volume: String,
     /// Namespace and name of the user's VolumeSnapshot.
-    asked_by: Option<String>,
+    requester: Option<String>,
 }
 
 pub(super) async fn answer(
@@ -97,12 +97,12 @@ impl TryFrom<CreateSnapshotRequest> for WantedSnapshot {
             return Err(Status::invalid_argument("source_volume_id: is empty; name a volume"));
         }
         let name = ObjectName::of(&name)?;
-        Ok(Self { name, volume: source_volume_id, asked_by: asked_by(parameters)? })
+        Ok(Self { name, volume: source_volume_id, requester: requester(parameters)? })
     }
 }
 
 /// Returns the user's VolumeSnapshot from the parameters of a VolumeSnapshotClass, which has no others.
-fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
+fn requester(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
     let [namespace, name, _content] = METADATA.map(|key| parameters.remove(key));
     if let Some(key) = parameters.keys().min() {
         return Err(Status::invalid_argument(format!(
@@ -124,7 +124,7 @@ impl WantedSnapshot {
         };
         let mut snapshot = VolumeSnapshot::new(&self.name.object, spec);
         let annotations: BTreeMap<String, String> =
-            [(CSI_NAME, self.name.csi.clone()), (USER_SNAPSHOT, self.asked_by.clone())]
+            [(CSI_NAME, self.name.csi.clone()), (USER_SNAPSHOT, self.requester.clone())]
                 .into_iter()
                 .filter_map(|(name, value)| Some((name.to_owned(), value?)))
                 .collect();
@@ -163,8 +163,8 @@ fn progress(now: Option<&VolumeSnapshot>, uid: Option<&str>) -> Option<Result<Sn
     if let Some(taken) = described(snapshot) {
         return Some(Ok(taken));
     }
-    let said = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
-    said.is_some_and(|said| is_final_snapshot_reason(&said.reason)).then(|| {
+    let ready = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
+    ready.is_some_and(|ready| is_final_snapshot_reason(&ready.reason)).then(|| {
         let why = condition(snapshot);
         Err(Status::failed_precondition(format!("VolumeSnapshot {} failed: {why}", snapshot.name_any())))
     })

@@ -67,7 +67,7 @@ pub(super) async fn answer(
     if wanted.made_by_mistake(&found) {
         let still = |now: &Volume| match wanted.made_by_mistake(now) {
             true => Ok(()),
-            false => Err(Status::aborted("the Volume changed meanwhile; it is tried again")),
+            false => Err(Status::aborted("the Volume changed during the request; the caller retries")),
         };
         volumes.delete(found.clone(), until, still).await?;
     }
@@ -118,7 +118,7 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
         let (mut least, mut file_system, mut users) = (Vec::new(), None, Vec::new());
         for capability in volume_capabilities {
             let capability = Capability::try_from(Some(capability))?;
-            least.extend(capability.least_bytes());
+            least.extend(capability.min_bytes());
             users.push(capability.users);
             if let VolumeAccess::Mount { file_system: named, .. } = capability.access {
                 file_system = Some(named);
@@ -368,7 +368,7 @@ fn check_unused(volume: &Volume) -> Result<(), Status> {
     if is_unused(volume) {
         return Ok(());
     }
-    Err(Status::aborted("the Volume was attached meanwhile; it is tried again"))
+    Err(Status::aborted("the Volume was attached during the request; the caller retries"))
 }
 
 /// Returns the volume once it is provisioned, or the reason why it never will be; `None` while in progress.

@@ -1,5 +1,6 @@
 //! `DeleteVolume`: deletes the Volume object, and waits until the operator has trashed its volume or removed
-//! its objects. For a volume that many nodes read, the readers' objects are deleted first.
+//! its objects. For a volume that many nodes read, the readers' objects are deleted after the Volume object,
+//! before the wait.
 
 use holdfast_crds::{Volume, VolumeSnapshot};
 use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
@@ -31,12 +32,12 @@ pub(super) async fn answer(
     if let Some(found) = volume.take_if(|volume| volume.metadata.deletion_timestamp.is_none()) {
         let mut tries_until = until;
         if has_readers {
-            deletable(&found)?;
-            readers::of(volumes, name, "").await?.iter().try_for_each(deletable)?;
+            check_unused(&found)?;
+            readers::of(volumes, name, "").await?.iter().try_for_each(check_unused)?;
             // Another attempt would have to check the readers again.
             tries_until = Instant::now();
         }
-        volume = volumes.delete(found, tries_until, deletable).await?;
+        volume = volumes.delete(found, tries_until, check_unused).await?;
     }
     // Only now: no new reader starts while the volume is being deleted.
     if has_readers {
@@ -47,7 +48,7 @@ pub(super) async fn answer(
 }
 
 /// Checks that no node uses the volume.
-fn deletable(volume: &Volume) -> Result<(), Status> {
+fn check_unused(volume: &Volume) -> Result<(), Status> {
     match volume.spec.desired_node().or(serving_node(volume)) {
         None => Ok(()),
         Some(node) => Err(Status::failed_precondition(format!(
@@ -66,16 +67,16 @@ mod tests {
 
     #[test]
     fn a_volume_in_use_is_not_deleted() {
-        deletable(&volume(None, None)).expect("free");
+        check_unused(&volume(None, None)).expect("free");
         for (desired, serving) in [(Some("a"), None), (None, Some("a")), (Some("b"), Some("a"))] {
-            let refused = deletable(&volume(desired, serving)).expect_err("in use");
+            let refused = check_unused(&volume(desired, serving)).expect_err("in use");
             assert_eq!(refused.code(), Code::FailedPrecondition);
         }
     }
 
     #[test]
     fn a_volume_of_a_forcibly_detached_node_is_deleted() {
-        deletable(&cut_off(Some(3))).expect("no node serves it");
-        deletable(&cut_off(Some(2))).expect_err("it attached again");
+        check_unused(&cut_off(Some(3))).expect("no node serves it");
+        check_unused(&cut_off(Some(2))).expect_err("it attached again");
     }
 }

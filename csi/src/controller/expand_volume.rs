@@ -26,8 +26,9 @@ const REFUSED: &str = "Refused";
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
-    /// Writes this size, in bytes: larger than before, or the rest of a rejected growth.
-    Grow(u64),
+    /// Writes this size, in bytes. It is larger than before, except for a memory volume: after a rejected
+    /// growth, and while no node serves it, it may be smaller.
+    Resize(u64),
     /// The volume already has this size, in bytes.
     Done(u64),
 }
@@ -56,8 +57,8 @@ pub(super) async fn answer(
     let alone = if volume.spec.is_memory() { Some(volumes.promising().await) } else { None };
     let volume = match plan(&volume, &capacity)? {
         Plan::Done(_) => volume,
-        Plan::Grow(bytes) if volume.spec.is_memory() => grow_memory(volumes, &volume, bytes, until).await?,
-        Plan::Grow(bytes) => {
+        Plan::Resize(bytes) if volume.spec.is_memory() => grow_memory(volumes, &volume, bytes, until).await?,
+        Plan::Resize(bytes) => {
             let spec = json!({ "size": quantity(bytes) });
             volumes.change(volume, until, |_same_spec| Ok(Some(spec.clone())), &[]).await?
         }
@@ -69,7 +70,7 @@ pub(super) async fn answer(
     match volumes.wait(name, Some(volume), until, |now| progress(name, now, bytes)).await {
         Ok(outcome) => outcome.map(|()| answer),
         Err(TimedOut { last }) => {
-            let why = last.map(|volume| waits_for(&volume)).unwrap_or_default();
+            let why = last.map(|volume| describe_pending(&volume)).unwrap_or_default();
             Err(Status::aborted(format!(
                 "the device of Volume {name} does not have {bytes} bytes yet: {why}"
             )))
@@ -80,8 +81,8 @@ pub(super) async fn answer(
 /// Writes the size and limits of a memory volume for which its node has room.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED`: the node cannot promise that much; the Volume has its former size. Those of the
-/// requests.
+/// `RESOURCE_EXHAUSTED`: the node cannot promise that much; the Volume has its former size. Also the errors
+/// of the API requests.
 async fn grow_memory(
     volumes: &ClusterVolumes,
     volume: &Volume,
@@ -121,7 +122,7 @@ fn progress(name: &str, now: Option<&Volume>, bytes: u64) -> Option<Result<(), S
 }
 
 /// Describes the pending growth of a device.
-fn waits_for(volume: &Volume) -> String {
+fn describe_pending(volume: &Volume) -> String {
     let conditions = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let attached = find_condition(conditions, ATTACHED).filter(|attached| attached.reason != SERVED);
     match attached.filter(|_| is_true(conditions, ATTACHED)) {
@@ -133,7 +134,8 @@ fn waits_for(volume: &Volume) -> String {
 /// Plans an expansion.
 ///
 /// # Errors
-/// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: it is only read.
+/// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: it was created for readers
+/// (ReadOnlyMany).
 fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
     if readers::has_readers(volume) {
         return Err(Status::invalid_argument(
@@ -142,18 +144,18 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
         ));
     }
     let present = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
-    let wanted = least_bytes(volume, present).max(capacity.bytes);
+    let wanted = min_bytes(volume, present).max(capacity.bytes);
     if !capacity.allows(wanted) {
         return Err(Status::out_of_range(format!(
             "capacity_range.limit_bytes: the volume has {present} bytes already, and cannot shrink"
         )));
     }
-    Ok(if wanted == present { Plan::Done(present) } else { Plan::Grow(wanted) })
+    Ok(if wanted == present { Plan::Done(present) } else { Plan::Resize(wanted) })
 }
 
 /// Returns the minimum size of a volume. If a memory volume's node rejected a growth, the size may shrink
 /// again, down to that of the device; an unserved one has no content.
-fn least_bytes(volume: &Volume, present: u64) -> u64 {
+fn min_bytes(volume: &Volume, present: u64) -> u64 {
     if !volume.spec.is_memory() {
         return present;
     }
@@ -184,7 +186,7 @@ mod tests {
     #[test]
     fn a_free_volume_grows_and_never_shrinks() {
         let free = volume(None, None);
-        assert_eq!(plan(&free, &capacity(2 << 30, 0)).ok(), Some(Plan::Grow(2 * GIB)));
+        assert_eq!(plan(&free, &capacity(2 << 30, 0)).ok(), Some(Plan::Resize(2 * GIB)));
         assert_eq!(plan(&free, &capacity(1 << 29, 0)).ok(), Some(Plan::Done(GIB)));
         let smaller = plan(&free, &capacity(1 << 29, 1 << 29)).expect_err("cannot shrink");
         assert_eq!(smaller.code(), Code::OutOfRange);
@@ -197,8 +199,8 @@ mod tests {
         let spec = json!({ "size": "8Gi", "backend": "memory", "nodeName": "a" });
         memory.spec = serde_json::from_value(spec).expect("a spec");
         memory.status.as_mut().expect("a status").attached_size_bytes = Some(GIB);
-        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Grow(2 * GIB)));
-        assert_eq!(plan(&memory, &capacity(1 << 29, 0)).ok(), Some(Plan::Grow(GIB)), "what its device has");
+        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Resize(2 * GIB)));
+        assert_eq!(plan(&memory, &capacity(1 << 29, 0)).ok(), Some(Plan::Resize(GIB)), "what its device has");
         assert_eq!(plan(&memory, &capacity(8 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)));
         memory.status.as_mut().expect("a status").attached_size_bytes = Some(8 * GIB);
         assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it has grown");
@@ -267,7 +269,7 @@ mod tests {
         (attached.reason, attached.message) = (REFUSED.to_owned(), "detach it".to_owned());
         attached.observed_generation = Some(1);
         assert!(progress("v", Some(&served), 2 * GIB).is_none(), "that is about an earlier size");
-        assert_eq!(waits_for(&served), "detach it");
+        assert_eq!(describe_pending(&served), "detach it");
         served.status.as_mut().expect("a status").conditions[0].observed_generation = Some(2);
         let refused = progress("v", Some(&served), 2 * GIB).expect("it ended").expect_err("it is refused");
         assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, "volume_id: detach it"));

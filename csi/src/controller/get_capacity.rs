@@ -19,7 +19,7 @@ pub(super) async fn answer(
     volumes: &ClusterVolumes,
     request: GetCapacityRequest,
 ) -> Result<GetCapacityResponse, Status> {
-    // The provisioner asks per class; its pods are counted with the requirements of all file systems.
+    // The provisioner asks for each class, not for each file system.
     let GetCapacityRequest { volume_capabilities: _, parameters, accessible_topology } = request;
     let memory = match class(parameters)? {
         AskedClass::Memory(memory) => memory,
@@ -47,7 +47,8 @@ enum AskedClass {
     },
 }
 
-/// A class without either key, or no class, means an object store: any will do.
+/// Reads the class. One without `backend` and `transport`, or no class, means an object store with any
+/// transport.
 fn class(mut parameters: HashMap<String, String>) -> Result<AskedClass, Status> {
     // The provisioner does not remove its own parameters from this request.
     parameters.retain(|key, _value| !key.starts_with(SIDECAR_PREFIX));

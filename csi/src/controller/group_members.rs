@@ -13,11 +13,12 @@ use tonic::Status;
 use super::objects::Objects;
 use super::snapshots::described;
 
-/// Returns the responses for the taken snapshots. Groups cost one additional request in total.
+/// Converts the taken snapshots; drops those of incomplete groups. Groups cost one additional request in
+/// total.
 ///
 /// # Errors
 /// Those of the request.
-pub(super) async fn told(
+pub(super) async fn to_csi_responses(
     groups: &Objects<VolumeGroupSnapshot>,
     found: Vec<VolumeSnapshot>,
 ) -> Result<Vec<Snapshot>, Status> {

@@ -41,7 +41,7 @@ impl Limit<String> {
             return Ok(Self::None);
         }
         let limits = VolumeLimits { iops: None, throughput: Some(text.clone()) };
-        limits.most_bytes_per_second().map(|_valid| Self::Of(text))
+        limits.max_bytes_per_second().map(|_valid| Self::Of(text))
     }
 }
 

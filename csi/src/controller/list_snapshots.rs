@@ -7,7 +7,7 @@ use holdfast_proto::csi::v1::{
 };
 use tonic::Status;
 
-use super::group_members::told;
+use super::group_members::to_csi_responses;
 use super::object_name::is_object_name;
 use super::objects::{ApiFailure, Objects};
 use super::readers::not_for_readers;
@@ -29,11 +29,11 @@ pub(super) async fn answer(
     if !snapshot_id.is_empty() {
         let found = if is_object_name(&snapshot_id) { snapshots.get(&snapshot_id).await? } else { None };
         let found = found.filter(|it| source_volume_id.is_empty() || it.spec.volume == source_volume_id);
-        return listed(groups, found.into_iter().collect(), String::new()).await;
+        return response(groups, found.into_iter().collect(), String::new()).await;
     }
     if source_volume_id.is_empty() {
         let (page, next) = page(snapshots, limit, &starting_token).await?;
-        return listed(groups, page, next).await;
+        return response(groups, page, next).await;
     }
     // The API server cannot select by volume: this returns all of a volume's snapshots in one response.
     let (mut of_volume, mut token) = (Vec::new(), String::new());
@@ -41,14 +41,14 @@ pub(super) async fn answer(
         let (page, next) = page(snapshots, PAGE, &token).await?;
         of_volume.extend(page.into_iter().filter(|it| it.spec.volume == source_volume_id));
         if next.is_empty() {
-            return listed(groups, of_volume, next).await;
+            return response(groups, of_volume, next).await;
         }
         token = next;
     }
 }
 
 /// Returns the snapshot with an id.
-pub(super) async fn one(
+pub(super) async fn get(
     snapshots: &Objects<VolumeSnapshot>,
     groups: &Objects<VolumeGroupSnapshot>,
     request: GetSnapshotRequest,
@@ -56,7 +56,7 @@ pub(super) async fn one(
     let GetSnapshotRequest { snapshot_id: id, secrets: _ } = request;
     let name = snapshot_id(&id)?;
     let found = if is_object_name(name) { snapshots.get(name).await? } else { None };
-    match told(groups, found.into_iter().collect()).await?.pop() {
+    match to_csi_responses(groups, found.into_iter().collect()).await?.pop() {
         Some(snapshot) => Ok(GetSnapshotResponse { snapshot: Some(snapshot) }),
         None => Err(missing("snapshot_id", name)),
     }
@@ -77,12 +77,12 @@ async fn page(
 }
 
 /// Returns only taken snapshots: others cannot be restored.
-async fn listed(
+async fn response(
     groups: &Objects<VolumeGroupSnapshot>,
     found: Vec<VolumeSnapshot>,
     next_token: String,
 ) -> Result<ListSnapshotsResponse, Status> {
-    let told = told(groups, found).await?;
+    let told = to_csi_responses(groups, found).await?;
     let entries = told.into_iter().map(|snapshot| Entry { snapshot: Some(snapshot) }).collect();
     Ok(ListSnapshotsResponse { entries, next_token })
 }

@@ -39,7 +39,7 @@ pub(super) async fn answer(
     match volumes.wait(name, Some(volume), until, |now| progress(name, now, &settings)).await {
         Ok(outcome) => outcome.map(|()| ControllerModifyVolumeResponse {}),
         Err(TimedOut { last }) => {
-            let why = last.map(|volume| waits_for(&volume)).unwrap_or_default();
+            let why = last.map(|volume| describe_pending(&volume)).unwrap_or_default();
             Err(Status::aborted(format!("the settings of Volume {name} are not in effect yet: {why}")))
         }
     }
@@ -73,11 +73,11 @@ fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &Settings) -> bo
 /// Parses requests and bytes per second; `None` for a value that the API server rejects.
 fn limits(of: Option<&VolumeLimits>) -> Option<(Option<u64>, Option<u64>)> {
     let Some(limits) = of else { return Some((None, None)) };
-    Some((limits.most_iops().ok()?, limits.most_bytes_per_second().ok()?))
+    Some((limits.max_iops().ok()?, limits.max_bytes_per_second().ok()?))
 }
 
 /// Describes the settings that are not in effect yet.
-fn waits_for(volume: &Volume) -> String {
+fn describe_pending(volume: &Volume) -> String {
     let status = volume.status.as_ref();
     let conditions = status.map_or(&[][..], |status| &status.conditions);
     if !is_true(conditions, ATTACHED) {
@@ -174,13 +174,13 @@ mod tests {
     fn what_a_change_waits_for_is_named() {
         let mut volume = served(Durability::Object, None);
         assert_eq!(
-            waits_for(&volume),
+            describe_pending(&volume),
             "its node reports durability object, maxDirtyAge unknown, maxIops none and maxThroughput none"
         );
         let attached = &mut volume.status.as_mut().expect("a status").conditions[0];
         (attached.reason, attached.message) = ("NotConfigured".to_owned(), "the tmpfs is full".to_owned());
-        assert_eq!(waits_for(&volume), "the tmpfs is full");
+        assert_eq!(describe_pending(&volume), "the tmpfs is full");
         volume.status.as_mut().expect("a status").conditions[0].status = "False".to_owned();
-        assert_eq!(waits_for(&volume), "the tmpfs is full (Attached=False, NotConfigured)");
+        assert_eq!(describe_pending(&volume), "the tmpfs is full (Attached=False, NotConfigured)");
     }
 }

@@ -5,7 +5,8 @@
 //! overwrites another change. If only the status changed in the meantime, the change is retried; another
 //! change of the spec, or a deletion, may be the result of a later call, and ends this one. An unknown field
 //! is an error: the API server would drop it, and the driver would create a volume other than the requested
-//! one. A wait is one watch of one object from an observed version: no list, no polling.
+//! one. A wait watches one object from an observed version, and makes no list. It reads the object again
+//! after each watch, which lasts at most 30 s, and polls after a failed watch.
 //!
 //! On failure: an [`ApiFailure`]. A wait survives failed requests, until its deadline.
 
@@ -47,7 +48,7 @@ const FIELD_MANAGER: &str = "holdfast-csi";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiFailure {
     /// The object changed or was deleted since it was read.
-    #[error("the object changed meanwhile; it is tried again")]
+    #[error("the object changed during the request; nothing was changed, and the caller retries")]
     Stale,
     /// The API server rejected a value.
     #[error("{0}")]
@@ -59,10 +60,10 @@ pub(crate) enum ApiFailure {
     )]
     UnknownField(String),
     /// The driver lacks a permission.
-    #[error("the driver may not do this; install the roles of the chart: {0}")]
+    #[error("the driver lacks a permission; install the roles of the chart: {0}")]
     Forbidden(String),
-    /// The API server rejected the request for another reason, or was unreachable.
-    #[error("the API server did not take a request")]
+    /// The API server rejected the request for another reason, or is unreachable.
+    #[error("the API server rejected a request or is unreachable")]
     Refused(#[source] Box<kube::Error>),
     /// The API server did not answer.
     #[error("the API server did not answer within {REQUEST_TIMEOUT:?}")]
@@ -224,7 +225,8 @@ where
     /// written.
     ///
     /// # Errors
-    /// Those of `plan`; `ABORTED`: it was deleted, its spec changed, or its status until the deadline.
+    /// Those of `plan`; `ABORTED`: the object was deleted, its spec changed, or its status kept changing
+    /// until the deadline.
     pub(super) async fn change(
         &self,
         mut object: K,

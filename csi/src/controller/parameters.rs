@@ -14,11 +14,11 @@ use super::capacity::quantity;
 use super::limit_parameters::{Limit, MAX_IOPS, MAX_THROUGHPUT};
 use super::memory::{MemoryParameters, PERCENT};
 
-/// Key that only a StorageClass may have, and must have.
+/// Key that only a StorageClass may have: required for an object store, rejected for memory.
 const OBJECT_STORE: &str = "objectStore";
-/// Key that only a StorageClass may have.
+/// Key that only a StorageClass may have; rejected for memory.
 const NODES: &str = "nodes";
-/// Key that only a StorageClass may have.
+/// Key that only a StorageClass may have; rejected for memory.
 pub(super) const TRANSPORT: &str = "transport";
 /// Value of [`NODES`] for volumes without a node affinity.
 pub(super) const ANY_NODE: &str = "any";
@@ -28,7 +28,7 @@ pub(super) const BACKEND: &str = "backend";
 const COMPRESSION: &str = "compression";
 const MAX_MEMORY_PERCENT: &str = "maxMemoryPercent";
 const SPILL_PERCENT: &str = "spillPercent";
-/// Keys valid in both.
+/// Keys valid in both classes; rejected for memory.
 const KEYS: [&str; 5] = ["durability", "maxDirtyAge", "failoverPolicy", MAX_IOPS, MAX_THROUGHPUT];
 /// Keys added by the provisioner (`--extra-create-metadata`).
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
@@ -105,8 +105,8 @@ impl Settings {
 
     /// Takes all of the `given` parameters; `known` are the valid keys.
     fn take(field: &'static str, known: &[&str], mut given: HashMap<String, String>) -> Result<Self, Status> {
-        let durability = word(field, "durability", "`local` or `object`", &mut given)?;
-        let failover_policy = word(field, "failoverPolicy", "`Automatic` or `Manual`", &mut given)?;
+        let durability = parse_enum(field, "durability", "`local` or `object`", &mut given)?;
+        let failover_policy = parse_enum(field, "failoverPolicy", "`Automatic` or `Manual`", &mut given)?;
         let max_dirty_age = given.remove("maxDirtyAge");
         let limit = |key, error: FieldError| {
             invalid(field, key, &format!("{}; {}, or `none`", error.problem, error.fix))
@@ -183,8 +183,8 @@ impl Settings {
     }
 }
 
-/// Parses a word from a fixed list.
-fn word<T: DeserializeOwned>(
+/// Parses a value of an enumeration; `None` without the key.
+fn parse_enum<T: DeserializeOwned>(
     field: &str,
     key: &str,
     words: &str,
@@ -213,7 +213,7 @@ impl Parameters {
         let claim = given.remove(CLAIM_NAMESPACE).zip(given.remove(CLAIM_NAME));
         let claim = claim.map(|(namespace, name)| format!("{namespace}/{name}"));
         given.remove(VOLUME_NAME);
-        if word(FIELD, BACKEND, "`object` or `memory`", &mut given)? == Some(Backend::Memory) {
+        if parse_enum(FIELD, BACKEND, "`object` or `memory`", &mut given)? == Some(Backend::Memory) {
             let home = DataHome::Memory(memory(FIELD, given, &mutable)?);
             let (settings, nodes, transport) = (Settings::default(), Nodes::Served, None);
             return Ok(Self { home, settings, nodes, transport, claim });
@@ -228,7 +228,8 @@ impl Parameters {
                 return Err(invalid(FIELD, NODES, &why));
             }
         };
-        let transport = word(FIELD, TRANSPORT, "`ublk`, or leave it out for any transport", &mut given)?;
+        let transport =
+            parse_enum(FIELD, TRANSPORT, "`ublk`, or leave it out for any transport", &mut given)?;
         let known: Vec<&str> =
             [OBJECT_STORE, NODES, TRANSPORT].into_iter().chain(KEYS).chain([BACKEND]).collect();
         let settings = Settings::take(FIELD, &known, given)?.overridden_by(mutable);
@@ -317,7 +318,8 @@ fn memory(
     mut given: HashMap<String, String>,
     mutable: &Settings,
 ) -> Result<MemoryParameters, Status> {
-    let compression: Option<MemoryCompression> = word(field, COMPRESSION, "`lz4` or `zstd`", &mut given)?;
+    let compression: Option<MemoryCompression> =
+        parse_enum(field, COMPRESSION, "`lz4` or `zstd`", &mut given)?;
     let max_percent = percent(field, MAX_MEMORY_PERCENT, &mut given)?;
     let spill_percent = percent(field, SPILL_PERCENT, &mut given)?;
     if let Some(key) = given.keys().min() {

@@ -27,7 +27,7 @@ use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 use crate::topology;
 
-/// Reason of [`ATTACHED`]: the node serves its maximum number of volumes.
+/// Reason of [`ATTACHED`]: the node has no room for the volume.
 const NODE_FULL: &str = "NodeFull";
 /// Conditions that tell why a volume is not attached, most specific first.
 const OBSTACLES: [&str; 3] = [ATTACHED, ASSIGNED, PROVISIONED];
@@ -88,7 +88,7 @@ pub(super) async fn answer(
     let mut volume = match served {
         Some(served) => served,
         None => {
-            // Taken again if a user deleted it: the volume has not changed.
+            // The snapshot is retaken if a user deleted it: the volume has not changed.
             readers::prepare(snapshots, &volume, until).await?;
             readers::create(volumes, &volume, &node_id, until).await?
         }
@@ -133,7 +133,7 @@ pub(super) fn check_users(volume: &Volume, users: Users) -> Result<(), Status> {
              accessModes [ReadOnlyMany] and a dataSource"
         }
         (Users::One | Users::Many, true) => {
-            "volume_capability.access_mode: the volume was created for readers (ReadOnlyMany), and is not written. Create a \
+            "volume_capability.access_mode: the volume was created for readers (ReadOnlyMany), and cannot be published for writing. Create a \
              claim with another access mode and the same dataSource"
         }
     };
@@ -175,7 +175,7 @@ fn refuse_deleted(volume: &Volume) -> Result<(), Status> {
 fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
     if let Some(own) = memory::node_of(volume).filter(|own| *own != node) {
         return Err(Status::failed_precondition(format!(
-            "node_id: the memory volume was made for node {own}, and is promised memory of no other. Schedule the pod there, or \
+            "node_id: the memory volume was created for node {own}. No other node has reserved memory for it. Schedule the pod there, or \
              delete the claim and create it again"
         )));
     }
@@ -192,7 +192,9 @@ fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
 fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashMap<String, String>, Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     if volume.metadata.deletion_timestamp.is_some() || volume.spec.desired_node() != Some(node) {
-        return Some(Err(Status::aborted("the publication was withdrawn meanwhile; it is tried again")));
+        return Some(Err(Status::aborted(
+            "the publication was withdrawn during the request; the caller retries",
+        )));
     }
     // A reader is only provisioned by its publication.
     if let Some(refused) = create_volume::refused(volume) {
@@ -257,7 +259,7 @@ pub(super) mod tests {
         assert!(matches!(plan(&made_for, "a"), Ok(Plan::Request)));
         let refused = plan(&made_for, "b").expect_err("another node");
         assert_eq!(refused.code(), Code::FailedPrecondition);
-        assert!(refused.message().contains("made for node a"), "{}", refused.message());
+        assert!(refused.message().contains("created for node a"), "{}", refused.message());
     }
 
     /// The label of a node may come from an earlier kernel.

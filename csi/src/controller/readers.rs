@@ -134,9 +134,9 @@ async fn end_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Re
     let Some(released) = volumes.get(&name).await? else { return Ok(()) };
     let unpublished = |reader: &Volume| match reader.spec.desired_node() {
         None => Ok(()),
-        Some(_) => {
-            Err(Status::aborted(format!("Volume {name} was published again meanwhile; it is tried again")))
-        }
+        Some(_) => Err(Status::aborted(format!(
+            "Volume {name} was published again during the request; the caller retries"
+        ))),
     };
     match volumes.delete(released, until, unpublished).await? {
         Some(deleted) => volumes.wait_until_gone(deleted, until).await,

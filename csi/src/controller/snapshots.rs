@@ -32,7 +32,7 @@ pub(crate) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
 /// Returns the minimum size of a claim that starts from a snapshot of this size. A claim below its file
 /// system's minimum got a larger volume, and must be able to use its snapshot: then 0, which means unknown.
 fn restore_size(bytes: u64) -> i64 {
-    let is_rounded_up = FileSystem::ALL.iter().any(|one| one.least_bytes() == bytes);
+    let is_rounded_up = FileSystem::ALL.iter().any(|one| one.min_bytes() == bytes);
     if is_rounded_up { 0 } else { signed(bytes) }
 }
 

@@ -41,7 +41,7 @@ struct WantedGroup {
     /// Names of the Volumes.
     volumes: Vec<String>,
     /// Namespace and name of the user's VolumeGroupSnapshot.
-    asked_by: Option<String>,
+    requester: Option<String>,
 }
 
 /// Result of a wait for a group.
@@ -75,7 +75,7 @@ pub(super) async fn answer(
     let told = described(snapshots, &group).await?.filter(|told| told.ready_to_use);
     let told = told.ok_or_else(|| {
         let name = group.name_any();
-        Status::aborted(format!("VolumeGroupSnapshot {name} changed meanwhile; it is tried again"))
+        Status::aborted(format!("VolumeGroupSnapshot {name} changed during the request; the caller retries"))
     })?;
     Ok(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(told) })
 }
@@ -116,9 +116,9 @@ async fn wait(
             if members(&group).is_empty() {
                 let still = |now: &VolumeGroupSnapshot| match members(now).is_empty() {
                     true => Ok(()),
-                    false => {
-                        Err(Status::aborted("the VolumeGroupSnapshot changed meanwhile; it is tried again"))
-                    }
+                    false => Err(Status::aborted(
+                        "the VolumeGroupSnapshot changed during the request; the caller retries",
+                    )),
                 };
                 groups.delete(*group, until, still).await?;
             }
@@ -160,12 +160,12 @@ impl TryFrom<CreateVolumeGroupSnapshotRequest> for WantedGroup {
                 return invalid(format!("names `{volume}` twice; name each volume once"));
             }
         }
-        Ok(Self { name, volumes, asked_by: asked_by(parameters)? })
+        Ok(Self { name, volumes, requester: requester(parameters)? })
     }
 }
 
 /// Parses the user's VolumeGroupSnapshot from the parameters of a class, which has no others.
-fn asked_by(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
+fn requester(mut parameters: HashMap<String, String>) -> Result<Option<String>, Status> {
     let [namespace, name, _content] = METADATA.map(|key| parameters.remove(key));
     parameters.remove(DELETION_POLICY);
     if let Some(key) = parameters.keys().min() {
@@ -186,7 +186,7 @@ impl WantedGroup {
         };
         let mut group = VolumeGroupSnapshot::new(&self.name.object, spec);
         let annotations: BTreeMap<String, String> =
-            [(CSI_NAME, self.name.csi.clone()), (CLAIM_GROUP, self.asked_by.clone())]
+            [(CSI_NAME, self.name.csi.clone()), (CLAIM_GROUP, self.requester.clone())]
                 .into_iter()
                 .filter_map(|(name, value)| Some((name.to_owned(), value?)))
                 .collect();

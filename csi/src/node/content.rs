@@ -111,7 +111,7 @@ pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
              formatted. If the data may be lost, annotate the Volume with {FORMAT_UNKNOWN_CONTENT}={epoch}"
         ))),
         (DeviceContent::Nothing, None) => Err(Status::unavailable(
-            "it is not known yet whether the volume holds data. It was not formatted; it is tried again",
+            "it is not known yet whether the volume holds data. It was not formatted; the caller retries",
         )),
     }
 }

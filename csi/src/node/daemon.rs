@@ -163,7 +163,7 @@ pub(super) fn check_touchable(volumes: &[Volume], number: DeviceNumber) -> Resul
     };
     waiting.map_or(Ok(()), |volume| {
         Err(Status::unavailable(format!(
-            "the device of volume {} waits for its recovery: {}. Nothing was done; it is tried again",
+            "the device of volume {} waits for its recovery: {}. Nothing was done; the caller retries",
             volume.volume_id,
             volume.message.as_deref().unwrap_or("see the log of the node daemon")
         )))

@@ -54,7 +54,7 @@ pub(super) async fn answer(
     let bytes = i64::try_from(device.size_bytes).unwrap_or(i64::MAX);
     if bytes < required {
         return Err(Status::unavailable(format!(
-            "capacity_range.required_bytes: the device has {bytes} bytes, not {required} yet; it is tried again"
+            "capacity_range.required_bytes: the device has {bytes} bytes, not {required} yet; the caller retries"
         )));
     }
     if grows(mount, asked_read_only) {

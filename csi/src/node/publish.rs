@@ -119,7 +119,7 @@ async fn succeed_or_undo(
     let Err(failed) = tools.succeed(volume, line).await else { return Ok(()) };
     tools.succeed(volume, undo).await.map_err(|stays| {
         Status::aborted(format!(
-            "the mount is for writing and must be read-only; it is tried again: {}; {}",
+            "the mount is writable and must be read-only; the caller retries: {}; {}",
             failed.message(),
             stays.message()
         ))

@@ -182,7 +182,7 @@ fn same(earlier: &ServedDevice, now: ServedDevice) -> Result<ServedDevice, Statu
         return Ok(now);
     }
     Err(Status::aborted(format!(
-        "the volume was attached again meanwhile (epoch {}, then {}). Nothing was formatted; it is tried again",
+        "the volume was attached again during the request (epoch {}, then {}). Nothing was formatted; the caller retries",
         earlier.epoch, now.epoch
     )))
 }
@@ -196,7 +196,7 @@ fn unchanged(expected: &DeviceContent, found: &DeviceContent) -> Result<(), Stat
         return Ok(());
     }
     Err(Status::aborted(
-        "the content of the device changed while it was looked at. Nothing was formatted; it is tried again",
+        "the content of the device changed during its check. Nothing was formatted; the caller retries",
     ))
 }
 

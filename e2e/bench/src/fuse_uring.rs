@@ -1,7 +1,7 @@
 //! FUSE over io_uring with a ring that belongs to a keeper: errors of programs when the server or the keeper
-//! exits, the gain from the zero copy of Linux 7.3, and the kernel's memory that it frees while in use. This is
-//! the experiment of `docs/adr/0035-fuse-over-io-uring-with-a-keeper.md` (`node/fuse/examples/uring`); no volume
-//! uses it.
+//! exits, the gain from the zero copy of Linux 7.3, and the kernel's memory that it frees while in use. This
+//! is the experiment of `docs/adr/0035-fuse-over-io-uring-with-a-keeper.md` (`node/fuse/examples/uring`); no
+//! volume uses it.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::report;

@@ -367,8 +367,8 @@ impl World {
         Ok(self.programs.get_or_init(|| built).clone())
     }
 
-    /// Checks that no kernel of its test machines has reported a fault of its own, such as freed memory in use:
-    /// the programs on it may go on for a while.
+    /// Checks that no kernel of its test machines has reported a fault of its own, such as freed memory in
+    /// use: the programs on it may run for a while after it.
     ///
     /// # Errors
     /// The first such line of a console.
@@ -440,8 +440,8 @@ impl World {
     }
 }
 
-/// Returns the first line of a console that reports a fault of the kernel. A lockup is none: an overloaded host
-/// pauses its machines.
+/// Returns the first line of a console that reports a fault of the kernel. A lockup is none: an overloaded
+/// host pauses its machines.
 fn kernel_fault(console: &str) -> Option<&str> {
     console.lines().find(|line| line.contains("BUG: ") && !line.contains("lockup"))
 }

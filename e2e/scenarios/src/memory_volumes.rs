@@ -276,7 +276,7 @@ fn refusals(node: &Node) -> Result<()> {
     let beyond_node = if grows(node)? { "is left on this node" } else { RESIZES_SINCE };
     for (asked, words) in [
         (&["grow", "small", "2Mi"][..], "is attached on this node with 4Mi, and the request has 2Mi"),
-        (&["grow", "small", "8Mi", "--memory-spill", "8Mi"], "a spill file is not added"),
+        (&["grow", "small", "8Mi", "--memory-spill", "8Mi"], "cannot gain a spill file"),
         (&["grow", "small", "2Gi"], beyond_node),
         (&["configure", "small", "--durability", "object"], "has no durability"),
         (&["snapshot", "create", "small"], "has no snapshots. Nothing was changed. Copy its files"),

@@ -27,10 +27,11 @@ const VOLUMES: [(&str, Fault); 6] = [
     ("lost-reply", Fault::LostReply),
     ("black-hole", Fault::BlackHole),
 ];
-/// Number of rounds: a volume is written until all is committed. Once, if every request takes seconds.
+/// Write-and-commit rounds per volume. The unresponsive volume gets one, because each of its requests takes
+/// seconds.
 const ROUNDS: u32 = 3;
-/// Number of retries by a user who sees a failure.
-const TRIES: u32 = 4;
+/// Number of attempts by a user who sees failures.
+const ATTEMPTS: u32 = 4;
 /// Time limit of a commit in which every request fails once; a request to an unresponsive store fails after
 /// five seconds.
 const COMMIT_LIMIT: Duration = Duration::from_secs(180);
@@ -165,7 +166,7 @@ fn each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Ve
     })
 }
 
-/// Plays the volume's life on its first node; returns the sum of its bytes.
+/// Creates, writes and detaches the volume. Returns the SHA-256 of its contents.
 fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
     ask(node, &["create", name, "--size", "16Mi", "--store", "store"])?;
     let device = attach(node, name)?;
@@ -210,7 +211,7 @@ fn ask(node: &Node, what: &[&str]) -> Result<String> {
     let mut tries = 1;
     loop {
         match node.cli(what) {
-            Err(error) if tries < TRIES => report::step(format_args!("asking again after: {error}")),
+            Err(error) if tries < ATTEMPTS => report::step(format_args!("asking again after: {error}")),
             done => return done,
         }
         tries += 1;

@@ -145,14 +145,14 @@ const ROWS: &[Row] = &[
         Dialect::SlowDown(1),
         "Throttled",
         "endpoint: the server asks for fewer",
-        "it is tried again",
+        "the check is retried",
     ),
     row(
         "busy",
         answers(PUT, "409 Conflict", "OperationAborted", "In progress"),
         "BucketBusy",
         "bucket: another operation on it is in progress",
-        "it is tried again",
+        "the check is retried",
     ),
     row(
         "fails",

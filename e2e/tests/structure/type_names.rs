@@ -137,7 +137,6 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Task", 2, Private),
     ("Tasks", 2, Model),
     ("Terms", 2, Model),
-    ("Told", 2, Harness),
     ("Turn", 3, Private),
     ("Unfit", 3, Open),
     ("Unit", 2, Private),

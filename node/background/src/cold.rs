@@ -55,10 +55,10 @@ pub struct ColdLines {
 impl ColdLines {
     /// Logs the number of suppressed lines.
     pub fn write(&self, rest: Rest) {
-        if let Some(times) = self.waits.rest(rest) {
+        if let Some(times) = self.waits.take_suppressed(rest) {
             tracing::warn!(times, "cold reads waited, since the last line about it");
         }
-        if let Some(times) = self.unconfirmed.rest(rest) {
+        if let Some(times) = self.unconfirmed.take_suppressed(rest) {
             tracing::warn!(times, "cold reads failed once, since the last line about it");
         }
     }
@@ -85,7 +85,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
             Err(error) => error,
         };
         let Some(finding) = error.finding() else {
-            if let Some(held_back) = lines.waits.one(time.now_ms()) {
+            if let Some(held_back) = lines.waits.admit(time.now_ms()) {
                 tracing::warn!(block, error = &error as &dyn Error, held_back, "cold read waits");
             }
             backoff.wait(time).await;
@@ -96,7 +96,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
         } else if found.as_ref() == Some(&finding) {
             return Err(error);
         } else {
-            if let Some(held_back) = lines.unconfirmed.one(time.now_ms()) {
+            if let Some(held_back) = lines.unconfirmed.admit(time.now_ms()) {
                 tracing::warn!(
                     block,
                     error = &error as &dyn Error,

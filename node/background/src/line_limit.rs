@@ -1,13 +1,14 @@
 //! Rate limit for log lines that single requests can cause.
 //!
-//! Invariants: at most one line per second per [`LineLimit`]; the next one counts the suppressed lines.
+//! Invariants: at most one line per second per [`LineLimit`], and a last one when its subject ends
+//! ([`Rest::All`]); the next line counts the suppressed ones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Minimum time between two log lines of a kind, in milliseconds.
 const LINE_EVERY_MS: u64 = 1000;
 
-/// Suppressed log lines to report without waiting for the next of their kind.
+/// Suppressed log lines to report before another line of the same kind arrives.
 #[derive(Debug, Clone, Copy)]
 pub enum Rest {
     /// Those due at this time, in milliseconds of the caller's clock.
@@ -27,7 +28,7 @@ pub struct LineLimit {
 impl LineLimit {
     /// Counts a line; if it may be written, returns the number of lines suppressed before it. A clock that
     /// was set back allows a line.
-    pub fn one(&self, now_ms: u64) -> Option<u64> {
+    pub fn admit(&self, now_ms: u64) -> Option<u64> {
         if self.is_early(now_ms) {
             self.held_back.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -36,8 +37,8 @@ impl LineLimit {
         Some(self.held_back.swap(0, Ordering::Relaxed))
     }
 
-    /// Returns the number of suppressed lines, if any.
-    pub fn rest(&self, rest: Rest) -> Option<u64> {
+    /// Takes the number of suppressed lines to report; `None` if there are none or none are due.
+    pub fn take_suppressed(&self, rest: Rest) -> Option<u64> {
         if self.held_back.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -64,25 +65,28 @@ mod tests {
     #[test]
     fn one_line_a_second_counts_the_others() {
         let lines = LineLimit::default();
-        assert_eq!(lines.one(10), Some(0), "the first at once");
+        assert_eq!(lines.admit(10), Some(0), "the first at once");
         for now in 11..1000 {
-            assert_eq!((lines.one(now), lines.rest(Rest::Due(now))), (None, None));
+            assert_eq!((lines.admit(now), lines.take_suppressed(Rest::Due(now))), (None, None));
         }
-        assert_eq!(lines.one(1010), Some(989));
-        assert_eq!(lines.one(1011), None);
-        assert_eq!(lines.rest(Rest::Due(2009)), None);
-        assert_eq!(lines.rest(Rest::Due(2010)), Some(1), "the last are counted too");
-        assert_eq!(lines.rest(Rest::Due(9000)), None);
-        assert_eq!(lines.one(9000), Some(0));
-        assert_eq!((lines.one(9001), lines.rest(Rest::All), lines.rest(Rest::All)), (None, Some(1), None));
+        assert_eq!(lines.admit(1010), Some(989));
+        assert_eq!(lines.admit(1011), None);
+        assert_eq!(lines.take_suppressed(Rest::Due(2009)), None);
+        assert_eq!(lines.take_suppressed(Rest::Due(2010)), Some(1), "the last are counted too");
+        assert_eq!(lines.take_suppressed(Rest::Due(9000)), None);
+        assert_eq!(lines.admit(9000), Some(0));
+        assert_eq!(
+            (lines.admit(9001), lines.take_suppressed(Rest::All), lines.take_suppressed(Rest::All)),
+            (None, Some(1), None)
+        );
     }
 
     /// A time of day set back by an hour would suppress the lines of that hour.
     #[test]
     fn a_clock_set_back_allows_a_line() {
         let lines = LineLimit::default();
-        assert_eq!(lines.one(3_600_000), Some(0));
-        assert_eq!(lines.one(5), Some(0));
-        assert_eq!(lines.one(6), None);
+        assert_eq!(lines.admit(3_600_000), Some(0));
+        assert_eq!(lines.admit(5), Some(0));
+        assert_eq!(lines.admit(6), None);
     }
 }

@@ -203,7 +203,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let Tidy { seq, checkpoint } = tidy;
         if let Err(error) = holdfast_log::tidy(&*self.objects, &self.volume, seq, &checkpoint).await {
             self.warn(
-                "old log records and checkpoints were not deleted; they are tried again after the next checkpoint",
+                "old log records and checkpoints were not deleted; the deletion is retried after the next checkpoint",
                 &error,
             );
         }

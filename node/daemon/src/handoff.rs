@@ -50,7 +50,7 @@ impl Handoff {
     /// # Errors
     /// FAILED_PRECONDITION: that instance is not younger.
     pub(crate) fn agree(&self, instance: Instance) -> Result<(), Status> {
-        if !self.instances.is_younger(&instance) {
+        if !self.instances.is_newer(&instance) {
             return Err(Status::failed_precondition(format!(
                 "instance {instance} served this node before; the present daemon serves on"
             )));
@@ -82,11 +82,11 @@ pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance)
             let checked = run_blocking(move || check_attached(&config)).await;
             can_read = checked.is_ok();
             if let Err(error) = checked {
-                note(&mut last, Answer::Refused(chain(&error)));
+                log_change(&mut last, Answer::Refused(chain(&error)));
             }
         }
         if can_read {
-            note(&mut last, ask_once(&socket, &instance).await);
+            log_change(&mut last, ask_once(&socket, &instance).await);
         }
         tokio::time::sleep(ASK_EVERY).await;
     }
@@ -103,7 +103,7 @@ enum Answer {
 }
 
 /// Logs an answer unless it equals the `last` one.
-fn note(last: &mut Option<Answer>, answer: Answer) {
+fn log_change(last: &mut Option<Answer>, answer: Answer) {
     if last.as_ref() == Some(&answer) {
         return;
     }

@@ -18,7 +18,7 @@ use crate::node::FailureKind;
 use crate::volumes::Volumes;
 
 /// Retry interval for a store that could not be checked.
-const AGAIN_AFTER: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Listens for SIGHUP.
 pub(crate) struct StoreReload {
@@ -52,7 +52,7 @@ impl StoreReload {
                         self.read(&stores);
                         rest = stores.all().unwrap_or_default();
                     }
-                    () = tokio::time::sleep(AGAIN_AFTER), if !rest.is_empty() => {}
+                    () = tokio::time::sleep(RETRY_INTERVAL), if !rest.is_empty() => {}
                 }
             }
         };

@@ -53,10 +53,10 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// Returns true if this node has files of a volume that it does not serve.
-    fn keeps(&self, volume: &VolumeId) -> bool;
+    fn has_unserved_files(&self, volume: &VolumeId) -> bool;
 
-    /// Returns the volumes for which [`keeps`](Self::keeps) is true.
-    fn kept(&self) -> Vec<VolumeId>;
+    /// Returns the volumes for which [`has_unserved_files`](Self::has_unserved_files) is true.
+    fn unserved_volumes(&self) -> Vec<VolumeId>;
 
     /// Clears the files of a volume that another node owns; un-uploaded data is preserved.
     fn clear_outdated(
@@ -103,7 +103,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         step: CutStep,
     ) -> impl Future<Output = Result<bool, Failure>> + Send;
 
-    /// Returns the snapshot of a cut whose writes were released; `None` if none is of its point.
+    /// Returns the snapshot of a released cut; `None` if no snapshot was taken at the cut's point.
     fn await_cut(
         &self,
         volume: &VolumeId,
@@ -133,8 +133,8 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Returns the memory of this node for memory volumes.
     fn memory_use(&self) -> MemoryUse;
 
-    /// Returns the number of devices without ublk whose connection no keeper currently has: while it is not
-    /// 0, a planned exit of the daemon waits.
+    /// Returns the number of FUSE devices whose connection no keeper holds. A planned exit of the daemon
+    /// waits until it is 0.
     fn unkept_devices(&self) -> usize;
 
     /// Returns the memory of cached index parts, in bytes.
@@ -224,12 +224,12 @@ impl Volumes for Node {
         detached.map_err(|error| Failure::new(error.kind(), &error))
     }
 
-    fn keeps(&self, volume: &VolumeId) -> bool {
-        self.outdated().keeps(volume)
+    fn has_unserved_files(&self, volume: &VolumeId) -> bool {
+        self.outdated().has_unserved_files(volume)
     }
 
-    fn kept(&self) -> Vec<VolumeId> {
-        self.outdated().kept()
+    fn unserved_volumes(&self) -> Vec<VolumeId> {
+        self.outdated().unserved_volumes()
     }
 
     async fn clear_outdated(

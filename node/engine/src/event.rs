@@ -169,7 +169,7 @@ pub enum Event {
     Snapshot {
         /// Identifies the snapshot.
         uid: SnapshotUid,
-        /// Places of snapshots that were forgotten, ascending: they are no longer registered.
+        /// Sequence numbers of snapshots that were forgotten, ascending: they are no longer registered.
         forgotten: Vec<Seq>,
     },
     /// Waits for the snapshot of a cut. Answer: as for `Snapshot`; it is refused (`Missed`) if it is
@@ -183,7 +183,7 @@ pub enum Event {
     PrepareCut {
         /// The snapshot.
         uid: SnapshotUid,
-        /// Places of snapshots that were forgotten, ascending: they are no longer registered.
+        /// Sequence numbers of snapshots that were forgotten, ascending: they are no longer registered.
         forgotten: Vec<Seq>,
     },
     /// Holds writes from here on, for at most [`crate::limit::HOLD_MS`], and requests the snapshot.
@@ -207,7 +207,7 @@ pub enum Event {
     },
     /// `CreateRecord` was answered.
     CreateAnswered(CreateAnswer),
-    /// `ReadRecord` was answered: with the bytes found, or with none.
+    /// `ReadRecord` was answered.
     RecordRead {
         /// The record's sequence number.
         seq: Seq,

@@ -609,7 +609,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     #[inline(always)] // of each write
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
         // Overwrites of dirty sectors, the most frequent writes to a volume in use.
-        let as_written = Nibble::on(side, dirty_bit(side), false);
+        let as_written = Nibble::encode(side, dirty_bit(side), false);
         if side == self.active() && self.are_all(range, as_written) {
             return false;
         }
@@ -622,10 +622,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let active = self.active();
         let hidden = side != active && old.is_dirty(active) && safeguard(ActiveSideIsNewest);
         if hidden {
-            Nibble::on(active, dirty, old.is_zeros())
+            Nibble::encode(active, dirty, old.is_zeros())
         } else {
             let is_ended = safeguard(WriteEndsZeros) || !old.is_zeros();
-            Nibble::on(side, dirty, zeros || !is_ended)
+            Nibble::encode(side, dirty, zeros || !is_ended)
         }
     }
 
@@ -644,7 +644,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> bool {
         self.change(range, |_, old| {
             let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
-            if old.newest() == Some(side) { Nibble::on(side, dirty, false) } else { old }
+            if old.newest() == Some(side) { Nibble::encode(side, dirty, false) } else { old }
         })
     }
 

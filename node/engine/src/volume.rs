@@ -200,7 +200,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         Status::of(self)
     }
 
-    /// Returns true while it evicts clean data, or waits to repeat a failed step of that.
+    /// Returns true while eviction runs or waits to retry a failed step.
     pub fn is_evicting(&self) -> bool {
         !self.data.evictor.is_idle()
     }
@@ -304,7 +304,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Grow { sectors } => self.grow(sectors, out),
             Event::Configure(settings) => self.configure(settings, out),
             Event::CommitSoon(soon) => self.core.commits_soon = soon,
-            // Repair is no longer possible.
+            // A fenced volume cannot be repaired: the report ends the caller's wait without a repair.
             Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
                 out.push(Action::Report(Report::Repaired));
             }
@@ -348,7 +348,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.sealer.is_open() && self.cut.is_idle() && self.data.evictor.is_idle() && few_dirty
     }
 
-    fn lives_on(&mut self, event: LifecycleEvent) {
+    fn transition(&mut self, event: LifecycleEvent) {
         self.core.lifecycle = self.core.lifecycle.next(event);
     }
 
@@ -461,7 +461,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 // This includes the data that earlier flushes left on the node.
                 self.sealer.seals.want(seal);
             }
-            // Their seals begin in any case.
+            // The wanted seals are still taken.
             (Durability::Object, Durability::Local) => {
                 self.rounds.wait_for_seal(0);
                 if !self.core.is_sync_failed() || !safeguard(CommitAfterFailedSync) {

@@ -240,7 +240,7 @@ impl Host {
         ended * WRITE_SECTORS * 4096 * 1000 / (until - from)
     }
 
-    fn in_flight(&self) -> usize {
+    fn parked_requests(&self) -> usize {
         self.volume.status().parked
     }
 }
@@ -305,7 +305,7 @@ fn a_silent_store_stops_writes_once_until_it_answers() {
     println!("stopped {} ms after the store", stopped - 40_000);
     assert!(stopped < 75_000, "{stopped}");
     assert_eq!(
-        (host.in_flight(), host.writes.iter().filter(|(_, end)| *end > stopped + 100).count()),
+        (host.parked_requests(), host.writes.iter().filter(|(_, end)| *end > stopped + 100).count()),
         (16, 0)
     );
     let (_, waited_ms) = host.volume.status().delayed.unwrap();

@@ -1,4 +1,5 @@
-//! The work of a round in one turn of its ring thread, and its memory, for a fully written volume.
+//! The work of a round in one turn of its ring thread, and its memory, for a volume with a write in each map
+//! page.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 use std::cell::{Cell, RefCell};
@@ -729,7 +730,7 @@ fn pages_without_their_header_tell_that_the_log_was_set_back() {
     }
 }
 
-/// The process that made them clean died before a round recorded it.
+/// Regression: the process that cleared the dirty marks died before a flush round recorded this.
 #[test]
 fn a_live_map_tells_that_the_log_was_set_back() {
     let sectors = 3 * PAGE_SECTORS;

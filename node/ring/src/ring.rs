@@ -68,7 +68,7 @@ pub struct Ring<T> {
     in_flight: OperationTable<T>,
     /// Operations in flight that are words.
     words: u32,
-    most_operations: u32,
+    max_operations: u32,
     waker: Waker,
     waker_armed: bool,
     enters: u64,
@@ -109,7 +109,7 @@ impl<T> Ring<T> {
             immediate: 0,
             in_flight: OperationTable::default(),
             words: 0,
-            most_operations: 0,
+            max_operations: 0,
             waker: Waker::new()?,
             waker_armed: false,
             enters: 0,
@@ -273,8 +273,8 @@ impl<T> Ring<T> {
         self.backlog.push_back(entry);
     }
 
-    /// Submits all pushed entries without waiting. Needed only before the ring is dropped with entries that
-    /// must still take effect.
+    /// Submits all pushed entries without waiting. Needed before the ring is dropped with entries that must
+    /// still take effect, and before the queues of a device are opened, so that its fetches need one call.
     ///
     /// # Errors
     /// [`RingError::Enter`]: drop the ring.
@@ -308,7 +308,7 @@ impl<T> Ring<T> {
             self.arm_waker();
         }
         let all_queued = self.refill();
-        self.most_operations = self.most_operations.max(self.operations());
+        self.max_operations = self.max_operations.max(self.operations());
         let immediate = std::mem::take(&mut self.immediate);
         let wait_for = if all_queued && timeout != Some(Duration::ZERO) { 1 + immediate } else { 0 };
         self.enters += 1;
@@ -378,7 +378,7 @@ impl<T> Ring<T> {
     /// Returns the largest number of operations that were in flight while the thread waited.
     #[must_use]
     pub const fn max_operations(&self) -> u32 {
-        self.most_operations
+        self.max_operations
     }
 
     /// Returns the number of calls of `io_uring_enter`.
@@ -437,9 +437,9 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.queue(entry.user_data(key.to_bits())) };
     }
 
-    /// Ends the operation of a completion, unless it [continues](Completion::continues), and returns its
-    /// purpose and its buffer. Returns `None`, counted by [`late_completions`](Self::late_completions), if
-    /// that operation has ended before.
+    /// Ends the operation of a completion, and returns its purpose and its buffer. An operation that
+    /// [continues](Completion::continues) stays in flight: only words may do so. Returns `None`, counted by
+    /// [`late_completions`](Self::late_completions), if that operation has ended before.
     #[inline]
     pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
         if let Some((operation, outcome)) = self.end_word(completion) {

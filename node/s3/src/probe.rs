@@ -36,7 +36,7 @@ pub enum ProbeFailure {
         source: StoreError,
     },
     /// The server answers, but is throttling.
-    #[error("endpoint: the server asks for fewer requests; it is tried again")]
+    #[error("endpoint: the server asks for fewer requests; the check is retried")]
     Throttled(#[source] StoreError),
     /// The server reports an internal failure.
     #[error(
@@ -74,8 +74,8 @@ pub enum ProbeFailure {
     AnswersBreakOff(#[source] StoreError),
     /// Another operation on the bucket is in progress.
     #[error(
-        "bucket: another operation on it is in progress at the server, as after it was created or deleted; it is \
-         tried again"
+        "bucket: another operation on it is in progress at the server, as after it was created or deleted; the \
+         check is retried"
     )]
     Busy(#[source] StoreError),
     /// The server's certificate is not trusted.

@@ -13,8 +13,8 @@ use tokio::sync::Semaphore;
 
 use crate::{availability::Availability, config::S3Config, proxies::Proxy};
 
-/// Segment uploads get one permit in this many, and small segments as many again: reads and log records never
-/// wait for more of them.
+/// Bulk segments may hold one permit in this many, and small segments another one in this many. Of four or
+/// more permits, at least half thus remain for reads and log records.
 const BULK_SHARE: usize = 4;
 
 /// An object store in one bucket. Share it in an `Arc`: it holds connections and permits.

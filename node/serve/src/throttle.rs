@@ -1,4 +1,4 @@
-//! The limits of one volume in effect: they decide whether a request begins or waits for its turn.
+//! The limits in effect for one volume: they decide whether a request begins or waits for its turn.
 //!
 //! ```text
 //!              the limits have tokens, and none waits
@@ -76,14 +76,14 @@ impl Throttle {
         self.set(IoLimits::NONE, now);
     }
 
-    /// Returns true if a new request may begin. Otherwise keeps it until its turn.
-    pub(crate) fn begins(&mut self, request: NewRequest, now: Millis) -> bool {
+    /// Returns true if a new request may begin. Otherwise queues it until its turn.
+    pub(crate) fn admit_or_queue(&mut self, request: NewRequest, now: Millis) -> bool {
         if request.op == Op::Flush {
             return true;
         }
         self.was_used = true;
         self.refill(now);
-        if self.waiting.is_empty() && self.takes(&request) {
+        if self.waiting.is_empty() && self.try_take(&request) {
             return true;
         }
         self.waiting.push_back((request, self.now));
@@ -91,10 +91,10 @@ impl Throttle {
     }
 
     /// Returns the next waiting request, if it may begin.
-    pub(crate) fn next(&mut self, now: Millis) -> Option<NewRequest> {
+    pub(crate) fn next_admitted(&mut self, now: Millis) -> Option<NewRequest> {
         let &(request, since) = self.waiting.front()?;
         self.refill(now);
-        if !self.takes(&request) {
+        if !self.try_take(&request) {
             return None;
         }
         self.waiting.pop_front();
@@ -108,8 +108,8 @@ impl Throttle {
         self.is_pausing
     }
 
-    /// Returns true if the caller must start a pause.
-    pub(crate) fn pauses(&mut self) -> bool {
+    /// Marks a pause as in flight if one is needed. Returns true if so: the caller must start its timer.
+    pub(crate) fn start_pause_if_needed(&mut self) -> bool {
         if self.is_pausing || (self.waiting.is_empty() && !self.was_used) {
             return false;
         }
@@ -135,7 +135,7 @@ impl Throttle {
     }
 
     /// Takes the tokens of a request if the buckets have all of them.
-    fn takes(&mut self, request: &NewRequest) -> bool {
+    fn try_take(&mut self, request: &NewRequest) -> bool {
         let (one, bytes) = (1, request.bytes());
         let has = |bucket: &Option<TokenBucket>, tokens| bucket.as_ref().is_none_or(|it| it.has(tokens));
         let begins = has(&self.requests, one) && has(&self.bytes, bytes);
@@ -182,18 +182,21 @@ mod tests {
 
     /// Returns the ids of requests that may begin now.
     fn released(throttle: &mut Throttle, now: Millis) -> Vec<u32> {
-        std::iter::from_fn(|| throttle.next(now)).map(|request| request.id.0).collect()
+        std::iter::from_fn(|| throttle.next_admitted(now)).map(|request| request.id.0).collect()
     }
 
     #[test]
     fn requests_beyond_the_limit_wait_in_order() {
         let mut throttle = limited(limits(100, 0));
         for id in 0..5 {
-            assert!(!throttle.begins(request(id, Op::Write, 1), 0));
+            assert!(!throttle.admit_or_queue(request(id, Op::Write, 1), 0));
         }
-        assert!(throttle.begins(request(9, Op::Flush, 0), 0), "a flush needs no token");
+        assert!(throttle.admit_or_queue(request(9, Op::Flush, 0), 0), "a flush needs no token");
         assert_eq!(released(&mut throttle, 25), [0, 1]);
-        assert!(!throttle.begins(request(5, Op::Read, 1), 35), "one token is there, and others came before");
+        assert!(
+            !throttle.admit_or_queue(request(5, Op::Read, 1), 35),
+            "one token is there, and others came before"
+        );
         assert_eq!(released(&mut throttle, 60), [2, 3, 4, 5]);
         let LimitStatus { waiting, delayed_requests, delayed_ms, .. } = throttle.status();
         assert_eq!((waiting, delayed_requests, delayed_ms), (0, 6, 2 * 25 + 3 * 60 + 25));
@@ -202,38 +205,38 @@ mod tests {
     #[test]
     fn a_discard_is_one_request_without_bytes() {
         let mut throttle = limited(limits(0, 1 << 20));
-        assert!(throttle.begins(request(0, Op::Discard, 1 << 20), 0));
-        assert!(throttle.begins(request(1, Op::WriteZeroes, 1 << 20), 0));
-        assert!(!throttle.begins(request(2, Op::WriteFua, 1), 0));
+        assert!(throttle.admit_or_queue(request(0, Op::Discard, 1 << 20), 0));
+        assert!(throttle.admit_or_queue(request(1, Op::WriteZeroes, 1 << 20), 0));
+        assert!(!throttle.admit_or_queue(request(2, Op::WriteFua, 1), 0));
         let mut throttle = limited(limits(100, 1 << 30));
-        assert!(!throttle.begins(request(0, Op::Discard, 1), 0));
+        assert!(!throttle.admit_or_queue(request(0, Op::Discard, 1), 0));
     }
 
     #[test]
     fn a_request_takes_of_both_limits_or_of_none() {
         let mut throttle = limited(limits(1000, 1 << 20));
         // 256 sectors need a second's bytes.
-        assert!(!throttle.begins(request(0, Op::Write, 256), 0));
+        assert!(!throttle.admit_or_queue(request(0, Op::Write, 256), 0));
         assert_eq!(released(&mut throttle, 999), [0; 0]);
         assert_eq!(released(&mut throttle, 1000), [0]);
         for id in 1..=999 {
-            assert!(throttle.begins(request(id, Op::Discard, 1), 1000), "{id}");
+            assert!(throttle.admit_or_queue(request(id, Op::Discard, 1), 1000), "{id}");
         }
-        assert!(!throttle.begins(request(1000, Op::Discard, 1), 1000));
+        assert!(!throttle.admit_or_queue(request(1000, Op::Discard, 1), 1000));
     }
 
     #[test]
     fn other_limits_are_in_effect_at_once() {
         let mut throttle = limited(limits(10, 0));
         for id in 0..30 {
-            assert!(!throttle.begins(request(id, Op::Read, 1), 0));
+            assert!(!throttle.admit_or_queue(request(id, Op::Read, 1), 0));
         }
         assert_eq!(released(&mut throttle, 100), [0]);
         throttle.set(limits(100, 0), 100);
         assert_eq!(released(&mut throttle, 150).len(), 5);
         throttle.set(IoLimits::NONE, 150);
         assert!(!throttle.is_idle(), "some wait");
-        assert!(!throttle.begins(request(30, Op::Read, 1), 150));
+        assert!(!throttle.admit_or_queue(request(30, Op::Read, 1), 150));
         assert_eq!(released(&mut throttle, 150).len(), 25);
         assert!(throttle.is_idle());
     }
@@ -242,7 +245,7 @@ mod tests {
     #[test]
     fn limits_that_come_after_the_end_are_ignored() {
         let mut throttle = limited(limits(10, 0));
-        assert!(!throttle.begins(request(0, Op::Read, 1), 0));
+        assert!(!throttle.admit_or_queue(request(0, Op::Read, 1), 0));
         throttle.turn_off(0);
         throttle.set(limits(10, 1 << 20), 0);
         assert_eq!(throttle.status().limits, IoLimits::NONE);
@@ -253,16 +256,16 @@ mod tests {
     #[test]
     fn a_pause_follows_while_requests_come() {
         let mut throttle = limited(limits(1000, 0));
-        assert!(!throttle.pauses(), "nothing came");
-        assert!(throttle.begins(request(0, Op::Read, 1), 10));
-        assert!(throttle.pauses() && !throttle.pauses(), "one at a time");
+        assert!(!throttle.start_pause_if_needed(), "nothing came");
+        assert!(throttle.admit_or_queue(request(0, Op::Read, 1), 10));
+        assert!(throttle.start_pause_if_needed() && !throttle.start_pause_if_needed(), "one at a time");
         throttle.pause_ended();
-        assert!(!throttle.pauses(), "nothing came since");
+        assert!(!throttle.start_pause_if_needed(), "nothing came since");
         for id in 0..20 {
-            throttle.begins(request(id, Op::Read, 1), 10);
+            throttle.admit_or_queue(request(id, Op::Read, 1), 10);
         }
         for _ in 0..3 {
-            assert!(throttle.pauses(), "some wait");
+            assert!(throttle.start_pause_if_needed(), "some wait");
             throttle.pause_ended();
         }
     }
@@ -279,7 +282,7 @@ mod tests {
                 now += passed;
                 begun.extend(released(&mut throttle, now));
                 for _ in 0..count {
-                    if throttle.begins(request(next_id, Op::Write, sectors), now) {
+                    if throttle.admit_or_queue(request(next_id, Op::Write, sectors), now) {
                         begun.push(next_id);
                     }
                     next_id += 1;

@@ -3,7 +3,7 @@
 /// State of a volume's writer, as the ring thread reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriterState {
-    /// The writer first commits data that was dirty when the host was lost.
+    /// The writer is committing data that was dirty when its host was lost, and serves nothing yet.
     Starting,
     /// The writer serves requests.
     Ready,
@@ -28,7 +28,8 @@ impl WriterState {
         }
     }
 
-    /// Returns the state after a report, which may come twice, or `None` if it must not come in this state.
+    /// Returns the next state, or `None` if the transition is illegal. Every report but `Starting` may
+    /// repeat.
     #[must_use]
     pub fn next(self, reported: Self) -> Option<Self> {
         let may_follow = match self {

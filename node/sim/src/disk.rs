@@ -266,7 +266,8 @@ impl MapFile {
         }
     }
 
-    /// Corrupts the unit at `offset`, synced or not. Returns false if it was never written.
+    /// Corrupts the unit at `offset`, synced or not; versions of zeros stay as they are. Returns false if it
+    /// was never written, not even as zeros.
     pub(crate) fn decay(&mut self, offset: u64) -> bool {
         let Some(cell) = self.0.cells.get_mut(&(offset / UNIT as u64)) else { return false };
         let versions = cell.since.iter_mut().map(|(_, value)| value).chain([&mut cell.synced]);

@@ -12,9 +12,9 @@ const FLEET: usize = 4;
 /// Outcomes of a power cut tried at each visit of a crash point.
 const OUTCOMES: u64 = 8;
 
-/// Returns the first seed that detects the planted `bug`, and the violation: of one volume, of several if
-/// the bug is in their shared state, of a family, of a memory volume, or of the deaths at crash points.
-pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
+/// Returns the first seed whose run detects the planted `bug`, and the violation. The bug determines the kind
+/// of run: crash points, memory volume, family, fleet, or single volume.
+pub fn search(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
     if let Some(scenario) = Scenario::that_meets(bug) {
         let deaths = |bug| {
             plant(bug);
@@ -22,17 +22,18 @@ pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation
             plant(None);
             found.violations
         };
-        let alive = |bug| {
+        let run_without_deaths = |bug| {
             plant(bug);
             let found = violation_alive(scenario, 0);
             plant(None);
             found
         };
-        let said = |violation: &Violation| violation.invariant.is_some_and(|it| it.number() == bug.breaks());
-        if let Some(violation) = alive(Some(bug)) {
-            return (said(&violation) && alive(None).is_none()).then_some((0, violation));
+        let matches_bug =
+            |violation: &Violation| violation.invariant.is_some_and(|it| it.number() == bug.breaks());
+        if let Some(violation) = run_without_deaths(Some(bug)) {
+            return (matches_bug(&violation) && run_without_deaths(None).is_none()).then_some((0, violation));
         }
-        let found = deaths(Some(bug)).into_iter().find(|(_, violation)| said(violation));
+        let found = deaths(Some(bug)).into_iter().find(|(_, violation)| matches_bug(violation));
         return found.filter(|_| deaths(None).is_empty()).map(|(crash, violation)| (crash.seed, violation));
     }
     if bug.is_of_memory() {

@@ -6,7 +6,7 @@
 //! shipped one.
 //! Runs on: one thread per run. Invariant: the same seed gives the same run, on every machine.
 //!
-//! [`case::Case`] is a random run; [`find::found_by`] searches for a planted bug; [`crash::campaign`] ends
+//! [`case::Case`] is a random run; [`find::search`] searches for a planted bug; [`crash::campaign`] ends
 //! scenarios at every crash point; [`world::World`] with [`drive`] is for tests that choose each step
 //! themselves.
 

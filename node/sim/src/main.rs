@@ -15,7 +15,7 @@ use holdfast_format::crash_point::CrashPoint;
 use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::case::{Case, CaseOutcome};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
-use holdfast_sim::find::found_by;
+use holdfast_sim::find::search;
 use holdfast_sim::fleet::{FamilyCase, FleetCase};
 use holdfast_sim::tiers::{Figures, WORKLOADS};
 
@@ -134,7 +134,7 @@ fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usiz
     let began = Instant::now();
     let mut caught = 0;
     for bug in Bug::all() {
-        match found_by(bug, options.seeds, options.operations) {
+        match search(bug, options.seeds, options.operations) {
             Some((seed, found)) => {
                 caught += 1;
                 writeln!(out, "{bug:?}: seed {seed}: {} ({})", found.words, found.check)?;

@@ -37,7 +37,8 @@ pub enum Profile {
     OtherDisks,
 }
 
-/// Frequency of events that end a process, a host or an attach, once in this many steps; `None` is never.
+/// Frequency of events that end a process, a host or an attach: one chance in this many at each opportunity;
+/// `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Deaths {
     pub(crate) kill: Option<u64>,
@@ -45,11 +46,11 @@ pub(crate) struct Deaths {
     pub(crate) lose_host: Option<u64>,
     pub(crate) take_over: Option<u64>,
     pub(crate) detach: Option<u64>,
-    /// The volume grows at an attach.
+    /// The volume grows: at an attach, or while it is served.
     pub(crate) grow: Option<u64>,
 }
 
-/// Frequency of faults that a host survives, once in this many steps; `None` is never.
+/// Frequency of faults that a host survives: one chance in this many at each opportunity; `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ailments {
     pub(crate) cut_off: Option<u64>,

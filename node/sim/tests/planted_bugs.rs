@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use holdfast_sim::bug::Bug;
-use holdfast_sim::find::found_by;
+use holdfast_sim::find::search;
 
 /// Seeds tried for each bug: the budget of a test run.
 const SEEDS: u64 = 400;
@@ -17,7 +17,7 @@ fn every_planted_bug_is_found() {
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     let look = || {
         while let Some(bug) = next() {
-            match found_by(bug, SEEDS, OPERATIONS) {
+            match search(bug, SEEDS, OPERATIONS) {
                 Some((seed, found)) => println!("{bug:?}: seed {seed}: {}", found.words),
                 None => missed.lock().unwrap_or_else(PoisonError::into_inner).push(bug),
             }

@@ -46,7 +46,7 @@ impl SnapshotFact {
         if snapshot.metadata.deletion_timestamp.is_some() {
             return Self::Deleting;
         }
-        let is_right = snapshot.is_what_it_adopts();
+        let is_right = snapshot.is_adoption_complete();
         let status = snapshot.status.clone().unwrap_or_default();
         let name = status.snapshot_id.and_then(|name| name.parse().ok());
         let uid = snapshot.uid_in_store().and_then(|uid| uid.parse().ok());

@@ -181,7 +181,7 @@ fn a_volume_of_a_corrected_class_is_made_again() {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_name() {
+fn invalid_fields_are_named() {
     let source = CreateVolumeRequest {
         volume_content_source: Some(VolumeContentSource::default()),
         ..request("a", 1 << 30)

@@ -14,11 +14,9 @@ pub(crate) fn of(failure: &Failure) -> Status {
 /// Returns the status for an operation that ended without a result.
 pub(super) fn unfinished(why: Unfinished) -> Status {
     match why {
-        Unfinished::Panicked => {
-            Status::internal("a bug of the daemon ended the operation; the log has the panic")
-        }
+        Unfinished::Panicked => Status::internal("the daemon panicked during the operation; see its log"),
         Unfinished::Stopped => Status::unavailable(
-            "the daemon stops, and the operation did not end; ask the next daemon of this node again",
+            "the daemon is shutting down. The operation did not complete. Retry once the node's next daemon runs",
         ),
     }
 }

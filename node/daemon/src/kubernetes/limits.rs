@@ -9,7 +9,7 @@ use holdfast_serve::IoLimits;
 /// A [`FieldError`] naming the field. The API server rejects these values.
 pub(super) fn wanted(spec: &VolumeSpec) -> Result<IoLimits, FieldError> {
     let Some(limits) = &spec.limits else { return Ok(IoLimits::NONE) };
-    Ok(IoLimits { iops: limits.most_iops()?, bytes_per_second: limits.most_bytes_per_second()? })
+    Ok(IoLimits { iops: limits.max_iops()?, bytes_per_second: limits.max_bytes_per_second()? })
 }
 
 /// Returns the limits in effect, for a status; `None` if there are none.

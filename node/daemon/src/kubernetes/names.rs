@@ -29,7 +29,7 @@ pub(crate) struct VolumeName {
 }
 
 impl VolumeNames {
-    /// Uses the names of these Volumes from now on.
+    /// Uses the names of these Volumes from now on. Only the first call has an effect.
     pub(crate) fn read_from(&self, volumes: Store<Volume>) {
         let _first = self.0.set(volumes);
     }

@@ -177,7 +177,7 @@ impl Operations {
         if entry.unconfigured != failed
             && let Some(Unconfigured { why, .. }) = &failed
         {
-            tracing::warn!(%volume, why, "the settings of the volume were not changed; tried again");
+            tracing::warn!(%volume, why, "the settings of the volume were not changed; the node retries the change");
         }
         entry.unconfigured = failed;
     }

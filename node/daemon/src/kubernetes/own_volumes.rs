@@ -180,7 +180,7 @@ impl<V: Volumes> OwnVolumes<V> {
         let watched: BTreeSet<VolumeId> = watched.filter_map(|volume| identity(volume)).collect();
         let here: BTreeSet<_> = self.volumes.list().into_iter().map(|here| here.volume).collect();
         let here: BTreeSet<_> = here.difference(&watched).cloned().collect();
-        let kept = self.volumes.kept().into_iter();
+        let kept = self.volumes.unserved_volumes().into_iter();
         let kept: BTreeSet<_> = kept.filter(|id| !watched.contains(id) && !here.contains(id)).collect();
         let now = Instant::now();
         let due = self.schedule.due(&kept, now);

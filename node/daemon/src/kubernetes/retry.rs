@@ -7,7 +7,7 @@ use holdfast_types::{Backoff, Jitter};
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// Reason: the node serves its maximum of volumes. The CSI driver reads it.
+/// Reason: the node has no room for the volume. The CSI driver reads it.
 const NODE_FULL: &str = "NodeFull";
 /// Reason: the volume requires ublk, but the node creates other devices.
 pub(crate) const UBLK_NEEDED: &str = "UblkNeeded";

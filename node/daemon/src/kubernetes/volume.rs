@@ -156,7 +156,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &VolumeContext<V
         deleting: volume.metadata.deletion_timestamp.is_some(),
         status: volume.status.clone().unwrap_or_default(),
         here,
-        kept: context.volumes.keeps(id),
+        kept: context.volumes.has_unserved_files(id),
         doing: entry.doing,
         last: entry.last,
         unconfigured: entry.unconfigured,
@@ -335,7 +335,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     reason: "GrowthWaits",
                     message: format!(
                         "the volume does not have {} bytes after {} s: a record of its log says so first, and waits for the \
-                         upload in progress or for the object store; it is tried again",
+                         upload in progress or for the object store; the node retries the growth",
                         to.bytes,
                         GROW_WITHIN.as_secs()
                     ),

@@ -24,7 +24,7 @@ pub(crate) enum FailureKind {
     NotFound,
     /// Another operation is in progress: try again later.
     Busy,
-    /// The node serves its maximum of volumes.
+    /// The node has no room: for another volume, or for a memory volume's memory, tmpfs or spill file.
     Full,
     /// The request can never succeed in this form.
     Invalid,
@@ -95,7 +95,7 @@ pub(crate) enum NodeError {
     /// A memory volume is attached with another size, limit or codec than requested.
     #[error(
         "memory.{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
-         Ask for what it has, or detach it first"
+         Repeat the request with its current value, or detach it first"
     )]
     MemoryDiffers {
         /// The volume.
@@ -110,8 +110,8 @@ pub(crate) enum NodeError {
     /// A smaller size or limit, or a first spill file, was requested for an attached memory volume.
     #[error(
         "memory.{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
-         While it is attached its size and its limits only rise, and a spill file is not added. Give no less than it has, or \
-         detach it first; its content goes with the detach"
+         An attached memory volume can only grow, and cannot gain a spill file. Request at least its current value, or \
+         detach it first. The detach discards its content"
     )]
     MemoryShrinks {
         /// The volume.
@@ -163,9 +163,9 @@ pub(crate) enum NodeError {
     },
     /// The state disk has no room for the spill file of a memory volume.
     #[error(
-        "memory.spill_bytes: {volume} may take {most} more of node.state_dir, and the disk of {} has room for {left} of spill \
+        "memory.spill_bytes: {volume} may take {most} more of node.state_dir, and the disk of {} has {left} free for spill \
          files. Nothing was changed. Give less, detach other memory volumes, free space on that disk, or \
-         lower data.cache_size, where it is set: what the cache holds is no room",
+         lower data.cache_size, if it is set: space used by the cache does not count as free",
         state_dir.display()
     )]
     MemorySpillRoom {
@@ -180,7 +180,7 @@ pub(crate) enum NodeError {
     },
     /// The run directory has no room for a memory volume.
     #[error(
-        "memory.limit_bytes: {volume} may take {most} more with its table, and {} has room for {left} of memory volumes. \
+        "memory.limit_bytes: {volume} may take {most} more with its table, and {} has {left} free for memory volumes. \
          Nothing was changed. Give a lower limit (--memory-limit), or enlarge that tmpfs",
         run_dir.display()
     )]
@@ -304,8 +304,8 @@ pub(crate) enum NodeError {
     },
     /// A store's new configuration leads to a different bucket of the same name.
     #[error(
-        "object store {name}: endpoint or credentials: they lead to another bucket than the one of volume {volume}, which is \
-         attached: {found}. The former configuration stays in use. Correct them, or copy the whole bucket first"
+        "object store {name}: endpoint or credentials: they select a different bucket from that of the \
+         attached volume {volume}: {found}. The former configuration stays in use. Correct them, or copy the whole bucket first"
     )]
     StoreForeign {
         /// The store's name.
@@ -318,7 +318,7 @@ pub(crate) enum NodeError {
     /// It is unknown if a store's new configuration leads to the same bucket.
     #[error(
         "object store {name}: the log of volume {volume}, which is attached, could not be read with the new configuration. The \
-         former one stays in use, and the new one is tried again"
+         former one stays in use, and the node retries the new one"
     )]
     StoreUnchecked {
         /// The store's name.
@@ -331,8 +331,8 @@ pub(crate) enum NodeError {
     },
     /// A store's configuration changed while one of its logs was being read or extended.
     #[error(
-        "object store {name}: an operation with the former configuration has not ended. The former one stays in use, and the new \
-         one is tried again"
+        "object store {name}: an operation with the former configuration has not ended. The former one stays in use, and the node \
+         retries the new one"
     )]
     StoreBusy {
         /// The store's name.
@@ -340,8 +340,8 @@ pub(crate) enum NodeError {
     },
     /// A store's configuration changed while a volume was attaching, possibly with the previous one.
     #[error(
-        "object store {name}: volume {volume} is being attached and may bring the former configuration back. The new one is applied \
-         again"
+        "object store {name}: volume {volume} is being attached and may bring the former configuration back. The node applies the \
+         new one again"
     )]
     StoreAttaching {
         /// The store's name.
@@ -393,9 +393,9 @@ pub(crate) enum NodeError {
     },
     /// Volumes of the state directory are attached through another run directory.
     #[error(
-        "node.run_dir: {} is not what it was when volumes of node.state_dir {} were attached through {}: another directory, or \
-         emptied. Their ublk devices {left:?} are still there. This daemon serves nothing. Name that directory again, or restart \
-         the host; where it was emptied, end what uses the devices and delete them (`ublk del -n NUMBER`) instead",
+        "node.run_dir: {} differs from the run directory of the attached volumes, or was emptied (state directory {}, previous \
+         run directory {}). Their ublk devices {left:?} still exist. This daemon serves nothing. Name the previous run directory \
+         again, or restart the host. If it was emptied, end the users of the devices and delete them (`ublk del -n NUMBER`) instead",
         run_dir.display(),
         state_dir.display(),
         last_run_dir.display()
@@ -518,7 +518,7 @@ pub(crate) enum NodeError {
 /// Damage of a local structure.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LocalDamage {
-    /// Its encoding.
+    /// The encoding is invalid.
     #[error(transparent)]
     Bytes(#[from] DecodeError),
     /// A page of the durable map.
@@ -696,6 +696,6 @@ pub(crate) enum ForeignLog {
         due: Seq,
     },
     /// Another writer appended to a copy.
-    #[error("record {0} of the log there is of another writer")]
+    #[error("record {0} of that log was written by another writer")]
     OtherWriter(Seq),
 }

@@ -340,11 +340,11 @@ impl Volumes for Fake {
         }
     }
 
-    fn keeps(&self, _volume: &VolumeId) -> bool {
+    fn has_unserved_files(&self, _volume: &VolumeId) -> bool {
         false
     }
 
-    fn kept(&self) -> Vec<VolumeId> {
+    fn unserved_volumes(&self) -> Vec<VolumeId> {
         Vec::new()
     }
 

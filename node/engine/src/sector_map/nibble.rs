@@ -13,10 +13,10 @@ impl Nibble {
     pub(super) const REMOTE: Self = Self(0);
     pub(super) const DIRTY: u8 = 12;
 
-    /// Returns a sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if
-    /// it is dirty there.
+    /// Encodes a sector whose newest bytes are on `side`, with the dirty marks `dirty`. `zeros` marks the
+    /// newest copy as zeros; ignored if that copy is clean.
     #[inline]
-    pub(super) fn on(side: Side, dirty: u8, zeros: bool) -> Self {
+    pub(super) fn encode(side: Side, dirty: u8, zeros: bool) -> Self {
         let both = dirty & Self::DIRTY == Self::DIRTY;
         match side {
             _ if !zeros || dirty & dirty_bit(side) == 0 => Self(newest_bits(side) | dirty & Self::DIRTY),
@@ -51,6 +51,7 @@ impl Nibble {
         }
     }
 
+    /// Returns true if the sector has dirty data on `side`: dirty there, and not a newest copy of zeros.
     pub(super) fn counts(self, side: Side) -> bool {
         self.is_dirty(side) && !(self.is_zeros() && self.newest() == Some(side))
     }
@@ -58,15 +59,15 @@ impl Nibble {
     /// Returns the entry without the dirty mark of `side`.
     pub(super) fn clean(self, side: Side) -> Self {
         let dirty = self.0 & Self::DIRTY & !dirty_bit(side);
-        self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
+        self.newest().map_or(Self::REMOTE, |newest| Self::encode(newest, dirty, self.is_zeros()))
     }
 
     /// Returns the entry after the loss of the host: a dirty newest copy stays; a clean one only if clean
     /// data may be trusted. Zeros become data, because a write after the map's last round may be on the side.
     pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
         match self.newest() {
-            Some(side) if self.is_dirty(side) => Self::on(side, dirty_bit(side), false),
-            Some(side) if trust_clean => Self::on(side, 0, false),
+            Some(side) if self.is_dirty(side) => Self::encode(side, dirty_bit(side), false),
+            Some(side) if trust_clean => Self::encode(side, 0, false),
             Some(_) | None => Self::REMOTE,
         }
     }
@@ -85,7 +86,7 @@ impl Nibbles {
         (self.0 >> bit) & Self::ONES
     }
 
-    /// Returns the number of sectors from `first` on that are equal to it, and their entry.
+    /// Returns the length of the run of equal sectors that starts at `first`, and their entry.
     pub(super) fn alike(self, first: u64) -> (u64, Nibble) {
         let rest = self.0 >> (4 * first);
         let nibble = rest & 15;
@@ -111,7 +112,7 @@ impl Nibbles {
         }
     }
 
-    /// Returns the word with `sectors` of them from `first` on, one or more, set to `nibble`.
+    /// Returns the word with `sectors` sectors from `first` set to `nibble`; `sectors` is at least one.
     pub(super) fn with(self, first: u64, sectors: u64, nibble: Nibble) -> Self {
         let places = (u64::MAX >> (64 - 4 * sectors)) << (4 * first);
         Self((self.0 & !places) | ((Self::ONES * u64::from(nibble.0)) & places))

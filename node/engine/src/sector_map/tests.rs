@@ -295,9 +295,9 @@ fn a_block_is_remote_until_all_of_it_is_on_a_side() {
     assert_eq!(unprepared.remote_after(first), u128::MAX);
 }
 
-/// Regression: at the end of a group follow the slots of the next group's pages: two of them in slot 0
-/// look like a sector dirty on side A. A write over the border, whose first part was dirty already, was
-/// taken for one without effect on the map, and was neither read back nor committed.
+/// Regression: the page slots of the next group follow the end of a group. Two pages in slot 0 look like a
+/// sector that is dirty on side A. A write across the border whose first part was already dirty therefore
+/// left the map unchanged, and was neither read back nor committed.
 #[test]
 fn a_write_over_the_border_of_a_group_is_marked() {
     let sectors = GROUP_SECTORS + CHUNK_SECTORS;

@@ -2,7 +2,7 @@
 //! actions.
 //!
 //! Invariants: for each request that it accepts, the event would have returned one action without follow-up;
-//! a rejected request changes nothing. The simulation runs with and without it, with equal results.
+//! a rejected request changes at most the time. The simulation runs with and without it, with equal results.
 
 use holdfast_format::index::Runs;
 use holdfast_format::manifest::Manifest;
@@ -19,10 +19,10 @@ use crate::event::Event;
 use crate::event::{Op, RequestId};
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// Begins a read or write that one operation on a side answers without follow-up: its whole range moves
-    /// between the request and the returned side, instead of [`Event::Request`] and one [`Action::Read`] or
-    /// [`Action::Write`]. Returns `None`, with nothing changed but the time, for any other, which then goes
-    /// through the event. Most requests take this path and thus need no list of actions.
+    /// Starts a read or write that a single side operation completes. The caller moves the whole range
+    /// between the request and the returned side. Replaces [`Event::Request`] and one [`Action::Read`] or
+    /// [`Action::Write`]. Returns `None` otherwise, with at most the time updated: send [`Event::Request`].
+    /// Most requests take this path and thus need no list of actions.
     #[inline(always)] // of each request
     pub fn begin(&mut self, now: Millis, id: RequestId, op: Op, range: SectorRange) -> Option<Side> {
         if self.core.lifecycle != Lifecycle::Serving || range.end() > self.core.map.sectors() {
@@ -37,9 +37,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Begins a read of part of one block without data on a side, if `known` returns the composition of
-    /// these runs. That is returned, instead of [`Event::Request`] and one [`Action::ReadCold`]. `None`,
-    /// with nothing changed, for any other, which then goes through the event.
+    /// Starts a cold read within one block if `known` returns its composition, and returns that. Replaces
+    /// [`Event::Request`] and one [`Action::ReadCold`]. Returns `None` and changes nothing otherwise: send
+    /// the event.
     #[inline]
     pub fn begin_known<T>(
         &mut self,

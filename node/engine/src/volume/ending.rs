@@ -115,7 +115,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle.is_fenced() || self.core.lifecycle == Lifecycle::Detached {
             return;
         }
-        self.lives_on(LifecycleEvent::Fenced);
+        self.transition(LifecycleEvent::Fenced);
         // The last round is newer than everything invalidated by this writer's commits.
         self.core.header.seq = self.core.header.seq.max(known);
         self.core.unflushed.header_changed();
@@ -138,7 +138,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn detach(&mut self, out: &mut Vec<Action>) {
         assert!(self.data.requests.is_empty(), "a device is gone before its detach");
-        self.lives_on(LifecycleEvent::Detach);
+        self.transition(LifecycleEvent::Detach);
         out.extend(self.core.lifecycle.end().map(Action::Report));
     }
 
@@ -154,7 +154,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 }
                 reach(CrashPoint::Clean);
                 let (detach, seq) = (manifest.is_attached().then(|| Body::detach(manifest)), manifest.seq());
-                self.lives_on(LifecycleEvent::Clean);
+                self.transition(LifecycleEvent::Clean);
                 if let Some(detach) = detach {
                     self.log.create_record(detach, &self.core, out);
                 } else {
@@ -167,7 +167,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 RoundProgress::Failed => self.want_last_round(),
                 RoundProgress::Ended => {
                     reach(CrashPoint::Closed);
-                    self.lives_on(LifecycleEvent::Closed { complete: true });
+                    self.transition(LifecycleEvent::Closed { complete: true });
                     out.extend(self.core.lifecycle.end().map(Action::Report));
                 }
             },
@@ -190,7 +190,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn want_last_round(&mut self) {
         let number = self.rounds.want();
-        self.lives_on(LifecycleEvent::LastRound(number));
+        self.transition(LifecycleEvent::LastRound(number));
     }
 
     pub(super) fn advance_last_round(&mut self, out: &mut Vec<Action>) {
@@ -203,7 +203,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             FencedStep::Serving | FencedStep::LastRound(_) | FencedStep::Ended { .. } => return,
         };
-        self.lives_on(LifecycleEvent::Closed { complete });
+        self.transition(LifecycleEvent::Closed { complete });
         out.extend(self.core.lifecycle.end().map(Action::Report));
     }
 }

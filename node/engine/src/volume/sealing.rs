@@ -180,7 +180,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn recovered(&mut self, out: &mut Vec<Action>) {
         if self.core.lifecycle.is_recovering() {
-            self.lives_on(LifecycleEvent::Recovered);
+            self.transition(LifecycleEvent::Recovered);
             out.push(Action::Report(Report::Ready));
         }
     }

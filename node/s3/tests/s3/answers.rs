@@ -98,7 +98,7 @@ fn rows() -> Vec<Row> {
             Answer(409, "OperationAborted"),
             "BucketBusy",
             "bucket: another operation on it is in progress",
-            "it is tried again",
+            "the check is retried",
             ErrorKind::Conflict,
         ),
         passing(
@@ -106,7 +106,7 @@ fn rows() -> Vec<Row> {
             Answer(409, "OperationAborted"),
             "BucketBusy",
             "bucket: another operation on it is in progress",
-            "it is tried again",
+            "the check is retried",
             ErrorKind::Ambiguous,
         ),
         passing(
@@ -114,7 +114,7 @@ fn rows() -> Vec<Row> {
             SlowDown(0),
             "Throttled",
             "endpoint: the server asks for fewer requests",
-            "it is tried again",
+            "the check is retried",
             ErrorKind::Throttled,
         ),
         passing(

@@ -104,7 +104,7 @@ impl ServedMemory {
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted => self.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
-                if let Some(held_back) = self.queue_refused.one(now) {
+                if let Some(held_back) = self.queue_refused.admit(now) {
                     let _volume = self.label.span().entered();
                     tracing::error!(queue_id, tag, %errno, held_back, "the kernel refused a queue command");
                 }
@@ -188,7 +188,7 @@ impl ServedMemory {
         let Self { volume, queues, spill: Some(spill), .. } = self else { return };
         let RunEnd { ended, failed } = spill.end(ring, queues, volume, run, outcome);
         if let Some((run, errno)) = failed
-            && let Some(held_back) = self.disk.one(now)
+            && let Some(held_back) = self.disk.admit(now)
         {
             let _volume = self.label.span().entered();
             let (operation, at_bytes, len_bytes) = (run.operation, run.offset_bytes(), run.len_bytes());
@@ -235,7 +235,7 @@ impl ServedMemory {
         let _volume = self.label.span().entered();
         match failure {
             ServeFailure::Page(PageError::NoSpace) => {
-                let Some(held_back) = self.full.one(now) else { return };
+                let Some(held_back) = self.full.admit(now) else { return };
                 let figures = self.volume.figures();
                 tracing::error!(
                     slab_bytes = figures.slab_bytes,
@@ -248,11 +248,11 @@ impl ServedMemory {
                 );
             }
             ServeFailure::Page(PageError::Damaged(page)) => {
-                let Some(held_back) = self.damaged.one(now) else { return };
+                let Some(held_back) = self.damaged.admit(now) else { return };
                 tracing::error!(page, held_back, "a page of a memory volume is damaged: requests to it fail");
             }
             ServeFailure::Copy => {
-                let Some(held_back) = self.damaged.one(now) else { return };
+                let Some(held_back) = self.damaged.admit(now) else { return };
                 tracing::error!(sector, sectors, held_back, "the kernel did not copy the data of a write");
             }
             // The end of the run has logged this.
@@ -290,7 +290,7 @@ impl ServedMemory {
             ("a page was damaged or not copied", &self.damaged),
             ("the disk failed in the spill file", &self.disk),
         ] {
-            if let Some(times) = limit.rest(Rest::Due(now)) {
+            if let Some(times) = limit.take_suppressed(Rest::Due(now)) {
                 let _volume = self.label.span().entered();
                 tracing::warn!(times, "{what}, since the last line about it");
             }

@@ -26,7 +26,7 @@ impl ServedVolume {
         let id = self.queues.insert(queue, request);
         // Without a pause in flight, the thread's time may be that of its last message.
         let at = if self.throttle.is_pausing() { now } else { crate::clock::now() };
-        if self.throttle.begins(NewRequest { id, op, range }, at) {
+        if self.throttle.admit_or_queue(NewRequest { id, op, range }, at) {
             self.begin_other(ring, (id, op, range), now);
         }
         self.pause_for_limits(ring);
@@ -63,7 +63,7 @@ impl ServedVolume {
         if self.is_draining {
             return;
         }
-        while let Some(NewRequest { id, op, range }) = self.throttle.next(now) {
+        while let Some(NewRequest { id, op, range }) = self.throttle.next_admitted(now) {
             self.begin_other(ring, (id, op, range), now);
         }
         self.is_limited = !self.throttle.is_idle();
@@ -71,7 +71,7 @@ impl ServedVolume {
     }
 
     fn pause_for_limits(&mut self, ring: &mut Ring) {
-        if !self.is_draining && self.throttle.pauses() {
+        if !self.is_draining && self.throttle.start_pause_if_needed() {
             let operation = self.begin_file(FileOperation::LimitPause);
             ring.pause(&PAUSE, operation);
         }

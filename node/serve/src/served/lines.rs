@@ -79,7 +79,7 @@ impl Lines {
             Report::LocalDiskFailed(errno) => self.disk_failed(*errno, now),
             Report::CleanUnreadable(range) => self.clean_unreadable(*range, now),
             Report::DirtyUnreadable(range) => {
-                if let Some(held_back) = self.dirty_unreadable.one(now) {
+                if let Some(held_back) = self.dirty_unreadable.admit(now) {
                     self.lost(*range, held_back, "the read fails");
                 }
             }
@@ -100,13 +100,13 @@ impl Lines {
     }
 
     fn disk_failed(&self, errno: Errno, now: Millis) {
-        let Some(held_back) = self.disk_failed.one(now) else { return };
+        let Some(held_back) = self.disk_failed.admit(now) else { return };
         let _volume = self.label.span().entered();
         tracing::error!(errno = errno.0, held_back, "the local disk failed to keep the volume's data or map");
     }
 
     fn clean_unreadable(&self, range: SectorRange, now: Millis) {
-        let Some(held_back) = self.clean_unreadable.one(now) else { return };
+        let Some(held_back) = self.clean_unreadable.admit(now) else { return };
         let _volume = self.label.span().entered();
         tracing::warn!(
             sector = range.start.0,
@@ -128,7 +128,7 @@ impl Lines {
 
     /// Logs that the map of a chunk that was never written before has no room, so that the writes wait.
     pub(super) fn no_map(&self, why: Unprepared, now: Millis) {
-        let Some(held_back) = self.no_map.one(now) else { return };
+        let Some(held_back) = self.no_map.admit(now) else { return };
         let _volume = self.label.span().entered();
         match why {
             Unprepared::RunDir(errno) => tracing::error!(
@@ -147,14 +147,14 @@ impl Lines {
     /// Logs that the kernel refused a command of a queue, by its number: a tag, without batches. It may
     /// refuse each command of the queue.
     pub(super) fn queue_refused(&self, queue: u16, command: u16, errno: KernelErrno, now: Millis) {
-        let Some(held_back) = self.queue_refused.one(now) else { return };
+        let Some(held_back) = self.queue_refused.admit(now) else { return };
         let _volume = self.label.span().entered();
         tracing::error!(queue, command, %errno, held_back, "the kernel refused a queue command");
     }
 
     /// Logs that the kernel answered a command of a closed queue.
     pub(super) fn late_command(&self, queue: u16, tag: u16, now: Millis) {
-        let Some(held_back) = self.late_command.one(now) else { return };
+        let Some(held_back) = self.late_command.admit(now) else { return };
         let _volume = self.label.span().entered();
         tracing::error!(queue, tag, held_back, "a bug: a command of a closed queue ended; it was dropped");
     }
@@ -166,7 +166,7 @@ impl Lines {
             // A detach clears the device before it closes the queue. The daemon logs an end outside a detach.
             FuseFault::Ended => tracing::debug!("the device was cleared or its connection aborted"),
             FuseFault::Read(errno) => {
-                let Some(held_back) = self.fuse_read.one(now) else { return };
+                let Some(held_back) = self.fuse_read.admit(now) else { return };
                 tracing::error!(%errno, held_back, "requests of the device could not be read; they are read again");
             }
         }
@@ -193,7 +193,7 @@ impl Lines {
             ("a command of a closed queue ended", late_command),
             ("requests of the device could not be read", fuse_read),
         ] {
-            if let Some(times) = limit.rest(rest) {
+            if let Some(times) = limit.take_suppressed(rest) {
                 let _volume = label.span().entered();
                 tracing::warn!(times, "{what}, since the last line about it");
             }

@@ -1,15 +1,20 @@
 //! The daemon's handling of the kernel's devices on one host, by records in its run directory.
 //!
 //! ```text
-//!   Begun --add--> Added --note the number--> Noted --start--> Serving --stop--> Stopped --clear the record--> Cleared --delete--> Gone
-//!     |  after a death, by what the record says:                 ^                                               ^
-//!     '--------- quiesced: recover ------------------------------'                                               |
-//!     '--------- dead: clear the record -------------------------------------------------------------------------'
+//!   Unknown --write the record--> Begun --add--> Added --note the number--> Noted --start--> Serving
+//!   Serving --stop--> Stopped --clear the number--> Cleared --delete--> Gone
+//!   Begun --the client stopped--> Gone
+//!
+//!   Unknown, with the record of an earlier process, by the state of the device with the record's tag:
+//!     not dead ---------------------> Found --recover--> Serving
+//!     dead -----clear the number----> Cleared
+//!     no device --clear the number--> Gone
 //! ```
 //!
 //! Owns: the records, and a process's knowledge of each volume's device. The process may die between any
 //! two steps.
-//! Invariant: a record with a number is written after the device was added and cleared before it is deleted.
+//! Invariant: the record receives the number after the device is added, and loses it before the device is
+//! deleted.
 
 use holdfast_format::safeguard::{
     Safeguard::{CheckDeviceTag, ClearRecordFirst, SweepOnlyOwn},
@@ -46,7 +51,7 @@ enum Stage {
 }
 
 /// A completed step: a number for it, and its description.
-pub(super) type Told = (u8, &'static str);
+pub(super) type TraceEntry = (u8, &'static str);
 
 /// Facts about a served volume that a step needs.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +106,7 @@ impl Devices {
     }
 
     /// Takes the next step for a volume whose engine runs here. Returns the step, if any.
-    pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<Told> {
+    pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<TraceEntry> {
         if !std::mem::replace(&mut self.has_swept, true) {
             self.sweep(kernel);
         }
@@ -250,7 +255,7 @@ impl Devices {
 }
 
 impl Stage {
-    const fn words(self) -> Told {
+    const fn words(self) -> TraceEntry {
         match self {
             Self::Unknown => (96, "the device is forgotten"),
             Self::Begun => (97, "the volume's record is written"),

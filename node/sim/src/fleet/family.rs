@@ -170,7 +170,7 @@ impl Family {
         let name = format!("fork-{}", self.born).parse().expect("a volume id");
         let seed = self.fleet.rng.bits();
         let parent = &self.fleet.volumes[volume];
-        let mut fork = parent.beside(name, seed, self.profile, self.story);
+        let mut fork = parent.create_fork(name, seed, self.profile, self.story);
         let company = parent.world.company.as_ref().expect("it is one of several");
         fork.world.join(self.born, Company::in_one_bucket(company.shared.clone()));
         fork.join_crowd(self.most as u64);

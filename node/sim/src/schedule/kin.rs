@@ -11,8 +11,8 @@ use crate::trace::Trace;
 
 impl Schedule {
     /// Creates a volume that is to be a fork in the same bucket. It has no hosts until it begins its life.
-    pub(crate) fn beside(&self, volume: VolumeId, seed: u64, profile: Profile, story: usize) -> Self {
-        let mut world = self.world.beside(volume, seed, profile.faults());
+    pub(crate) fn create_fork(&self, volume: VolumeId, seed: u64, profile: Profile, story: usize) -> Self {
+        let mut world = self.world.create_fork(volume, seed, profile.faults());
         world.trace = Trace::new(story);
         Self { fua: self.fua, ..Self::around(world, seed, profile) }
     }

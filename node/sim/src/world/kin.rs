@@ -17,7 +17,7 @@ use crate::terms::Terms;
 
 impl World {
     /// Creates new hosts, with the same settings, for a volume that is to be a fork in the same bucket.
-    pub(crate) fn beside(&self, volume: VolumeId, seed: u64, faults: Faults) -> Self {
+    pub(crate) fn create_fork(&self, volume: VolumeId, seed: u64, faults: Faults) -> Self {
         let Terms { limits, durability, share, timely, .. } = self.terms;
         let terms = Terms { durability, share, timely, ..Terms::new(0, limits) };
         let world = Self::around(Store::empty(volume), seed, self.hosts.len(), terms, faults);

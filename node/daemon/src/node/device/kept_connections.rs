@@ -161,7 +161,7 @@ impl KeptConnections {
         state.kept.remove(&tag);
         drop(state);
         let Err(error) = self.0.keeper.drop(tag) else { return };
-        tracing::warn!(%error, "the keeper did not close a connection of FUSE; it is tried again");
+        tracing::warn!(%error, "the keeper did not close a connection of FUSE; the daemon retries the close");
         let mut state = self.0.state.lock();
         let is_first = state.unclosed.is_empty();
         state.unclosed.insert(tag);

@@ -80,7 +80,7 @@ impl Instances {
     }
 
     /// Returns true if `other` first used the directory after this process's instance, or never did.
-    pub(crate) fn is_younger(&self, other: &Instance) -> bool {
+    pub(crate) fn is_newer(&self, other: &Instance) -> bool {
         let age = |instance: &Instance| self.known.iter().position(|known| known == instance);
         match (age(other), self.own.as_ref().and_then(age)) {
             (None, _) => true,
@@ -112,15 +112,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path();
         let first = Instances::join(run, Some(instance("one")));
-        assert!(!first.is_younger(&instance("one")), "it serves already");
-        assert!(first.is_younger(&instance("two")));
+        assert!(!first.is_newer(&instance("one")), "it serves already");
+        assert!(first.is_newer(&instance("two")));
         let second = Instances::join(run, Some(instance("two")));
-        assert!(!second.is_younger(&instance("one")), "its pod is the one that is replaced");
+        assert!(!second.is_newer(&instance("one")), "its pod is the one that is replaced");
         // The first one serves again because the second one died; it is still the older one.
         let again = Instances::join(run, Some(instance("one")));
-        assert!(again.is_younger(&instance("two")) && again.is_younger(&instance("three")));
+        assert!(again.is_newer(&instance("two")) && again.is_newer(&instance("three")));
         let unnamed = Instances::join(run, None);
-        assert!(unnamed.is_younger(&instance("three")) && !unnamed.is_younger(&instance("two")));
+        assert!(unnamed.is_newer(&instance("three")) && !unnamed.is_newer(&instance("two")));
     }
 
     #[test]
@@ -128,9 +128,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("instances"), "[\"a b\"]").unwrap();
         let instances = Instances::join(dir.path(), Some(instance("one")));
-        assert!(instances.is_younger(&instance("two")) && !instances.is_younger(&instance("one")));
+        assert!(instances.is_newer(&instance("two")) && !instances.is_newer(&instance("one")));
         let next = Instances::join(dir.path(), Some(instance("two")));
-        assert!(!next.is_younger(&instance("one")), "the list was written again");
+        assert!(!next.is_newer(&instance("one")), "the list was written again");
     }
 
     #[test]

@@ -35,20 +35,21 @@ pub(crate) struct OutdatedFiles<'a> {
 impl OutdatedFiles<'_> {
     /// Returns true if the node has files of a volume that it does not serve. A volume whose recovery failed
     /// after a restart does not count: its live map may be newer than its durable one.
-    pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
+    pub(crate) fn has_unserved_files(&self, volume: &VolumeId) -> bool {
         let local = self.dirs.of(volume);
         let attached = self.volumes.contains(volume) || local.live_map_path().exists();
         !attached && local.map_path().exists()
     }
 
-    /// Returns the volumes for which [`keeps`](Self::keeps) is true; none without a readable state directory.
-    pub(crate) fn kept(&self) -> Vec<VolumeId> {
+    /// Returns the volumes for which [`has_unserved_files`](Self::has_unserved_files) is true; none without a
+    /// readable state directory.
+    pub(crate) fn unserved_volumes(&self) -> Vec<VolumeId> {
         let dir = state_volumes(&self.dirs.state);
         let volumes = volumes_under(&dir).unwrap_or_else(|error| {
             tracing::warn!(error = chain(&error), "files of volumes were not looked for");
             Vec::new()
         });
-        volumes.into_iter().filter(|volume| self.keeps(volume)).collect()
+        volumes.into_iter().filter(|volume| self.has_unserved_files(volume)).collect()
     }
 
     /// Clears the local files of a volume that another writer owns; un-uploaded data is preserved. An attach
@@ -64,7 +65,7 @@ impl OutdatedFiles<'_> {
         store: &S3Config,
     ) -> Result<(), NodeError> {
         let busy = || NodeError::Busy { volume: volume.clone(), doing: "served" };
-        if !self.keeps(volume) {
+        if !self.has_unserved_files(volume) {
             return Err(busy());
         }
         let objects = self.stores.connected(name, store).await?;
@@ -90,7 +91,7 @@ impl OutdatedFiles<'_> {
     /// # Errors
     /// The local files cannot be read or removed.
     pub(crate) async fn discard(&self, volume: &VolumeId) -> Result<bool, NodeError> {
-        if !self.keeps(volume) {
+        if !self.has_unserved_files(volume) {
             return Ok(false);
         }
         let Some(_no_attach) = self.volumes.keep_from_attaches(volume) else { return Ok(false) };

@@ -78,8 +78,8 @@ impl PresentMemory {
         .await
     }
 
-    /// Opens the queues of a new device, or of one in recovery, on all threads, and arms them: all of them or
-    /// none.
+    /// Opens the queues of a new device, or of one in recovery, on all threads, and arms them. If a thread
+    /// does not open its queues, all threads close theirs. If one does not arm them, all queues stay open.
     pub(super) async fn arm(&self, kernel: &Arc<dyn Devices>, device: Device) -> Result<(), NodeError> {
         let (kernel, threads) = (Arc::clone(kernel), u16::try_from(self.threads.len()));
         let threads = threads.expect("a device has few queues");
@@ -148,7 +148,7 @@ impl PresentMemory {
         let mut ended = Ok(());
         for ServingThread { ring, key } in &self.threads {
             let one = match ring.call(|done| message(*key, done)).await {
-                // A detach that failed later has removed it from the ring.
+                // An earlier detach removed it from the ring and failed afterwards.
                 Ok(Ok(()) | Err(RingRefusal::Gone)) => Ok(()),
                 Ok(Err(why)) => Err(self.refused(why)),
                 Err(lost) => Err(lost),

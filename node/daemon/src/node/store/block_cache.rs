@@ -83,7 +83,7 @@ impl Blocks {
     }
 
     fn not_read(&self, error: &io::Error) {
-        if let Some(held_back) = self.lines.one(now()) {
+        if let Some(held_back) = self.lines.admit(now()) {
             tracing::warn!(
                 error = error as &dyn Error,
                 held_back,
@@ -344,7 +344,7 @@ impl BlockSlab {
     fn not_kept(&self, error: &io::Error) {
         self.is_refused.store(true, Ordering::Relaxed);
         self.unkept.fetch_add(1, Ordering::Relaxed);
-        if let Some(held_back) = self.lines.one(now()) {
+        if let Some(held_back) = self.lines.admit(now()) {
             tracing::warn!(
                 error = error as &dyn Error,
                 held_back,

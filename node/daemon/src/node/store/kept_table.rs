@@ -79,7 +79,7 @@ impl KeptTable {
     /// Records the content written to a slot.
     pub(super) fn put(&self, slot: u32, entry: &SlabEntry) {
         if let Err(error) = self.file.write_all_at(&entry.encode(), slab_table::offset_of(slot))
-            && let Some(held_back) = self.lines.one(now())
+            && let Some(held_back) = self.lines.admit(now())
         {
             tracing::warn!(
                 error = &error as &dyn Error,

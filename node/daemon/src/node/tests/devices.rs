@@ -724,8 +724,8 @@ fn a_recovery_that_stalls_holds_up_no_other() {
     });
 }
 
-/// Regression, found in review: a volume whose connection ended during its recovery stayed attached, and all of
-/// its requests failed.
+/// Regression, found in review: a volume whose connection ended during its recovery stayed attached, and all
+/// of its requests failed.
 #[test]
 fn a_connection_that_ends_during_the_recovery_is_noted_after_it() {
     let host = &Host::new(&["x"]);

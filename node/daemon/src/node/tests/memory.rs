@@ -639,8 +639,9 @@ fn spill_files_beyond_the_disk_are_neither_promised_nor_made() {
         assert!(limit_bytes < disk, "{limit_bytes} of {disk}");
         let error = node.attach_memory(large).await.unwrap_err();
         assert_eq!(error.kind(), FailureKind::Full);
-        let words = format!("the disk of {} has room for", dirs.state.path().display());
-        assert!(error.to_string().contains(&words), "{error}");
+        let words = format!("the disk of {} has ", dirs.state.path().display());
+        let message = error.to_string();
+        assert!(message.contains(&words) && message.contains("free for spill files"), "{message}");
         node.attach_memory(spilling(8)).await.unwrap();
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));

@@ -305,7 +305,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         let elsewhere = Dirs::new();
         let claim = Claim { replaces: Some(Epoch(1)), ..claim("b", 8) };
         acquire(&*tenants.other, &volume(), &elsewhere.local(), &claim, &NodeTime).await.unwrap();
-        refused(&node, &tenants.other(), "record 3 of the log there is of another writer").await;
+        refused(&node, &tenants.other(), "record 3 of that log was written by another writer").await;
         // A complete copy is the same log.
         for name in tenants.other.keys() {
             tenants.other.delete(&[&name]).await.unwrap();
@@ -383,7 +383,7 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
             let error = node.renew_store("main", untried).await.unwrap_err();
             assert_eq!(error.kind(), FailureKind::Unavailable, "{error}");
             let refused = only(&node).store.change_refused.unwrap();
-            assert!(refused.contains("volume disk") && refused.contains("tried again"), "{refused}");
+            assert!(refused.contains("volume disk") && refused.contains("retries it"), "{refused}");
             assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&bucket.config).into());
         }
         bucket.accept("newer");

@@ -464,7 +464,7 @@ fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
         assert!(!node.outdated().discard(&volume()).await.unwrap(), "an attach has begun");
         node.0.volumes.forget(&volume(), &attaching);
         assert!(node.outdated().discard(&volume()).await.unwrap());
-        assert!(!dirs.durable_map().exists() && node.outdated().kept().is_empty());
+        assert!(!dirs.durable_map().exists() && node.outdated().unserved_volumes().is_empty());
         node.shutdown().await;
     });
 }

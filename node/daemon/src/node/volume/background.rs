@@ -92,10 +92,10 @@ impl WorkLines {
     fn write(&self, is_end: bool) {
         let rest = |now_ms| if is_end { Rest::All } else { Rest::Due(now_ms) };
         self.cold.write(rest(now()));
-        if let Some(times) = self.cold_failed.rest(rest(now())) {
+        if let Some(times) = self.cold_failed.take_suppressed(rest(now())) {
             tracing::error!(times, "cold reads failed, since the last line about it");
         }
-        if let Some(times) = self.block_unreadable.rest(rest(now())) {
+        if let Some(times) = self.block_unreadable.take_suppressed(rest(now())) {
             tracing::warn!(times, "block cache reads failed, since the last line about it");
         }
     }
@@ -244,7 +244,7 @@ impl VolumeWork {
                 return self.cold.fetch_ahead(&*self.background.objects, &self.ahead, ahead).await;
             }
             VolumeTask::Unreadable(read, slot) => {
-                if let Some(held_back) = self.lines.block_unreadable.one(now()) {
+                if let Some(held_back) = self.lines.block_unreadable.admit(now()) {
                     let block = read.range.start.block().0;
                     tracing::warn!(block, held_back, "block cache read failed; fetching the block again");
                 }
@@ -277,7 +277,7 @@ impl VolumeWork {
         let Background { objects, .. } = &self.background;
         let result = self.cold.block(&**objects, &self.lines.cold, range, &read.runs, among).await;
         if let Err(error) = &result
-            && let Some(held_back) = self.lines.cold_failed.one(now())
+            && let Some(held_back) = self.lines.cold_failed.admit(now())
         {
             tracing::error!(
                 first_sector = range.start.0,
@@ -313,8 +313,8 @@ mod tests {
     fn the_end_of_a_volume_logs_what_was_held_back() {
         let lines = WorkLines::default();
         for _ in 0..3 {
-            lines.cold_failed.one(now());
-            lines.block_unreadable.one(now());
+            lines.cold_failed.admit(now());
+            lines.block_unreadable.admit(now());
         }
         assert_eq!(logged(|| lines.write(false)), [""; 0], "the next line may have them");
         let written = logged(|| lines.write(true));

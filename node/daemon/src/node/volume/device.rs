@@ -254,7 +254,12 @@ impl Node {
         let serving = |state: &State| match state {
             State::Serving { device, .. } => Some(*device),
             // A check during a detach would cancel it.
-            _ => None,
+            State::Detaching { .. } => None,
+            State::Attaching { .. }
+            | State::Recovering { .. }
+            | State::Unserved { .. }
+            | State::Evicting
+            | State::Detached => None,
         };
         let Some(device) = present.and_then(|present| present.state.with(serving)) else {
             return Ok(false);

@@ -69,7 +69,7 @@ fn what_blocks_a_store_is_reported_with_its_own_reason() {
 #[test]
 fn a_refused_change_of_the_store_is_reported() {
     let mut facts = served();
-    let why = "object store main: endpoint or credentials: they lead to another bucket".to_owned();
+    let why = "object store main: endpoint or credentials: they select a different bucket".to_owned();
     facts.here.as_mut().unwrap().store.change_refused = Some(why.clone());
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "ChangeRefused"));

@@ -225,7 +225,8 @@ fn log(sectors: u64) -> Manifest {
 }
 
 /// Makes the volume of `local` write enough of each page to use its slots, then a sector of each for the
-/// journal: its durable map then has both slots of every page, and a journal.
+/// journal; one page in [`LITTLE_EVERY`] gets a single block. Its durable map then has both slots of the
+/// other pages, and a journal.
 fn touch(local: &Local, pages: u64) {
     let sectors = pages * PAGE_SECTORS;
     // Without direct I/O: the reader syncs it.

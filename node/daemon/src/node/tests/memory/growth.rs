@@ -223,7 +223,7 @@ fn limits_of_a_memory_volume_rise_and_do_not_fall() {
         node.attach_memory(without).await.unwrap();
         let spill = GrowTo { memory_spill_bytes: Some(4096), ..to(size) };
         let refused = Volumes::grow(&node, &"without".parse().unwrap(), spill).await.unwrap_err();
-        assert!(refused.message.contains("a spill file is not added"), "{}", refused.message);
+        assert!(refused.message.contains("cannot gain a spill file"), "{}", refused.message);
     });
 }
 
