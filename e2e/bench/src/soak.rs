@@ -45,8 +45,8 @@ const SIGINT: i32 = 2;
 /// Exit status of fio after that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
 
-/// Prints the daemon's resource use: resident memory in KiB without the cache of indexes, open files, threads,
-/// and the run directory in KiB. That cache has a limit, which it reaches after hours.
+/// Prints the daemon's resource use: resident memory in KiB without the cache of indexes, open files,
+/// threads, and the run directory in KiB. That cache has a limit, which it reaches after hours.
 const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
   if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
 done

@@ -75,7 +75,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     long_requests(vm, &device)?;
     discard(&node, &device)?;
     let device = cleared_by_others(&node, &device)?;
-    // The journal copies each of these blocks into memory of the slab allocator, because it begins like one of its own.
+    // The journal copies each of these blocks into memory of the slab allocator, because it begins like one
+    // of its own.
     let sums = vm.exec(&format!(
         "mkfs.ext4 -q -F {device}; mount -o data=journal {device} /mnt; \
          perl -e 'print pack(q(N), 0xC03B3998), q(x) x 4092 for 1..64' >/mnt/escaped; cp -r /usr/share/perl* /usr/lib/modules/*/kernel/fs /mnt/; \

@@ -38,8 +38,8 @@ impl Course {
         &self.samples
     }
 
-    /// Computes the line of least squares through the lowest value of each few samples: a leak raises them, work
-    /// in progress does not. With fewer than three of them some numbers are NaN.
+    /// Computes the line of least squares through the lowest value of each few samples: a leak raises them,
+    /// work in progress does not. With fewer than three of them some numbers are NaN.
     pub(super) fn trend(&self) -> Trend {
         let late: Vec<_> = self.samples.iter().filter(|(at, _)| *at >= self.trend_from).collect();
         let lowest = |few: &[&(f64, f64)]| few.iter().copied().copied().min_by(|a, b| a.1.total_cmp(&b.1));
