@@ -383,7 +383,10 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
             let error = node.renew_store("main", untried).await.unwrap_err();
             assert_eq!(error.kind(), FailureKind::Unavailable, "{error}");
             let refused = only(&node).store.change_refused.unwrap();
-            assert!(refused.contains("volume disk") && refused.contains("retries it"), "{refused}");
+            assert!(
+                refused.contains("volume disk") && refused.contains("node retries the new one"),
+                "{refused}"
+            );
             assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&bucket.config).into());
         }
         bucket.accept("newer");
