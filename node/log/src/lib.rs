@@ -20,6 +20,7 @@ mod fork;
 mod indexes;
 mod limit;
 mod objects;
+mod pass_end;
 mod read;
 mod remove;
 pub mod scrub;
@@ -36,6 +37,7 @@ pub use error::LogFailure;
 pub use fork::confirm_fork;
 pub use indexes::{IndexSource, Indexes, ObjectError, join_reads};
 pub use objects::list_volumes;
+pub use pass_end::pass_end;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
 pub use snapshot::{

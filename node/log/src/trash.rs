@@ -35,6 +35,7 @@ use crate::append::{CreatedOnce, create_once};
 use crate::error::{LogFailure, store};
 use crate::fork::confirm_fork;
 use crate::objects::records_after;
+use crate::pass_end::pass_end;
 use crate::read::read_manifest_to_end;
 use crate::remove::{Wanted, refuse_attached, refuse_with_snapshots, remove_if, without_snapshots};
 
@@ -229,12 +230,19 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
     }
 }
 
-/// Invalidates a stay with this nonce that may still begin, because its request may be in flight. The volume
-/// is not in the trash ([`take_back`]). A sweep deletes the invalidation after a day.
+/// Invalidates what an interrupted deletion may have in flight: a stay with this nonce, or a tombstone
+/// ([`crate::remove()`]), for which the log gets an empty record. The volume is not in the trash
+/// ([`take_back`]). A sweep deletes the invalidation of the stay after a day. A tombstone of a damaged log,
+/// and one that fences a writer declared lost, can still be stored.
 ///
 /// # Errors
 /// [`LogFailure::WasDeleted`]: it is being removed. [`LogFailure::Store`]: call again.
-pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> Result<(), LogFailure> {
+pub async fn bar(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    nonce: Nonce,
+    unix_ms: u64,
+) -> Result<(), LogFailure> {
     // A stay of an earlier epoch is void anyway, and one that could not read the log is replaced by one of
     // this epoch.
     let epoch = match read_manifest_to_end(objects, volume).await {
@@ -247,7 +255,11 @@ pub async fn bar(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> 
         return Err(LogFailure::WasDeleted(volume.clone()));
     }
     let entry = TrashKey::Entry(stay).to_string();
-    objects.delete(&[&entry]).await.map_err(store("take out of the trash the objects", volume))
+    objects.delete(&[&entry]).await.map_err(store("take out of the trash the objects", volume))?;
+    match pass_end(objects, volume, nonce, unix_ms).await {
+        Err(failure) if failure.is_damage() => Ok(()),
+        passed => passed,
+    }
 }
 
 /// Ends an expired or decided stay: removes the volume, unless it was taken back or used since. `terms` are

@@ -6,10 +6,11 @@ mod stored;
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_format::record::Body;
+use holdfast_format::record::{Body, Record};
 use holdfast_log::trash::{self, Emptied, Terms, Trashed, bar, empty, read_trash, replaced, take_back};
 use holdfast_log::{
-    Creation, LogFailure, forget, provision, read_manifest_to_end, remove, snapshot_detached,
+    CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest_to_end, remove,
+    snapshot_detached,
 };
 use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::{ObjectKey, TrashKey, TrashStay};
@@ -646,11 +647,29 @@ async fn an_entry_that_lands_after_the_volume_was_taken_back_is_void() {
     let late = tokio::spawn(async move { discard(&store, &id(), STAY).await });
     gate.arrival().await;
     assert!(!take_back(&stored.store, &id()).await.unwrap());
-    bar(&stored.store, &id(), STAY).await.unwrap();
-    bar(&stored.store, &id(), STAY).await.expect("it may be repeated");
+    bar(&stored.store, &id(), STAY, 0).await.unwrap();
+    bar(&stored.store, &id(), STAY, 0).await.expect("it may be repeated");
     gate.release();
     assert!(late.await.unwrap().unwrap());
     let [there] = stays(&stored.store).await.try_into().unwrap();
     assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::TakenBack);
     assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 0);
+}
+
+/// Found in review: the tombstone of an interrupted deletion arrived after the volume was set to be kept, and a
+/// sweep removed all of its objects.
+#[tokio::test]
+async fn a_tombstone_that_lands_after_the_volume_was_kept_is_void() {
+    let stored = detached().await;
+    let before = read_manifest_to_end(&stored.store, &id()).await.unwrap();
+    assert!(!take_back(&stored.store, &id()).await.unwrap());
+    bar(&stored.store, &id(), STAY, 5).await.unwrap();
+    let (seq, nonce) = (before.seq().next(), Nonce([0; 16]));
+    let late = Record { volume: id(), seq, epoch: Epoch(0), nonce, unix_ms: 5, body: Body::Delete };
+    assert_eq!(create_record(&stored.store, &late).await.unwrap(), CreateOutcome::Lost);
+    let kept = read_manifest_to_end(&stored.store, &id()).await.unwrap();
+    assert!(!kept.is_deleted() && kept.data_seq() == before.data_seq());
+    stored.record(seq.0 + 1, Body::Delete).await;
+    let removed = bar(&stored.store, &id(), STAY, 5).await.unwrap_err();
+    assert!(matches!(removed, LogFailure::WasDeleted(_)), "{removed}");
 }

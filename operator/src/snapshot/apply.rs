@@ -9,7 +9,7 @@ use holdfast_crds::{
 };
 use holdfast_format::record::Labels;
 use holdfast_format::snapshot::Snapshot;
-use holdfast_log::{OriginPlace, SnapshotError};
+use holdfast_log::{LogFailure, OriginPlace, SnapshotError};
 use holdfast_objects::ObjectStore;
 use holdfast_s3::S3Store;
 use holdfast_types::{SECTOR_BYTES, Seq, SnapshotName, SnapshotUid, VolumeId};
@@ -296,10 +296,27 @@ enum Key {
     Seq(Seq),
 }
 
-/// Forgets the snapshot with this key, if the log has it. A deleted volume has none.
+/// Forgets the snapshot with this key, if the log has it. A deleted volume has none. A snapshot of a uid that
+/// the log lacks can no longer be registered afterwards: an earlier request may still be in flight.
 async fn forget(store: &dyn ObjectStore, volume: &VolumeId, key: Key) -> Result<(), SnapshotError> {
+    if !forget_registered(store, volume, key).await? && matches!(key, Key::Uid(_)) {
+        match holdfast_log::pass_end(store, volume, random_nonce(), 0).await {
+            Err(LogFailure::WasDeleted(_)) => return Ok(()),
+            passed => passed?,
+        }
+        forget_registered(store, volume, key).await?;
+    }
+    Ok(())
+}
+
+/// Forgets the snapshot with this key. Returns false if the log does not have it.
+async fn forget_registered(
+    store: &dyn ObjectStore,
+    volume: &VolumeId,
+    key: Key,
+) -> Result<bool, SnapshotError> {
     let there = match holdfast_log::snapshots(store, volume).await {
-        Err(SnapshotError::NotFound(_) | SnapshotError::Deleted(_)) => return Ok(()),
+        Err(SnapshotError::NotFound(_) | SnapshotError::Deleted(_)) => return Ok(true),
         known => known?,
     };
     let is_it = |known: &&Snapshot| match key {
@@ -307,8 +324,8 @@ async fn forget(store: &dyn ObjectStore, volume: &VolumeId, key: Key) -> Result<
         Key::Seq(seq) => known.seq == seq,
     };
     match there.iter().find(is_it) {
-        Some(known) => holdfast_log::forget(store, volume, known.seq).await,
-        None => Ok(()),
+        Some(known) => holdfast_log::forget(store, volume, known.seq).await.map(|()| true),
+        None => Ok(false),
     }
 }
 
@@ -319,9 +336,11 @@ fn classify(error: ApiError) -> SnapshotFailure {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_format::record::{Body, Record};
+    use holdfast_format::snapshot::SnapshotChange;
     use holdfast_log::Creation;
     use holdfast_objects::MemoryStore;
-    use holdfast_types::Nonce;
+    use holdfast_types::{Epoch, Nonce};
 
     use super::*;
 
@@ -344,6 +363,27 @@ mod tests {
             forget(&store, &volume, Key::Uid(UID)).await.expect("forgotten");
             assert_eq!(live().await, 0);
         }
+    }
+
+    /// Found in review: the record of a snapshot, whose outcome was unknown, arrived after its VolumeSnapshot
+    /// was deleted; no object owned it, and its Volume could not be deleted.
+    #[tokio::test]
+    async fn a_snapshot_that_was_given_up_is_not_registered_later() {
+        let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
+        let creation = Creation::plain(64, Nonce([1; 16]), 0);
+        holdfast_log::provision(&store, &volume, creation).await.expect("created");
+        let end = holdfast_log::read_manifest_to_end(&store, &volume).await.expect("a log").seq();
+        forget(&store, &volume, Key::Uid(UID)).await.expect("it is not there");
+        let late = Record {
+            volume: volume.clone(),
+            seq: end.next(),
+            epoch: Epoch(0),
+            nonce: Nonce([2; 16]),
+            unix_ms: 0,
+            body: Body::of_snapshots(SnapshotChange { taken: Some(UID), dropped: Vec::new() }),
+        };
+        let created = holdfast_log::create_record(&store, &late).await.expect("the store answers");
+        assert_eq!(created, holdfast_log::CreateOutcome::Lost);
     }
 
     fn taken() -> (SnapshotFacts, VolumeSnapshotStatus) {

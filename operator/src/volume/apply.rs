@@ -66,7 +66,8 @@ impl VolumeApplier<'_> {
                 let taken = match take_back(store.as_ref(), &id).await {
                     // The previous operator may have sent a request whose object this one did not find.
                     Ok(taken) if *is_begun => {
-                        bar(store.as_ref(), &id, stay(&self.volume)).await.map(|()| taken)
+                        let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
+                        bar(store.as_ref(), &id, stay(&self.volume), deleted).await.map(|()| taken)
                     }
                     taken => taken,
                 };
