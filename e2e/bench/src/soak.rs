@@ -45,16 +45,17 @@ const SIGINT: i32 = 2;
 /// Exit status of fio after that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
 
-/// Prints the daemon's resource use: resident memory in KiB without the cache of indexes, open files,
-/// threads, and the run directory in KiB. That cache has a limit, which it reaches after hours.
+/// Prints the daemon's resource use: anonymous memory in KiB, open files, threads, and the run directory in
+/// KiB. The cache of indexes, which reaches its limit after hours, and the memory of uploads, which follows
+/// the load, are not counted.
 const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
   if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
 done
-rss=$(awk '/^VmRSS/ { print $2 }' "$daemon/status")
+rss=$(awk '/^RssAnon/ { print $2 }' "$daemon/status")
 exec 3<>/dev/tcp/127.0.0.1/METRICS_PORT
 printf 'GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n' >&3
-cache=$(awk '/^holdfast_index_cache_bytes/ { print int($2 / 1024) }' <&3)
-echo "$((rss - cache)) $(ls "$daemon/fd" | wc -l) $(ls "$daemon/task" | wc -l) $(du -sk /run/holdfast | cut -f 1)""#;
+known=$(awk '/^holdfast_(index_cache|upload_memory)_bytes/ { sum += $2 } END { print int(sum / 1024) }' <&3)
+echo "$((rss - known)) $(ls "$daemon/fd" | wc -l) $(ls "$daemon/task" | wc -l) $(du -sk /run/holdfast | cut -f 1)""#;
 
 /// Quantities of a sample, in order.
 const QUANTITIES: [(&str, &str); 4] =

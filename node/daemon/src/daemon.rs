@@ -36,6 +36,7 @@ use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::{self, Handoff};
+use crate::heap::return_freed_memory;
 use crate::host;
 use crate::kubernetes::{self, names::VolumeNames};
 use crate::node::{FailureKind, Instance, Instances, Node, NodeError, Owner};
@@ -58,6 +59,7 @@ const KEPT_POLL: Duration = Duration::from_millis(250);
 /// # Errors
 /// The fault that prevented the start, or the unexpected end of a listener.
 pub(crate) fn run(file: PathBuf, config: Config, instance: Option<Instance>) -> Result<(), Failure> {
+    return_freed_memory();
     // Every thread that is started later inherits this.
     let io_flusher = become_io_flusher();
     let telemetry = telemetry::start("holdfast-node", &[("k8s.node.name", &config.node.node_name)])

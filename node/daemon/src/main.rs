@@ -12,6 +12,7 @@ mod documented;
 mod failure;
 mod format_permissions;
 mod handoff;
+mod heap;
 mod host;
 mod kubernetes;
 mod metrics;

@@ -416,6 +416,9 @@ const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 /// Name of the metric of devices that would fail if the daemon exited.
 const UNKEPT_DEVICES: &str = "holdfast_unkept_devices";
 
+/// Name of the metric of the memory that uploads hold.
+const UPLOAD_MEMORY: &str = "holdfast_upload_memory";
+
 /// Name of the metric of the memory of cached index parts.
 const INDEX_CACHE: &str = "holdfast_index_cache";
 
@@ -544,6 +547,9 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         let help = "Devices without ublk whose FUSE connection no keeper holds now; an exit of the daemon fails their requests";
         let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, Kind::Gauge.of())?;
         ConstGauge::new(self.0.unkept_devices() as f64).encode(devices)?;
+        let help = "Memory that the uploads of all volumes hold, at most `data.upload_memory`";
+        let held = encoder.encode_descriptor(UPLOAD_MEMORY, help, Some(&Unit::Bytes), Kind::Gauge.of())?;
+        ConstGauge::new(self.0.upload_memory_bytes() as f64).encode(held)?;
         let help = "Memory of cached parts of segment indexes, at most 256 MiB";
         let bytes = Some(&Unit::Bytes);
         let cached = encoder.encode_descriptor(INDEX_CACHE, help, bytes, Kind::Gauge.of())?;
@@ -629,6 +635,7 @@ mod tests {
         for line in [
             "holdfast_unkept_devices 2.0",
             "holdfast_index_cache_bytes 65536.0",
+            "holdfast_upload_memory_bytes 1048576.0",
             "# TYPE holdfast_volume_dirty_bytes gauge",
             "# UNIT holdfast_volume_dirty_bytes bytes",
             "holdfast_ring_waiting_messages_max{ring=\"1\"} 4.0",

@@ -505,6 +505,11 @@ impl Node {
         self.0.devices.kernel().unkept_devices()
     }
 
+    /// Returns the memory that uploads hold, in bytes: at most `data.upload_memory`.
+    pub(crate) fn upload_memory_bytes(&self) -> u64 {
+        self.0.pools.upload_memory.held_bytes()
+    }
+
     /// Returns the memory of cached index parts, in bytes: at most [`INDEX_CACHE_BYTES`].
     pub(crate) fn index_cache_bytes(&self) -> u64 {
         self.0.pools.indexes.bytes()

@@ -70,6 +70,11 @@ impl<V: Volumes> Readiness<V> {
         self.served().map_or(0, |volumes| volumes.unkept_devices())
     }
 
+    /// Returns the memory that uploads hold, in bytes.
+    pub(crate) fn upload_memory_bytes(&self) -> u64 {
+        self.served().map_or(0, |volumes| volumes.upload_memory_bytes())
+    }
+
     /// Returns the memory of cached index parts, in bytes.
     pub(crate) fn index_cache_bytes(&self) -> u64 {
         self.served().map_or(0, |volumes| volumes.index_cache_bytes())

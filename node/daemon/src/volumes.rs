@@ -137,6 +137,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// waits until it is 0.
     fn unkept_devices(&self) -> usize;
 
+    /// Returns the memory that uploads hold, in bytes.
+    fn upload_memory_bytes(&self) -> u64;
+
     /// Returns the memory of cached index parts, in bytes.
     fn index_cache_bytes(&self) -> u64;
 
@@ -310,6 +313,10 @@ impl Volumes for Node {
 
     fn unkept_devices(&self) -> usize {
         Self::unkept_devices(self)
+    }
+
+    fn upload_memory_bytes(&self) -> u64 {
+        Self::upload_memory_bytes(self)
     }
 
     fn index_cache_bytes(&self) -> u64 {

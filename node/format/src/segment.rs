@@ -317,7 +317,10 @@ impl SegmentBuilder {
     /// Adds the index and the trailer, the last bytes to take. Returns the reference for a commit record,
     /// and the index. Nothing may be pushed afterwards.
     pub fn close(&mut self, id: SegmentId) -> (SegmentRef, FrameIndex) {
-        let index = FrameIndex { frames: std::mem::take(&mut self.frames) };
+        let mut frames = std::mem::take(&mut self.frames);
+        // It may be cached for long.
+        frames.shrink_to_fit();
+        let index = FrameIndex { frames };
         let index_offset = self.end();
         self.body.reserve_exact(index.stored_bytes() + TRAILER_BYTES as usize);
         index.encode_at_end(&mut self.body);

@@ -456,6 +456,10 @@ impl Volumes for Fake {
         self.inner.lock().unkept_devices
     }
 
+    fn upload_memory_bytes(&self) -> u64 {
+        1_048_576
+    }
+
     fn index_cache_bytes(&self) -> u64 {
         65_536
     }
