@@ -254,7 +254,7 @@ impl VolumeSpec {
         self.backend == Backend::Memory
     }
 
-    /// Returns the maximum memory for the content of a memory volume, in bytes; `None`: as much as any content needs.
+    /// Returns the maximum memory for the content of a memory volume, in bytes; `None`: its size and 4 MiB.
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.memory.limit`.
@@ -372,7 +372,7 @@ pub enum Backend {
 #[serde(rename_all = "camelCase")]
 pub struct MemorySpec {
     /// Maximum memory for the volume's content: a whole number of bytes with an optional suffix (`3Gi`), a multiple of
-    /// 4096. Absent: as much as any content needs, which is `spec.size` and 4 MiB. Pages beyond the limit go to the node's
+    /// 4096. Absent: `spec.size` and 4 MiB. Pages beyond the limit go to the node's
     /// disk as far as `spill` allows; other writes fail with ENOSPC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]

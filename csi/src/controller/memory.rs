@@ -39,7 +39,7 @@ pub(super) const PERCENT: RangeInclusive<u8> = 1..=100;
 /// StorageClass parameters of memory volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryParameters {
-    /// Maximum memory for the content, in percent of the size; absent: as much as any content needs.
+    /// Maximum memory for the content, in percent of the size; absent: its size and 4 MiB.
     pub(super) max_percent: Option<u8>,
     /// Maximum disk space for spilled pages, in percent of the size; absent: none.
     pub(super) spill_percent: Option<u8>,

@@ -16,7 +16,7 @@ pub(super) fn unfinished(why: Unfinished) -> Status {
     match why {
         Unfinished::Panicked => Status::internal("the daemon panicked during the operation; see its log"),
         Unfinished::Stopped => Status::unavailable(
-            "the daemon is shutting down. The operation did not complete. Retry once the node's next daemon runs",
+            "the daemon is shutting down, and the operation did not complete; repeat it with the next daemon of this node",
         ),
     }
 }

@@ -256,7 +256,7 @@ async fn operations_end_with_the_interface() {
         let status = api.detach(Request::new(DetachRequest { volume_id: "v".to_owned() })).await;
         let status = status.expect_err("it did not end");
         assert_eq!(status.code(), Code::Unavailable);
-        assert!(status.message().starts_with("the daemon stops"), "{}", status.message());
+        assert!(status.message().starts_with("the daemon is shutting down"), "{}", status.message());
     };
     let scrub = ScrubRequest { volume_id: "v".to_owned(), store: None, repair: false };
     let mut answers = api.scrub(Request::new(scrub)).await.unwrap().into_inner();

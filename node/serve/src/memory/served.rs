@@ -306,6 +306,8 @@ impl ServedMemory {
     }
 
     pub(super) fn drain(&mut self) {
+        // The successor has the device; its detach is repeated there.
+        self.closing = None;
         for queue in &mut self.queues {
             queue.drain();
         }

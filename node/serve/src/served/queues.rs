@@ -209,6 +209,8 @@ impl Queues {
 
     /// Leaves further requests to the successor.
     pub(super) fn drain(&mut self) {
+        // The successor has the device; its detach is repeated there.
+        self.closing = None;
         for queue in &mut self.queues {
             queue.drain();
         }

@@ -38,7 +38,10 @@ impl Node {
             blocking(move || Ok(or_gone(stops.stop_unused(device))?)).await
         };
         if let Err(error) = stopped.await {
-            self.0.memory.set(volume, MemoryState::Serving(device));
+            let is_in_use = matches!(error, NodeError::Device(ControlError::InUse { .. }));
+            // Otherwise the kernel may complete the stop later.
+            let state = if is_in_use { MemoryState::Serving } else { MemoryState::Stopping };
+            self.0.memory.set(volume, state(device));
             return Err(if let NodeError::Device(ControlError::InUse { id: _, holders }) = error {
                 NodeError::InUse { volume: volume.clone(), device: device.block_path(), holders }
             } else {

@@ -27,6 +27,8 @@ pub(super) enum MemoryState {
     Serving(Device),
     /// Its device is being removed, or its files after that.
     Detaching,
+    /// A stop of its device failed, and may still take effect: the next detach repeats it.
+    Stopping(Device),
     /// Its device is stopped, but its detach failed later: the next detach resumes it.
     Stopped(Device),
 }
@@ -203,6 +205,7 @@ impl MemoryTable {
             MemoryState::Attaching
             | MemoryState::Recovering { .. }
             | MemoryState::Detaching
+            | MemoryState::Stopping(_)
             | MemoryState::Stopped(_) => None,
         }
     }
@@ -278,6 +281,7 @@ impl MemoryTable {
             (MemoryState::Serving(device), Some(present)) if !entry.is_growing => {
                 (Arc::clone(present), *device, false)
             }
+            (MemoryState::Stopping(device), Some(present)) => (Arc::clone(present), *device, false),
             (MemoryState::Stopped(device), Some(present)) => (Arc::clone(present), *device, true),
             _ => return Err(refusal(volume, entry)),
         };
@@ -307,7 +311,9 @@ impl MemoryTable {
                     (VolumeState::Quiesced, None, Some(error.to_string()))
                 }
                 MemoryState::Serving(device) => (VolumeState::Attached, Some(*device), None),
-                MemoryState::Detaching | MemoryState::Stopped(_) => (VolumeState::Detaching, None, None),
+                MemoryState::Detaching | MemoryState::Stopping(_) | MemoryState::Stopped(_) => {
+                    (VolumeState::Detaching, None, None)
+                }
             };
             let figures = present.as_ref().map(|present| present.published.figures());
             let served = present.as_ref().map(|present| present.published.served());
@@ -351,7 +357,7 @@ fn refusal(volume: &VolumeId, entry: &TableEntry) -> NodeError {
         MemoryState::Recovering { error: Some(why) } => {
             NodeError::RecoveryFailed { volume, why: why.clone() }
         }
-        MemoryState::Detaching | MemoryState::Stopped(_) => {
+        MemoryState::Detaching | MemoryState::Stopping(_) | MemoryState::Stopped(_) => {
             NodeError::Busy { volume, doing: "being detached" }
         }
     }

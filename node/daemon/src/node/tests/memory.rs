@@ -282,6 +282,24 @@ fn an_attach_with_another_shape_is_refused_by_field() {
     });
 }
 
+/// Found in review: a device whose stop failed, and was completed later, was returned by the next attach.
+#[test]
+fn a_device_whose_stop_failed_is_not_attached_again() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        node.attach_memory(scratch()).await.unwrap();
+        kernel.refuse(&["stop_unused"]);
+        node.detach_memory(&scratch().volume).await.unwrap_err();
+        assert_eq!(node.list()[0].state, VolumeState::Detaching);
+        let busy = node.attach_memory(scratch()).await.unwrap_err();
+        assert!(matches!(busy, NodeError::Busy { doing: "being detached", .. }), "{busy}");
+        kernel.refuse(&[]);
+        node.detach_memory(&scratch().volume).await.unwrap();
+        assert!(node.list().is_empty() && kernel.devices().is_empty());
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
 /// Regression: a detach that failed after its volume had left the ring could never be retried, and an attach
 /// in the meantime returned the stopped device.
 #[test]
