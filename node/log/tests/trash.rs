@@ -656,8 +656,8 @@ async fn an_entry_that_lands_after_the_volume_was_taken_back_is_void() {
     assert!(exists(&stored.store).await && keys_of_trash(&stored.store) == 0);
 }
 
-/// Found in review: the tombstone of an interrupted deletion arrived after the volume was set to be kept, and a
-/// sweep removed all of its objects.
+/// Found in review: the tombstone of an interrupted deletion arrived after the volume was set to be kept, and
+/// a sweep removed all of its objects.
 #[tokio::test]
 async fn a_tombstone_that_lands_after_the_volume_was_kept_is_void() {
     let stored = detached().await;

@@ -368,7 +368,7 @@ mod tests {
     /// Found in review: the record of a snapshot, whose outcome was unknown, arrived after its VolumeSnapshot
     /// was deleted; no object owned it, and its Volume could not be deleted.
     #[tokio::test]
-    async fn a_snapshot_that_was_given_up_is_not_registered_later() {
+    async fn a_snapshot_without_its_object_is_not_registered_later() {
         let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
         let creation = Creation::plain(64, Nonce([1; 16]), 0);
         holdfast_log::provision(&store, &volume, creation).await.expect("created");

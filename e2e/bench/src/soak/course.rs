@@ -45,8 +45,7 @@ impl Course {
         let lowest = |few: &[&(f64, f64)]| few.iter().copied().copied().min_by(|a, b| a.1.total_cmp(&b.1));
         let of: Vec<(f64, f64)> = late.chunks(FEW).filter_map(lowest).collect();
         let count = of.len() as f64;
-        let mean_of =
-            |value: fn(&(f64, f64)) -> f64| of.iter().map(|sample| value(sample)).sum::<f64>() / count;
+        let mean_of = |value: fn(&(f64, f64)) -> f64| of.iter().map(value).sum::<f64>() / count;
         let (mid, mean) = (mean_of(|(at, _)| *at), mean_of(|(_, value)| *value));
         let spread: f64 = of.iter().map(|(at, _)| (at - mid).powi(2)).sum();
         let slope = of.iter().map(|(at, value)| (at - mid) * (value - mean)).sum::<f64>() / spread;
