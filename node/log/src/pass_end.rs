@@ -14,11 +14,12 @@ use crate::error::LogFailure;
 use crate::fork::confirm_fork;
 use crate::limit::TRIES;
 use crate::read::read_manifest_to_end;
+use crate::take_snapshot::keep_short;
 use crate::truncate::was_truncated_after;
 
 /// Appends an empty record to the log of a detached volume: a record of the control plane that was sent
 /// before, and is not in the log by then, can never become a part of it. Does nothing for a volume without a
-/// log, and for one with a writer, which extends the log itself. `nonce` is random.
+/// log, and for one with a writer, which extends the log itself. `nonce` is not that of another caller.
 ///
 /// # Errors
 /// [`LogFailure::WasDeleted`]: the log has its tombstone. Another [`LogFailure`]: that is unknown; call
@@ -41,6 +42,7 @@ pub async fn pass_end(
             confirm_fork(objects, volume).await?;
             continue;
         }
+        keep_short(objects, &manifest).await?;
         let record = Record {
             volume: volume.clone(),
             seq: manifest.seq().next(),

@@ -86,7 +86,7 @@ pub async fn snapshot_detached(
 
 /// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes the objects it replaces:
 /// each reader reads all records after the newest checkpoint, and each sweep lists those before it.
-async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
+pub(crate) async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
     let (volume, seq) = (manifest.volume(), manifest.seq());
     if seq.0.saturating_sub(manifest.checkpointed().0) < checkpoint_every() {
         return Ok(());

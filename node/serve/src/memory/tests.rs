@@ -65,8 +65,13 @@ fn a_volume_grows_while_threads_use_it() {
                 let mut codecs = Codecs::default();
                 let mut read = [0; 2 * PAGE_BYTES];
                 for round in 0..400_u64 {
-                    let text: Vec<u8> =
-                        (0..2 * PAGE_BYTES as u64).map(|at| (at * (round + 3) / 64 + thread) as u8).collect();
+                    // No page compresses, so no sequence of overwrites needs more slabs than there are at
+                    // first.
+                    let byte = |at: u64| {
+                        let mixed = (at + 8192 * (round + 400 * thread)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                        ((mixed ^ mixed >> 32).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 56) as u8
+                    };
+                    let text: Vec<u8> = (0..2 * PAGE_BYTES as u64).map(byte).collect();
                     let first = thread * 100 + round % 50;
                     volume.write(&mut codecs, first, &text).unwrap();
                     volume.read(&mut codecs, first, &mut read).unwrap();

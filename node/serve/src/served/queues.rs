@@ -256,7 +256,22 @@ const fn timed(request: &DeviceRequest) -> Option<TimedOperation> {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_ring::RingOptions;
+    use tokio::sync::oneshot::{self, error::TryRecvError};
+
     use super::*;
+
+    /// Found in review: a detach that had not ended when the thread left closed the queues of the successor.
+    #[test]
+    fn a_close_that_has_not_ended_is_dropped_when_the_thread_leaves() {
+        let mut ring = Ring::new(&RingOptions { submission_entries: 8, ..RingOptions::default() }).unwrap();
+        let mut queues = Queues::new(1);
+        let (done, mut closed) = oneshot::channel();
+        queues.closing = Some(done);
+        queues.drain();
+        queues.finish_closing(&mut ring);
+        assert!(matches!(closed.try_recv(), Err(TryRecvError::Closed)));
+    }
 
     /// Found by reading: a flush in each 64 requests left no read and no write in the sample.
     #[test]

@@ -357,8 +357,9 @@ fn refusal(volume: &VolumeId, entry: &TableEntry) -> NodeError {
         MemoryState::Recovering { error: Some(why) } => {
             NodeError::RecoveryFailed { volume, why: why.clone() }
         }
-        MemoryState::Detaching | MemoryState::Stopping(_) | MemoryState::Stopped(_) => {
-            NodeError::Busy { volume, doing: "being detached" }
+        MemoryState::Detaching => NodeError::Busy { volume, doing: "being detached" },
+        MemoryState::Stopping(_) | MemoryState::Stopped(_) => {
+            NodeError::Busy { volume, doing: "not completely detached (a detach failed: detach it again)" }
         }
     }
 }

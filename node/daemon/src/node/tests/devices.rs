@@ -724,6 +724,23 @@ fn a_recovery_that_stalls_holds_up_no_other() {
     });
 }
 
+/// Found in review: a check of a volume during its detach cancelled the removal of its loop device.
+#[test]
+fn a_volume_is_not_served_while_it_is_detached() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.kernel.hold("stop_unused", Some(1));
+        let detaching = node.clone();
+        let detached = tokio::spawn(async move { detaching.detach(&id("x")).await });
+        until(|| state_of(&node, "x") == Some(VolumeState::Detaching)).await;
+        assert!(!node.check_served(&id("x")).await.unwrap());
+        host.kernel.release();
+        detached.await.unwrap().unwrap();
+        host.end(&node).await;
+    });
+}
+
 /// Regression, found in review: a volume whose connection ended during its recovery stayed attached, and all
 /// of its requests failed.
 #[test]
