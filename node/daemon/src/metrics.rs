@@ -333,6 +333,12 @@ const VOLUME_METRICS: [VolumeMetric; 46] = [
         "Pages not written to a memory volume because neither memory nor a spill file had space; their write requests failed",
         |v| v.memory.map(|memory| memory.refused_pages as f64),
     ),
+    counter(
+        "holdfast_volume_memory_moved_pages",
+        None,
+        "Pages of a memory volume moved to free partly used slabs; they only move while few slabs are left",
+        |v| v.memory.map(|memory| memory.moved_pages as f64),
+    ),
 ];
 
 /// Name of the metric of request latencies; the label `operation` distinguishes them. Its unit is seconds.

@@ -209,6 +209,8 @@ pub enum Safeguard {
     FreeSlotAfterWord,
     /// A used slot of a memory volume is not allocated again.
     TakeSlotOnce,
+    /// A page of a memory volume that is being replaced does not move.
+    KeepReplacedPage,
     /// The disk has a page of a memory volume before its word says so.
     SpillBeforeWord,
     /// The slot of a page that is being written to the disk stays allocated until the word names the disk.
@@ -219,7 +221,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 102] = [
+    pub const ALL: [Self; 103] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -319,6 +321,7 @@ impl Safeguard {
         Self::StoreSlotFirst,
         Self::FreeSlotAfterWord,
         Self::TakeSlotOnce,
+        Self::KeepReplacedPage,
         Self::SpillBeforeWord,
         Self::KeepSlotWhileSpilling,
         Self::WaitForDisk,
@@ -425,6 +428,7 @@ impl Safeguard {
             Self::StoreSlotFirst
             | Self::FreeSlotAfterWord
             | Self::TakeSlotOnce
+            | Self::KeepReplacedPage
             | Self::SpillBeforeWord
             | Self::KeepSlotWhileSpilling
             | Self::WaitForDisk => 33,

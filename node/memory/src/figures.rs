@@ -18,6 +18,8 @@ pub struct MemoryFigures {
     /// Pages that were not written for want of memory or disk: of a write, the first such page and those
     /// after it.
     pub refused_pages: u64,
+    /// Pages that were moved to free partly used slabs.
+    pub moved_pages: u64,
     /// Pages in the spill file.
     pub spilled_pages: u64,
     /// Maximum of `spilled_pages`; 0 without a spill file.

@@ -11,6 +11,7 @@
 //! On failure: a write without room fails and leaves its page unchanged.
 
 pub mod codec;
+mod compaction;
 mod disk_run;
 mod figures;
 mod growth;

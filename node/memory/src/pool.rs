@@ -3,11 +3,17 @@
 //! A slab has slots of one class. The used slots are not stored: a successor derives them from the table, so
 //! that no two stores must agree.
 //!
-//! Owns: the set of used slots, and the class of each slab.
-//! Does not own: the bytes; it reports when the memory of a slab is needed and when it is not.
+//! A slab is sparse if it holds fewer pages than its memory could hold uncompressed, or if more than an eighth
+//! of its slots are free. Slots of dense slabs are taken first. If each class has one sparse slab at most, the
+//! slabs are no larger than the pages and 47 slabs.
+//!
+//! Owns: the set of used slots, the class of each slab, the choice of the slab that a page moves to.
+//! Does not own: the bytes; it reports when the memory of a slab is needed and when it is not. Nor the moves.
 //! Invariants: a slot is used once; a slab without a used slot has no class.
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
+
+use crate::PAGE_BYTES;
 
 /// Bytes of a slab. Smaller than a huge page: each of 47 classes may have one half-used slab, which wastes
 /// 1.5 MiB with these and 47 MiB with slabs of 2 MiB.
@@ -23,8 +29,14 @@ const SLAB_UNITS: u64 = (SLAB_BYTES / CLASS_BYTES) as u64;
 const WORD_SLOTS: usize = u64::BITS as usize;
 /// Number of words for the bits of the other slots, in the smallest class.
 const MORE_WORDS: usize = SLAB_UNITS as usize / WORD_SLOTS - 1;
+/// Uncompressed pages that fit into a slab.
+const SLAB_PAGES: usize = SLAB_BYTES / PAGE_BYTES;
 /// No slab.
 const NONE: u32 = u32::MAX;
+/// List of the slabs without a class. The lists of sparse slabs have the numbers of their classes.
+const UNUSED: usize = 0;
+/// Number of lists.
+const LISTS: usize = 2 * PAGE_CLASS as usize + 1;
 
 /// A slot: part of a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,10 +118,48 @@ const fn slots_of(class: u8) -> usize {
     SLAB_UNITS as usize / class as usize
 }
 
+/// Limits of the slabs of a class.
+#[derive(Debug, Clone, Copy)]
+struct ClassLimits {
+    slots: u16,
+    /// Used slots of the emptiest dense slab.
+    dense_from: u16,
+}
+
+/// By class.
+const LIMITS: [ClassLimits; PAGE_CLASS as usize + 1] = {
+    let mut limits = [ClassLimits { slots: 0, dense_from: 0 }; PAGE_CLASS as usize + 1];
+    let mut class = 1;
+    while class <= PAGE_CLASS {
+        let slots = slots_of(class);
+        let mostly_used = slots - slots / 8;
+        let dense_from = if mostly_used > SLAB_PAGES { mostly_used } else { SLAB_PAGES };
+        limits[class as usize] = ClassLimits { slots: slots as u16, dense_from: dense_from as u16 };
+        class += 1;
+    }
+    limits
+};
+
+/// Returns the list of dense slabs of a class.
+const fn dense(class: u8) -> usize {
+    (PAGE_CLASS + class) as usize
+}
+
+/// Returns the list for a slab of a class with this number of used slots, if it belongs to any.
+fn list_of(class: u8, used: u16) -> Option<usize> {
+    let ClassLimits { slots, dense_from } = LIMITS[usize::from(class)];
+    match used {
+        0 => Some(UNUSED),
+        _ if used < dense_from => Some(usize::from(class)),
+        _ if used < slots => Some(dense(class)),
+        _ => None,
+    }
+}
+
 /// A slab.
 #[derive(Debug, Clone)]
 struct PoolSlab {
-    /// Neighbours in the list of slabs of its class with free slots, or of slabs without a class.
+    /// Neighbours in its list: of sparse or of dense slabs of its class, or of slabs without a class.
     next: u32,
     previous: u32,
     used: u16,
@@ -344,9 +394,10 @@ impl PoolRecovery {
             let &mut PoolSlab { class, used, .. } = pool.slabs.at(number);
             pool.in_use += u32::from(class > 0);
             pool.slot_bytes += u64::from(used) * u64::from(class) * CLASS_BYTES as u64;
-            if class == 0 || usize::from(used) < slots_of(class) {
-                pool.link(class, number);
+            if let Some(list) = list_of(class, used) {
+                pool.link(list, number);
             }
+            pool.count_sparse(class, 0, used);
         }
         pool
     }
@@ -357,12 +408,21 @@ const fn words_of(class: u8) -> usize {
     slots_of(class).div_ceil(WORD_SLOTS)
 }
 
+/// Sparse slabs of a class.
+#[derive(Debug, Clone, Copy, Default)]
+struct SparseSlabs {
+    slabs: u32,
+    used_slots: u64,
+}
+
 /// The slabs of a volume, and their used slots.
 #[derive(Debug, Clone)]
 pub struct Pool {
     slabs: PoolSlabs,
-    /// First slab with free slots, by class. At 0: the first slab without a class.
-    first: [u32; PAGE_CLASS as usize + 1],
+    /// First slab of each list.
+    first: [u32; LISTS],
+    /// By class.
+    sparse: [SparseSlabs; PAGE_CLASS as usize + 1],
     /// Slabs with a class.
     in_use: u32,
     slot_bytes: u64,
@@ -377,7 +437,8 @@ impl Pool {
     pub fn new(slabs: u32) -> Self {
         let mut pool = Self {
             slabs: PoolSlabs::default(),
-            first: [NONE; PAGE_CLASS as usize + 1],
+            first: [NONE; LISTS],
+            sparse: [SparseSlabs::default(); PAGE_CLASS as usize + 1],
             in_use: 0,
             slot_bytes: 0,
         };
@@ -397,10 +458,10 @@ impl Pool {
         let Some(last) = count.checked_sub(1).map(|last| from + last) else { return };
         self.slabs.parts.push(part);
         self.slabs.count += count;
-        let first = self.first[0];
+        let first = self.first[UNUSED];
         let next = match self.slabs.get_mut(first) {
             Some(first) => std::mem::replace(&mut first.next, from),
-            None => std::mem::replace(&mut self.first[0], from),
+            None => std::mem::replace(&mut self.first[UNUSED], from),
         };
         self.slabs.at(from).previous = first;
         self.slabs.at(last).next = next;
@@ -451,14 +512,34 @@ impl Pool {
 
     /// Takes a free slot of a class, in a slab that has used ones.
     pub fn take(&mut self, class: u8) -> Option<PageSlot> {
-        let slab = self.first[usize::from(class)];
-        (slab != NONE).then(|| self.take_in(slab))
+        self.open_slab(class).map(|slab| self.take_in(slab))
+    }
+
+    /// Takes a free slot for the content of `slot`, which is used, if its slab is sparse and another one of
+    /// its class has a free slot. Once all used slots of sparse slabs have moved so, and were freed, each
+    /// class has one sparse slab at most.
+    pub fn take_denser(&mut self, slot: PageSlot) -> Option<PageSlot> {
+        let (class, number) = (slot.class(), slot.slab()?);
+        let used = self.slabs.get_mut(number)?.used;
+        let is_sparse = list_of(class, used) == Some(usize::from(class));
+        let slab = self.open_slab(class).filter(|slab| is_sparse && *slab != number)?;
+        Some(self.take_in(slab))
+    }
+
+    /// Returns the number of slabs that become free if the sparse slabs of each class are merged.
+    #[must_use]
+    pub fn mergeable_slabs(&self) -> u32 {
+        let of_class = |(sparse, limits): (&SparseSlabs, &ClassLimits)| match sparse.slabs {
+            0 | 1 => 0,
+            slabs => slabs - sparse.used_slots.div_ceil(u64::from(limits.slots)) as u32,
+        };
+        self.sparse.iter().zip(&LIMITS).map(of_class).sum()
     }
 
     /// Returns the slab that gets a class next, if any is left.
     #[must_use]
     pub fn next_slab(&self) -> Option<u32> {
-        let slab = self.first[0];
+        let slab = self.first[UNUSED];
         (slab != NONE).then_some(slab)
     }
 
@@ -481,30 +562,60 @@ impl Pool {
         let (word, bit) = self.slabs.word_mut(number, slot);
         assert!(*word & bit != 0, "a slot is freed once");
         *word &= !bit;
-        let slab = self.slabs.at(number);
         self.slot_bytes -= slot.len_bytes() as u64;
-        let class = slot.class();
-        let was_full = usize::from(slab.used) == slots_of(class);
-        slab.used -= 1;
-        let is_empty = slab.used == 0;
-        if is_empty {
-            slab.class = 0;
-            self.in_use -= 1;
-            if !was_full {
-                self.unlink(class, number);
-            }
-            self.link(0, number);
-        } else if was_full {
-            self.link(class, number);
-        }
-        is_empty.then_some(number)
+        let used = self.slabs.at(number).used - 1;
+        self.set_used(number, used);
+        (used == 0).then_some(number)
+    }
+
+    /// Returns the slab from which the next slot of a class is taken, if one has a free slot.
+    fn open_slab(&self, class: u8) -> Option<u32> {
+        [dense(class), usize::from(class)].map(|list| self.first[list]).into_iter().find(|slab| *slab != NONE)
     }
 
     fn set_class(&mut self, slab: u32, class: u8) {
-        self.unlink(0, slab);
+        self.unlink(UNUSED, slab);
         self.slabs.at(slab).class = class;
         self.in_use += 1;
-        self.link(class, slab);
+    }
+
+    /// Changes the number of used slots of a slab, and its list accordingly. A slab without used slots has no
+    /// class.
+    fn set_used(&mut self, number: u32, used: u16) {
+        let slab = self.slabs.at(number);
+        let class = slab.class;
+        let before = std::mem::replace(&mut slab.used, used);
+        if used == 0 {
+            slab.class = 0;
+            self.in_use -= 1;
+        }
+        self.count_sparse(class, before, used);
+        // A slab that was unused is in no list since it has a class.
+        let from = if before == 0 { None } else { list_of(class, before) };
+        let to = list_of(class, used);
+        if from == to {
+            return;
+        }
+        if let Some(list) = from {
+            self.unlink(list, number);
+        }
+        if let Some(list) = to {
+            self.link(list, number);
+        }
+    }
+
+    /// Updates the counts of sparse slabs for a slab whose number of used slots changed.
+    fn count_sparse(&mut self, class: u8, before: u16, after: u16) {
+        let is_sparse = |used| used > 0 && list_of(class, used) == Some(usize::from(class));
+        let sparse = &mut self.sparse[usize::from(class)];
+        if is_sparse(before) {
+            sparse.slabs -= 1;
+            sparse.used_slots -= u64::from(before);
+        }
+        if is_sparse(after) {
+            sparse.slabs += 1;
+            sparse.used_slots += u64::from(after);
+        }
     }
 
     /// Takes a free slot of a slab that has one.
@@ -529,30 +640,33 @@ impl Pool {
         if safeguard(Safeguard::TakeSlotOnce) {
             *word |= bit;
         }
-        let slab = self.slabs.at(number);
         self.slot_bytes += slot.len_bytes() as u64;
-        slab.used += 1;
-        if usize::from(slab.used) == slots_of(slot.class()) {
-            self.unlink(slot.class(), number);
-        }
+        let used = self.slabs.at(number).used + 1;
+        self.set_used(number, used);
     }
 
-    /// Puts a slab at the head of a list.
-    fn link(&mut self, list: u8, slab: u32) {
-        let next = std::mem::replace(&mut self.first[usize::from(list)], slab);
+    /// Puts a slab into a list: at its head, or after the head of a list of sparse slabs, because pages move
+    /// to that slab until it is dense.
+    fn link(&mut self, list: usize, slab: u32) {
+        let head = self.first[list];
+        let is_sparse = (1..=usize::from(PAGE_CLASS)).contains(&list);
+        let (previous, next) = match self.slabs.get_mut(head) {
+            Some(first) if is_sparse => (head, std::mem::replace(&mut first.next, slab)),
+            Some(_) | None => (NONE, std::mem::replace(&mut self.first[list], slab)),
+        };
         let one = self.slabs.at(slab);
-        (one.next, one.previous) = (next, NONE);
+        (one.next, one.previous) = (next, previous);
         if let Some(next) = self.slabs.get_mut(next) {
             next.previous = slab;
         }
     }
 
     /// Takes a slab out of a list.
-    fn unlink(&mut self, list: u8, slab: u32) {
+    fn unlink(&mut self, list: usize, slab: u32) {
         let &mut PoolSlab { next, previous, .. } = self.slabs.at(slab);
         match self.slabs.get_mut(previous) {
             Some(previous) => previous.next = next,
-            None => self.first[usize::from(list)] = next,
+            None => self.first[list] = next,
         }
         if let Some(next) = self.slabs.get_mut(next) {
             next.previous = previous;

@@ -15,6 +15,9 @@
 //! performs the [runs](StoredPages::disk_runs) that a request leaves. In place of steps 1 and 2 the disk
 //! writes the page.
 //!
+//! Pages of sparse slabs move to other slabs by the same order while few slabs are left (`compaction.rs`).
+//! So a volume whose limit is its size and 4 MiB always has a slot for a page.
+//!
 //! Owns: this order, the choice of a page's form, the volume's figures.
 //! Runs on: one thread at a time, under the volume's lock. A request allocates nothing and runs no codec.
 //! On failure: a page without a slot and without room on the disk keeps its content. A word that the volume
@@ -24,6 +27,7 @@ use holdfast_format::safeguard::{Safeguard, safeguard};
 
 use crate::PAGE_BYTES;
 use crate::codec::PageCodec;
+use crate::compaction::{Compaction, STEP_BYTES};
 use crate::disk_run::{DiskOperation, DiskRun, push_page};
 use crate::figures::MemoryFigures;
 use crate::growth::MemoryGrowth;
@@ -82,6 +86,7 @@ pub(crate) struct StoredPages<M> {
     pool: Pool,
     /// Slab that has no used slot but keeps its memory, for the next slab that is needed.
     spare: Option<u32>,
+    compaction: Compaction,
     same_filled_pages: u64,
     compressed_pages: u64,
     plain_pages: u64,
@@ -106,6 +111,7 @@ impl<M: PageMemory> StoredPages<M> {
             pages: head.pages,
             pool: Pool::new(0),
             spare: None,
+            compaction: Compaction::default(),
             same_filled_pages: 0,
             compressed_pages: 0,
             plain_pages: 0,
@@ -166,6 +172,7 @@ impl<M: PageMemory> StoredPages<M> {
             slab_bytes: self.pool.slabs_in_use() as u64 * SLAB_BYTES as u64,
             limit_bytes: self.pool.slabs() as u64 * SLAB_BYTES as u64,
             refused_pages: self.refused_pages,
+            moved_pages: self.compaction.moved_pages(),
             spilled_pages: self.spilled_pages,
             spill_limit_pages: self.spill_limit_pages,
         }
@@ -317,7 +324,7 @@ impl<M: PageMemory> StoredPages<M> {
             push_page(&mut self.disk_runs, DiskOperation::Rewrite, page);
             return Ok(());
         }
-        if self.spilled_pages + self.transit_pages >= self.spill_limit_pages {
+        if !self.can_spill(old) {
             return Err(PageError::NoSpace);
         }
         self.transit_pages += 1;
@@ -330,6 +337,11 @@ impl<M: PageMemory> StoredPages<M> {
             self.pool.free(slot);
         }
         Ok(())
+    }
+
+    /// Returns true if the spill file may have a page with this word.
+    fn can_spill(&self, old: Word) -> bool {
+        old == Word::Spilled || self.spilled_pages + self.transit_pages < self.spill_limit_pages
     }
 
     fn publish_spilled(&mut self, page: u64, old: Word) {
@@ -382,8 +394,12 @@ impl<M: PageMemory> StoredPages<M> {
     /// Performs steps 1 to 3 for content that needs a slot.
     fn store(&mut self, page: u64, old: Word, form: Form, content: &[&[u8]]) -> Result<Word, PageError> {
         let len_bytes = content.iter().map(|part| part.len()).sum();
-        let slot = self.take(class_of(len_bytes), old)?;
-        let word = Word::Stored(form, slot);
+        let slot = self.take(class_of(len_bytes), page, old)?;
+        Ok(self.fill_slot(page, Word::Stored(form, slot), slot, content))
+    }
+
+    /// Performs steps 2 and 3: writes the content into a slot that was taken, and publishes the word.
+    fn fill_slot(&mut self, page: u64, word: Word, slot: PageSlot, content: &[&[u8]]) -> Word {
         if !safeguard(Safeguard::StoreSlotFirst) {
             self.publish(page, word);
         }
@@ -395,23 +411,71 @@ impl<M: PageMemory> StoredPages<M> {
         if safeguard(Safeguard::StoreSlotFirst) {
             self.publish(page, word);
         }
-        Ok(word)
+        word
     }
 
-    /// Takes a slot of a class. If no slab can get the class, this takes a free slot of a greater class; for
-    /// an overwrite it tries slightly greater classes before it begins a slab.
-    pub(crate) fn take(&mut self, class: u8, old: Word) -> Result<PageSlot, PageError> {
+    /// Takes a slot of a class for a page. If no slab can get the class, this takes a free slot of a greater
+    /// class; for an overwrite it tries slightly greater classes before it begins a slab.
+    pub(crate) fn take(&mut self, class: u8, page: u64, old: Word) -> Result<PageSlot, PageError> {
         let largest = if old.slot().is_some() { class + class / NEAR } else { class };
         if let Some(slot) = (class..=largest.min(PAGE_CLASS)).find_map(|class| self.pool.take(class)) {
             return Ok(slot);
         }
-        if let Some(slab) = self.pool.next_slab()
-            && (self.spare == Some(slab) || self.memory.take_slab(slab).is_ok())
-        {
-            self.spare = self.spare.filter(|spare| *spare != slab);
-            return Ok(self.pool.take_first(class));
+        if self.compaction.is_due(&self.pool) {
+            self.compact(page);
         }
-        (class + 1..=PAGE_CLASS).find_map(|class| self.pool.take(class)).ok_or(PageError::NoSpace)
+        if let Some(slot) = self.begin_slab(class) {
+            return Ok(slot);
+        }
+        if let Some(slot) = (class + 1..=PAGE_CLASS).find_map(|class| self.pool.take(class)) {
+            return Ok(slot);
+        }
+        while !self.can_spill(old) && self.compaction.gain(&self.pool) > 0 {
+            self.compact(page);
+            if let Some(slot) = self.begin_slab(class) {
+                return Ok(slot);
+            }
+        }
+        Err(PageError::NoSpace)
+    }
+
+    /// Gives the next slab a class and takes its first slot, if the limit and the system have room for it.
+    fn begin_slab(&mut self, class: u8) -> Option<PageSlot> {
+        let slab = self.pool.next_slab()?;
+        if self.spare != Some(slab) {
+            self.memory.take_slab(slab).ok()?;
+        }
+        self.spare = self.spare.filter(|spare| *spare != slab);
+        Some(self.pool.take_first(class))
+    }
+
+    /// Moves pages of sparse slabs, but not `busy`, whose word the caller has read.
+    #[cold]
+    fn compact(&mut self, busy: u64) {
+        let mut bytes = 0;
+        for _ in 0..Compaction::step_words(&self.pool, self.pages) {
+            let page = self.compaction.next_page(self.pages);
+            let stays = page == busy && safeguard(Safeguard::KeepReplacedPage);
+            let moved = if stays { None } else { self.move_page(page) };
+            self.compaction.read_word(&self.pool, self.pages, moved.is_some());
+            bytes += moved.map_or(0, PageSlot::len_bytes);
+            if bytes >= STEP_BYTES {
+                return;
+            }
+        }
+    }
+
+    /// Moves a page to a denser slab. Returns its new slot, or `None` if it stays: its slab is dense or no
+    /// other one has a free slot, it has no slot, or it is damaged.
+    fn move_page(&mut self, page: u64) -> Option<PageSlot> {
+        let Ok(old @ Word::Stored(form, from)) = self.word(page) else { return None };
+        let slot = self.pool.take_denser(from)?;
+        let mut content = [0; PAGE_BYTES];
+        let content = &mut content[..from.len_bytes()];
+        content.copy_from_slice(self.memory.bytes(from.offset(), from.len_bytes()));
+        self.fill_slot(page, Word::Stored(form, slot), slot, &[content]);
+        self.release(page, old);
+        Some(slot)
     }
 
     fn publish(&mut self, page: u64, word: Word) {
@@ -447,3 +511,6 @@ impl<M: PageMemory> StoredPages<M> {
         *pages = pages.wrapping_add_signed(change);
     }
 }
+
+#[cfg(test)]
+mod tests;

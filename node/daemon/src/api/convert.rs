@@ -192,7 +192,8 @@ pub(crate) fn grow(request: wire::GrowRequest) -> Result<(VolumeId, GrowTo), Inv
 }
 
 fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
-    let MemoryFigures { same_filled_pages, slab_bytes, limit_bytes, refused_pages, .. } = figures;
+    let MemoryFigures { same_filled_pages, slab_bytes, limit_bytes, refused_pages, moved_pages, .. } =
+        figures;
     let [spilled_bytes, spill_limit_bytes] =
         [figures.spilled_pages, figures.spill_limit_pages].map(|pages| pages * PAGE_BYTES as u64);
     let content_bytes = figures.content_pages() * PAGE_BYTES as u64;
@@ -202,6 +203,7 @@ fn memory_use(figures: MemoryFigures) -> wire::MemoryUse {
         content_bytes,
         same_filled_pages,
         refused_pages,
+        moved_pages,
         spilled_bytes,
         spill_limit_bytes,
     }

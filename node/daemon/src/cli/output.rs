@@ -197,6 +197,7 @@ fn memory_json(memory: &MemoryUse) -> Value {
         refused_pages,
         spilled_bytes,
         spill_limit_bytes,
+        moved_pages,
     } = memory;
     json!({
         "used_bytes": used_bytes,
@@ -206,6 +207,7 @@ fn memory_json(memory: &MemoryUse) -> Value {
         "refused_pages": refused_pages,
         "spilled_bytes": spilled_bytes,
         "spill_limit_bytes": spill_limit_bytes,
+        "moved_pages": moved_pages,
     })
 }
 
