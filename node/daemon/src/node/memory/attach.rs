@@ -9,7 +9,7 @@ use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory, QueueShare};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
-use holdfast_ublk::{DeviceSpec, Transport};
+use holdfast_ublk::{ControlError, Device, DeviceSpec, Transport};
 use parking_lot::Mutex;
 
 use super::detach::delete_device;
@@ -42,7 +42,8 @@ impl Node {
         let _alone = ExitOnPanic("an attach of a memory volume");
         let volume = request.volume.clone();
         let shape = MemoryShape::of(&request)?;
-        if let Some(attached) = self.0.memory.reserve(&volume, &shape)? {
+        if let Some((attached, device)) = self.0.memory.reserve(&volume, &shape)? {
+            self.check_memory_device(&volume, device).await?;
             return Ok(attached);
         }
         // Files of this name may exist from another attach.
@@ -52,7 +53,8 @@ impl Node {
         }
         let attached = self.try_attach_memory(request, shape).await;
         if attached.is_err() {
-            self.abandon_memory(&volume).await;
+            // The error was logged; the caller gets that of the attach.
+            let _removed = self.abandon_memory(&volume).await;
         }
         attached
     }
@@ -245,8 +247,27 @@ impl Node {
         Ok(present)
     }
 
+    /// Checks that the device of a served volume is still its own. If not, the volume counts as not served.
+    pub(in crate::node) async fn check_memory_device(
+        &self,
+        volume: &VolumeId,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        let checked = self.0.devices.check_there(device).await;
+        if let Err(NodeError::Device(ControlError::NotFound { .. } | ControlError::NotOurs { .. })) = &checked
+            && self.0.memory.lose_device(volume, device)
+        {
+            tracing::error!(
+                %volume,
+                "another program removed the device of a memory volume; detach it, which discards its content, and attach it \
+                 (with Kubernetes the node does both)"
+            );
+        }
+        checked
+    }
+
     /// Removes the remains of a failed attach, whose device, if any, is stopped.
-    async fn abandon_memory(&self, volume: &VolumeId) {
+    pub(super) async fn abandon_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let left = async {
             if let Some(present) = self.0.memory.present(volume) {
                 present.leave_rings().await?;
@@ -257,10 +278,13 @@ impl Node {
         if let Err(error) = left.await {
             tracing::error!(
                 %volume, error = chain(&error),
-                "the attach of a memory volume failed, and so did its removal; restart the daemon"
+                "the attach of a memory volume failed, and so did the removal of its files; detach it"
             );
+            self.0.memory.set(volume, MemoryState::Abandoned);
+            return Err(error);
         }
         self.0.memory.forget(volume);
+        Ok(())
     }
 }
 

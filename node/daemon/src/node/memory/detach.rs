@@ -20,7 +20,7 @@ const DELETED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Node {
     /// Stops the device of a memory volume and drops its content. Resumes a detach that failed after the
-    /// stop.
+    /// stop, and the removal of what a failed attach left.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted: nothing was changed. [`NodeError::NotAttached`], or
@@ -28,6 +28,9 @@ impl Node {
     #[tracing::instrument(name = "detach_memory", skip_all, fields(%volume))]
     pub(crate) async fn detach_memory(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let _alone = ExitOnPanic("a detach of a memory volume");
+        if self.0.memory.begin_removal(volume) {
+            return self.abandon_memory(volume).await;
+        }
         let (present, device, is_stopped) = self.0.memory.begin_detach(volume)?;
         let kernel = Arc::clone(self.0.devices.kernel());
         let stops = Arc::clone(&kernel);

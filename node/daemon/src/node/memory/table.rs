@@ -25,12 +25,17 @@ pub(super) enum MemoryState {
     },
     /// Its device serves requests.
     Serving(Device),
+    /// Another program removed its device: a detach drops its content.
+    Unserved(Device),
     /// Its device is being removed, or its files after that.
     Detaching,
     /// A stop of its device failed, and may still take effect: the next detach repeats it.
     Stopping(Device),
     /// Its device is stopped, but its detach failed later: the next detach resumes it.
     Stopped(Device),
+    /// Its attach failed, and so did the removal of its remains: the next detach repeats that. Until then the
+    /// remains count.
+    Abandoned,
 }
 
 struct TableEntry {
@@ -129,7 +134,7 @@ impl MemoryTable {
         self.0.lock().contains_key(volume)
     }
 
-    /// Reserves a volume for an attach, or returns its device if it is attached with the same shape.
+    /// Reserves a volume for an attach, or returns how it is attached if it is, with the same shape.
     ///
     /// # Errors
     /// [`NodeError::MemoryDiffers`]; a conflict with its state.
@@ -137,7 +142,7 @@ impl MemoryTable {
         &self,
         volume: &VolumeId,
         shape: &MemoryShape,
-    ) -> Result<Option<Attached>, NodeError> {
+    ) -> Result<Option<(Attached, Device)>, NodeError> {
         let mut entries = self.0.lock();
         let Some(entry) = entries.get(volume) else {
             entries.insert(volume.clone(), TableEntry::new(MemoryState::Attaching, shape.into()));
@@ -146,7 +151,7 @@ impl MemoryTable {
         match (&entry.state, &entry.present) {
             (MemoryState::Serving(device), Some(present)) if !entry.is_growing => {
                 present.shape().check_same(volume, shape)?;
-                Ok(Some(present.attached_by(*device)))
+                Ok(Some((present.attached_by(*device), *device)))
             }
             _ => Err(refusal(volume, entry)),
         }
@@ -204,10 +209,19 @@ impl MemoryTable {
             MemoryState::Serving(device) => Some(device),
             MemoryState::Attaching
             | MemoryState::Recovering { .. }
+            | MemoryState::Unserved(_)
             | MemoryState::Detaching
             | MemoryState::Stopping(_)
-            | MemoryState::Stopped(_) => None,
+            | MemoryState::Stopped(_)
+            | MemoryState::Abandoned => None,
         }
+    }
+
+    /// Marks a volume as not served if it was served by this device. Returns true if it was.
+    pub(in crate::node) fn lose_device(&self, volume: &VolumeId, lost: Device) -> bool {
+        let mut entries = self.0.lock();
+        let serving = entries.get_mut(volume).filter(|entry| entry.state == MemoryState::Serving(lost));
+        serving.map(|entry| entry.state = MemoryState::Unserved(lost)).is_some()
     }
 
     /// Returns the device of a served volume that may grow.
@@ -282,11 +296,20 @@ impl MemoryTable {
                 (Arc::clone(present), *device, false)
             }
             (MemoryState::Stopping(device), Some(present)) => (Arc::clone(present), *device, false),
-            (MemoryState::Stopped(device), Some(present)) => (Arc::clone(present), *device, true),
+            (MemoryState::Stopped(device) | MemoryState::Unserved(device), Some(present)) => {
+                (Arc::clone(present), *device, true)
+            }
             _ => return Err(refusal(volume, entry)),
         };
         entry.state = MemoryState::Detaching;
         Ok(found)
+    }
+
+    /// Starts to remove the remains of a failed attach. Returns false if there are none.
+    pub(super) fn begin_removal(&self, volume: &VolumeId) -> bool {
+        let mut entries = self.0.lock();
+        let abandoned = entries.get_mut(volume).filter(|entry| entry.state == MemoryState::Abandoned);
+        abandoned.map(|entry| entry.state = MemoryState::Detaching).is_some()
     }
 
     /// Returns the volume, if it is on a ring thread.
@@ -311,9 +334,14 @@ impl MemoryTable {
                     (VolumeState::Quiesced, None, Some(error.to_string()))
                 }
                 MemoryState::Serving(device) => (VolumeState::Attached, Some(*device), None),
-                MemoryState::Detaching | MemoryState::Stopping(_) | MemoryState::Stopped(_) => {
-                    (VolumeState::Detaching, None, None)
+                MemoryState::Unserved(_) => {
+                    let said = "another program removed its device; detach it, which discards its content, then attach it again";
+                    (VolumeState::Unserved, None, Some(said.to_owned()))
                 }
+                MemoryState::Detaching
+                | MemoryState::Stopping(_)
+                | MemoryState::Stopped(_)
+                | MemoryState::Abandoned => (VolumeState::Detaching, None, None),
             };
             let figures = present.as_ref().map(|present| present.published.figures());
             let served = present.as_ref().map(|present| present.published.served());
@@ -357,8 +385,11 @@ fn refusal(volume: &VolumeId, entry: &TableEntry) -> NodeError {
         MemoryState::Recovering { error: Some(why) } => {
             NodeError::RecoveryFailed { volume, why: why.clone() }
         }
+        MemoryState::Unserved(_) => {
+            NodeError::Busy { volume, doing: "without its device, which another program removed: detach it" }
+        }
         MemoryState::Detaching => NodeError::Busy { volume, doing: "being detached" },
-        MemoryState::Stopping(_) | MemoryState::Stopped(_) => {
+        MemoryState::Stopping(_) | MemoryState::Stopped(_) | MemoryState::Abandoned => {
             NodeError::Busy { volume, doing: "not completely detached (a detach failed: detach it again)" }
         }
     }

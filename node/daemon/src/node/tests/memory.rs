@@ -85,6 +85,74 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
+/// Regression: a memory volume stayed attached after another program removed its device, and an attach
+/// returned a device whose number could be that program's.
+#[test]
+fn a_memory_volume_without_its_device_is_unserved() {
+    for foreign in [None, Some(77)] {
+        let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+        daemon(&dirs, &kernel, async |node| {
+            node.attach_memory(scratch()).await.unwrap();
+            let volume = scratch().volume;
+            assert!(node.check_served(&volume).await.unwrap());
+            let taken = kernel.take_away(only_device(&kernel)).info.id;
+            if let Some(tag) = foreign {
+                kernel.add_foreign(taken, DeviceState::Live, tag);
+            }
+            match foreign {
+                Some(_) => drop(node.attach_memory(scratch()).await.unwrap_err()),
+                None => drop(node.check_served(&volume).await.unwrap_err()),
+            }
+            let status = wait(&node, |status| status.state == VolumeState::Unserved).await;
+            assert!(status.attached.is_none() && status.message.unwrap().contains("detach it"));
+            assert!(!node.check_served(&volume).await.unwrap());
+            assert!(matches!(node.attach_memory(scratch()).await, Err(NodeError::Busy { .. })));
+            node.detach_memory(&volume).await.unwrap();
+            node.attach_memory(scratch()).await.unwrap();
+            assert!(node.check_served(&volume).await.unwrap());
+            if let Some(tag) = foreign {
+                assert_eq!(kernel.take_away(taken).info.tag, tag, "it is left alone");
+            }
+            node.detach_memory(&volume).await.unwrap();
+        });
+        assert_eq!(kernel.wrong(), Vec::<String>::new());
+    }
+}
+
+/// Regression: a failed attach whose files could not be removed no longer counted, and nothing but a restart of
+/// the daemon removed them.
+#[test]
+fn a_detach_removes_the_remains_of_a_failed_attach() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    kernel.hold("start", None);
+    kernel.refuse(&["start"]);
+    daemon(&dirs, &kernel, async |node| {
+        let attach = tokio::spawn({
+            let node = node.clone();
+            async move { node.attach_memory(scratch()).await }
+        });
+        until(|| !kernel.devices().is_empty()).await;
+        let foreign = files(&dirs).join("foreign");
+        fs::write(&foreign, "").unwrap();
+        kernel.release();
+        attach.await.unwrap().unwrap_err();
+        let state = || node.list().first().map(|status| status.state);
+        assert_eq!(state(), Some(VolumeState::Detaching));
+        assert!(node.memory_use().promised_bytes > 0, "it still counts");
+        let busy = node.attach_memory(scratch()).await.unwrap_err();
+        assert!(busy.to_string().contains("detach it again"), "{busy}");
+        node.detach_memory(&scratch().volume).await.unwrap_err();
+        assert_eq!(state(), Some(VolumeState::Detaching));
+        fs::remove_file(foreign).unwrap();
+        node.detach_memory(&scratch().volume).await.unwrap();
+        assert!(node.list().is_empty() && !files(&dirs).exists());
+        kernel.refuse(&[]);
+        node.attach_memory(scratch()).await.unwrap();
+        node.detach_memory(&scratch().volume).await.unwrap();
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
 /// A release before kernel copy added a memory volume's device with user copy and longer requests: it is
 /// recovered unchanged, and the next attach uses kernel copy.
 #[test]

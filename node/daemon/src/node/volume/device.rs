@@ -247,7 +247,7 @@ impl Node {
     /// number may belong to that program's device. The volume must be detached.
     pub(crate) async fn check_served(&self, volume: &VolumeId) -> Result<bool, NodeError> {
         if let Some(device) = self.0.memory.serving_device(volume) {
-            self.0.devices.check_there(device).await?;
+            self.check_memory_device(volume, device).await?;
             return Ok(true);
         }
         let present = self.0.volumes.on_ring(volume);
