@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_memory::{Codecs, HeapMemory, MemoryVolume, PAGE_BYTES, PageCodec, PageError, TableHead};
 
-const PAGES: u64 = 64 << 10;
+const PAGES: u64 = 256 << 10;
 
 fn main() -> Result<(), PageError> {
     println!("noise before    first ns/page    overwrite ns/page    moved/page    longest us");

@@ -4,8 +4,8 @@
 //! that no two stores must agree.
 //!
 //! A slab is sparse if it holds fewer pages than its memory could hold uncompressed, or if more than an eighth
-//! of its slots are free. Slots of dense slabs are taken first. If each class has one sparse slab at most, the
-//! slabs are no larger than the pages and 47 slabs.
+//! of its slots are free. Slots of dense slabs are taken first. If the sparse slabs of no class can be merged
+//! into fewer, all slabs are no larger than the pages and 47 slabs.
 //!
 //! Owns: the set of used slots, the class of each slab, the choice of the slab that a page moves to.
 //! Does not own: the bytes; it reports when the memory of a slab is needed and when it is not. Nor the moves.
@@ -515,25 +515,29 @@ impl Pool {
         self.open_slab(class).map(|slab| self.take_in(slab))
     }
 
-    /// Takes a free slot for the content of `slot`, which is used, if its slab is sparse and another one of
-    /// its class has a free slot. Once all used slots of sparse slabs have moved so, and were freed, each
-    /// class has one sparse slab at most.
+    /// Takes a free slot for the content of `slot`, which is used, in another slab of its class, if its slab
+    /// is sparse and the sparse slabs of its class can be [merged](Self::mergeable_slabs).
     pub fn take_denser(&mut self, slot: PageSlot) -> Option<PageSlot> {
         let (class, number) = (slot.class(), slot.slab()?);
         let used = self.slabs.get_mut(number)?.used;
         let is_sparse = list_of(class, used) == Some(usize::from(class));
-        let slab = self.open_slab(class).filter(|slab| is_sparse && *slab != number)?;
+        if !is_sparse || self.mergeable_of(class) == 0 {
+            return None;
+        }
+        let slab = self.open_slab(class).filter(|slab| *slab != number)?;
         Some(self.take_in(slab))
     }
 
     /// Returns the number of slabs that become free if the sparse slabs of each class are merged.
     #[must_use]
     pub fn mergeable_slabs(&self) -> u32 {
-        let of_class = |(sparse, limits): (&SparseSlabs, &ClassLimits)| match sparse.slabs {
-            0 | 1 => 0,
-            slabs => slabs - sparse.used_slots.div_ceil(u64::from(limits.slots)) as u32,
-        };
-        self.sparse.iter().zip(&LIMITS).map(of_class).sum()
+        (1..=PAGE_CLASS).map(|class| self.mergeable_of(class)).sum()
+    }
+
+    fn mergeable_of(&self, class: u8) -> u32 {
+        let SparseSlabs { slabs, used_slots } = self.sparse[usize::from(class)];
+        let merged = || used_slots.div_ceil(u64::from(LIMITS[usize::from(class)].slots)) as u32;
+        if slabs > 1 { slabs - merged() } else { 0 }
     }
 
     /// Returns the slab that gets a class next, if any is left.

@@ -27,7 +27,7 @@ use holdfast_format::safeguard::{Safeguard, safeguard};
 
 use crate::PAGE_BYTES;
 use crate::codec::PageCodec;
-use crate::compaction::{Compaction, STEP_BYTES};
+use crate::compaction::Compaction;
 use crate::disk_run::{DiskOperation, DiskRun, push_page};
 use crate::figures::MemoryFigures;
 use crate::growth::MemoryGrowth;
@@ -430,10 +430,15 @@ impl<M: PageMemory> StoredPages<M> {
         if let Some(slot) = (class + 1..=PAGE_CLASS).find_map(|class| self.pool.take(class)) {
             return Ok(slot);
         }
+        let mut idle_words = 0;
         while !self.can_spill(old) && self.compaction.gain(&self.pool) > 0 {
-            self.compact(page);
-            if let Some(slot) = self.begin_slab(class) {
-                return Ok(slot);
+            let (words, moved) = self.compact(page);
+            if self.spare.is_some() {
+                return self.begin_slab(class).ok_or(PageError::NoSpace);
+            }
+            idle_words = if moved { 0 } else { idle_words + words };
+            if idle_words >= self.pages {
+                self.compaction.found_none(&self.pool);
             }
         }
         Err(PageError::NoSpace)
@@ -442,31 +447,37 @@ impl<M: PageMemory> StoredPages<M> {
     /// Gives the next slab a class and takes its first slot, if the limit and the system have room for it.
     fn begin_slab(&mut self, class: u8) -> Option<PageSlot> {
         let slab = self.pool.next_slab()?;
-        if self.spare != Some(slab) {
-            self.memory.take_slab(slab).ok()?;
+        if self.spare == Some(slab) {
+            self.spare = None;
+        } else {
+            self.compaction.is_short = self.memory.take_slab(slab).is_err();
+            if self.compaction.is_short {
+                return None;
+            }
         }
-        self.spare = self.spare.filter(|spare| *spare != slab);
         Some(self.pool.take_first(class))
     }
 
-    /// Moves pages of sparse slabs, but not `busy`, whose word the caller has read.
+    /// Moves pages of sparse slabs, but not `busy`, whose word the caller has read. Returns the number of words
+    /// that it read, and true if a page moved.
     #[cold]
-    fn compact(&mut self, busy: u64) {
-        let mut bytes = 0;
-        for _ in 0..Compaction::step_words(&self.pool, self.pages) {
+    fn compact(&mut self, busy: u64) -> (u64, bool) {
+        let step = Compaction::step(&self.pool, self.pages);
+        let (mut words, mut bytes) = (0, 0);
+        while words < step.words && bytes < step.bytes {
+            words += 1;
             let page = self.compaction.next_page(self.pages);
             let stays = page == busy && safeguard(Safeguard::KeepReplacedPage);
-            let moved = if stays { None } else { self.move_page(page) };
-            self.compaction.read_word(&self.pool, self.pages, moved.is_some());
-            bytes += moved.map_or(0, PageSlot::len_bytes);
-            if bytes >= STEP_BYTES {
-                return;
+            if let Some(slot) = if stays { None } else { self.move_page(page) } {
+                self.compaction.moved();
+                bytes += slot.len_bytes();
             }
         }
+        (words, bytes > 0)
     }
 
-    /// Moves a page to a denser slab. Returns its new slot, or `None` if it stays: its slab is dense or no
-    /// other one has a free slot, it has no slot, or it is damaged.
+    /// Moves a page to another slab. Returns its new slot, or `None` if it stays: its slab is dense, or the move
+    /// helps to free none, or it has no slot, or it is damaged.
     fn move_page(&mut self, page: u64) -> Option<PageSlot> {
         let Ok(old @ Word::Stored(form, from)) = self.word(page) else { return None };
         let slot = self.pool.take_denser(from)?;

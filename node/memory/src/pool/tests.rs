@@ -1,8 +1,24 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
 use super::*;
+
+/// Returns the number of slabs that become free if the sparse ones of each class are merged.
+fn mergeable(used: &[PageSlot]) -> u32 {
+    let mut slabs: BTreeMap<(u8, u32), usize> = BTreeMap::new();
+    for slot in used {
+        *slabs.entry((slot.class(), slot.slab().unwrap())).or_default() += 1;
+    }
+    let of_class = |class: u8| {
+        let slots = slots_of(class);
+        let is_sparse = |used: &usize| *used < 16 || *used < slots - slots / 8;
+        let in_class = slabs.iter().filter(|((of, _), _)| *of == class).map(|(_, used)| *used);
+        let sparse: Vec<usize> = in_class.filter(is_sparse).collect();
+        sparse.len() - sparse.iter().sum::<usize>().div_ceil(slots)
+    };
+    (1..=PAGE_CLASS).map(of_class).sum::<usize>() as u32
+}
 
 proptest! {
     /// After slots were taken and freed, a recovery that finds the used ones, in any order, makes the same
@@ -22,6 +38,14 @@ proptest! {
             if chosen % 3 == 0 && !used.is_empty() {
                 pool.free(used.swap_remove(usize::from(chosen) % used.len()));
             }
+            if chosen % 5 == 0 && !used.is_empty() {
+                let at = usize::from(chosen) % used.len();
+                if let Some(moved) = pool.take_denser(used[at]) {
+                    prop_assert!(moved.class() == used[at].class() && moved.slab() != used[at].slab());
+                    pool.free(std::mem::replace(&mut used[at], moved));
+                }
+            }
+            prop_assert_eq!(pool.mergeable_slabs(), mergeable(&used));
         }
         used.sort_by_key(|slot| slot.unit().wrapping_add(order).wrapping_mul(order | 1));
         let mut recovery = PoolRecovery::new(pool.slabs());
@@ -36,6 +60,7 @@ proptest! {
         let recovered = recovery.finish();
         prop_assert_eq!(recovered.slabs_in_use(), pool.slabs_in_use());
         prop_assert_eq!(recovered.slot_bytes(), pool.slot_bytes());
+        prop_assert_eq!(recovered.mergeable_slabs(), pool.mergeable_slabs());
         let slots = |slab| (1..=PAGE_CLASS).flat_map(move |class| {
             (0..slots_of(class)).map(move |index| PageSlot::new(class, slab, index))
         });
