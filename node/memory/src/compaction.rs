@@ -1,9 +1,9 @@
 //! The pace of compaction: pages of sparse slabs move to other slabs, so that slabs become free.
 //!
 //! No slot names its page. So the table is read in a circle, and each page is moved whose slab is sparse. The
-//! work is part of writes: each page that needs a new slab while few are left first reads a part of the table,
-//! the larger the fewer slabs are left, and moves up to two slabs of content. The moves that free a slab cost
-//! less than a copy of it. A page that has no place at all continues until a slab is free.
+//! work is part of writes: each page that needs a new slab while few are left first reads a part of the
+//! table, the larger the fewer slabs are left, and moves up to two slabs of content. The moves that free a
+//! slab cost less than a copy of it. A page that has no place at all continues until a slab is free.
 //!
 //! Owns: the place in the table, the decision whether a further step is worth its cost.
 //! Does not own: the moves (`stored_pages.rs`), the choice of slots ([`Pool`]).

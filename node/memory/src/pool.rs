@@ -3,9 +3,9 @@
 //! A slab has slots of one class. The used slots are not stored: a successor derives them from the table, so
 //! that no two stores must agree.
 //!
-//! A slab is sparse if it holds fewer pages than its memory could hold uncompressed, or if more than an eighth
-//! of its slots are free. Slots of dense slabs are taken first. If the sparse slabs of no class can be merged
-//! into fewer, all slabs are no larger than the pages and 47 slabs.
+//! A slab is sparse if it holds fewer pages than its memory could hold uncompressed, or if more than an
+//! eighth of its slots are free. Slots of dense slabs are taken first. If the sparse slabs of no class can be
+//! merged into fewer, all slabs are no larger than the pages and 47 slabs.
 //!
 //! Owns: the set of used slots, the class of each slab, the choice of the slab that a page moves to.
 //! Does not own: the bytes; it reports when the memory of a slab is needed and when it is not. Nor the moves.

@@ -458,8 +458,8 @@ impl<M: PageMemory> StoredPages<M> {
         Some(self.pool.take_first(class))
     }
 
-    /// Moves pages of sparse slabs, but not `busy`, whose word the caller has read. Returns the number of words
-    /// that it read, and true if a page moved.
+    /// Moves pages of sparse slabs, but not `busy`, whose word the caller has read. Returns the number of
+    /// words that it read, and true if a page moved.
     #[cold]
     fn compact(&mut self, busy: u64) -> (u64, bool) {
         let step = Compaction::step(&self.pool, self.pages);
@@ -476,8 +476,8 @@ impl<M: PageMemory> StoredPages<M> {
         (words, bytes > 0)
     }
 
-    /// Moves a page to another slab. Returns its new slot, or `None` if it stays: its slab is dense, or the move
-    /// helps to free none, or it has no slot, or it is damaged.
+    /// Moves a page to another slab. Returns its new slot, or `None` if it stays: its slab is dense, or the
+    /// move helps to free none, or it has no slot, or it is damaged.
     fn move_page(&mut self, page: u64) -> Option<PageSlot> {
         let Ok(old @ Word::Stored(form, from)) = self.word(page) else { return None };
         let slot = self.pool.take_denser(from)?;

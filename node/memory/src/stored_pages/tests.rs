@@ -2,8 +2,8 @@ use super::*;
 use crate::memory::HeapMemory;
 
 const PAGES: u64 = 4096;
-/// The size of the volume, a partly used slab for each of the five classes below, and one for the page that is
-/// being replaced. A volume without a limit has 64 more than its size, for 48 classes.
+/// The size of the volume, a partly used slab for each of the five classes below, and one for the page that
+/// is being replaced. A volume without a limit has 64 more than its size, for 48 classes.
 const SLABS: u32 = (PAGES * PAGE_BYTES as u64 / SLAB_BYTES as u64) as u32 + 6;
 
 type HeapPages = StoredPages<HeapMemory>;
@@ -72,8 +72,8 @@ fn the_memory_of_the_size_suffices_for_all_overwrites() {
     }
 }
 
-/// The work of a write is bounded while the reserve lasts: it reads a part of the table, and moves at most two
-/// slabs of content.
+/// The work of a write is bounded while the reserve lasts: it reads a part of the table, and moves at most
+/// two slabs of content.
 #[test]
 fn a_page_that_needs_a_slab_moves_few_others() {
     let mut stored = stored_pages(SLABS, SLABS);

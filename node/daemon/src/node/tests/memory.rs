@@ -119,8 +119,8 @@ fn a_memory_volume_without_its_device_is_unserved() {
     }
 }
 
-/// Regression: a failed attach whose files could not be removed no longer counted, and nothing but a restart of
-/// the daemon removed them.
+/// Regression: a failed attach whose files could not be removed no longer counted, and nothing but a restart
+/// of the daemon removed them.
 #[test]
 fn a_detach_removes_the_remains_of_a_failed_attach() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
