@@ -344,12 +344,12 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
 /// Name of the metric of request latencies; the label `operation` distinguishes them. Its unit is seconds.
 const REQUEST_TIMES: &str = "holdfast_volume_request";
 
-/// Encodes the request latencies of each attached volume; memory volumes are not timed.
+/// Encodes the request latencies of each attached volume.
 fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
     let help = "Time from the daemon's receipt of a request to its completion; sampled: one request of 64, the first of each 250 ms, each flush and each FUA write";
     let kind = MetricType::Histogram;
     let mut family = encoder.encode_descriptor(REQUEST_TIMES, help, Some(&Unit::Seconds), kind)?;
-    for volume in volumes.iter().filter(|volume| volume.attached.is_some() && volume.memory.is_none()) {
+    for volume in volumes.iter().filter(|volume| volume.attached.is_some()) {
         for operation in TimedOperation::ALL {
             let times = volume.served.latencies.of(operation);
             let bounded = (0..BUCKETS).map(|bucket| (bound_seconds(bucket), times.buckets[bucket]));

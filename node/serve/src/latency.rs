@@ -4,6 +4,7 @@
 //! the clock for one request of 64, for the first one after each tick (250 ms), and for each flush and forced
 //! write, which wait for the disk anyway.
 
+use holdfast_ublk::{DeviceRequest, Operation};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Number of requests of which one is timed.
@@ -25,6 +26,16 @@ pub enum TimedOperation {
 impl TimedOperation {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Flush];
+
+    /// Returns the operation as which a request is timed; discards are not timed.
+    pub(crate) const fn of(request: &DeviceRequest) -> Option<Self> {
+        match request.operation() {
+            Operation::Read => Some(Self::Read),
+            Operation::Write if !request.is_fua() => Some(Self::Write),
+            Operation::Write | Operation::Flush => Some(Self::Flush),
+            Operation::Discard | Operation::WriteZeroes => None,
+        }
+    }
 
     /// Returns its name in metrics.
     #[must_use]
@@ -66,6 +77,14 @@ pub struct LatencyHistogram {
 }
 
 impl LatencyHistogram {
+    fn merge(&mut self, other: &Self) {
+        for (bucket, more) in self.buckets.iter_mut().zip(other.buckets) {
+            *bucket += more;
+        }
+        self.beyond += other.beyond;
+        self.sum_us = self.sum_us.saturating_add(other.sum_us);
+    }
+
     fn add(&mut self, us: u64) {
         self.sum_us = self.sum_us.saturating_add(us);
         // The bounds are powers of two.
@@ -92,9 +111,45 @@ impl Latencies {
         &self.0[operation as usize]
     }
 
+    /// Adds the requests of another thread.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (histogram, more) in self.0.iter_mut().zip(&other.0) {
+            histogram.merge(more);
+        }
+    }
+
     /// Counts a request that took `us` microseconds.
     pub fn add(&mut self, operation: TimedOperation, us: u64) {
         self.0[operation as usize].add(us);
+    }
+}
+
+/// Chooses the requests that are timed: one of [`SAMPLE`], and the first after each tick.
+#[derive(Debug)]
+pub(crate) struct LatencySample {
+    /// Number of requests until the next timed one.
+    left: u32,
+}
+
+impl LatencySample {
+    pub(crate) const fn new() -> Self {
+        Self { left: 1 }
+    }
+
+    /// Returns the time of the request that begins, in microseconds, if it is timed.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> Option<u64> {
+        self.left -= 1;
+        if self.left > 0 {
+            return None;
+        }
+        self.left = SAMPLE;
+        Some(now_us())
+    }
+
+    /// Times the next request.
+    pub(crate) const fn tick(&mut self) {
+        self.left = 1;
     }
 }
 
@@ -113,6 +168,27 @@ mod tests {
         assert_eq!((writes.beyond, writes.count()), (1, 7));
         assert_eq!(writes.sum_us, 98 + 2 * bound_us(BUCKETS - 1) + 1);
         assert_eq!(latencies.of(TimedOperation::Read).count(), 0);
+    }
+
+    #[test]
+    fn one_request_of_64_is_timed_and_the_first_after_a_tick() {
+        let mut sample = LatencySample::new();
+        let mut timed = |requests: u32| (0..requests).filter(|_| sample.begin().is_some()).count();
+        assert_eq!((timed(1), timed(SAMPLE - 1), timed(1), timed(10)), (1, 0, 1, 0));
+        sample.tick();
+        assert!(sample.begin().is_some());
+    }
+
+    #[test]
+    fn the_requests_of_all_threads_are_added() {
+        let mut sum = Latencies::default();
+        let mut one = Latencies::default();
+        one.add(TimedOperation::Read, 3);
+        one.add(TimedOperation::Read, u64::MAX);
+        sum.add(TimedOperation::Read, 5);
+        sum.merge(&one);
+        let reads = sum.of(TimedOperation::Read);
+        assert_eq!((reads.buckets[0], reads.beyond, reads.sum_us), (2, 1, u64::MAX));
     }
 
     #[test]

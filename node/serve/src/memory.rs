@@ -8,6 +8,7 @@
 //! request allocates nothing. Invariants: no other volume has the key of a memory volume.
 
 pub(crate) mod files;
+mod lines;
 pub(crate) mod new_volume;
 mod published;
 mod serve_failure;

@@ -63,7 +63,7 @@ pub struct ServedCounts {
     pub errors: u64,
     /// Largest number of pieces of background work that waited at a time.
     pub max_waiting_work: u64,
-    /// Durations of requests; empty for a memory volume.
+    /// Durations of requests.
     pub latencies: Latencies,
 }
 

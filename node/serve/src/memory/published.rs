@@ -37,6 +37,8 @@ impl PublishedMemory {
     pub fn served(&self) -> ServedCounts {
         self.served.iter().fold(ServedCounts::default(), |sum, served| {
             let one = *served.lock();
+            let mut latencies = sum.latencies;
+            latencies.merge(&one.latencies);
             ServedCounts {
                 reads: sum.reads + one.reads,
                 writes: sum.writes + one.writes,
@@ -45,6 +47,7 @@ impl PublishedMemory {
                 read_bytes: sum.read_bytes + one.read_bytes,
                 written_bytes: sum.written_bytes + one.written_bytes,
                 errors: sum.errors + one.errors,
+                latencies,
                 // A memory volume has no other counts.
                 ..sum
             }

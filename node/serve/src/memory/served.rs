@@ -3,19 +3,19 @@
 
 use std::sync::Arc;
 
-use holdfast_background::{LineLimit, Rest};
-use holdfast_memory::{Codecs, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequest};
+use holdfast_memory::{Codecs, DiskRun, MemoryVolume, SpillEnd, SpillRequest};
 use holdfast_ring::{FileSlot, IoResult, RingError};
 use holdfast_types::Millis;
 use holdfast_ublk::{Device, DeviceRequest, Operation, Queue, QueueCommand, QueueEvent};
 
 use super::files::MemoryFiles;
+use super::lines::MemoryLines;
 use super::new_volume::{NewMemoryVolume, QueueShare};
 use super::published::PublishedMemory;
 use super::serve_failure::ServeFailure;
 use super::spill_queue::{QueuedRequest, RunEnd, SpillQueue};
 use super::turn::MemoryTurn;
-use crate::label::Label;
+use crate::latency::{LatencySample, TimedOperation, now_us};
 use crate::message::{Reply, RingRefusal};
 use crate::operation::{Ring, VolumeKey};
 use crate::published_status::ServedCounts;
@@ -37,11 +37,8 @@ pub(super) struct ServedMemory {
     is_open: bool,
     closing: Option<Reply>,
     tally: ServedCounts,
-    label: Arc<Label>,
-    queue_refused: LineLimit,
-    full: LineLimit,
-    damaged: LineLimit,
-    disk: LineLimit,
+    sample: LatencySample,
+    lines: MemoryLines,
     published: Arc<PublishedMemory>,
     _place: Box<dyn Send>,
 }
@@ -58,11 +55,8 @@ impl ServedMemory {
             is_open: false,
             closing: None,
             tally: ServedCounts::default(),
-            label,
-            queue_refused: LineLimit::default(),
-            full: LineLimit::default(),
-            damaged: LineLimit::default(),
-            disk: LineLimit::default(),
+            sample: LatencySample::new(),
+            lines: MemoryLines::new(label),
             published,
             _place: place,
         };
@@ -71,7 +65,7 @@ impl ServedMemory {
     }
 
     pub(super) fn open(&mut self, device: Device, queues: Vec<Queue<VolumeKey>>) {
-        self.label.set_device(device);
+        self.lines.label().set_device(device);
         self.queues = queues;
         self.is_open = true;
     }
@@ -96,7 +90,8 @@ impl ServedMemory {
         match queue.on_completion(ring, tag, outcome) {
             QueueEvent::Request(request) => {
                 let len_bytes = request.len_bytes();
-                let request = (owner, QueuedRequest { queue: queue_id, request });
+                let began_us = self.sample.begin();
+                let request = (owner, QueuedRequest { queue: queue_id, request, began_us });
                 if let Some((_, request)) = turn.admit(request, len_bytes) {
                     self.serve(ring, codecs, request, now);
                 }
@@ -104,10 +99,7 @@ impl ServedMemory {
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted => self.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
-                if let Some(held_back) = self.queue_refused.admit(now) {
-                    let _volume = self.label.span().entered();
-                    tracing::error!(queue_id, tag, %errno, held_back, "the kernel refused a queue command");
-                }
+                self.lines.queue_refused(queue_id, tag, errno, now);
                 self.published.queue_refused(errno);
                 self.finish_closing(ring);
             }
@@ -122,19 +114,13 @@ impl ServedMemory {
         if spill.is_some() {
             return self.admit(ring, codecs, queued, now);
         }
-        let QueuedRequest { queue, request } = queued;
-        let queue = &mut queues[share.place(queue)];
-        let served = serve(volume, codecs, queue, &request, tally).map(drop);
-        tally.errors += u64::from(served.is_err());
-        let (first, sectors) = (request.start_sector(), request.sectors());
-        queue.complete(ring, request, served.map_err(ServeFailure::errno));
-        if let Err(failure) = served {
-            self.log(failure, first, sectors, now);
-        }
+        let queue = &mut queues[share.place(queued.queue)];
+        let result = serve(volume, codecs, queue, &queued.request, tally).map(drop);
+        self.answer(ring, SpillEnd { request: queued, result }, now);
     }
 
     /// Leaves a request that had no turn to the successor.
-    pub(super) fn leave_waiting(&mut self, QueuedRequest { queue, request }: QueuedRequest) {
+    pub(super) fn leave_waiting(&mut self, QueuedRequest { queue, request, .. }: QueuedRequest) {
         self.queues[self.share.place(queue)].leave(request);
     }
 
@@ -187,12 +173,8 @@ impl ServedMemory {
     ) {
         let Self { volume, queues, spill: Some(spill), .. } = self else { return };
         let RunEnd { ended, failed } = spill.end(ring, queues, volume, run, outcome);
-        if let Some((run, errno)) = failed
-            && let Some(held_back) = self.disk.admit(now)
-        {
-            let _volume = self.label.span().entered();
-            let (operation, at_bytes, len_bytes) = (run.operation, run.offset_bytes(), run.len_bytes());
-            tracing::error!(?operation, at_bytes, len_bytes, %errno, held_back, "the disk failed in the spill file");
+        if let Some((run, errno)) = failed {
+            self.lines.disk_failed(&run, errno, now);
         }
         let Some(ended) = ended else { return };
         self.answer(ring, ended, now);
@@ -202,13 +184,19 @@ impl ServedMemory {
         self.finish_closing(ring);
     }
 
+    #[inline]
     fn answer(&mut self, ring: &mut Ring, ended: SpillEnd<QueuedRequest, ServeFailure>, now: Millis) {
-        let SpillEnd { request: QueuedRequest { queue, request }, result } = ended;
+        let SpillEnd { request: QueuedRequest { queue, request, began_us }, result } = ended;
         self.tally.errors += u64::from(result.is_err());
-        let (first, sectors) = (request.start_sector(), request.sectors());
-        self.queues[usize::from(queue)].complete(ring, request, result.map_err(ServeFailure::errno));
+        if let Some(began_us) = began_us
+            && let Some(operation) = TimedOperation::of(&request)
+        {
+            self.tally.latencies.add(operation, now_us().saturating_sub(began_us));
+        }
+        let at = (request.start_sector(), request.sectors());
+        self.queues[self.share.place(queue)].complete(ring, request, result.map_err(ServeFailure::errno));
         if let Err(failure) = result {
-            self.log(failure, first, sectors, now);
+            self.lines.failed(failure, at, || self.volume.figures(), now);
         }
     }
 
@@ -223,41 +211,12 @@ impl ServedMemory {
         let (running, waiting) = spill.requests.leave();
         // The disk may still use their memory: their queue keeps it.
         running.for_each(|QueuedRequest { request, .. }| request.leave_to_successor());
-        waiting.for_each(|QueuedRequest { queue, request }| queues[usize::from(queue)].leave(request));
+        waiting.for_each(|QueuedRequest { queue, request, .. }| queues[usize::from(queue)].leave(request));
     }
 
     /// Removes the volume's spill file from the ring.
     pub(super) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
         self.spill.map_or(Ok(()), |spill| ring.unregister_file(spill.file()))
-    }
-
-    fn log(&mut self, failure: ServeFailure, sector: u64, sectors: u32, now: Millis) {
-        let _volume = self.label.span().entered();
-        match failure {
-            ServeFailure::Page(PageError::NoSpace) => {
-                let Some(held_back) = self.full.admit(now) else { return };
-                let figures = self.volume.figures();
-                tracing::error!(
-                    slab_bytes = figures.slab_bytes,
-                    limit_bytes = figures.limit_bytes,
-                    spilled_bytes = figures.spilled_pages * PAGE_BYTES as u64,
-                    spill_limit_bytes = figures.spill_limit_pages * PAGE_BYTES as u64,
-                    held_back,
-                    "a memory volume is at its limits, or node.run_dir or the disk of its spill file is full: writes \
-                     fail; delete files and trim, or give it a higher limit"
-                );
-            }
-            ServeFailure::Page(PageError::Damaged(page)) => {
-                let Some(held_back) = self.damaged.admit(now) else { return };
-                tracing::error!(page, held_back, "a page of a memory volume is damaged: requests to it fail");
-            }
-            ServeFailure::Copy => {
-                let Some(held_back) = self.damaged.admit(now) else { return };
-                tracing::error!(sector, sectors, held_back, "the kernel did not copy the data of a write");
-            }
-            // The end of the run has logged this.
-            ServeFailure::Disk => {}
-        }
     }
 
     /// Releases the queues of a stopped device once the kernel has returned all tags.
@@ -284,17 +243,8 @@ impl ServedMemory {
     }
 
     pub(super) fn tick(&mut self, now: Millis) {
-        for (what, limit) in [
-            ("the kernel refused a queue command", &self.queue_refused),
-            ("a write found no memory", &self.full),
-            ("a page was damaged or not copied", &self.damaged),
-            ("the disk failed in the spill file", &self.disk),
-        ] {
-            if let Some(times) = limit.take_suppressed(Rest::Due(now)) {
-                let _volume = self.label.span().entered();
-                tracing::warn!(times, "{what}, since the last line about it");
-            }
-        }
+        self.lines.tick(now);
+        self.sample.tick();
         self.show();
     }
 

@@ -19,6 +19,8 @@ use crate::operation::{InFlight, Ring, VolumeKey};
 pub(super) struct QueuedRequest {
     pub(super) queue: u16,
     pub(super) request: DeviceRequest,
+    /// Time at which the thread took it, in microseconds, if it is timed.
+    pub(super) began_us: Option<u64>,
 }
 
 /// A run in flight, and the number of its request.
@@ -74,7 +76,7 @@ impl SpillQueue {
         });
         self.runs[place as usize] = in_flight;
         let operation = InFlight::Spill { volume: self.key, run: place };
-        let QueuedRequest { queue, request } = self.requests.request(number);
+        let QueuedRequest { queue, request, .. } = self.requests.request(number);
         let part = || {
             let at_bytes = (run.first - request.start_sector()) * PAGE_BYTES as u64;
             RequestPart {

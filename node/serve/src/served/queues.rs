@@ -5,7 +5,7 @@
 use holdfast_engine::event::RequestId;
 use holdfast_fuse::FuseQueue;
 use holdfast_ring::{Errno, IoResult};
-use holdfast_ublk::{DeviceRequest, Operation, QueueEvent};
+use holdfast_ublk::{DeviceRequest, QueueEvent};
 
 use crate::latency::{Latencies, SAMPLE, TimedOperation, now_us};
 use crate::message::{Reply, RingRefusal};
@@ -49,7 +49,7 @@ impl TimedRequests {
     #[cold]
     #[inline(never)]
     fn end(&mut self, id: RequestId, request: &DeviceRequest) {
-        if let Some(operation) = timed(request) {
+        if let Some(operation) = TimedOperation::of(request) {
             self.latencies.add(operation, now_us().saturating_sub(self.began_us[id.0 as usize]));
         }
     }
@@ -241,16 +241,6 @@ impl Queues {
                 Some(_) | None => request.leave_to_successor(),
             }
         }
-    }
-}
-
-/// Returns the operation as which a request is timed; discards are not timed.
-const fn timed(request: &DeviceRequest) -> Option<TimedOperation> {
-    match request.operation() {
-        Operation::Read => Some(TimedOperation::Read),
-        Operation::Write if !request.is_fua() => Some(TimedOperation::Write),
-        Operation::Write | Operation::Flush => Some(TimedOperation::Flush),
-        Operation::Discard | Operation::WriteZeroes => None,
     }
 }
 
