@@ -336,7 +336,7 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
     counter(
         "holdfast_volume_memory_moved_pages",
         None,
-        "Pages of a memory volume moved to free partly used slabs; they only move while few slabs are left",
+        "Pages of a memory volume moved to free partly used slabs, while few slabs are left or the run directory is full",
         |v| v.memory.map(|memory| memory.moved_pages as f64),
     ),
 ];

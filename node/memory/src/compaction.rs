@@ -3,7 +3,8 @@
 //! No slot names its page. So the table is read in a circle, and each page is moved whose slab is sparse. The
 //! work is part of writes: each page that needs a new slab while few are left first reads a part of the
 //! table, the larger the fewer slabs are left, and moves up to two slabs of content. The moves that free a
-//! slab cost less than a copy of it. A page that has no place at all continues until a slab is free.
+//! slab cost less than a copy of it. A write that finds no slot at all continues until a slab is free or no
+//! page can move.
 //!
 //! Owns: the place in the table, the decision whether a further step is worth its cost.
 //! Does not own: the moves (`stored_pages.rs`), the choice of slots ([`Pool`]).
@@ -14,8 +15,10 @@ use crate::pool::{Pool, SLAB_BYTES};
 const RESERVE_PART: u32 = 32;
 /// Minimum slabs that it keeps free.
 const RESERVE_SLABS: u32 = 4;
-/// Minimum and maximum words that a step reads: some 10 us and 0.5 ms.
-const STEP_WORDS: [u64; 2] = [1 << 10, 1 << 16];
+/// Minimum words that a step reads: some 10 us. Also the maximum if the page may go to the disk instead.
+const STEP_WORDS: u64 = 1 << 10;
+/// Maximum words that a step reads: some 0.5 ms.
+const MOST_STEP_WORDS: u64 = 1 << 16;
 /// Bytes of slots that a step moves, so that it frees more slabs than the caller takes.
 const STEP_BYTES: usize = 2 * SLAB_BYTES;
 
@@ -30,6 +33,8 @@ pub(crate) struct CompactionStep {
 #[derive(Debug, Default)]
 pub(crate) struct Compaction {
     next_page: u64,
+    /// Words read since a page moved or a slot became free.
+    idle_words: u64,
     /// Slabs that stay in use although their pages could be merged: the word of a page is damaged.
     unmovable_slabs: u32,
     moved_pages: u64,
@@ -57,10 +62,10 @@ impl Compaction {
     }
 
     /// Returns the work of a step for a volume of `pages` pages: without moves, the circle ends before the
-    /// unused slabs are taken, unless it has more than [`STEP_WORDS`] for each.
-    pub(crate) fn step(pool: &Pool, pages: u64) -> CompactionStep {
-        let [least, most] = STEP_WORDS;
-        let words = pages.div_ceil(u64::from(unused(pool).max(1))).clamp(least, most);
+    /// unused slabs are taken, unless it has more than [`MOST_STEP_WORDS`] for each.
+    pub(crate) fn step(pool: &Pool, pages: u64, can_spill: bool) -> CompactionStep {
+        let words = pages.div_ceil(u64::from(unused(pool).max(1))).clamp(STEP_WORDS, MOST_STEP_WORDS);
+        let words = if can_spill { STEP_WORDS } else { words };
         CompactionStep { words: words.min(pages), bytes: STEP_BYTES }
     }
 
@@ -77,7 +82,22 @@ impl Compaction {
         self.unmovable_slabs = 0;
     }
 
-    /// Records that the whole table was read and no page moved.
+    /// Records that a slot became free: another page may be movable now.
+    pub(crate) const fn freed(&mut self) {
+        self.idle_words = 0;
+    }
+
+    /// Records that words were read and no page moved. Returns true if these complete a circle.
+    pub(crate) const fn idle(&mut self, words: u64, pages: u64) -> bool {
+        self.idle_words += words;
+        let is_complete = self.idle_words >= pages;
+        if is_complete {
+            self.idle_words = 0;
+        }
+        is_complete
+    }
+
+    /// Records that no page can move.
     pub(crate) fn found_none(&mut self, pool: &Pool) {
         self.unmovable_slabs = pool.mergeable_slabs();
     }

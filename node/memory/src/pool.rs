@@ -518,14 +518,24 @@ impl Pool {
     /// Takes a free slot for the content of `slot`, which is used, in another slab of its class, if its slab
     /// is sparse and the sparse slabs of its class can be [merged](Self::mergeable_slabs).
     pub fn take_denser(&mut self, slot: PageSlot) -> Option<PageSlot> {
-        let (class, number) = (slot.class(), slot.slab()?);
-        let used = self.slabs.get_mut(number)?.used;
-        let is_sparse = list_of(class, used) == Some(usize::from(class));
-        if !is_sparse || self.mergeable_of(class) == 0 {
+        if !self.is_movable(slot) {
             return None;
         }
-        let slab = self.open_slab(class).filter(|slab| *slab != number)?;
-        Some(self.take_in(slab))
+        self.take(slot.class())
+    }
+
+    /// Returns true if [`take_denser`](Self::take_denser) takes a slot.
+    #[must_use]
+    pub fn is_movable(&self, slot: PageSlot) -> bool {
+        let Some((number, (part, place))) =
+            slot.slab().and_then(|slab| Some((slab, self.slabs.locate(slab)?)))
+        else {
+            return false;
+        };
+        let (class, used) = (slot.class(), self.slabs.parts[part].slabs[place].used);
+        list_of(class, used) == Some(usize::from(class))
+            && self.mergeable_of(class) > 0
+            && self.open_slab(class).is_some_and(|slab| slab != number)
     }
 
     /// Returns the number of slabs that become free if the sparse slabs of each class are merged.

@@ -421,8 +421,9 @@ impl<M: PageMemory> StoredPages<M> {
         if let Some(slot) = (class..=largest.min(PAGE_CLASS)).find_map(|class| self.pool.take(class)) {
             return Ok(slot);
         }
+        let can_spill = self.can_spill(old);
         if self.compaction.is_due(&self.pool) {
-            self.compact(page);
+            self.compact((page, old), can_spill);
         }
         if let Some(slot) = self.begin_slab(class) {
             return Ok(slot);
@@ -430,15 +431,13 @@ impl<M: PageMemory> StoredPages<M> {
         if let Some(slot) = (class + 1..=PAGE_CLASS).find_map(|class| self.pool.take(class)) {
             return Ok(slot);
         }
-        let mut idle_words = 0;
-        while !self.can_spill(old) && self.compaction.gain(&self.pool) > 0 {
-            let (words, moved) = self.compact(page);
+        while !can_spill && self.compaction.gain(&self.pool) > 0 {
+            let continues = self.compact((page, old), false);
             if self.spare.is_some() {
                 return self.begin_slab(class).ok_or(PageError::NoSpace);
             }
-            idle_words = if moved { 0 } else { idle_words + words };
-            if idle_words >= self.pages {
-                self.compaction.found_none(&self.pool);
+            if !continues {
+                break;
             }
         }
         Err(PageError::NoSpace)
@@ -458,11 +457,11 @@ impl<M: PageMemory> StoredPages<M> {
         Some(self.pool.take_first(class))
     }
 
-    /// Moves pages of sparse slabs, but not `busy`, whose word the caller has read. Returns the number of
-    /// words that it read, and true if a page moved.
+    /// Moves pages of sparse slabs, but not `busy`, whose word the caller has read. Returns false if no page
+    /// of the table can move.
     #[cold]
-    fn compact(&mut self, busy: u64) -> (u64, bool) {
-        let step = Compaction::step(&self.pool, self.pages);
+    fn compact(&mut self, (busy, old): (u64, Word), can_spill: bool) -> bool {
+        let step = Compaction::step(&self.pool, self.pages, can_spill);
         let (mut words, mut bytes) = (0, 0);
         while words < step.words && bytes < step.bytes {
             words += 1;
@@ -473,7 +472,14 @@ impl<M: PageMemory> StoredPages<M> {
                 bytes += slot.len_bytes();
             }
         }
-        (words, bytes > 0)
+        if bytes > 0 || !self.compaction.idle(words, self.pages) {
+            return true;
+        }
+        // The page that is being replaced can move at another time.
+        if !old.slot().is_some_and(|slot| self.pool.is_movable(slot)) {
+            self.compaction.found_none(&self.pool);
+        }
+        false
     }
 
     /// Moves a page to another slab. Returns its new slot, or `None` if it stays: its slab is dense, or the
@@ -502,13 +508,18 @@ impl<M: PageMemory> StoredPages<M> {
             push_page(&mut self.disk_runs, DiskOperation::Hole, page);
         }
         if let Some(slot) = old.slot()
-            && let Some(slab) = self.pool.free(slot)
+            && let Some(slab) = self.free(slot)
         {
             // The slab is used next and keeps its memory; the previous spare slab loses its own.
             if let Some(before) = self.spare.replace(slab) {
                 self.memory.give_back(before..before + 1);
             }
         }
+    }
+
+    fn free(&mut self, slot: PageSlot) -> Option<u32> {
+        self.compaction.freed();
+        self.pool.free(slot)
     }
 
     fn count(&mut self, word: Word, change: i64) {

@@ -124,7 +124,8 @@ impl Latencies {
     }
 }
 
-/// Chooses the requests that are timed: one of [`SAMPLE`], and the first after each tick.
+/// Chooses the requests that are timed: one of [`SAMPLE`], the first after each tick, and each flush and
+/// forced write.
 #[derive(Debug)]
 pub(crate) struct LatencySample {
     /// Number of requests until the next timed one.
@@ -138,12 +139,13 @@ impl LatencySample {
 
     /// Returns the time of the request that begins, in microseconds, if it is timed.
     #[inline]
-    pub(crate) fn begin(&mut self) -> Option<u64> {
+    pub(crate) fn begin(&mut self, operation: Option<TimedOperation>) -> Option<u64> {
         self.left -= 1;
-        if self.left > 0 {
+        if self.left == 0 {
+            self.left = SAMPLE;
+        } else if operation != Some(TimedOperation::Flush) {
             return None;
         }
-        self.left = SAMPLE;
         Some(now_us())
     }
 
@@ -173,10 +175,13 @@ mod tests {
     #[test]
     fn one_request_of_64_is_timed_and_the_first_after_a_tick() {
         let mut sample = LatencySample::new();
-        let mut timed = |requests: u32| (0..requests).filter(|_| sample.begin().is_some()).count();
+        let mut timed = |requests: u32| {
+            (0..requests).filter(|_| sample.begin(Some(TimedOperation::Write)).is_some()).count()
+        };
         assert_eq!((timed(1), timed(SAMPLE - 1), timed(1), timed(10)), (1, 0, 1, 0));
+        assert!(sample.begin(Some(TimedOperation::Flush)).is_some() && sample.begin(None).is_none());
         sample.tick();
-        assert!(sample.begin().is_some());
+        assert!(sample.begin(Some(TimedOperation::Read)).is_some());
     }
 
     #[test]

@@ -103,6 +103,20 @@ fn a_damaged_page_ends_the_search() {
     assert_eq!((stored.compaction.gain(&stored.pool), stored.pool.mergeable_slabs()), (0, 3));
 }
 
+/// Found in review: a write whose own page was the only one that could move counted it as damaged, so the next
+/// write failed, too.
+#[test]
+fn a_page_that_is_replaced_can_move_later() {
+    let mut stored = stored_pages(3, 3);
+    // Two slabs with a page each, of which the first can move to the second, and a full one.
+    (0..49).for_each(|page| write(&mut stored, page, 1300).unwrap());
+    (100..116).for_each(|page| write(&mut stored, page, PAGE_BYTES).unwrap());
+    (1..48).for_each(|page| stored.discard(page).unwrap());
+    assert_eq!(write(&mut stored, 0, PAGE_BYTES), Err(PageError::NoSpace));
+    assert_eq!(write(&mut stored, 200, PAGE_BYTES), Ok(()));
+    holds(&stored, 0, 1300);
+}
+
 /// Phases of writes and discards, each of random pages and with one length.
 #[test]
 fn writes_find_room_after_any_discards() {

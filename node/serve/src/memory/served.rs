@@ -90,7 +90,7 @@ impl ServedMemory {
         match queue.on_completion(ring, tag, outcome) {
             QueueEvent::Request(request) => {
                 let len_bytes = request.len_bytes();
-                let began_us = self.sample.begin();
+                let began_us = self.sample.begin(TimedOperation::of(&request));
                 let request = (owner, QueuedRequest { queue: queue_id, request, began_us });
                 if let Some((_, request)) = turn.admit(request, len_bytes) {
                     self.serve(ring, codecs, request, now);

@@ -52,7 +52,7 @@ impl Node {
             return Err(error);
         }
         let attached = self.try_attach_memory(request, shape).await;
-        if attached.is_err() {
+        if attached.is_err() && !self.0.memory.is_stopping(&volume) {
             // The error was logged; the caller gets that of the attach.
             let _removed = self.abandon_memory(&volume).await;
         }
@@ -174,8 +174,20 @@ impl Node {
         };
         if let Err(error) = started.await {
             let stops = Arc::clone(&kernel);
-            blocking(move || Ok(or_gone(stops.stop(device))?)).await?;
-            present.close().await?;
+            let stopped = blocking(move || Ok(or_gone(stops.stop(device))?)).await;
+            // The kernel returns the tags of a stopped device only.
+            let ended = match stopped {
+                Ok(()) => present.close().await,
+                failed => failed,
+            };
+            if let Err(left) = ended {
+                tracing::error!(
+                    %volume, device = device.id(), error = chain(&left),
+                    "the attach of a memory volume failed, and so did the removal of its device; detach it"
+                );
+                self.0.memory.set(volume, MemoryState::Stopping(device));
+                return Err(error);
+            }
             delete_device(&self.0.tasks, &kernel, device).await;
             return Err(error);
         }

@@ -20,7 +20,7 @@ const DELETED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Node {
     /// Stops the device of a memory volume and drops its content. Resumes a detach that failed after the
-    /// stop, and the removal of what a failed attach left.
+    /// stop, and the removal of the remains of a failed attach.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted: nothing was changed. [`NodeError::NotAttached`], or

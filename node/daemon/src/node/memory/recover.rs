@@ -191,7 +191,10 @@ impl Node {
         }
         let files = local.clone();
         blocking(move || files.remove()).await?;
-        tracing::warn!("removed the files of a memory volume whose attach or detach did not end");
+        tracing::warn!(
+            "removed the files of a memory volume without a device: its attach or detach did not end, or another program \
+             removed the device"
+        );
         Ok(None)
     }
 }

@@ -29,7 +29,8 @@ pub(super) enum MemoryState {
     Unserved(Device),
     /// Its device is being removed, or its files after that.
     Detaching,
-    /// A stop of its device failed, and may still take effect: the next detach repeats it.
+    /// A stop of its device failed, and may still take effect, or one of a failed attach, or the close of its
+    /// queues: the next detach repeats both.
     Stopping(Device),
     /// Its device is stopped, but its detach failed later: the next detach resumes it.
     Stopped(Device),
@@ -296,13 +297,20 @@ impl MemoryTable {
                 (Arc::clone(present), *device, false)
             }
             (MemoryState::Stopping(device), Some(present)) => (Arc::clone(present), *device, false),
-            (MemoryState::Stopped(device) | MemoryState::Unserved(device), Some(present)) => {
+            (MemoryState::Stopped(device) | MemoryState::Unserved(device), Some(present))
+                if !entry.is_growing =>
+            {
                 (Arc::clone(present), *device, true)
             }
             _ => return Err(refusal(volume, entry)),
         };
         entry.state = MemoryState::Detaching;
         Ok(found)
+    }
+
+    /// Returns true if the stop of its device failed.
+    pub(super) fn is_stopping(&self, volume: &VolumeId) -> bool {
+        self.0.lock().get(volume).is_some_and(|entry| matches!(entry.state, MemoryState::Stopping(_)))
     }
 
     /// Starts to remove the remains of a failed attach. Returns false if there are none.
@@ -377,7 +385,9 @@ fn unused_bytes<'a>(entries: impl Iterator<Item = &'a TableEntry>) -> u64 {
 fn refusal(volume: &VolumeId, entry: &TableEntry) -> NodeError {
     let volume = volume.clone();
     match &entry.state {
-        MemoryState::Serving(_) if entry.is_growing => NodeError::Busy { volume, doing: "being grown" },
+        MemoryState::Serving(_) | MemoryState::Unserved(_) if entry.is_growing => {
+            NodeError::Busy { volume, doing: "being grown" }
+        }
         MemoryState::Attaching | MemoryState::Serving(_) => {
             NodeError::Busy { volume, doing: "being attached" }
         }

@@ -153,6 +153,23 @@ fn a_detach_removes_the_remains_of_a_failed_attach() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
+/// Found in review: a failed attach whose device could not be stopped was never detached.
+#[test]
+fn a_detach_stops_the_device_of_a_failed_attach() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    kernel.refuse(&["start", "stop"]);
+    daemon(&dirs, &kernel, async |node| {
+        node.attach_memory(scratch()).await.unwrap_err();
+        assert_eq!(node.list()[0].state, VolumeState::Detaching);
+        kernel.refuse(&[]);
+        node.detach_memory(&scratch().volume).await.unwrap();
+        assert!(node.list().is_empty() && !files(&dirs).exists() && kernel.devices().is_empty());
+        node.attach_memory(scratch()).await.unwrap();
+        node.detach_memory(&scratch().volume).await.unwrap();
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
 /// A release before kernel copy added a memory volume's device with user copy and longer requests: it is
 /// recovered unchanged, and the next attach uses kernel copy.
 #[test]

@@ -346,10 +346,10 @@ pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) -> D
     }
 }
 
-/// Treats a missing device as stopped.
+/// Treats a missing device as stopped, and one whose number belongs to another program by now.
 pub(in crate::node) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlError> {
     match stopped {
-        Err(ControlError::NotFound { .. }) => Ok(()),
+        Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => Ok(()),
         stopped => stopped,
     }
 }
@@ -367,6 +367,7 @@ mod tests {
     fn only_a_device_that_is_gone_needs_no_stop() {
         assert!(or_gone(Ok(())).is_ok());
         assert!(or_gone(Err(ControlError::NotFound { id: 1 })).is_ok());
+        assert!(or_gone(Err(ControlError::NotOurs { id: 1, found: 0 })).is_ok());
         let lost = or_gone(Err(ControlError::KernelLostDevice { id: 1 }));
         assert!(matches!(lost, Err(ControlError::KernelLostDevice { id: 1 })));
     }

@@ -114,6 +114,32 @@ fn a_growth_that_failed_half_way_is_made_and_not_undone() {
     assert_eq!(kernel.wrong(), Vec::<String>::new());
 }
 
+/// Found in review: a volume without its device was detached during its growth, which then changed the files
+/// of the next attach.
+#[test]
+fn a_growth_ends_before_a_detach() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        node.attach_memory(scratch()).await.unwrap();
+        let volume = scratch().volume;
+        kernel.hold("resize", None);
+        let growth = tokio::spawn({
+            let (node, volume) = (node.clone(), volume.clone());
+            async move { Volumes::grow(&node, &volume, to(LARGER)).await }
+        });
+        until(|| fs::metadata(files(&dirs).join("table")).unwrap().len() > SECTORS * 8 + 4096).await;
+        kernel.take_away(only_device(&kernel));
+        node.check_served(&volume).await.unwrap_err();
+        let busy = node.detach_memory(&volume).await.unwrap_err();
+        assert!(busy.to_string().contains("being grown"), "{busy}");
+        kernel.release();
+        growth.await.unwrap().unwrap_err();
+        node.detach_memory(&volume).await.unwrap();
+        assert!(node.list().is_empty() && !files(&dirs).exists());
+    });
+    assert_eq!(kernel.wrong(), Vec::<String>::new());
+}
+
 /// Regression, found in review: each counted the other at its new size, and both were rejected.
 #[test]
 fn of_two_growths_at_once_one_is_made() {
