@@ -103,8 +103,8 @@ fn a_damaged_page_ends_the_search() {
     assert_eq!((stored.compaction.gain(&stored.pool), stored.pool.mergeable_slabs()), (0, 3));
 }
 
-/// Found in review: a write whose own page was the only one that could move counted it as damaged, so the next
-/// write failed, too.
+/// Found in review: a write whose own page was the only one that could move counted it as damaged, so the
+/// next write failed, too.
 #[test]
 fn a_page_that_is_replaced_can_move_later() {
     let mut stored = stored_pages(3, 3);
