@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::{Control, METRICS_PORT, Node};
 use holdfast_lab::report;
 use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wait::until;
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
@@ -45,16 +46,20 @@ const SIGINT: i32 = 2;
 /// Exit status of fio after that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
 
+/// Maximum time until the daemon has uploaded all data of a load that pauses.
+const IDLE_LIMIT: Duration = Duration::from_secs(120);
+const SIGCONT: i32 = 18;
+const SIGSTOP: i32 = 19;
+
 /// Prints the daemon's resource use: anonymous memory in KiB, open files, threads, and the run directory in
-/// KiB. The cache of indexes, which reaches its limit after hours, and the memory of uploads, which follows
-/// the load, are not counted.
+/// KiB. The cache of indexes, which reaches its limit after hours, is not counted.
 const SAMPLE: &str = r#"for process in /proc/[0-9]*; do
   if [ "$(cat "$process/comm" 2> /dev/null)" = holdfast-node ]; then daemon=$process; fi
 done
 rss=$(awk '/^RssAnon/ { print $2 }' "$daemon/status")
 exec 3<>/dev/tcp/127.0.0.1/METRICS_PORT
 printf 'GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n' >&3
-known=$(awk '/^holdfast_(index_cache|upload_memory)_bytes/ { sum += $2 } END { print int(sum / 1024) }' <&3)
+known=$(awk '/^holdfast_index_cache_bytes/ { print int($2 / 1024) }' <&3)
 echo "$((rss - known)) $(ls "$daemon/fd" | wc -l) $(ls "$daemon/task" | wc -l) $(du -sk /run/holdfast | cut -f 1)""#;
 
 /// Quantities of a sample, in order.
@@ -121,7 +126,9 @@ fn soak(node: &Node, prefix: &str, each: Duration) -> Result<[Course; QUANTITIES
         if begun.elapsed() >= ends {
             ensure!(ended >= LEAST_ENDS, "{ended} of at least {LEAST_ENDS} ends of the daemon had time");
         }
-        for (course, value) in courses.iter_mut().zip(sample(vm)?) {
+        // Buffers and threads of uploads follow the load; without it, only lasting use is left.
+        let values = if begun.elapsed() < ends { sample(vm)? } else { sample_idle(node)? };
+        for (course, value) in courses.iter_mut().zip(values) {
             course.push(begun.elapsed(), value);
         }
         sleep(BETWEEN_SAMPLES);
@@ -141,7 +148,7 @@ fn load(vm: &Vm, devices: &[String], each: Duration) -> Result<()> {
     let jobs: String = devices.iter().map(|device| format!(" --name={device} --filename={device}")).collect();
     let seconds = each.as_secs() + 3600;
     let fio = format!(
-        "exec fio --direct=1 --ioengine=io_uring --iodepth=4 --rw=randrw --bs=4k --size=32M --rate_iops=20 \
+        "exec fio --thread --direct=1 --ioengine=io_uring --iodepth=4 --rw=randrw --bs=4k --size=32M --rate_iops=20 \
          --verify=crc32c --verify_backlog=64 --verify_fatal=1 --time_based --runtime={seconds}{jobs}"
     );
     vm.spawn(FIO, &bash(&fio)).map(drop)
@@ -154,6 +161,26 @@ fn end(node: &Node, number: u32) -> Result<()> {
         1 => node.terminate().and_then(|()| node.restart()),
         _ => node.hand_over(),
     }
+}
+
+/// Takes a sample while the load pauses and nothing is uploaded.
+fn sample_idle(node: &Node) -> Result<[f64; QUANTITIES.len()]> {
+    let vm = node.vm();
+    vm.signal(FIO, SIGSTOP)?;
+    let idle = || {
+        let metrics = node.metrics()?;
+        let has_none = |name: &str| {
+            let of = |line: &&str| line.starts_with(name) && line[name.len()..].starts_with(['{', ' ']);
+            let mut lines = metrics.lines().filter(of).peekable();
+            lines.peek().is_some() && lines.all(|line| line.ends_with(" 0") || line.ends_with(" 0.0"))
+        };
+        let is_idle = has_none("holdfast_upload_memory_bytes") && has_none("holdfast_volume_dirty_bytes");
+        Ok(is_idle.then_some(()))
+    };
+    until("the end of the uploads", IDLE_LIMIT, idle)?;
+    let values = sample(vm)?;
+    vm.signal(FIO, SIGCONT)?;
+    Ok(values)
 }
 
 fn sample(vm: &Vm) -> Result<[f64; QUANTITIES.len()]> {
