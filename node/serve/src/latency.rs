@@ -4,6 +4,8 @@
 //! the clock for one request of 64, for the first one after each tick (250 ms), and for each flush and forced
 //! write, which wait for the disk anyway.
 
+use std::num::NonZeroU64;
+
 use holdfast_ublk::{DeviceRequest, Operation};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -139,14 +141,13 @@ impl LatencySample {
 
     /// Returns the time of the request that begins, in microseconds, if it is timed.
     #[inline]
-    pub(crate) fn begin(&mut self, operation: Option<TimedOperation>) -> Option<u64> {
+    pub(crate) fn begin(&mut self, is_flush: bool) -> Option<NonZeroU64> {
         self.left -= 1;
-        if self.left == 0 {
-            self.left = SAMPLE;
-        } else if operation != Some(TimedOperation::Flush) {
+        if self.left > 0 && !is_flush {
             return None;
         }
-        Some(now_us())
+        self.left = if self.left == 0 { SAMPLE } else { self.left };
+        NonZeroU64::new(now_us())
     }
 
     /// Times the next request.
@@ -175,13 +176,11 @@ mod tests {
     #[test]
     fn one_request_of_64_is_timed_and_the_first_after_a_tick() {
         let mut sample = LatencySample::new();
-        let mut timed = |requests: u32| {
-            (0..requests).filter(|_| sample.begin(Some(TimedOperation::Write)).is_some()).count()
-        };
+        let mut timed = |requests: u32| (0..requests).filter(|_| sample.begin(false).is_some()).count();
         assert_eq!((timed(1), timed(SAMPLE - 1), timed(1), timed(10)), (1, 0, 1, 0));
-        assert!(sample.begin(Some(TimedOperation::Flush)).is_some() && sample.begin(None).is_none());
+        assert!(sample.begin(true).is_some() && sample.begin(false).is_none());
         sample.tick();
-        assert!(sample.begin(Some(TimedOperation::Read)).is_some());
+        assert!(sample.begin(false).is_some());
     }
 
     #[test]

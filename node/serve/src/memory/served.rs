@@ -1,6 +1,7 @@
 //! One memory volume on a ring thread, which answers the requests of its share of the device's queues in
 //! their turn, unless they need the disk.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use holdfast_memory::{Codecs, DiskRun, MemoryVolume, SpillEnd, SpillRequest};
@@ -90,7 +91,8 @@ impl ServedMemory {
         match queue.on_completion(ring, tag, outcome) {
             QueueEvent::Request(request) => {
                 let len_bytes = request.len_bytes();
-                let began_us = self.sample.begin(TimedOperation::of(&request));
+                let is_flush = request.operation() == Operation::Flush || request.is_fua();
+                let began_us = self.sample.begin(is_flush);
                 let request = (owner, QueuedRequest { queue: queue_id, request, began_us });
                 if let Some((_, request)) = turn.admit(request, len_bytes) {
                     self.serve(ring, codecs, request, now);
@@ -114,9 +116,18 @@ impl ServedMemory {
         if spill.is_some() {
             return self.admit(ring, codecs, queued, now);
         }
-        let queue = &mut queues[share.place(queued.queue)];
-        let result = serve(volume, codecs, queue, &queued.request, tally).map(drop);
-        self.answer(ring, SpillEnd { request: queued, result }, now);
+        let QueuedRequest { queue, request, began_us } = queued;
+        let queue = &mut queues[share.place(queue)];
+        let served = serve(volume, codecs, queue, &request, tally).map(drop);
+        tally.errors += u64::from(served.is_err());
+        if let Some(began_us) = began_us {
+            time(tally, &request, began_us);
+        }
+        let at = (request.start_sector(), request.sectors());
+        queue.complete(ring, request, served.map_err(ServeFailure::errno));
+        if let Err(failure) = served {
+            self.lines.failed(failure, at, || self.volume.figures(), now);
+        }
     }
 
     /// Leaves a request that had no turn to the successor.
@@ -184,14 +195,11 @@ impl ServedMemory {
         self.finish_closing(ring);
     }
 
-    #[inline]
     fn answer(&mut self, ring: &mut Ring, ended: SpillEnd<QueuedRequest, ServeFailure>, now: Millis) {
         let SpillEnd { request: QueuedRequest { queue, request, began_us }, result } = ended;
         self.tally.errors += u64::from(result.is_err());
-        if let Some(began_us) = began_us
-            && let Some(operation) = TimedOperation::of(&request)
-        {
-            self.tally.latencies.add(operation, now_us().saturating_sub(began_us));
+        if let Some(began_us) = began_us {
+            time(&mut self.tally, &request, began_us);
         }
         let at = (request.start_sector(), request.sectors());
         self.queues[self.share.place(queue)].complete(ring, request, result.map_err(ServeFailure::errno));
@@ -265,6 +273,14 @@ impl ServedMemory {
 
     pub(super) fn requests(&self) -> u32 {
         self.queues.iter().map(|queue| u32::from(queue.requests_with_owner())).sum()
+    }
+}
+
+/// Counts the time of a request that began then.
+#[cold]
+fn time(tally: &mut ServedCounts, request: &DeviceRequest, began_us: NonZeroU64) {
+    if let Some(operation) = TimedOperation::of(request) {
+        tally.latencies.add(operation, now_us().saturating_sub(began_us.get()));
     }
 }
 

@@ -6,6 +6,8 @@
 //! request itself, which has kernel copy: devices of releases with user copy have no spill file.
 //! Bounds: a request has at most a run for each of its pages, and as many holes.
 
+use std::num::NonZeroU64;
+
 use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequests};
 use holdfast_ring::{Errno, FileRange, FileSlot, IoResult};
 use holdfast_ublk::{DeviceRequest, Queue, RequestPart};
@@ -20,7 +22,7 @@ pub(super) struct QueuedRequest {
     pub(super) queue: u16,
     pub(super) request: DeviceRequest,
     /// Time at which the thread took it, in microseconds, if it is timed.
-    pub(super) began_us: Option<u64>,
+    pub(super) began_us: Option<NonZeroU64>,
 }
 
 /// A run in flight, and the number of its request.
