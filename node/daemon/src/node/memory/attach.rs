@@ -9,7 +9,7 @@ use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory, QueueShare};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
-use holdfast_ublk::{ControlError, Device, DeviceSpec, Transport};
+use holdfast_ublk::{DeviceSpec, Transport};
 use parking_lot::Mutex;
 
 use super::detach::delete_device;
@@ -43,7 +43,7 @@ impl Node {
         let volume = request.volume.clone();
         let shape = MemoryShape::of(&request)?;
         if let Some((attached, device)) = self.0.memory.reserve(&volume, &shape)? {
-            self.check_memory_device(&volume, device).await?;
+            self.check_device(&volume, device).await?;
             return Ok(attached);
         }
         // Files of this name may exist from another attach.
@@ -257,25 +257,6 @@ impl Node {
         let present = Arc::new(present);
         self.0.memory.came(volume, Arc::clone(&present));
         Ok(present)
-    }
-
-    /// Checks that the device of a served volume is still its own. If not, the volume counts as not served.
-    pub(in crate::node) async fn check_memory_device(
-        &self,
-        volume: &VolumeId,
-        device: Device,
-    ) -> Result<(), NodeError> {
-        let checked = self.0.devices.check_there(device).await;
-        if let Err(NodeError::Device(ControlError::NotFound { .. } | ControlError::NotOurs { .. })) = &checked
-            && self.0.memory.lose_device(volume, device)
-        {
-            tracing::error!(
-                %volume,
-                "another program removed the device of a memory volume; detach it, which discards its content, and attach it \
-                 (with Kubernetes the node does both)"
-            );
-        }
-        checked
     }
 
     /// Removes the remains of a failed attach, whose device, if any, is stopped.

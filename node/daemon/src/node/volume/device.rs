@@ -247,7 +247,7 @@ impl Node {
     /// number may belong to that program's device. The volume must be detached.
     pub(crate) async fn check_served(&self, volume: &VolumeId) -> Result<bool, NodeError> {
         if let Some(device) = self.0.memory.serving_device(volume) {
-            self.check_memory_device(volume, device).await?;
+            self.check_device(volume, device).await?;
             return Ok(true);
         }
         let present = self.0.volumes.on_ring(volume);
@@ -276,10 +276,18 @@ impl Node {
     ) -> Result<(), NodeError> {
         let checked = self.0.devices.check_there(device).await;
         if let Err(NodeError::Device(ControlError::NotFound { .. } | ControlError::NotOurs { .. })) = &checked
-            && let Some(present) = self.0.volumes.on_ring(volume)
-            && present.device() == Some(device)
         {
-            lose_device(volume, &present.state);
+            if self.0.memory.lose_device(volume, device) {
+                tracing::error!(
+                    %volume,
+                    "another program removed the device of a memory volume; detach it, which discards its content, and attach it \
+                     (with Kubernetes the node does both)"
+                );
+            } else if let Some(present) = self.0.volumes.on_ring(volume)
+                && present.device() == Some(device)
+            {
+                lose_device(volume, &present.state);
+            }
         }
         checked
     }
