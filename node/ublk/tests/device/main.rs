@@ -319,7 +319,7 @@ fn devices_that_share_buffers_keep_their_data() {
                 let together = &together;
                 scope.spawn(move || {
                     let data = pattern(2 * round + device, 4 << 20);
-                    // Nothing before it can fail: the other thread would wait for ever.
+                    // If anything before it failed, the other thread would wait without end.
                     together.wait();
                     let block = fixture.open_block();
                     block.write_all_at(&data, 0).unwrap();
