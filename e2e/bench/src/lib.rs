@@ -20,6 +20,7 @@ pub mod coverage;
 mod daemon;
 mod data_plane;
 mod devices;
+mod distant_store;
 mod external_storage;
 mod field;
 pub mod fio;
@@ -78,6 +79,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(400),
         profile: Profile::Release,
         run: data_plane::run,
+    },
+    Benchmark {
+        name: "distant-store",
+        about: "uploads to a distant store against a serial one, commits of 1,000 volumes, late reads; on this host",
+        expected: Duration::from_secs(240),
+        profile: Profile::Release,
+        run: distant_store::run,
     },
     Benchmark {
         name: "devices-zero-copy",

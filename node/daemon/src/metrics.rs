@@ -11,6 +11,7 @@ use holdfast_background::OldCounts;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::Delay;
 use holdfast_objects::{RequestCounts, Verb};
+use holdfast_s3::StoreAdaptation;
 use holdfast_serve::latency::{BUCKETS, TimedOperation, bound_seconds};
 use holdfast_service::logs::DroppedLines;
 use holdfast_types::SECTOR_BYTES;
@@ -22,7 +23,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::node::{NodeVolumeStatus, ReadAheadFigures, RingStatus, VolumeState};
+use crate::node::{NodeVolumeStatus, ReadAheadFigures, RingStatus, StoreStatus, VolumeState};
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
@@ -344,6 +345,34 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
 /// Name of the metric of request latencies; the label `operation` distinguishes them. Its unit is seconds.
 const REQUEST_TIMES: &str = "holdfast_volume_request";
 
+/// Encodes the requests of each volume with a store, and their bytes.
+fn encode_store_traffic(
+    encoder: &mut DescriptorEncoder<'_>,
+    volumes: &[NodeVolumeStatus],
+) -> Result<(), fmt::Error> {
+    let with_store = || volumes.iter().filter(|volume| volume.store.requests.is_some());
+    let help = "Requests that the volume's reads, uploads, commits and merges sent to the object store, including retries";
+    let kind = Kind::Counter.of();
+    let mut family = encoder.encode_descriptor(VOLUME_STORE_REQUESTS, help, None, kind)?;
+    for volume in with_store() {
+        for verb in Verb::ALL {
+            let labels = [("volume", volume.volume.as_str()), ("operation", verb.name())];
+            let count = volume.store.of_volume.requests.of(verb);
+            ConstCounter::new(count as f64).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    let help = "Bytes of objects that these requests read or wrote";
+    let mut family = encoder.encode_descriptor(VOLUME_STORE_TRAFFIC, help, Some(&Unit::Bytes), kind)?;
+    for volume in with_store() {
+        for verb in WITH_BODY {
+            let labels = [("volume", volume.volume.as_str()), ("operation", verb.name())];
+            let bytes = volume.store.of_volume.body_bytes[verb as usize];
+            ConstCounter::new(bytes as f64).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
 /// Encodes the request latencies of each attached volume.
 fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
     let help = "Time from the daemon's receipt of a request to its completion; sampled: one request of 64, the first of each 250 ms, each flush and each FUA write";
@@ -416,6 +445,16 @@ const RING_METRICS: [RingMetric; 5] = [
 /// Name of the metric of requests to stores; the label `operation` distinguishes them, because their prices
 /// differ.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
+/// Names of the metrics of a volume's requests to its store, and of their bytes; with the label `operation`
+/// too.
+const VOLUME_STORE_REQUESTS: &str = "holdfast_volume_store_requests";
+const VOLUME_STORE_TRAFFIC: &str = "holdfast_volume_store";
+/// Operations whose requests or responses have a body.
+const WITH_BODY: [Verb; 3] = [Verb::Get, Verb::Put, Verb::UploadPart];
+/// Name of the metric of the requests that may be in flight to a store.
+const STORE_IN_FLIGHT_LIMIT: &str = "holdfast_store_in_flight_limit";
+/// Name of the metric of reads sent a second time.
+const STORE_HEDGED_READS: &str = "holdfast_store_hedged_reads";
 /// Name of the metric of deletes denied by stores.
 const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 
@@ -529,14 +568,13 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
             ];
             ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
         }
+        encode_store_traffic(&mut encoder, &volumes)?;
         // The volumes of a store share one connection, so each has the same figures.
-        let stores: BTreeMap<&str, (&RequestCounts, u64)> = volumes
+        let stores: BTreeMap<&str, (&RequestCounts, &StoreStatus)> = volumes
             .iter()
-            .filter_map(|v| {
-                Some((v.store.name.as_str(), (v.store.requests.as_ref()?, v.store.refused_deletes.count)))
-            })
+            .filter_map(|v| Some((v.store.name.as_str(), (v.store.requests.as_ref()?, &v.store))))
             .collect();
-        let help = "Requests sent to the object store for all volumes of this node, including retries";
+        let help = "Requests sent to the object store for all volumes of this node, including retries and second requests of late reads";
         let kind = ConstCounter::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
         for (store, (counts, _)) in &stores {
@@ -547,8 +585,23 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         }
         let help = "Delete requests that the object store denied to this node for lack of permission";
         let mut family = encoder.encode_descriptor(STORE_REFUSED_DELETES, help, None, kind)?;
-        for (store, (_, refused)) in &stores {
-            ConstCounter::new(*refused as f64).encode(family.encode_family(&[("store", *store)])?)?;
+        for (name, (_, store)) in &stores {
+            let count = store.refused_deletes.count;
+            ConstCounter::new(count as f64).encode(family.encode_family(&[("store", *name)])?)?;
+        }
+        let help =
+            "Reads of parts of objects sent to the object store a second time because the response was late";
+        let mut family = encoder.encode_descriptor(STORE_HEDGED_READS, help, None, kind)?;
+        for (name, (_, store)) in &stores {
+            let Some(StoreAdaptation { hedged_reads: count, .. }) = store.adaptation else { continue };
+            ConstCounter::new(count as f64).encode(family.encode_family(&[("store", *name)])?)?;
+        }
+        let help =
+            "Requests that this node may have in flight to the object store; fewer while the store throttles";
+        let mut family = encoder.encode_descriptor(STORE_IN_FLIGHT_LIMIT, help, None, Kind::Gauge.of())?;
+        for (name, (_, store)) in &stores {
+            let Some(StoreAdaptation { max_in_flight: limit, .. }) = store.adaptation else { continue };
+            ConstGauge::new(limit as f64).encode(family.encode_family(&[("store", *name)])?)?;
         }
         let help = "Devices without ublk whose FUSE connection no keeper holds now; an exit of the daemon fails their requests";
         let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, Kind::Gauge.of())?;
@@ -621,7 +674,7 @@ pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::E
 mod tests {
     use super::*;
     use crate::kubernetes::names::tests::show;
-    use crate::node::{CommitStatus, StoreStatus};
+    use crate::node::CommitStatus;
     use crate::volumes::tests::{Fake, attached};
 
     pub(super) fn serving(fake: Fake) -> Readiness<Fake> {
@@ -635,6 +688,7 @@ mod tests {
         let fake = Fake::default();
         let mut volume = attached("vol-1");
         volume.store.refused_deletes.count = 3;
+        volume.store.adaptation = Some(StoreAdaptation { max_in_flight: 48, hedged_reads: 6 });
         fake.put(volume);
         fake.set_unkept_devices(2);
         let text = render(serving(fake)).unwrap();
@@ -654,6 +708,8 @@ mod tests {
             "holdfast_volume_committed_seq{volume=\"vol-1\"} 7.0",
             "holdfast_volume_ancestors{volume=\"vol-1\"} 2.0",
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
+            "holdfast_store_in_flight_limit{store=\"main\"} 48.0",
+            "holdfast_store_hedged_reads_total{store=\"main\"} 6.0",
             "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",
             "holdfast_slab_unkept_blocks_total 5.0",
             "holdfast_slab_found_blocks_total 8.0",

@@ -71,9 +71,9 @@ pub(crate) use volume::cut::CutStep;
 pub(crate) use volume::grow::GrowTo;
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::snapshot::VolumeInStore;
-pub(crate) use volume::status::{CommitStatus, NodeVolumeStatus, VolumeState};
 #[cfg(test)]
-pub(crate) use volume::status::{DiskStatus, StoreStatus};
+pub(crate) use volume::status::DiskStatus;
+pub(crate) use volume::status::{CommitStatus, NodeVolumeStatus, StoreStatus, VolumeState};
 
 use clock::unix_ms;
 use device::kernel::{Devices, Kernel};

@@ -21,7 +21,7 @@ pub use error::{Cause, CreateError, ErrorKind, StoreError};
 pub use fault::{Fault, Gate};
 pub use memory::MemoryStore;
 pub use parts::{MAX_PARTS, Part, PartFailed, Parts, ReadyParts, SegmentError, collect, part_length};
-pub use requests::{MeteredAttempt, RequestCounts, RequestMeter, Verb, VerbMeter};
+pub use requests::{MeteredAttempt, RequestCounts, RequestMeter, StoreTraffic, Verb, VerbMeter, metered};
 pub use retry::{Decision, RetryPolicy};
 pub use store::{
     Created, Entry, Folders, MAX_KEY_BYTES, MAX_PAGE_ENTRIES, MAX_UNFINISHED, ObjectStore, Page, Suffix,

@@ -1,7 +1,10 @@
 //! Counts and latencies of the requests sent to a store, for limits and billing.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -126,6 +129,25 @@ pub struct VerbMeter {
     pub buckets: [AtomicU64; RequestMeter::BUCKETS_MS.len() + 1],
 }
 
+/// Requests and bytes by verb.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoreTraffic {
+    /// Requests sent.
+    pub requests: RequestCounts,
+    /// Body bytes sent and received, in the order of [`Verb::ALL`].
+    pub body_bytes: [u64; Verb::ALL.len()],
+}
+
+tokio::task_local! {
+    static OF_TASK: Arc<RequestMeter>;
+}
+
+/// Runs `work`, and counts the requests that it sends in `meter` too, whichever store's meter counts them.
+/// Requests of tasks that it spawns are not included.
+pub async fn metered<T>(meter: Arc<RequestMeter>, work: impl Future<Output = T>) -> T {
+    OF_TASK.scope(meter, work).await
+}
+
 /// Counters of every verb; shared freely between threads.
 #[derive(Debug, Default)]
 pub struct RequestMeter {
@@ -141,10 +163,13 @@ impl RequestMeter {
         &self.verbs[verb as usize]
     }
 
-    /// Counts the start of an attempt.
+    /// Counts the start of an attempt, also in the meter of the task ([`metered`]).
     pub fn begin(&self, verb: Verb) -> MeteredAttempt<'_> {
-        self.verb(verb).requests.fetch_add(1, Ordering::Relaxed);
-        MeteredAttempt { meter: self, verb, begun: Instant::now(), body_bytes: 0, failed: false }
+        let of_task = OF_TASK.try_with(Arc::clone).ok();
+        for meter in [Some(self), of_task.as_deref()].into_iter().flatten() {
+            meter.verb(verb).requests.fetch_add(1, Ordering::Relaxed);
+        }
+        MeteredAttempt { meter: self, of_task, verb, begun: Instant::now(), body_bytes: 0, failed: false }
     }
 
     /// Counts the end of an attempt: its duration, body bytes and failure.
@@ -165,6 +190,12 @@ impl RequestMeter {
     /// Returns the total duration of all ended attempts.
     pub fn time(&self) -> Duration {
         Duration::from_micros(self.verbs.iter().map(|verb| verb.micros.load(Ordering::Relaxed)).sum())
+    }
+
+    /// Returns a reading of the counters of requests and bytes.
+    pub fn traffic(&self) -> StoreTraffic {
+        let body_bytes = Verb::ALL.map(|verb| self.verb(verb).body_bytes.load(Ordering::Relaxed));
+        StoreTraffic { requests: self.counts(), body_bytes }
     }
 
     /// Returns a reading of the request counters.
@@ -189,6 +220,8 @@ impl RequestMeter {
 #[must_use = "an attempt that is dropped has ended"]
 pub struct MeteredAttempt<'a> {
     meter: &'a RequestMeter,
+    /// The meter of the task that sends it.
+    of_task: Option<Arc<RequestMeter>>,
     verb: Verb,
     begun: Instant,
     body_bytes: u64,
@@ -204,7 +237,10 @@ impl MeteredAttempt<'_> {
 
 impl Drop for MeteredAttempt<'_> {
     fn drop(&mut self) {
-        self.meter.end(self.verb, self.begun.elapsed(), self.body_bytes, self.failed);
+        let took = self.begun.elapsed();
+        for meter in [Some(self.meter), self.of_task.as_deref()].into_iter().flatten() {
+            meter.end(self.verb, took, self.body_bytes, self.failed);
+        }
     }
 }
 
@@ -222,6 +258,22 @@ mod tests {
         let ended: u64 = get.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum();
         assert_eq!((meter.counts().get, ended), (2, 2));
         assert_eq!((get.errors.load(Ordering::Relaxed), get.body_bytes.load(Ordering::Relaxed)), (1, 7));
+    }
+
+    #[tokio::test]
+    async fn a_task_counts_its_own_requests() {
+        let (store, volume) = (RequestMeter::default(), Arc::new(RequestMeter::default()));
+        let work = async {
+            store.begin(Verb::Get).end(7, false);
+            tokio::task::yield_now().await;
+            store.begin(Verb::Put).end(5, true);
+        };
+        metered(Arc::clone(&volume), work).await;
+        store.begin(Verb::Get).end(9, false);
+        let RequestCounts { get, put, .. } = volume.counts();
+        assert_eq!((get, put, volume.traffic().body_bytes[..2].to_vec()), (1, 1, vec![7, 5]));
+        assert_eq!((store.counts().get, store.traffic().body_bytes[0]), (2, 16));
+        assert_eq!(volume.verb(Verb::Put).errors.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -7,24 +7,13 @@ use std::{
 
 use holdfast_objects::{Decision, ErrorKind, StoreError, Verb};
 
-use tokio::sync::SemaphorePermit;
-
 use crate::{
-    availability::Attempted,
-    classify::RequestFailure,
-    config::AttemptLimit,
-    request_class::{Lane, RequestClass},
+    availability::Attempted, classify::RequestFailure, config::AttemptLimit, request_class::RequestClass,
     store::S3Store,
 };
 
 /// Body bytes moved in one attempt.
 pub(crate) type BodyBytes = u64;
-
-/// Permits of one request, held until this is dropped.
-struct RequestPermits<'a> {
-    _of_lane: Option<SemaphorePermit<'a>>,
-    _of_all: SemaphorePermit<'a>,
-}
 
 impl S3Store {
     /// Sends one request with a permit and within its limit, meters it, and updates the store's availability.
@@ -34,23 +23,8 @@ impl S3Store {
         limit: AttemptLimit,
         request: impl Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     ) -> Result<T, RequestFailure> {
-        let _permits = self.permits_of(class).await;
+        let _permits = self.permits.acquire(class.lane).await;
         self.permitted_attempt(class, limit, request).await
-    }
-
-    /// Waits for the permits of one request, outside its timeout: time in the queue is not the server's.
-    async fn permits_of(&self, class: RequestClass) -> RequestPermits<'_> {
-        let lane = match class.lane {
-            Lane::First => None,
-            Lane::Small => Some(&self.small),
-            Lane::Bulk => Some(&self.bulk),
-        };
-        let of_lane = match lane {
-            Some(lane) => Some(lane.acquire().await.expect("the semaphore is never closed")),
-            None => None,
-        };
-        let of_all = self.permits.acquire().await.expect("the semaphore is never closed");
-        RequestPermits { _of_lane: of_lane, _of_all: of_all }
     }
 
     /// Like [`Self::attempt`], for a caller that already holds the permit.
@@ -76,6 +50,7 @@ impl S3Store {
         let moved = AttemptLimit { body: self.config.timeouts.body(body_bytes), ..limit };
         let attempted = Attempted { class, moved, doublings, sent, took };
         self.availability.learn(&attempted, answer.as_ref().map(drop));
+        self.permits.learn(class.lane, sent, answer.as_ref().map(drop));
         answer.map(|(value, _)| value)
     }
 
@@ -102,14 +77,14 @@ impl S3Store {
     where
         Fut: Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     {
-        let mut begun = None;
+        let (begun, mut queued) = (Instant::now(), Duration::ZERO);
         let mut attempt = 1;
         loop {
             self.availability.admit(class).await?;
             let sent = Instant::now();
-            let permits = self.permits_of(class).await;
-            // The wait for the first permits does not count towards the retry policy's deadline.
-            let begun = *begun.get_or_insert_with(Instant::now);
+            let permits = self.permits.acquire(class.lane).await;
+            // Time in the queue is not the server's: it does not count towards the retry policy's deadline.
+            queued += sent.elapsed();
             let answer = self.permitted_attempt(class, limit, request()).await;
             drop(permits);
             let failure = match answer {
@@ -120,7 +95,7 @@ impl S3Store {
             if unavailable && self.availability.is_unreachable() {
                 return Err(failure.error);
             }
-            match self.decide(attempt, begun.elapsed(), &failure) {
+            match self.decide(attempt, begun.elapsed().saturating_sub(queued), &failure) {
                 Decision::Fail => {
                     if unavailable {
                         self.availability.set_unreachable(sent, Instant::now(), &failure);

@@ -204,7 +204,9 @@ fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, 
     }
     match (status, code.as_str()) {
         (_, "NoSuchBucket") => none(StoreError::NoBucket { bucket: bucket.to_owned() }),
-        (_, "SlowDown" | "KMS.ThrottlingException") | (429, _) => none(StoreError::Throttled(source)),
+        (_, "SlowDown" | "SlowDownRead" | "SlowDownWrite" | "KMS.ThrottlingException") | (429, _) => {
+            none(StoreError::Throttled(source))
+        }
         (_, "RequestTimeout") => unknown(StoreError::Unavailable(source)),
         (501, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
         _ if !from_s3 => unknown(foreign(status, "an S3 error code")),
@@ -325,6 +327,9 @@ mod tests {
             (412, "PreconditionFailed", ErrorKind::Invalid, WriteEffect::Exists),
             (409, "ConditionalRequestConflict", ErrorKind::Conflict, WriteEffect::Unknown),
             (503, "SlowDown", ErrorKind::Throttled, WriteEffect::None),
+            // MinIO's.
+            (503, "SlowDownRead", ErrorKind::Throttled, WriteEffect::None),
+            (503, "SlowDownWrite", ErrorKind::Throttled, WriteEffect::None),
             (429, "", ErrorKind::Throttled, WriteEffect::None),
             (503, "", ErrorKind::Unavailable, WriteEffect::Unknown),
             (500, "InternalError", ErrorKind::Unavailable, WriteEffect::Unknown),

@@ -28,7 +28,7 @@ pub struct S3Config {
     pub proxies: Proxies,
     /// Time limits of requests.
     pub timeouts: Timeouts,
-    /// Maximum requests in flight, a quarter of them segment uploads; others wait in order.
+    /// Maximum requests in flight: half of them segment uploads, half all others; further ones wait in order.
     pub max_concurrency: usize,
 }
 
@@ -144,7 +144,7 @@ impl S3Config {
             credentials,
             proxies: Proxies::of_environment(),
             timeouts: Timeouts::default(),
-            max_concurrency: 64,
+            max_concurrency: 96,
         }
     }
 

@@ -1,15 +1,17 @@
 //! Reads: whole, range, suffix. The body is read inside the attempt, so that a stalled one is retried.
 
 use std::ops::Range;
-use std::time::SystemTime;
+use std::pin::pin;
+use std::time::{Instant, SystemTime};
 
 use aws_sdk_s3::operation::get_object::GetObjectOutput;
 use bytes::{Bytes, BytesMut};
-use holdfast_objects::{StoreError, Suffix, Verb};
+use futures::future::{Either, select};
+use holdfast_objects::{ErrorKind, StoreError, Suffix, Verb};
 
 use crate::{
-    classify::{BrokenAnswer, classify, foreign, is_from_s3},
-    request_class::RequestClass,
+    classify::{BrokenAnswer, RequestFailure, classify, foreign, is_from_s3},
+    request_class::{Lane, RequestClass},
     store::S3Store,
 };
 
@@ -85,26 +87,12 @@ impl S3Store {
     async fn get_part(&self, key: &str, range: Option<&str>, max_bytes: u64) -> Result<Part, StoreError> {
         let full = self.full_key(key)?;
         let full = full.as_str();
-        let timeouts = &self.config.timeouts;
-        self.repeat(Verb::Get, timeouts.attempt_for(max_bytes), || async move {
-            let get = self.client.get_object().bucket(&self.config.bucket).key(full);
-            let sent = get.set_range(range.map(str::to_owned)).send();
-            // The start of a response never takes longer for a large object.
-            let after = self.availability.limit(RequestClass::repeated(Verb::Get), timeouts.attempt_for(0));
-            let answer = match tokio::time::timeout(after, sent).await {
-                Ok(answer) => answer,
-                Err(_elapsed) => return Err(StoreError::TimedOut { after }.into()),
-            };
-            let answer = match answer {
-                Ok(answer) => answer,
-                Err(failure) => {
-                    let status = failure.raw_response().map(|raw| raw.status().as_u16());
-                    if status == Some(416) && is_from_s3(&failure) {
-                        return Err(StoreError::OutOfRange { key: key.to_owned(), end: max_bytes }.into());
-                    }
-                    return Err(classify(failure, &self.config.bucket, key));
-                }
-            };
+        self.repeat(Verb::Get, self.config.timeouts.attempt_for(max_bytes), || async move {
+            // Boxed: two of these large futures would be part of each future that reads.
+            let send = || Box::pin(self.send_get(key, full, range, max_bytes));
+            // Guests wait for ranges of segments. No guest waits for whole objects, such as log records.
+            let is_hedged = range.is_some_and(|range| !range.starts_with(SUFFIX));
+            let answer = if is_hedged { self.hedged(send).await? } else { send().await? };
             // S3 labels each partial response with its range; only the end of an empty object may lack it.
             let is_nothing =
                 answer.content_length() == Some(0) && range.is_some_and(|r| r.starts_with(SUFFIX));
@@ -116,6 +104,96 @@ impl S3Store {
             Ok((part, moved))
         })
         .await
+    }
+
+    /// Sends a GET and waits for the start of the response.
+    async fn send_get(
+        &self,
+        key: &str,
+        full: &str,
+        range: Option<&str>,
+        max_bytes: u64,
+    ) -> Result<GetObjectOutput, RequestFailure> {
+        let get = self.client.get_object().bucket(&self.config.bucket).key(full);
+        let get = get.set_range(range.map(str::to_owned)).send();
+        // The start of a response never takes longer for a large object.
+        let limit = self.config.timeouts.attempt_for(0);
+        let after = self.availability.limit(RequestClass::repeated(Verb::Get), limit);
+        let failure = match tokio::time::timeout(after, get).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(failure)) => failure,
+            Err(_elapsed) => return Err(StoreError::TimedOut { after }.into()),
+        };
+        let status = failure.raw_response().map(|raw| raw.status().as_u16());
+        if status == Some(416) && is_from_s3(&failure) {
+            return Err(StoreError::OutOfRange { key: key.to_owned(), end: max_bytes }.into());
+        }
+        Err(classify(failure, &self.config.bucket, key))
+    }
+
+    /// Sends a read, and once more if the response is late. Returns the first success or definitive failure,
+    /// otherwise the failure of the request that ended last.
+    async fn hedged<T, Fut>(&self, send: impl Fn() -> Fut) -> Result<T, RequestFailure>
+    where
+        Fut: Future<Output = Result<T, RequestFailure>>,
+    {
+        let (sent, mut first) = (Instant::now(), pin!(send()));
+        let late = self.hedging.begin();
+        let answer = match late {
+            Some(late) => tokio::time::timeout(late, &mut first).await.ok(),
+            None => None,
+        };
+        if let Some(answer) = answer {
+            self.hedging.learn(sent.elapsed());
+            return answer;
+        }
+        // A second request waits for no permit, since others need those for their first one, and probes no
+        // store that is unreachable.
+        let permit = late.filter(|_| !self.availability.is_unreachable());
+        let permit = permit.and_then(|_| self.permits.try_acquire_first());
+        let Some(permit) = permit.filter(|_| self.hedging.try_spend()) else {
+            let answer = first.await;
+            self.hedging.learn(sent.elapsed());
+            return answer;
+        };
+        let (metered, resent) = (self.requests.begin(Verb::Get), Instant::now());
+        match select(first, pin!(send())).await {
+            Either::Left((answer, second)) => {
+                self.hedging.learn(sent.elapsed());
+                match self.final_answer(sent, answer) {
+                    Ok(answer) => answer,
+                    Err(_passing) => second.await,
+                }
+            }
+            Either::Right((answer, first)) => {
+                self.hedging.learn(sent.elapsed());
+                metered.end(0, answer.as_ref().is_err_and(RequestFailure::is_error));
+                drop(permit);
+                match self.final_answer(resent, answer) {
+                    Ok(answer) => answer,
+                    Err(_passing) => first.await,
+                }
+            }
+        }
+    }
+
+    /// Returns the answer to one of two equal reads if no other answer can change it.
+    ///
+    /// # Errors
+    /// A failure that the other request may not have.
+    fn final_answer<T>(
+        &self,
+        sent: Instant,
+        answer: Result<T, RequestFailure>,
+    ) -> Result<Result<T, RequestFailure>, RequestFailure> {
+        match answer {
+            Err(failure) if failure.error.kind() == ErrorKind::Throttled => {
+                self.permits.learn(Lane::First, sent, Err(&failure));
+                Err(failure)
+            }
+            Err(failure) if !failure.is_answer() => Err(failure),
+            answer => Ok(answer),
+        }
     }
 }
 

@@ -2,6 +2,9 @@
 
 use std::{fmt, ops::Range};
 
+use crate::{
+    availability::Availability, config::S3Config, hedging::Hedging, permits::Permits, proxies::Proxy,
+};
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
 use bytes::Bytes;
@@ -9,24 +12,22 @@ use holdfast_objects::{
     CreateError, Created, Folders, ObjectStore, Page, Parts, RequestCounts, RequestMeter, RetryPolicy,
     SegmentError, StoreError, Suffix, UnfinishedUpload, check_key,
 };
-use tokio::sync::Semaphore;
 
-use crate::{availability::Availability, config::S3Config, proxies::Proxy};
-
-/// Bulk segments may hold one permit in this many, and small segments another one in this many. Of four or
-/// more permits, at least half thus remain for reads and log records.
-const BULK_SHARE: usize = 4;
+/// Adaptation of a node's requests to one store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreAdaptation {
+    /// Maximum requests in flight now.
+    pub max_in_flight: u64,
+    /// Reads sent a second time because the response was late, since the connection.
+    pub hedged_reads: u64,
+}
 
 /// An object store in one bucket. Share it in an `Arc`: it holds connections and permits.
 pub struct S3Store {
     pub(crate) client: Client,
     pub(crate) config: S3Config,
-    /// Requests in flight.
-    pub(crate) permits: Semaphore,
-    /// Those requests that carry small segments.
-    pub(crate) small: Semaphore,
-    /// Those requests that carry bulk segments.
-    pub(crate) bulk: Semaphore,
+    pub(crate) permits: Permits,
+    pub(crate) hedging: Hedging,
     pub(crate) requests: RequestMeter,
     pub(crate) retry: RetryPolicy,
     pub(crate) availability: Availability,
@@ -40,9 +41,8 @@ impl S3Store {
         let root = if config.prefix.is_empty() { String::new() } else { format!("{}/", config.prefix) };
         Self {
             client,
-            permits: Semaphore::new(config.max_concurrency),
-            small: Semaphore::new((config.max_concurrency / BULK_SHARE).max(1)),
-            bulk: Semaphore::new((config.max_concurrency / BULK_SHARE).max(1)),
+            permits: Permits::new(config.max_concurrency),
+            hedging: Hedging::default(),
             requests: RequestMeter::default(),
             retry: RetryPolicy { deadline: config.timeouts.deadline, ..RetryPolicy::REPEATABLE },
             availability: Availability::default(),
@@ -60,6 +60,11 @@ impl S3Store {
     /// Returns the number of requests sent so far.
     pub fn counts(&self) -> RequestCounts {
         self.requests.counts()
+    }
+
+    /// Returns the adaptation to the store's answers, for metrics.
+    pub fn adaptation(&self) -> StoreAdaptation {
+        StoreAdaptation { max_in_flight: self.permits.limit() as u64, hedged_reads: self.hedging.count() }
     }
 
     /// Returns the common prefix of the store's keys in the bucket: empty, or the prefix and `/`.

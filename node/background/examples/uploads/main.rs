@@ -6,8 +6,9 @@
 //! cargo run --release --example uploads -- 20 80 256    # 20 ms, 80 MB/s, 256 MiB of upload memory
 //! ```
 //! Reading, compression, checksums, the memory ledger and the request order are the daemon's code; the store
-//! sleeps. Times depend on the host: only the ratios to the serial upload are portable.
-#![allow(clippy::print_stdout, reason = "its output is for people")]
+//! sleeps. Times depend on the host: only the ratios to the serial upload are portable. Each row is a line of
+//! JSON; `cargo e2e bench distant-store` compares them with its bars.
+#![allow(clippy::print_stdout, reason = "its output is its rows")]
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -37,8 +38,8 @@ mod store;
 
 /// Dirty data of a seal, in blocks: 64 MiB, the default of `data.seal_size`.
 const SEAL_BLOCKS: u64 = 512;
-/// Consecutive seals per volume.
-const SEALS: u64 = 6;
+/// Consecutive seals per volume: 4 GiB of eight volumes.
+const SEALS: u64 = 8;
 /// Equals the daemon's.
 const PART_BYTES: usize = 8 << 20;
 /// Approximate size of a commit record, in bytes.
@@ -256,8 +257,9 @@ async fn as_the_daemon(
 
 fn print(name: &str, measured: &Measured, serial: &Measured) {
     println!(
-        "{name:26} {:6.0} MB/s  {:5.2} x serial  {:5.0} MB per CPU second  {:4.2} CPUs  {:4} requests  \
-         {:5.2} sent/dirty  {:4.0} MiB upload memory  {:4.0} MiB resident",
+        "{{\"row\":\"{name}\",\"mb_per_second\":{:.0},\"vs_serial\":{:.2},\"mb_per_cpu_second\":{:.0},\
+         \"cpus\":{:.2},\"requests\":{},\"sent_per_dirty\":{:.2},\"upload_memory_mib\":{:.0},\
+         \"resident_mib\":{:.0}}}",
         measured.rate() / 1e6,
         measured.rate() / serial.rate(),
         measured.bytes / measured.cpu_seconds / 1e6,
@@ -285,12 +287,12 @@ async fn main() -> Result<()> {
         let data = contents.write()?;
         let store = options.store();
         let serial = measure(1, &store, serially(&store, &data)).await?;
-        print(&format!("{contents:?}, serial"), &serial, &serial);
+        print(&format!("{contents:?} serially"), &serial, &serial);
         for volumes in [1, 8] {
             let store = Arc::new(options.store());
             let uploads = as_the_daemon(volumes, &options, &store, &data);
             let measured = measure(volumes, &store, uploads).await?;
-            print(&format!("{contents:?}, volumes: {volumes}"), &measured, &serial);
+            print(&format!("{contents:?} of {volumes}"), &measured, &serial);
         }
     }
     Ok(())

@@ -355,7 +355,7 @@ async fn an_object_that_the_server_does_not_call_deleted_is_not() {
 #[tokio::test]
 async fn no_more_requests_are_in_flight_than_permitted() {
     let server = Server::start().await;
-    let store = S3Store::connect(S3Config { max_concurrency: 2, ..server.config() }).await.unwrap();
+    let store = S3Store::connect(S3Config { max_concurrency: 4, ..server.config() }).await.unwrap();
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
     for _ in 0..8 {
         server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_millis(50)));
@@ -489,7 +489,7 @@ async fn a_store_whose_answers_begin_late_makes_progress() {
 #[tokio::test]
 async fn uploads_leave_permits_for_reads() {
     let server = Server::start().await;
-    let store = S3Store::connect(S3Config { max_concurrency: 8, ..server.config() }).await.unwrap();
+    let store = S3Store::connect(S3Config { max_concurrency: 12, ..server.config() }).await.unwrap();
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
     for _ in 0..16 {
         server.plan_fault(Method::PUT, PlannedFault::Late(TOO_LATE));
@@ -499,7 +499,7 @@ async fn uploads_leave_permits_for_reads() {
     let mut bodies = vec![ReadyParts::from(BODY); keys.len()];
     let uploads = keys.iter().zip(&mut bodies).map(|(key, body)| store.put_segment(key, body));
     let reads = async {
-        while store.counts().put < before.put + 2 {
+        while store.counts().put < before.put + 4 {
             tokio::task::yield_now().await;
         }
         for _ in 0..10 {
@@ -514,8 +514,8 @@ async fn uploads_leave_permits_for_reads() {
     let after = store.counts();
     assert_eq!(
         (after.get - before.get, after.put - before.put),
-        (10, 2),
-        "a quarter of eight is for uploads"
+        (10, 4),
+        "a third of twelve is for small segments"
     );
 }
 
@@ -523,7 +523,7 @@ async fn uploads_leave_permits_for_reads() {
 #[tokio::test]
 async fn a_small_segment_does_not_wait_for_large_ones() {
     let server = Server::start().await;
-    let store = S3Store::connect(S3Config { max_concurrency: 8, ..server.config() }).await.unwrap();
+    let store = S3Store::connect(S3Config { max_concurrency: 12, ..server.config() }).await.unwrap();
     let large = Bytes::from(vec![1; (1 << 20) + 1]);
     for _ in 0..2 {
         server.plan_fault(Method::PUT, PlannedFault::Late(TOO_LATE));
@@ -559,6 +559,96 @@ async fn time_in_the_queue_is_not_the_retry_deadlines() {
     let first = store.put_segment("volumes/v1/segments/a", &mut first);
     try_join(first, store.put_segment("volumes/v1/segments/b", &mut queued)).await.unwrap();
     assert_eq!(store.counts().put, 3, "the queued one is repeated once");
+}
+
+/// Reads a range often enough that late responses are recognised, and that second requests are saved up.
+async fn learn_reads(store: &S3Store) {
+    for _ in 0..200 {
+        assert_eq!(store.get_range(KEY, 0..2).await.unwrap(), BODY[..2]);
+    }
+}
+
+#[tokio::test]
+async fn a_late_read_is_sent_again() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    learn_reads(&store).await;
+    let (before, begun) = (store.counts(), Instant::now());
+    server.plan_fault(Method::GET, PlannedFault::Late(TOO_LATE));
+    assert_eq!(store.get_range(KEY, 0..2).await.unwrap(), BODY[..2]);
+    assert_eq!(store.counts().get - before.get, 2);
+    assert!(begun.elapsed() < server.config().timeouts.attempt, "it was not a timeout that sent it again");
+    assert!(store.adaptation().hedged_reads >= 1);
+}
+
+#[tokio::test]
+async fn the_first_success_of_a_hedged_read_counts() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    learn_reads(&store).await;
+    let before = store.counts();
+    server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_secs(1)));
+    server.plan_fault(Method::GET, PlannedFault::Answer(500, "InternalError"));
+    assert_eq!(store.get_range(KEY, 0..2).await.unwrap(), BODY[..2]);
+    assert_eq!(
+        store.counts().get - before.get,
+        2,
+        "the first one was not sent again after the second failed"
+    );
+}
+
+/// A definitive response needs no second one, and a throttled one is noticed although the read succeeds.
+#[tokio::test]
+async fn failures_of_hedged_reads_are_not_hidden() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    learn_reads(&store).await;
+    let begun = Instant::now();
+    server.plan_fault(Method::GET, PlannedFault::Late(TOO_LATE));
+    server.plan_fault(Method::GET, PlannedFault::Answer(404, "NoSuchKey"));
+    assert_eq!(store.get_range(KEY, 0..2).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(begun.elapsed() < server.config().timeouts.attempt);
+    let before = store.adaptation().max_in_flight;
+    server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_secs(2)));
+    server.plan_fault(Method::GET, PlannedFault::Answer(503, "SlowDown"));
+    assert_eq!(store.get_range(KEY, 0..2).await.unwrap(), BODY[..2]);
+    assert_eq!(store.adaptation().max_in_flight, before - before / 2 / 4, "a quarter of the first lane less");
+}
+
+/// The numbers of requests for whole objects, those of logs, are asserted elsewhere. A second request takes no
+/// permit from other reads.
+#[tokio::test]
+async fn only_ranges_are_hedged_and_only_with_a_free_permit() {
+    let server = Server::start().await;
+    for (max_concurrency, is_range) in [(1, true), (8, false)] {
+        let store = S3Store::connect(S3Config { max_concurrency, ..server.config() }).await.unwrap();
+        let _first = store.create(KEY, BODY).await;
+        learn_reads(&store).await;
+        let before = store.adaptation().hedged_reads;
+        server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_secs(1)));
+        let read = if is_range { store.get_range(KEY, 0..6).await } else { store.get(KEY, 64).await };
+        assert_eq!(read.unwrap(), BODY);
+        assert_eq!((server.planned(), store.adaptation().hedged_reads), (0, before));
+    }
+}
+
+#[tokio::test]
+async fn a_throttling_store_gets_fewer_requests_at_a_time() {
+    let server = Server::start().await;
+    let store = S3Store::connect(S3Config { max_concurrency: 32, ..server.config() }).await.unwrap();
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    let before = store.adaptation().max_in_flight;
+    server.plan_fault(Method::GET, PlannedFault::Answer(503, "SlowDown"));
+    assert_eq!(store.get(KEY, 64).await.unwrap(), BODY);
+    assert_eq!(store.adaptation().max_in_flight, before - 4, "of 16 reads");
+    server.round_trip_ms.store(50, Ordering::SeqCst);
+    join_all((0..39).map(|_| async { assert_eq!(store.get(KEY, 64).await.unwrap(), BODY) })).await;
+    // 12, 13 and 14 successes, of which one came before, are due for 15.
+    assert_eq!(store.adaptation().max_in_flight, before - 1);
+    assert!(server.peak() <= 14, "{} at a time", server.peak());
 }
 
 /// Parts created on demand, with their peak number.

@@ -5,11 +5,13 @@
 mod answers;
 mod backend;
 mod behind_faults;
+mod commits;
 mod conformance;
 mod credentials;
 mod faults;
 mod health;
 mod http_proxy;
+mod late_reads;
 mod proxy;
 mod server;
 mod tls;

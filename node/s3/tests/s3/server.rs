@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -64,6 +64,7 @@ struct Parts {
     backend: Arc<Backend>,
     faults: PlannedFaults,
     in_flight: Arc<InFlight>,
+    round_trip_ms: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Default)]
@@ -82,6 +83,8 @@ pub(crate) struct Server {
     pub(crate) backend: Arc<Backend>,
     faults: PlannedFaults,
     in_flight: Arc<InFlight>,
+    /// Wait before each request takes effect.
+    pub(crate) round_trip_ms: Arc<AtomicU64>,
     _accept: JoinSet<()>,
 }
 
@@ -103,14 +106,15 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let faults = PlannedFaults::default();
         let mut accept = JoinSet::new();
-        let in_flight = Arc::new(InFlight::default());
-        accept.spawn(serve(
-            listener,
-            tls,
-            service,
-            Parts { backend: backend.clone(), faults: faults.clone(), in_flight: in_flight.clone() },
-        ));
-        Self { address, backend, faults, in_flight, _accept: accept }
+        let (in_flight, round_trip_ms) = (Arc::new(InFlight::default()), Arc::default());
+        let parts = Parts {
+            backend: Arc::clone(&backend),
+            faults: faults.clone(),
+            in_flight: Arc::clone(&in_flight),
+            round_trip_ms: Arc::clone(&round_trip_ms),
+        };
+        accept.spawn(serve(listener, tls, service, parts));
+        Self { address, backend, faults, in_flight, round_trip_ms, _accept: accept }
     }
 
     /// Returns the number of pending faults.
@@ -191,10 +195,14 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let answer = service_fn(move |request| {
-        let (service, Parts { backend, faults, in_flight }) = (service.clone(), parts.clone());
+        let (service, Parts { backend, faults, in_flight, round_trip_ms }) = (service.clone(), parts.clone());
         async move {
             let now = in_flight.now.fetch_add(1, Ordering::SeqCst) + 1;
             in_flight.peak.fetch_max(now, Ordering::SeqCst);
+            let round_trip_ms = round_trip_ms.load(Ordering::Relaxed);
+            if round_trip_ms > 0 {
+                tokio::time::sleep(Duration::from_millis(round_trip_ms)).await;
+            }
             let mut answer = with_faults(request, service, faults).await;
             if let Ok(answer) = &mut answer {
                 let date = DateTime::from(backend.date()).fmt(DateTimeFormat::HttpDate).unwrap();

@@ -8,7 +8,7 @@ use holdfast_objects::{
     CreateError, Created, Folders, ObjectStore, Page, Parts, RequestCounts, SegmentError, StoreError, Suffix,
     UnfinishedUpload,
 };
-use holdfast_s3::{InvalidConfig, ProbeFailure, Probed, S3Store};
+use holdfast_s3::{InvalidConfig, ProbeFailure, Probed, S3Store, StoreAdaptation};
 use tokio::sync::OnceCell;
 
 use crate::node::store::record::StoreRecord;
@@ -51,6 +51,11 @@ impl StoreClient {
     /// Returns the number of requests sent so far.
     pub(crate) fn counts(&self) -> RequestCounts {
         self.connected.get().map(S3Store::counts).unwrap_or_default()
+    }
+
+    /// Returns the adaptation to the store's answers; `None` before it is connected.
+    pub(crate) fn adaptation(&self) -> Option<StoreAdaptation> {
+        self.connected.get().map(S3Store::adaptation)
     }
 
     /// Returns the total duration of requests so far.

@@ -196,7 +196,8 @@ impl Node {
             generation: acquired.found.generation(),
         }));
         let AttachFiles { files, live_map } = acquired.files;
-        let (state, store) = (Arc::clone(state), VolumeStore { name: store_name, objects, log });
+        let (state, store) =
+            (Arc::clone(state), VolumeStore { name: store_name, objects, requests: Arc::default(), log });
         Ok(Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup })
     }
 
@@ -248,6 +249,7 @@ impl Node {
         let pools = self.0.pools.clone();
         let work = VolumeWork {
             background: Background::new(volume.clone(), (store_key, objects), sides, NodeTime, pools),
+            requests: Arc::clone(&store.requests),
             ahead: self.0.cold.volume(store_key),
             cold: Arc::clone(&self.0.cold),
             label,

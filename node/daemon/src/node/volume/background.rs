@@ -18,6 +18,7 @@ use holdfast_background::{
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
+use holdfast_objects::{RequestMeter, metered};
 use holdfast_service::trace;
 use holdfast_types::SectorRange;
 use tokio::sync::mpsc;
@@ -162,6 +163,8 @@ fn tasks(received: impl IntoIterator<Item = BackgroundWork>) -> Vec<VolumeTask> 
 /// Resources for the work of one volume.
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
+    /// Counts its requests to the store.
+    pub(crate) requests: Arc<RequestMeter>,
     /// The volume's readers.
     pub(crate) ahead: VolumeAhead,
     pub(crate) cold: Arc<ColdReads>,
@@ -223,7 +226,7 @@ impl VolumeWork {
         async move {
             let _call = call;
             let _unanswered = ExitOnPanic("background work of a volume");
-            self.perform(task).await;
+            metered(Arc::clone(&self.requests), self.perform(task)).await;
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_engine::settings::Settings;
 use holdfast_format::displaced::Displaced;
+use holdfast_objects::RequestMeter;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
@@ -32,6 +33,8 @@ pub(in crate::node) struct Present {
     pub(in crate::node) local: Local,
     pub(in crate::node) store_name: String,
     pub(in crate::node) objects: Arc<WatchedStore>,
+    /// Requests of its background work to the store.
+    pub(in crate::node) requests: Arc<RequestMeter>,
     /// State when the volume was added to its ring.
     pub(in crate::node) log: OwnLog,
     pub(in crate::node) ring: RingHandle,
@@ -39,10 +42,7 @@ pub(in crate::node) struct Present {
     pub(in crate::node) published: Arc<PublishedStatus>,
     pub(in crate::node) state: Arc<StateCell>,
     pub(in crate::node) terms: WriterTerms,
-    /// The volume's sectors: the maximum for its device. Its record has the same number.
-    sectors: AtomicU64,
-    /// The device's sectors.
-    device_sectors: AtomicU64,
+    sectors: SectorCounts,
     /// The recorded settings, which a restarted daemon uses.
     settings: Mutex<VolumeSettings>,
     /// Held while its settings are changed.
@@ -51,6 +51,13 @@ pub(in crate::node) struct Present {
     pub(in crate::node) growing: Arc<tokio::sync::Mutex<()>>,
     /// Held while the record in the tmpfs directory is written.
     remembering: Mutex<()>,
+}
+
+/// Sizes of a volume, in sectors.
+struct SectorCounts {
+    /// The maximum for its device. Its record has the same number.
+    of_volume: AtomicU64,
+    of_device: AtomicU64,
 }
 
 /// Terms of a writer from its attach to its detach, across restarts of the daemon.
@@ -78,6 +85,7 @@ pub(in crate::node) struct RingPlace {
 pub(in crate::node) struct VolumeStore {
     pub(in crate::node) name: String,
     pub(in crate::node) objects: Arc<WatchedStore>,
+    pub(in crate::node) requests: Arc<RequestMeter>,
     pub(in crate::node) log: OwnLog,
 }
 
@@ -89,15 +97,17 @@ impl Present {
         place: RingPlace,
         terms: WriterTerms,
     ) -> Self {
-        let VolumeStore { name: store_name, objects, log } = store;
+        let VolumeStore { name: store_name, objects, requests, log } = store;
         let RingPlace { ring, key, published } = place;
-        let [sectors, device_sectors] = [(); 2].map(|()| AtomicU64::new(terms.sectors));
+        let [of_volume, of_device] = [(); 2].map(|()| AtomicU64::new(terms.sectors));
+        let sectors = SectorCounts { of_volume, of_device };
         let settings = Mutex::new(terms.settings);
         let (configuring, growing, remembering) = Default::default();
         Self {
             local,
             store_name,
             objects,
+            requests,
             log,
             ring,
             key,
@@ -105,7 +115,6 @@ impl Present {
             state,
             terms,
             sectors,
-            device_sectors,
             settings,
             configuring,
             growing,
@@ -115,24 +124,24 @@ impl Present {
 
     /// Returns the sectors of the volume.
     pub(in crate::node) fn sectors(&self) -> u64 {
-        self.sectors.load(Ordering::Relaxed)
+        self.sectors.of_volume.load(Ordering::Relaxed)
     }
 
     /// Returns the sectors of its device.
     pub(in crate::node) fn device_sectors(&self) -> u64 {
-        self.device_sectors.load(Ordering::Relaxed)
+        self.sectors.of_device.load(Ordering::Relaxed)
     }
 
     /// Records the device's size in sectors.
     pub(in crate::node) fn set_device_sectors(&self, sectors: u64) {
-        self.device_sectors.store(sectors, Ordering::Relaxed);
+        self.sectors.of_device.store(sectors, Ordering::Relaxed);
     }
 
     /// Records the volume's new size: a restarted daemon may find a device of this size, or grows it to it.
     pub(in crate::node) fn remember_sectors(&self, sectors: u64) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
         self.write_record(&self.state.get(), sectors, self.settings())?;
-        self.sectors.store(sectors, Ordering::Relaxed);
+        self.sectors.of_volume.store(sectors, Ordering::Relaxed);
         Ok(())
     }
 

@@ -348,7 +348,7 @@ impl Node {
         Ok(Joining {
             state: Arc::clone(&one.state),
             local,
-            store: VolumeStore { name: store_name, objects, log },
+            store: VolumeStore { name: store_name, objects, requests: Arc::default(), log },
             terms: WriterTerms {
                 tag: DeviceTag(tag),
                 sectors,

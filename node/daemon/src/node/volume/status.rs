@@ -7,7 +7,8 @@ use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::{Delay, IndexStatus, PaceStatus, Status, Unreadable};
 use holdfast_memory::MemoryFigures;
-use holdfast_objects::RequestCounts;
+use holdfast_objects::{RequestCounts, StoreTraffic};
+use holdfast_s3::StoreAdaptation;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
@@ -131,6 +132,10 @@ pub(crate) struct StoreStatus {
     pub(crate) refused_deletes: RefusedDeletes,
     /// Requests sent to it; `None` while it is not connected.
     pub(crate) requests: Option<RequestCounts>,
+    /// Requests of the volume's reads, uploads, commits and merges since it was attached or recovered here.
+    pub(crate) of_volume: StoreTraffic,
+    /// Adaptation of the requests to it; `None` while it is not connected.
+    pub(crate) adaptation: Option<StoreAdaptation>,
 }
 
 /// State of the local disk for a volume.
@@ -238,6 +243,8 @@ impl NodeVolumeStatus {
                 change_refused: present.objects.refused_change(),
                 refused_deletes: present.objects.refused_deletes(),
                 requests: Some(present.objects.current().counts()),
+                of_volume: present.requests.traffic(),
+                adaptation: present.objects.current().adaptation(),
             },
             delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
             pace: status.pace,
