@@ -73,6 +73,8 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     // `kublk` with its own batches, for zero copy only: with user copy its device did not appear within 600
     // s. Sequential requests gain nothing from batches.
     let mut batched = vec![Vec::new(); if mode == Mode::ZeroCopy { 2 } else { 0 }];
+    // The loop device is the same for both transports.
+    let mut looped = vec![Vec::new(); if mode == Mode::ZeroCopy { rows.len() } else { 0 }];
     let mut fresh = Vec::new();
     for round in 0..ROUNDS {
         measure(vm, &rows, &device, &mut ours)?;
@@ -84,6 +86,11 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
             measure(vm, &rows[..batched.len()], &reference.device(), &mut batched)?;
             reference.remove()?;
         }
+        if !looped.is_empty() {
+            let reference = LoopDevice::open(vm, &file)?;
+            measure(vm, &rows, &reference.path, &mut looped)?;
+            reference.close()?;
+        }
         bench.create(&volume(round), "256Mi")?;
         let unwritten = bench.attach(&volume(round), &[])?;
         fresh.push(fio::run(vm, &Job::of(&[&unwritten], "randwrite", 12_000))?.iops);
@@ -92,11 +99,13 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     vm.exec(&format!("rm {file}"))?;
     discard_and_detach(bench, &name, &device)?;
     let (filled, reference) = (median(ours[1].clone()), median(theirs[0].clone()));
-    let with_batches = rows.iter().zip(ours.iter().zip(batched)).map(|(row, (ours, theirs))| {
-        let name = format!("{prefix}{}_vs_kublk_batches", row.name);
-        ratio(name, (median(ours.clone()), median(theirs)), "IOPS", None)
-    });
-    let with_batches: Vec<_> = with_batches.collect();
+    let mut others = Vec::new();
+    for (theirs, name) in [(batched, "kublk_batches"), (looped, "loop")] {
+        others.extend(rows.iter().zip(ours.iter().zip(theirs)).map(|(row, (ours, theirs))| {
+            let name = format!("{prefix}{}_vs_{name}", row.name);
+            ratio(name, (median(ours.clone()), median(theirs)), "IOPS", None)
+        }));
+    }
     let mut figures: Vec<Figure> = rows
         .iter()
         .zip(ours.into_iter().zip(theirs))
@@ -106,7 +115,7 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
         .collect();
     let name = format!("{prefix}randwrite4k_fresh_vs_filled");
     figures.push(ratio(name, (median(fresh), filled), "IOPS", Some(0.7)));
-    figures.extend(with_batches);
+    figures.extend(others);
     figures.extend(cached(bench, prefix, reference)?);
     Ok(figures)
 }
@@ -184,6 +193,28 @@ fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> 
     let p99 = ratio(name("p99"), pair(|done| done.p99_us), "us, 99th percentile", None);
     let p99 = Figure { bar: Some(Bar::AtMost(1.0)), ..p99 };
     Ok(vec![ratio(name("randread4k"), pair(|done| done.iops), "IOPS", Some(0.97)), p99])
+}
+
+/// A loop device with direct I/O on a file, and the queue attributes of the other devices.
+struct LoopDevice<'a> {
+    vm: &'a Vm,
+    path: String,
+}
+
+impl<'a> LoopDevice<'a> {
+    fn open(vm: &'a Vm, file: &str) -> Result<Self> {
+        let open = format!("losetup --direct-io=on --sector-size=4096 --find --show {file}");
+        let path = vm.exec(&format!("modprobe loop; {open}"))?.trim().to_owned();
+        vm.exec(&format!(
+            "cd /sys/block/{}/queue; echo none > scheduler; if [ -e wbt_lat_usec ]; then echo 0 > wbt_lat_usec; fi",
+            path.trim_start_matches("/dev/")
+        ))?;
+        Ok(Self { vm, path })
+    }
+
+    fn close(self) -> Result<()> {
+        self.vm.exec(&format!("losetup --detach {}", self.path)).map(drop)
+    }
 }
 
 fn read_all(vm: &Vm, devices: &[String]) -> Result<Measured> {
