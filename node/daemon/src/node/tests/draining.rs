@@ -49,8 +49,11 @@ fn a_drained_node_commits_soon_also_after_a_restart() {
         leave_volume_dirty(&dirs, ("main", &bucket), usual, SectorRange::new(2, 3)).await;
         serve(&node, usual).await;
         committed(&node, usual).await;
+        let puts = |volume| status(&node, volume).store.of_volume.requests.put;
+        assert_eq!(puts(usual), 2, "its own segment and record");
         for volume in [one, two] {
             assert_eq!(status(&node, volume).commit.dirty_bytes, Some(3 * SECTOR_BYTES));
+            assert_eq!(puts(volume), 0);
         }
 
         node.set_draining(true).await;
