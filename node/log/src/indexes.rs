@@ -110,6 +110,9 @@ enum IndexPart {
     Page(Arc<RunPage>),
 }
 
+/// Memory of a part in addition to its entries: its place in the cache, and two allocations.
+const PART_BYTES: u64 = 160;
+
 /// Weighs a part by its bytes, up to `most`: the cache rejects entries larger than itself.
 #[derive(Debug, Clone)]
 struct PartBytes {
@@ -123,7 +126,7 @@ impl Weighter<PartName, IndexPart> for PartBytes {
             IndexPart::Head(head) => head.weight(),
             IndexPart::Page(page) => page.weight(),
         };
-        (bytes as u64).clamp(64, self.most)
+        (bytes as u64 + PART_BYTES).min(self.most)
     }
 }
 
