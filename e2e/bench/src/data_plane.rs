@@ -1,7 +1,7 @@
 //! Requests of volumes against the kernel's own server (`kublk`), with both transports: same ramdisk, boot,
 //! jobs and number of tags; no scheduler and no writeback throttling on either side.
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use holdfast_lab::report;
 use holdfast_lab::vm::Vm;
 use holdfast_lab::world::World;
@@ -116,7 +116,46 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     let name = format!("{prefix}randwrite4k_fresh_vs_filled");
     figures.push(ratio(name, (median(fresh), filled), "IOPS", Some(0.7)));
     figures.extend(others);
+    if mode == Mode::ZeroCopy {
+        figures.extend(first_writes(bench, filled)?);
+    }
     figures.extend(cached(bench, prefix, reference)?);
+    Ok(figures)
+}
+
+/// Compares first writes with writes to filled space, without a volume and with a side that is allocated and
+/// unwritten: the costs of the file system in such writes. `filled` is the rate of a filled volume.
+fn first_writes(bench: &Bench, filled: f64) -> Result<Vec<Figure>> {
+    const SIZE: &str = "256M";
+    let vm = &bench.vm;
+    let file = format!("{STATE_DIR}/first-writes.img");
+    let rate = |target: &str| Ok::<_, Error>(fio::run(vm, &Job::of(&[target], "randwrite", 12_000))?.iops);
+    let of_kublk = || {
+        let reference = Kublk::serve(vm, 9, &file, Mode::ZeroCopy)?;
+        let iops = rate(&reference.device())?;
+        reference.remove()?;
+        Ok::<_, Error>(iops)
+    };
+    vm.exec(&fill(&file, 256))?;
+    let (of_file, of_server) = (rate(&file)?, of_kublk()?);
+    let figure = |name: &str, fresh, filled| ratio(name.to_owned(), (fresh, filled), "IOPS", None);
+    let mut figures = Vec::new();
+    for (name, make) in [("sparse", "truncate --size"), ("unwritten", "fallocate --length")] {
+        let make = format!("rm {file}; {make} {SIZE} {file}; sync");
+        vm.exec(&make)?;
+        figures.push(figure(&format!("file_randwrite4k_{name}_vs_filled"), rate(&file)?, of_file));
+        vm.exec(&make)?;
+        figures.push(figure(&format!("kublk_randwrite4k_{name}_vs_filled"), of_kublk()?, of_server));
+    }
+    vm.exec(&format!("rm {file}"))?;
+    let volume = "unwritten";
+    bench.create(volume, "256Mi")?;
+    let device = bench.attach(volume, &[])?;
+    vm.exec(&format!(
+        "for side in a b; do fallocate --keep-size --length {SIZE} {STATE_DIR}/volumes/{volume}/$side.data; done; sync"
+    ))?;
+    figures.push(figure("randwrite4k_unwritten_vs_filled", rate(&device)?, filled));
+    discard_and_detach(bench, volume, &device)?;
     Ok(figures)
 }
 
