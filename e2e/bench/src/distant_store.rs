@@ -17,6 +17,8 @@ use super::{Bar, Figure, median};
 
 /// Milliseconds of a request, MB/s of a connection, MiB of upload memory.
 const STORE: [&str; 3] = ["20", "80", "256"];
+/// The daemon's settings of glibc's heap (`node/daemon/src/heap.rs`).
+const HEAP: [(&str, &str); 2] = [("MALLOC_MMAP_THRESHOLD_", "524288"), ("MALLOC_TRIM_THRESHOLD_", "1048576")];
 /// Number of runs; the figures are the medians.
 const ROUNDS: u32 = 3;
 /// Seconds of `data.max_dirty_age` for which the oldest dirty data is computed.
@@ -63,7 +65,7 @@ fn uploads(world: &World) -> Result<Vec<Figure>> {
     let program = world.toolbox().example("holdfast-background", "uploads")?;
     let mut rows = Vec::new();
     for _ in 0..ROUNDS {
-        let lines = output(Command::new(&program).args(STORE))?;
+        let lines = output(Command::new(&program).args(STORE).envs(HEAP))?;
         for line in lines.lines() {
             report::step(line);
             rows.push(serde_json::from_str::<UploadRow>(line).with_context(|| format!("no row: {line}"))?);
