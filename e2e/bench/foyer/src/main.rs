@@ -221,7 +221,7 @@ impl Gets {
             let begins = found.first_chunk::<8>().context("a value of some bytes")?;
             let is_right = found.len() == self.bytes && u64::from_le_bytes(*begins) == first;
             ensure!(is_right, "the value of {key} has other bytes");
-            if self.count.fetch_add(1, Ordering::Relaxed) % VERIFIED == 0 {
+            if self.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(VERIFIED) {
                 ensure!(found == value(key, self.bytes), "the value of {key} has other bytes");
             }
         }
