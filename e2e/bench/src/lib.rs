@@ -111,7 +111,7 @@ pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "cache-hits",
         about: "hits of the node's cache against foyer's disk cache and a bare ring, files in memory",
-        expected: Duration::from_secs(240),
+        expected: Duration::from_secs(300),
         profile: Profile::Release,
         run: cache_hits::run,
     },

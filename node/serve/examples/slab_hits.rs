@@ -2,8 +2,9 @@
 //! does nothing else. Prints a line for each row: kind, bytes of a read, reads in flight, reads a second,
 //! microseconds of processor time of a read.
 //!
-//! `slab_hits DIR SECONDS`: the slab is a file in `DIR`, opened as the daemon opens it; each row takes
-//! `SECONDS`. `cargo e2e bench cache-hits` compares the rows with those of foyer.
+//! `slab_hits DIR SECONDS [workers]`: the slab is a file in `DIR`, opened as the daemon opens it; each row
+//! takes `SECONDS`. io_uring reads it on the ring's thread, or with `workers` and tmpfs on worker threads of
+//! the kernel. `cargo e2e bench cache-hits` compares the rows with those of foyer.
 //!
 //! The ring thread, its io_uring and its planner are the shipped ones. Its device has no driver: the next
 //! request of a tag arrives as soon as the previous one has ended. Each request has memory of its own, so a
@@ -51,10 +52,11 @@ fn main() -> io::Result<()> {
     holdfast_ring::raise_open_file_limit()?;
     let mut arguments = env::args().skip(1);
     let (Some(dir), Some(seconds)) = (arguments.next(), arguments.next()) else {
-        return Err(io::Error::other("usage: slab_hits DIR SECONDS"));
+        return Err(io::Error::other("usage: slab_hits DIR SECONDS [workers]"));
     };
+    let with_workers = arguments.next().is_some_and(|argument| argument == "workers");
     let time = Duration::from_secs_f64(seconds.parse().map_err(io::Error::other)?);
-    let slab = open_slab(Path::new(&dir))?;
+    let slab = open_slab(Path::new(&dir), with_workers)?;
     for depth in DEPTHS {
         let mut hits = Hits::new(slab.try_clone()?, depth)?;
         let mut bare = BareRing::new(&slab, depth)?;
@@ -102,16 +104,16 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// Makes the slab, with direct I/O like the daemon. Both the ring thread and foyer read files without worker
-/// threads of io_uring, as on file systems of disks; tmpfs needs a flag for it.
-fn open_slab(dir: &Path) -> io::Result<File> {
+/// Makes the slab, with direct I/O like the daemon. Without a flag, io_uring reads a file on tmpfs with
+/// worker threads, other than one on the file system of a disk.
+fn open_slab(dir: &Path, with_workers: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
     let opened = options.open(dir.join("slab.data"));
     let slab =
         opened.map_err(|error| io::Error::other(format!("direct I/O in {}: {error}", dir.display())))?;
     slab.set_len(slab_bytes(SECTORS))?;
-    Ok(read_at_once(slab))
+    Ok(if with_workers { slab } else { read_at_once(slab) })
 }
 
 /// Returns the content of sectors from `start` on: each repeats its number plus one.

@@ -1,15 +1,16 @@
 //! Measures hits of foyer's disk cache. Prints a line for each row: I/O engine, bytes of a value, gets in
 //! flight, gets a second, microseconds of processor time of a get.
 //!
-//! `foyer-hits DIR SECONDS`: the cache is in `DIR/foyer`; each row takes `SECONDS`. `cargo e2e bench
-//! cache-hits` compares the rows with those of `node/serve/examples/slab_hits.rs`.
+//! `foyer-hits DIR SECONDS [workers]`: the cache is in `DIR/foyer`; each row takes `SECONDS`. io_uring reads
+//! its files on the thread of the engine, or with `workers` and tmpfs on worker threads of the kernel. `cargo
+//! e2e bench cache-hits` compares the rows with those of `node/serve/examples/slab_hits.rs`.
 //!
 //! The cache is set up as in foyer's README, with direct I/O. The engine of blocks, its I/O engines and the
 //! runtime have their defaults: one thread of io_uring with 64 entries, and a worker of tokio for each
-//! processor. The allocator is that of foyer's own benchmark: with the C library's, gets of 128 KiB take twice
-//! as long or more. A get is a load from the store: it does less than `HybridCache::get`, which looks into
-//! the memory tier first, loads in a task and inserts the value there. A loaded value is checked, copied and
-//! owned by the caller, as with `get`.
+//! processor. The allocator is that of foyer's own benchmark: with the C library's, gets of 128 KiB take
+//! twice as long or more. A get is a load from the store: it does less than `HybridCache::get`, which looks
+//! into the memory tier first, loads in a task and inserts the value there. A loaded value is checked, copied
+//! and owned by the caller, as with `get`.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -75,14 +76,15 @@ impl Engine {
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let (Some(dir), Some(seconds)) = (arguments.next(), arguments.next()) else {
-        bail!("usage: foyer-hits DIR SECONDS");
+        bail!("usage: foyer-hits DIR SECONDS [workers]");
     };
+    let with_workers = arguments.next().is_some_and(|argument| argument == "workers");
     let (dir, time) = (Path::new(&dir).join("foyer"), Duration::from_secs_f64(seconds.parse()?));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         for bytes in LENGTHS {
             for engine in Engine::ALL {
-                let filled = Filled::new(&dir, engine, bytes).await?;
+                let filled = Filled::new(&dir, engine, bytes, with_workers).await?;
                 for depth in DEPTHS {
                     let Speed { a_second, worked_us } = filled.measure(depth, time).await?;
                     println!("{} {bytes} {depth} {a_second:.0} {worked_us:.3}", engine.name());
@@ -124,7 +126,7 @@ struct Filled {
 }
 
 impl Filled {
-    async fn new(dir: &Path, engine: Engine, bytes: usize) -> Result<Self> {
+    async fn new(dir: &Path, engine: Engine, bytes: usize, with_workers: bool) -> Result<Self> {
         let keys = BYTES / bytes as u64;
         // An entry has a header, and begins at a page; its place in an index of its own is the most it takes.
         let entry = bytes + 2 * SECTOR_BYTES;
@@ -139,7 +141,9 @@ impl Filled {
             .build()
             .await?;
         let filled = Self { cache, keys, bytes };
-        filled.read_at_once()?;
+        if !with_workers {
+            filled.read_at_once()?;
+        }
         for key in 0..keys {
             filled.cache.storage_writer(key).force().insert(value(key, bytes));
             if (key + 1) % (QUEUED_BYTES / bytes) as u64 == 0 {
