@@ -3,7 +3,7 @@
 //! They come from a test machine whose clock counts instructions (see [`Options::benchmark`]), so they are
 //! counts, or ratios of two measurements in one boot; never times of the host. Exceptions: some bars of
 //! `kubernetes` and `index-stores` are waiting times of a user or a write, and that of the recovery in
-//! `memory` is a waiting time of requests.
+//! `memory` is a waiting time of requests. Those of `cache-hits` are ratios of two measurements on the host.
 //!
 //! [`Options::benchmark`]: holdfast_lab::vm::machine::Options::benchmark
 
@@ -16,6 +16,7 @@ use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
 use serde::Serialize;
 
+mod cache_hits;
 pub mod coverage;
 mod daemon;
 mod data_plane;
@@ -114,6 +115,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(600),
         profile: Profile::Dev,
         run: memory::faults::run,
+    },
+    Benchmark {
+        name: "cache-hits",
+        about: "hits of the node's cache against foyer's disk cache and a bare ring, files in memory",
+        expected: Duration::from_secs(300),
+        profile: Profile::Release,
+        run: cache_hits::run,
     },
     Benchmark {
         name: "without-ublk-requests",

@@ -8,43 +8,28 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CStr;
-use std::fs::{File, OpenOptions};
-use std::future::{Ready, ready};
+use std::fs::File;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::AsFd;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
-use holdfast_background::{SlabBlock, SlabSlot, SlotTable};
-use holdfast_engine::durable_map::Header;
-use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
-use holdfast_format::chunk_set::ChunkSet;
-use holdfast_format::compose::ContentKey;
-use holdfast_format::fence::Fence;
+use files::{in_memory, read_at_once, zeros};
 use holdfast_format::manifest::Manifest;
-use holdfast_format::record::{Body, Record};
-use holdfast_format::segment::SegmentRef;
-use holdfast_format::side::{Side, SideSet};
-use holdfast_format::snapshot::SnapshotChange;
 use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_memory::{HEAD_BYTES, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
-use holdfast_ring::RingError;
-use holdfast_serve::{
-    BackgroundWork, IoLimits, Label, LiveMap, MemoryFiles, Message, NewMemoryVolume, NewVolume,
-    PublishedMemory, PublishedStatus, QueueShare, RingThread, SharedFiles, Start, VolumeKey,
-};
-use holdfast_types::{BLOCK_SECTORS, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId};
-use holdfast_ublk::{
-    Device, DeviceInfo, DeviceState, Expected, FakeDevice, FakeRequest, ForeignFeatures, Operation, Queue,
-    QueueSpec, Transport,
-};
-use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, fallocate, fcntl_setfl, memfd_create};
+use holdfast_serve::{Label, MemoryFiles, Message, NewMemoryVolume, PublishedMemory, QueueShare};
+use holdfast_types::Epoch;
+use holdfast_ublk::{FakeRequest, Operation, Transport};
+use served::{FakeServed, FakeSetup, NewFake, slab_bytes};
 use tokio::sync::{mpsc, oneshot};
+use volume::{FakeVolume, name};
+
+#[path = "fake/files.rs"]
+mod files;
+#[path = "fake/served.rs"]
+mod served;
+#[path = "fake/volume.rs"]
+mod volume;
 
 /// Sectors of a volume: 64 MiB.
 const SECTORS: u64 = 1 << 14;
@@ -54,13 +39,9 @@ const MAX_IO_BYTES: u32 = 1 << 20;
 const DEPTH: u16 = 32;
 /// Number of times that all of them are counted.
 const BATCHES: u32 = 16;
-/// Maximum turns of the thread until requests have ended.
-const MAX_TURNS: u32 = 100_000;
 /// Name of the parts of callgrind's output that belong to no row: it also records system calls while nothing
 /// is counted.
 const SET_UP: &CStr = c"set-up";
-/// Slots of the slab that its index keeps free.
-const SPARE_SLOTS: u32 = 32;
 /// Requests that are counted one by one.
 const SINGLES: u32 = 16;
 
@@ -126,166 +107,42 @@ mod callgrind {
     }
 }
 
-/// A ring thread with one volume, on this thread.
-struct Served {
-    /// Never dropped: the device has requests to the end of the process.
-    thread: ManuallyDrop<RingThread>,
-    device: FakeDevice,
+/// A ring thread with one volume, whose requests are counted.
+struct Counted {
+    served: FakeServed,
     has_batches: bool,
-    depth: u16,
-    /// State of the random sectors of requests.
-    random: u64,
     /// First sector that no single request has used.
     fresh: u64,
     /// Counted system calls of the ring.
     enters: u64,
     /// System calls of this program between counted turns.
     own_calls: u64,
-    inbox: mpsc::Sender<Message>,
-    key: VolumeKey,
-    work: mpsc::Receiver<BackgroundWork>,
-    /// Blocks of a volume whose data is all in the store.
-    slab: SlotTable,
 }
 
-fn in_memory(bytes: u64) -> File {
-    let file = File::from(memfd_create("counts", MemfdFlags::CLOEXEC).expect("memory for a file"));
-    file.set_len(bytes).expect("memory has no limit of a file's length");
-    file
-}
-
-/// Makes a file that the ring reads without a worker thread (`io_file_get_flags` in `io_uring/rsrc.c`).
-fn read_at_once(bytes: u64) -> File {
-    let file = in_memory(bytes);
-    fcntl_setfl(&file, OFlags::NONBLOCK).expect("each file takes the flag");
-    file
-}
-
-/// Opens a file that accepts writes at once. A long read of it may end early.
-fn zeros() -> File {
-    OpenOptions::new().read(true).write(true).open("/dev/zero").expect("each host has it")
-}
-
-/// Content of a volume to serve.
-enum Content {
-    /// A volume with an object store.
-    Sides { sides: [File; 2], manifest: Box<Manifest> },
-    /// A memory volume, to which these pages are written.
-    Memory { codec: PageCodec, pages: Vec<u8> },
-}
-
-impl Served {
-    fn new(transport: Transport, depth: u16, content: Content) -> io::Result<Self> {
-        Self::with(transport, false, depth, content)
+impl Counted {
+    fn new(transport: Transport, depth: u16, new: NewFake) -> io::Result<Self> {
+        Self::with(transport, false, depth, new)
     }
 
-    fn with(transport: Transport, has_batches: bool, depth: u16, content: Content) -> io::Result<Self> {
-        let (inbox, messages) = mpsc::channel(2048);
-        let slab = read_at_once((SECTORS + u64::from(SPARE_SLOTS) * BLOCK_SECTORS) * 4096);
-        let files = SharedFiles { slab, memory: in_memory(4096), zeros: zeros() };
-        let mut thread = RingThread::new(&files, messages).map_err(io::Error::other)?;
-        let device = FakeDevice::new(depth, MAX_IO_BYTES, has_batches)?;
-        let (work, kept) = mpsc::channel(1024);
-        let waker = thread.waker();
-        let send = |thread: &mut RingThread, message| {
-            assert!(inbox.try_send(message).is_ok(), "the inbox has room");
-            waker.wake();
-            thread.turn().map_err(io::Error::other)
-        };
-        let (key, pages) = match content {
-            Content::Sides { sides, manifest } => {
-                let (done, mut added) = oneshot::channel();
-                let volume = Box::new(volume(u32::from(depth), sides, *manifest, work)?);
-                send(&mut thread, Message::Add { volume, done })?;
-                (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, None)
-            }
-            Content::Memory { codec, pages } => {
-                let (done, mut added) = oneshot::channel();
-                let volume = Box::new(memory_volume(codec)?);
-                send(&mut thread, Message::AddMemory { volume, done })?;
-                (added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?, Some(pages))
-            }
-        };
-        let info = DeviceInfo {
-            id: 0,
-            state: DeviceState::Live,
-            queues: 1,
+    fn with(transport: Transport, has_batches: bool, depth: u16, new: NewFake) -> io::Result<Self> {
+        let setup = FakeSetup {
+            transport,
+            has_batches,
             depth,
             max_io_bytes: MAX_IO_BYTES,
-            transport: Some(transport),
-            server_pid: -1,
-            tag: 0,
-            has_batches,
-            foreign: ForeignFeatures::among(0),
+            sectors: SECTORS,
+            first: Operation::Write,
+            register: Box::new(|memory, ring| memory.register(ring)),
+            slab: read_at_once(in_memory(slab_bytes(SECTORS))),
+            keep: Box::new(|_, _| ()),
         };
-        let expected = Expected { tag: 0, sectors: SECTORS };
-        let shown = Device::of(&info, 1, &expected).expect("the description is of such a device");
-        let char_device = device.char_device()?;
-        let fake = device.memory();
-        let is_memory = pages.is_some();
-        let queues = Box::new(move |ring: &mut holdfast_serve::Ring, owner| {
-            let spec = QueueSpec { owner, queue_id: 0 };
-            let mut queue = Queue::open(ring, &shown, &char_device, spec)?;
-            if transport == Transport::ZeroCopy {
-                fake.register(ring).expect("the ring takes the memory");
-            }
-            if let Some(pages) = pages {
-                queue.fill_buffers(|buffer| buffer.copy_from_slice(&pages));
-            }
-            Ok(vec![holdfast_serve::VolumeQueue::Ublk(queue)])
-        });
-        let mut served = Self {
-            thread: ManuallyDrop::new(thread),
-            device,
-            has_batches,
-            depth,
-            random: 1,
-            fresh: 0,
-            enters: 0,
-            own_calls: 0,
-            inbox: inbox.clone(),
-            key,
-            work: kept,
-            slab: SlotTable::new((SECTORS / BLOCK_SECTORS) as u32 + SPARE_SLOTS, SPARE_SLOTS, 1),
-        };
-        // The first requests arrive in the turn after the one that arms the queues.
-        served.load(Operation::Write, 1)?;
-        let (done, mut opened) = oneshot::channel();
-        send(&mut served.thread, Message::Open { key, device: shown, queues, done })?;
-        opened.try_recv().expect("it was opened in that turn").map_err(io::Error::other)?;
-        if is_memory {
-            let (done, mut armed) = oneshot::channel();
-            send(&mut served.thread, Message::Arm { key, done })?;
-            armed.try_recv().expect("it was armed in that turn").map_err(io::Error::other)?;
-        }
-        Ok(served)
-    }
-
-    /// Sets a request of this kind for each tag.
-    fn load(&mut self, operation: Operation, sectors: u32) -> io::Result<()> {
-        for tag in 0..self.depth {
-            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let places = SECTORS / u64::from(sectors);
-            let start_sector = (self.random >> 33) % places * u64::from(sectors);
-            self.device.set(tag, Some(FakeRequest { operation, start_sector, sectors }));
-        }
-        self.hand_over(self.depth)
-    }
-
-    /// Hands over the first tags, on a device with batches.
-    fn hand_over(&mut self, tags: u16) -> io::Result<()> {
-        self.device.hand_over(&(0..tags).collect::<Vec<_>>())
-    }
-
-    /// Serves the requests of the device until all have ended. No new ones arrive meanwhile.
-    fn serve(&mut self) -> io::Result<()> {
-        self.turns(RingThread::turn).map(drop)
+        Ok(Self { served: FakeServed::open(setup, new)?, has_batches, fresh: 0, enters: 0, own_calls: 0 })
     }
 
     /// Serves the requests likewise, and counts their cost.
     fn count(&mut self) -> io::Result<()> {
-        let before = self.thread.enters();
-        self.own_calls += self.turns(|thread| {
+        let before = self.served.thread.enters();
+        self.own_calls += self.served.turns(|thread| {
             IS_COUNTING.store(true, Ordering::Relaxed);
             callgrind::toggle();
             let turned = thread.turn();
@@ -293,62 +150,7 @@ impl Served {
             IS_COUNTING.store(false, Ordering::Relaxed);
             turned
         })?;
-        self.enters += self.thread.enters() - before;
-        Ok(())
-    }
-
-    /// Runs turns until no request is left. Returns the number of times that it slept.
-    fn turns(&mut self, turn: impl Fn(&mut RingThread) -> Result<(), RingError>) -> io::Result<u64> {
-        let mut sleeps = 0;
-        for turns in 0..MAX_TURNS {
-            turn(&mut self.thread).map_err(io::Error::other)?;
-            if self.thread.requests() == 0 {
-                return Ok(sleeps);
-            }
-            (0..self.depth).for_each(|tag| self.device.set(tag, None));
-            self.fetch();
-            // Worker threads of the kernel may need the processor.
-            if turns > 2 {
-                std::thread::sleep(Duration::from_micros(100));
-                sleeps += 1;
-            }
-        }
-        Err(io::Error::other(format!("{} requests did not end", self.thread.requests())))
-    }
-
-    /// Finds the blocks that reads wait for, as the runtime does.
-    fn fetch(&mut self) {
-        while let Ok(work) = self.work.try_recv() {
-            let BackgroundWork::Cold(read) = work else { continue };
-            let key = ContentKey::of_index("block", read.range.start.block().0);
-            let is_proven = |_, _| -> Ready<io::Result<bool>> { unreachable!("none is old") };
-            let write = |_slot, content| ready((content, Ok(())));
-            let slot = pin!(self.slab.slot(&key, is_proven, ready(Ok::<_, ()>(())), write));
-            let Poll::Ready(Ok(slot)) = slot.poll(&mut Context::from_waker(Waker::noop())) else {
-                unreachable!("there is a slot for each block")
-            };
-            let found = SlabBlock { slot: SlabSlot::new(slot, false), sectors: Mask::FULL };
-            let message = Message::Cold { key: self.key, read, found: Ok(found) };
-            assert!(self.inbox.try_send(message).is_ok(), "the inbox has room");
-            self.thread.waker().wake();
-        }
-    }
-
-    /// Writes every sector once, or reads it.
-    fn fill(&mut self, operation: Operation) -> io::Result<()> {
-        let sectors = MAX_IO_BYTES / 4096;
-        // The request that came with the queues waits for the map of its chunk.
-        self.serve()?;
-        let mut starts = (0..SECTORS).step_by(sectors as usize).peekable();
-        while starts.peek().is_some() {
-            let mut tags = 0;
-            for (tag, start_sector) in (0..self.depth).zip(&mut starts) {
-                self.device.set(tag, Some(FakeRequest { operation, start_sector, sectors }));
-                tags = tag + 1;
-            }
-            self.hand_over(tags)?;
-            self.serve()?;
-        }
+        self.enters += self.served.thread.enters() - before;
         Ok(())
     }
 
@@ -364,16 +166,16 @@ impl Served {
     /// Counts requests that all arrive at once.
     fn row_under_load(&mut self, name: &CStr, operation: Operation, sectors: u32) -> io::Result<()> {
         // The cost of the first requests of a kind is not counted.
-        self.load(operation, sectors)?;
-        self.serve()?;
+        self.served.load(operation, sectors)?;
+        self.served.serve()?;
         callgrind::dump(SET_UP);
         for _ in 0..BATCHES {
-            self.load(operation, sectors)?;
+            self.served.load(operation, sectors)?;
             self.own_calls += u64::from(self.has_batches);
             self.count()?;
         }
         callgrind::dump(name);
-        self.row(name, BATCHES * u32::from(self.depth));
+        self.row(name, BATCHES * u32::from(self.served.depth));
         Ok(())
     }
 
@@ -382,12 +184,12 @@ impl Served {
         for _ in 0..SINGLES {
             let start_sector = self.fresh;
             self.fresh += u64::from(sectors.max(1));
-            self.device.set(
+            self.served.device.set(
                 0,
                 Some(FakeRequest { operation: Operation::Write, start_sector, sectors: sectors.max(1) }),
             );
-            self.serve()?;
-            self.device.set(0, Some(FakeRequest { operation, start_sector, sectors }));
+            self.served.serve()?;
+            self.served.device.set(0, Some(FakeRequest { operation, start_sector, sectors }));
             callgrind::dump(SET_UP);
             self.count()?;
             callgrind::dump(name);
@@ -397,96 +199,19 @@ impl Served {
     }
 }
 
-fn name() -> VolumeId {
-    "counts".parse().expect("a name")
-}
-
-/// Returns a segment that may hold each block.
-fn segment() -> SegmentRef {
-    SegmentRef {
-        id: SegmentId::new(Place::until(Seq(3)), 1, [1; 10]),
-        bytes: 10,
-        index_offset: 0,
-        index_bytes: 10,
-        sectors: SECTORS,
-        chunks: Fence::around([(0, 1)]),
-    }
-}
-
 /// Returns a volume without uploaded data.
-fn local(sides: [File; 2]) -> Content {
-    Content::Sides { sides, manifest: Manifest::empty(name()).into() }
+fn local(depth: u16, sides: [File; 2]) -> io::Result<NewFake> {
+    let volume = FakeVolume { sectors: SECTORS, sides, manifest: Manifest::empty(name()) };
+    volume.message(depth).map(|(new, _status)| new)
 }
 
-/// Returns a volume with this segment, without data on a side at first.
-fn stored(segment: SegmentRef) -> Content {
-    let attach = Body::Attach { sectors: SECTORS, node: "n".into(), displaced: None };
-    let change = Body::Change {
-        segments: vec![segment],
-        chunks: ChunkSet::default(),
-        invalidated: SideSet::NONE,
-        generation: 1,
-        merges: vec![],
-        closed: Place::default(),
-        snapshots: SnapshotChange::default(),
-        sectors: None,
-    };
-    let mut manifest = Manifest::empty(name());
-    for (seq, epoch, body) in [(1, 0, Body::create(SECTORS)), (2, 1, attach), (3, 1, change)] {
-        let (seq, epoch, nonce) = (Seq(seq), Epoch(epoch), Nonce([7; 16]));
-        let record = Record { volume: name(), seq, epoch, nonce, unix_ms: 0, body };
-        manifest.apply(&record).expect("the records follow each other");
-    }
-    // The request that comes with the queues writes a sector, which the rows also read.
-    Content::Sides { sides: [read_at_once(0), in_memory(0)], manifest: manifest.into() }
-}
-
-fn volume(
-    requests: u32,
-    sides: [File; 2],
-    manifest: Manifest,
-    work: mpsc::Sender<BackgroundWork>,
-) -> io::Result<NewVolume> {
-    let name = name();
-    let nonce = Nonce([7; 16]);
-    let header = Header {
-        volume: name.clone(),
-        identity: nonce,
-        sectors: SECTORS,
-        epoch: Epoch(1),
-        writer: nonce,
-        nonces: vec![nonce],
-        active: Side::A,
-        closed_clean: false,
-        invalidated: SideSet::NONE,
-        has_journal: false,
-        seq: Seq(0),
-        synced_generation: 0,
-    };
-    let setup = Setup {
-        requests,
-        limits: DirtyLimits { seal_bytes: 1 << 49, max_bytes: 1 << 50, max_age_ms: 1 << 40 },
-        durability: Durability::Local,
-        header,
-        header_generation: 1,
-        unix_ms_at_zero: 0,
-    };
-    let live = in_memory(map_bytes(SECTORS));
-    fallocate(live.as_fd(), FallocateFlags::empty(), 0, map_bytes(SECTORS))?;
-    // SAFETY: only this program uses the file, and all of it is allocated.
-    let live_map = unsafe { LiveMap::map(&live) }?;
-    let start = Start::Attach(Box::new(AttachState::in_log(manifest)));
-    Ok(NewVolume {
-        planned: start.make(setup, live_map).map_err(io::Error::other)?,
-        limits: IoLimits::NONE,
-        label: Arc::new(Label::new(name, Epoch(1))),
-        live,
-        sides,
-        map: in_memory(1 << 30),
-        work,
-        published: Arc::new(PublishedStatus::new(|_| ())),
-        place: Box::new(()),
-    })
+/// Returns a memory volume, to which these pages are written.
+fn memory(codec: PageCodec, pages: Vec<u8>) -> io::Result<NewFake> {
+    let volume = Box::new(memory_volume(codec)?);
+    let (done, added) = oneshot::channel();
+    // It has no background work.
+    let (_to, work) = mpsc::channel(1);
+    Ok(NewFake { message: Message::AddMemory { volume, done }, added, work, pages: Some(pages) })
 }
 
 fn main() -> io::Result<()> {
@@ -498,9 +223,9 @@ fn main() -> io::Result<()> {
         (Transport::ZeroCopy, false, &[(c"single_read4k", 1)]),
         (Transport::UserCopy, false, &[(c"single_user_copy_read4k", 1)]),
     ] {
-        let content = local([read_at_once(bytes), in_memory(0)]);
-        let mut reads = Served::with(transport, has_batches, DEPTH, content)?;
-        reads.fill(Operation::Write)?;
+        let content = local(DEPTH, [read_at_once(in_memory(bytes)), in_memory(0)])?;
+        let mut reads = Counted::with(transport, has_batches, DEPTH, content)?;
+        reads.served.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             reads.row_under_load(name, Operation::Read, sectors)?;
         }
@@ -511,19 +236,25 @@ fn main() -> io::Result<()> {
         (Transport::ZeroCopy, false, &[(c"single_write4k", 1)]),
         (Transport::UserCopy, false, &[(c"single_user_copy_write4k", 1)]),
     ] {
-        let mut writes = Served::with(transport, has_batches, DEPTH, local([zeros(), zeros()]))?;
-        writes.fill(Operation::Write)?;
+        let content = local(DEPTH, [zeros(), zeros()])?;
+        let mut writes = Counted::with(transport, has_batches, DEPTH, content)?;
+        writes.served.fill(Operation::Write)?;
         for &(name, sectors) in rows {
             writes.row_under_load(name, Operation::Write, sectors)?;
         }
     }
-    let mut cached = Served::with(Transport::ZeroCopy, true, DEPTH, stored(segment()))?;
-    cached.fill(Operation::Read)?;
+    let (stored, _status) = FakeVolume::stored(SECTORS).message(DEPTH)?;
+    let mut cached = Counted::with(Transport::ZeroCopy, true, DEPTH, stored)?;
+    cached.served.fill(Operation::Read)?;
     cached.row_under_load(c"cached_read4k", Operation::Read, 1)?;
-    let mut flushed = Served::new(Transport::UserCopy, 1, local([in_memory(bytes), in_memory(bytes)]))?;
-    flushed.serve()?;
-    flushed.device.set(0, Some(FakeRequest { operation: Operation::Flush, start_sector: 0, sectors: 0 }));
-    flushed.serve()?;
+    let content = local(1, [in_memory(bytes), in_memory(bytes)])?;
+    let mut flushed = Counted::new(Transport::UserCopy, 1, content)?;
+    flushed.served.serve()?;
+    flushed
+        .served
+        .device
+        .set(0, Some(FakeRequest { operation: Operation::Flush, start_sector: 0, sectors: 0 }));
+    flushed.served.serve()?;
     flushed.row_of_singles(c"flush", Operation::Flush, 0)?;
     flushed.row_of_singles(c"discard128k", Operation::Discard, 32)?;
     for (codec, pages, write, read) in [
@@ -531,8 +262,8 @@ fn main() -> io::Result<()> {
         (PageCodec::Zstd, mixed(), c"memory_zstd_write4k", c"memory_zstd_read4k"),
         (PageCodec::Lz4, vec![0; MAX_IO_BYTES as usize], c"memory_zeros_write4k", c"memory_zeros_read4k"),
     ] {
-        let mut memory = Served::new(Transport::KernelCopy, DEPTH, Content::Memory { codec, pages })?;
-        memory.fill(Operation::Write)?;
+        let mut memory = Counted::new(Transport::KernelCopy, DEPTH, memory(codec, pages)?)?;
+        memory.served.fill(Operation::Write)?;
         memory.row_under_load(write, Operation::Write, 1)?;
         memory.row_under_load(read, Operation::Read, 1)?;
     }

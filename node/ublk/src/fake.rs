@@ -3,7 +3,7 @@
 //! *Owns*: the descriptors of its requests and their memory. Commands go to `/dev/null`, which completes each
 //! at once, as the driver does when it has a request; copies go to `/dev/zero`.
 //! *Runs on*: the thread of its ring.
-//! *Invariants*: the memory stays mapped, and registered with the ring, until the process exits.
+//! *Invariants*: the memory stays registered with the ring until the process exits.
 #![allow(unsafe_code)] // mappings, and io_uring_register(2)
 
 use std::fs::{File, OpenOptions};
@@ -149,20 +149,56 @@ impl FakeMemory {
     /// # Errors
     /// The kernel's.
     pub fn register<T>(&self, ring: &Ring<T>) -> io::Result<()> {
+        let memory = self.map(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
+        self.register_buffers(ring, 0, &vec![memory; usize::from(self.depth)])
+    }
+
+    /// Registers memory that no two requests share: that of a tag is the part of `memory`, a file in memory,
+    /// that begins at the tag times the longest request. This device's queue must have the first buffers of
+    /// the ring.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn register_apart<T>(&self, ring: &Ring<T>, memory: &File) -> io::Result<()> {
+        for tag in 0..self.depth {
+            let mapped = self.map(libc::MAP_SHARED, Some((memory, u64::from(tag) * self.bytes as u64)))?;
+            self.register_buffers(ring, tag.into(), &[mapped])?;
+            // SAFETY: it was just mapped, and no reference to it was made. The ring holds its pages, to which
+            // transfers refer by the address that they had.
+            if unsafe { libc::munmap(mapped.iov_base, mapped.iov_len) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the position at which the memory of a request begins in its buffer.
+    #[must_use]
+    pub const fn begins_at(&self) -> u32 {
+        self.at
+    }
+
+    /// Maps the memory of a request: new memory, or a part of a file.
+    fn map(&self, flags: libc::c_int, from: Option<(&File, u64)>) -> io::Result<libc::iovec> {
+        let (file, offset) = from.map_or((-1, 0), |(file, offset)| (file.as_raw_fd(), offset as libc::off_t));
         // SAFETY: no other mapping has the address, or the call fails.
         let memory = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-            libc::mmap(std::ptr::without_provenance_mut(self.at as usize), self.bytes, access, flags, -1, 0)
+            let flags = flags | libc::MAP_FIXED_NOREPLACE;
+            let at = std::ptr::without_provenance_mut(self.at as usize);
+            libc::mmap(at, self.bytes, access, flags, file, offset)
         };
         if memory == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let buffer = libc::iovec { iov_base: memory, iov_len: self.bytes };
-        let buffers = vec![buffer; usize::from(self.depth)];
+        Ok(libc::iovec { iov_base: memory, iov_len: self.bytes })
+    }
+
+    /// Registers these buffers at this index and those after it.
+    fn register_buffers<T>(&self, ring: &Ring<T>, first: u32, buffers: &[libc::iovec]) -> io::Result<()> {
         // offset, reserved, address of the buffers, no tags, number of buffers, reserved.
-        let update = [0, buffers.as_ptr().addr() as u64, 0, u64::from(self.depth)];
-        // SAFETY: the kernel reads the update and the buffers during the call; the memory stays mapped.
+        let update = [u64::from(first), buffers.as_ptr().addr() as u64, 0, buffers.len() as u64];
+        // SAFETY: the kernel reads the update and the buffers during the call; it holds the memory itself.
         let updated = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_register,
