@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use holdfast_bench::coverage::Coverage;
 use holdfast_bench::nvme_target;
-use holdfast_lab::inside::Inside;
+use holdfast_lab::inside::GuestCommand;
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
@@ -75,7 +75,7 @@ enum Order {
         files: Vec<PathBuf>,
     },
     #[command(flatten)]
-    Inside(Inside),
+    GuestCommand(GuestCommand),
 }
 
 /// Runs the command given on the command line.
@@ -105,7 +105,7 @@ pub fn run() -> Result<ExitCode> {
         Order::Shell { kernel } => shell::run(kernel.as_deref()).map(|()| ExitCode::SUCCESS),
         Order::VmExec { port, command } => shell::vm_exec(port, &command),
         Order::NvmeTarget { port, files } => nvme_target::run(port, &files).map(|()| ExitCode::SUCCESS),
-        Order::Inside(order) => order.run().map(|()| ExitCode::SUCCESS),
+        Order::GuestCommand(order) => order.run().map(|()| ExitCode::SUCCESS),
     }
 }
 

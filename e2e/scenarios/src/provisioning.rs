@@ -64,10 +64,14 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     apply(world, &object_store("store", BUCKET, "right", &s3.endpoint()))?;
     world.wait_for("objectstore/store", "condition=Ready")?;
-    let before = creates(&s3)?;
+    let before = count_created_objects(&s3)?;
     apply(world, &volume("first", "store", "1Gi"))?;
     world.wait_for("volume/first", "jsonpath={.status.phase}=Ready")?;
-    ensure!(creates(&s3)? == before + 1, "a volume was created with {} PUTs", creates(&s3)? - before);
+    ensure!(
+        count_created_objects(&s3)? == before + 1,
+        "a volume was created with {} PUTs",
+        count_created_objects(&s3)? - before
+    );
 
     for unfit in UNFIT {
         refuse(world, &s3, unfit)?;
@@ -90,11 +94,11 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Checks that the bucket holds only the remains of this many removed volumes: the first record of each log,
 /// its tombstone and its first truncation marker.
 pub(super) fn expect_removed(s3: &S3Server, bucket: &str, volumes: usize) -> Result<()> {
-    are_of_removed(&s3.keys(bucket, "")?, volumes)
+    check_remains(&s3.keys(bucket, "")?, volumes)
 }
 
 /// Checks that the keys are the remains of this many removed volumes.
-pub(super) fn are_of_removed(left: &[String], volumes: usize) -> Result<()> {
+pub(super) fn check_remains(left: &[String], volumes: usize) -> Result<()> {
     let count = |kind: &str| left.iter().filter(|key| key.contains(kind)).count();
     ensure!(
         left.len() == 3 * volumes && count("/log/") == 2 * volumes && count("/truncated/") == volumes,
@@ -140,10 +144,11 @@ pub(super) fn condition(world: &World, object: &str, kind: &str) -> Result<Strin
 ///
 /// # Errors
 /// If the access log cannot be read.
-pub fn creates(s3: &S3Server) -> Result<usize> {
+pub fn count_created_objects(s3: &S3Server) -> Result<usize> {
     let requests = s3.requests()?;
-    let creates = requests.iter().filter(|one| one.operation == "PutObject" && one.key.contains("volumes/"));
-    Ok(creates.count())
+    let count_created_objects =
+        requests.iter().filter(|one| one.operation == "PutObject" && one.key.contains("volumes/"));
+    Ok(count_created_objects.count())
 }
 
 /// Applies a document.
@@ -178,7 +183,7 @@ pub fn volume(name: &str, store: &str, size: &str) -> String {
 }
 
 /// Returns a Volume that adopts the volume with this id; without a size if that is empty.
-pub(super) fn existing(name: &str, id: &str, size: &str) -> String {
+pub(super) fn adopting_volume(name: &str, id: &str, size: &str) -> String {
     let size = if size.is_empty() { String::new() } else { format!(", size: {size}") };
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\

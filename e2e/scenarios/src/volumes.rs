@@ -23,7 +23,7 @@ pub(super) struct Served {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reported {
     /// Its status and its reason, such as `False/StoreUnreachable`.
-    pub(super) what: String,
+    pub(super) status_and_reason: String,
     /// Message for a user.
     pub(super) message: String,
     /// Time of its last change of status, as RFC 3339: later times are greater.
@@ -80,5 +80,5 @@ pub(super) fn reported(world: &World, volume: &str, type_: &str) -> Result<Repor
         anyhow::bail!("volume {volume} has no condition {type_}: {text}");
     };
     ensure!(generation == observed, "{type_} of {volume} is of another generation: {text}");
-    Ok(Reported { what: what.to_owned(), message: message.to_owned(), since: since.to_owned() })
+    Ok(Reported { status_and_reason: what.to_owned(), message: message.to_owned(), since: since.to_owned() })
 }

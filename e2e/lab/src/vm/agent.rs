@@ -45,7 +45,7 @@ impl Agent {
     /// # Errors
     /// If it failed.
     pub fn done(&self, request: &Request, limit: Duration) -> Result<()> {
-        match self.ask(request, limit)? {
+        match self.request(request, limit)? {
             Reply::Done => Ok(()),
             other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
         }
@@ -55,7 +55,7 @@ impl Agent {
     ///
     /// # Errors
     /// If no reply comes within `limit`.
-    pub fn ask(&self, request: &Request, limit: Duration) -> Result<Reply> {
+    pub fn request(&self, request: &Request, limit: Duration) -> Result<Reply> {
         let mut connection = self.connect(limit)?;
         wire::send_json(&mut connection, request)?;
         wire::receive_json(&mut connection)
@@ -103,7 +103,7 @@ impl Agent {
         }
     }
 
-    pub(super) fn put(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
+    pub(super) fn put_file(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
         let mut connection = self.connect(Duration::from_secs(60))?;
         let request = Request::Put { path: path.to_owned(), mode };
         wire::send_json(&mut connection, &request)?;

@@ -75,7 +75,7 @@ struct RecordingState {
     failing_reads: Vec<Range<u64>>,
     failing_flushes: bool,
     failed_reads: usize,
-    over: bool,
+    is_ended: bool,
     client: Option<TcpStream>,
 }
 
@@ -167,7 +167,7 @@ impl RecordedDisk {
         self.shared.lock().failed_reads
     }
 
-    /// Sets whether flushes fail from now on.
+    /// Makes flushes fail from now on, or succeed again.
     pub fn fail_flushes(&self, fail: bool) {
         self.shared.lock().failing_flushes = fail;
     }
@@ -176,7 +176,7 @@ impl RecordedDisk {
 impl Drop for RecordedDisk {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.over = true;
+        state.is_ended = true;
         if let Some(client) = &state.client {
             // An error means that it is already gone.
             client.shutdown(Shutdown::Both).ok();
@@ -193,7 +193,7 @@ impl Recording {
             let Ok(client) = client else { continue };
             {
                 let mut state = self.lock();
-                if state.over {
+                if state.is_ended {
                     return;
                 }
                 state.client = client.try_clone().ok();
@@ -205,7 +205,7 @@ impl Recording {
 
     fn serve(&self, mut client: TcpStream) -> Result<()> {
         client.set_nodelay(true)?;
-        if !nbd::greet(&mut client, self.size_bytes)? {
+        if !nbd::negotiate(&mut client, self.size_bytes)? {
             return Ok(());
         }
         let mut requests = BufReader::with_capacity(1 << 20, client.try_clone().context("share the client")?);
@@ -268,7 +268,7 @@ impl Recording {
     }
 }
 
-/// Returns for each entry whether its write was flushed: the next flush succeeded.
+/// Returns for each entry true if its write was flushed: the next flush succeeded.
 fn durable(record: &[RecordedStep]) -> Vec<bool> {
     let mut next_succeeds = false;
     let mut durable: Vec<bool> = record
