@@ -203,7 +203,7 @@ fn names(of: &[&str]) -> Vec<String> {
 
 /// A volume as listed by the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedVolume {
     /// Id of the volume.
     pub volume: String,
     /// The nodes on which it is published.
@@ -535,12 +535,12 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn list(&self) -> Result<Answer<Vec<Listed>>> {
+    pub fn list(&self) -> Result<Answer<Vec<ListedVolume>>> {
         let request = v1::ListVolumesRequest::default();
         let answer: Answer<v1::ListVolumesResponse> = self.call("Controller/ListVolumes", &request, LIMIT)?;
         let listed = |entry: v1::list_volumes_response::Entry| {
             let nodes = entry.status.unwrap_or_default().published_node_ids;
-            Listed { volume: entry.volume.unwrap_or_default().volume_id, nodes }
+            ListedVolume { volume: entry.volume.unwrap_or_default().volume_id, nodes }
         };
         Ok(answer.map(|list| list.entries.into_iter().map(listed).collect()))
     }

@@ -45,10 +45,10 @@ pub struct Display {
 
 struct SharedBoard {
     started: Instant,
-    state: Mutex<Drawn>,
+    state: Mutex<BoardState>,
 }
 
-struct Drawn {
+struct BoardState {
     board: Board,
     output: DisplayOutput,
 }
@@ -72,7 +72,7 @@ impl Display {
 
     fn with_output(output: DisplayOutput, logs: &Path, times: Times) -> Result<Self> {
         fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
-        let state = Mutex::new(Drawn { board: Board::default(), output });
+        let state = Mutex::new(BoardState { board: Board::default(), output });
         let shared = Arc::new(SharedBoard { started: Instant::now(), state });
         Ok(Self { shared, logs: logs.to_owned(), times, ticker: OnceLock::new() })
     }
@@ -198,12 +198,12 @@ impl DisplayOutput {
 }
 
 impl SharedBoard {
-    fn lock(&self) -> MutexGuard<'_, Drawn> {
+    fn lock(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }
 
-impl Drawn {
+impl BoardState {
     fn print(&mut self, line: &str) {
         // A closed standard error is not an error: no process reads it.
         match &mut self.output {

@@ -24,7 +24,7 @@ impl WorkClock {
         counted.running += 1;
         counted.since.get_or_insert_with(Instant::now);
         drop(counted);
-        let _counted = Counted(self);
+        let _counted = RunningWork(self);
         work()
     }
 
@@ -40,9 +40,9 @@ impl WorkClock {
 }
 
 /// Ends the count when the work ends, even by a panic.
-struct Counted<'a>(&'a WorkClock);
+struct RunningWork<'a>(&'a WorkClock);
 
-impl Drop for Counted<'_> {
+impl Drop for RunningWork<'_> {
     fn drop(&mut self) {
         let mut work = self.0.lock();
         work.running -= 1;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::report;
 use crate::s3::{ACCESS_KEY, REGION, S3Server, SECRET_KEY};
-use crate::vm::{Finished, Vm, bash};
+use crate::vm::{ProgramOutput, Vm, bash};
 use crate::wait::until;
 use crate::wire::{Exit, Program};
 
@@ -281,7 +281,7 @@ impl Node {
         })
     }
 
-    fn run_cli(&self, arguments: &[&str]) -> Result<Finished> {
+    fn run_cli(&self, arguments: &[&str]) -> Result<ProgramOutput> {
         let mut argv = vec!["holdfast-node".to_owned()];
         argv.extend(arguments.iter().map(|&word| word.to_owned()));
         self.vm.run(&Program { argv, ..Program::default() }, CLI_LIMIT)
@@ -315,7 +315,7 @@ fn get(path: &str) -> String {
     )
 }
 
-fn failed(arguments: &[&str], Finished { exit, stdout, stderr }: &Finished) -> String {
+fn failed(arguments: &[&str], ProgramOutput { exit, stdout, stderr }: &ProgramOutput) -> String {
     format!("holdfast-node {}: {exit:?}\n{stdout}{stderr}", arguments.join(" "))
 }
 

@@ -62,7 +62,7 @@ struct Running {
 
 /// Output of a command in the machine, and its exit.
 #[derive(Debug, Clone)]
-pub struct Finished {
+pub struct ProgramOutput {
     /// Exit of the command.
     pub exit: Exit,
     /// Standard output.
@@ -145,7 +145,7 @@ impl Vm {
     ///
     /// # Errors
     /// If it cannot be started or runs longer than `limit`; it is killed in that case.
-    pub fn run(&self, program: &Program, limit: Duration) -> Result<Finished> {
+    pub fn run(&self, program: &Program, limit: Duration) -> Result<ProgramOutput> {
         self.agent()?.exec(program, limit)
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{
-    Answer, Csi, CsiService, LIMIT, Listed, NewVolume, SHORT, Use, expect_granted, expect_refused,
+    Answer, Csi, CsiService, LIMIT, ListedVolume, NewVolume, SHORT, Use, expect_granted, expect_refused,
 };
 use holdfast_lab::operator::{NAMESPACE, Operator};
 use holdfast_lab::report;
@@ -291,7 +291,7 @@ fn publish(world: &World, csi: &Csi) -> Result<()> {
     ensure!(grown == 2 * GIB, "grown to {grown} bytes");
     modify(world, csi)?;
     let listed = expect_granted("list", csi.list()?)?;
-    let expected = Listed { volume: "pvc-1".to_owned(), nodes: vec!["n1".to_owned()] };
+    let expected = ListedVolume { volume: "pvc-1".to_owned(), nodes: vec!["n1".to_owned()] };
     ensure!(listed == [expected], "{listed:?}");
     Ok(())
 }

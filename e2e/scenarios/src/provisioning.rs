@@ -10,7 +10,7 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "volumes";
 
 /// A configuration that makes an object store unfit, the reason, and the field named to the user.
-struct Unfit {
+struct UnfitStore {
     name: &'static str,
     bucket: &'static str,
     secret: &'static str,
@@ -19,8 +19,8 @@ struct Unfit {
     message: &'static str,
 }
 
-const UNFIT: &[Unfit] = &[
-    Unfit {
+const UNFIT: &[UnfitStore] = &[
+    UnfitStore {
         name: "wrong-key",
         bucket: BUCKET,
         secret: "wrong",
@@ -28,7 +28,7 @@ const UNFIT: &[Unfit] = &[
         reason: "CredentialsRejected",
         message: "spec.credentials",
     },
-    Unfit {
+    UnfitStore {
         name: "no-bucket",
         bucket: "elsewhere",
         secret: "right",
@@ -36,7 +36,7 @@ const UNFIT: &[Unfit] = &[
         reason: "BucketNotFound",
         message: "spec.bucket",
     },
-    Unfit {
+    UnfitStore {
         name: "away",
         bucket: BUCKET,
         secret: "right",
@@ -108,8 +108,8 @@ pub(super) fn check_remains(left: &[String], volumes: usize) -> Result<()> {
 }
 
 /// The store is not Ready for the expected reason, and a volume in it is not provisioned.
-fn refuse(world: &World, s3: &S3Server, unfit: &Unfit) -> Result<()> {
-    let Unfit { name, bucket, secret, reachable, reason, message } = unfit;
+fn refuse(world: &World, s3: &S3Server, unfit: &UnfitStore) -> Result<()> {
+    let UnfitStore { name, bucket, secret, reachable, reason, message } = unfit;
     let endpoint = if *reachable {
         s3.endpoint()
     } else {

@@ -89,7 +89,7 @@ pub fn play(world: &World) -> Result<usize> {
 
 /// Volumes that a new cluster found in the bucket of a lost one.
 #[derive(Debug)]
-pub struct Adopted {
+pub struct AdoptionOutcome {
     /// Number of those with the bytes written to them.
     pub equal: usize,
     /// PUTs to the bucket's volumes until all were attached, beyond one for each attach.
@@ -100,7 +100,7 @@ pub struct Adopted {
 ///
 /// # Errors
 /// If a volume is not served, or is not adopted.
-pub fn adopt(world: &World, count: usize) -> Result<Adopted> {
+pub fn adopt(world: &World, count: usize) -> Result<AdoptionOutcome> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
@@ -137,7 +137,7 @@ pub fn adopt(world: &World, count: usize) -> Result<Adopted> {
     let more_puts = (count_created_objects(&s3)? - before).saturating_sub(count);
     b.terminate()?;
     operator.stop()?;
-    Ok(Adopted { equal, more_puts })
+    Ok(AdoptionOutcome { equal, more_puts })
 }
 
 fn create(world: &World) -> Result<()> {

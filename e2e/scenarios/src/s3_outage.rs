@@ -16,7 +16,7 @@ use holdfast_lab::world::World;
 use super::load::Load;
 use super::provisioning::apply;
 use super::story::provision_store_at;
-use super::volumes::{Reported, Served, reported, serve_all};
+use super::volumes::{Served, VolumeCondition, reported, serve_all};
 
 mod full_cache;
 
@@ -161,7 +161,7 @@ fn check_delays(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, 
 
 /// Checks the conditions of the Volumes during the outage. Returns those of [`BUSY`], which were `before`
 /// until then.
-fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]> {
+fn check_reported(world: &World, before: &[VolumeCondition; 2]) -> Result<[VolumeCondition; 2]> {
     report::step(format_args!("kubectl get volumes\n{}", world.kubectl(["get", "volumes"])?));
     let busy = conditions(world, BUSY)?;
     for condition in &busy {
@@ -212,11 +212,11 @@ fn wait_events(world: &World, wanted: &[&str]) -> Result<()> {
 }
 
 /// Returns the conditions of a volume: its store responds, and its writes continue.
-fn conditions(world: &World, volume: &str) -> Result<[Reported; 2]> {
+fn conditions(world: &World, volume: &str) -> Result<[VolumeCondition; 2]> {
     Ok([reported(world, volume, STORE_REACHABLE)?, reported(world, volume, WRITABLE)?])
 }
 
-fn changed_later(before: &[Reported; 2], after: &[Reported; 2]) -> bool {
+fn changed_later(before: &[VolumeCondition; 2], after: &[VolumeCondition; 2]) -> bool {
     before.iter().zip(after).all(|(before, after)| after.since > before.since)
 }
 

@@ -27,7 +27,7 @@ const CONDITION_LIMIT: Duration = Duration::from_secs(120);
 const LOOKERS: u64 = 20;
 
 /// A dialect, and the messages about it.
-struct Row {
+struct DialectRow {
     name: &'static str,
     dialect: Dialect,
     /// The reason of the ObjectStore's condition; `None` if it is still Ready.
@@ -44,13 +44,13 @@ const fn row(
     reason: &'static str,
     state: &'static str,
     fix: &'static str,
-) -> Row {
-    Row { name, dialect, reason: Some(reason), state, fix }
+) -> DialectRow {
+    DialectRow { name, dialect, reason: Some(reason), state, fix }
 }
 
 /// Returns a dialect that requires no action by the user.
-const fn fine(name: &'static str, dialect: Dialect) -> Row {
-    Row { name, dialect, reason: None, state: "", fix: "" }
+const fn fine(name: &'static str, dialect: Dialect) -> DialectRow {
+    DialectRow { name, dialect, reason: None, state: "", fix: "" }
 }
 
 const fn answers(
@@ -69,7 +69,7 @@ const REGION_STATE: &str = "region: the bucket is not in us-east-1";
 const NOT_S3: &str = "endpoint: an answer is not that of an S3 server";
 const PUT: Option<&str> = Some("PUT");
 
-const ROWS: &[Row] = &[
+const ROWS: &[DialectRow] = &[
     row(
         "replaces",
         Dialect::CreateReplaces,
@@ -273,7 +273,7 @@ pub fn play(world: &World) -> Result<DialectsOutcome> {
         &format!("--from-literal=secretAccessKey={SECRET_KEY}"),
     ])?;
     let mut documents = String::new();
-    for Row { name, .. } in ROWS {
+    for DialectRow { name, .. } in ROWS {
         let store = object_store(name, name, "right", &proxy.endpoint());
         write!(documents, "{store}---\n{}---\n", volume(name, name, "1Gi"))?;
     }
@@ -360,7 +360,7 @@ fn line<'a>(lines: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str> 
 /// Returns the lines of preflight that lack the fault or its fix.
 fn check_preflight(lines: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
-    for Row { name, reason, state, fix, .. } in ROWS {
+    for DialectRow { name, reason, state, fix, .. } in ROWS {
         let line = line(lines, name)?;
         let is_named = match (reason, line.split_once(". Fix: ")) {
             (None, _) => line.starts_with(&format!("PASS store {name}: ")),
@@ -387,7 +387,7 @@ fn count_detected_lookers(lines: &BTreeMap<String, String>) -> Result<u64> {
 
 /// Waits until each ObjectStore reports its fault. Returns those that do not.
 fn check_stores(world: &World) -> Result<Vec<String>> {
-    let is_reported = |row: &Row, found: &BTreeMap<String, ReportedCondition>| {
+    let is_reported = |row: &DialectRow, found: &BTreeMap<String, ReportedCondition>| {
         let Some(condition) = found.get(row.name) else { return false };
         match row.reason {
             None => condition.status == "True",

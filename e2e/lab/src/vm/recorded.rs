@@ -49,7 +49,7 @@ pub enum Survivors {
 
 /// Composition of one rebuilt disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct PowerCut {
     /// Writes made durable by a flush.
     pub flushed: usize,
     /// Unflushed writes that survived.
@@ -131,25 +131,35 @@ impl RecordedDisk {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn rebuild(&self, position: usize, left: Survivors, chance: &mut Chance, to: &Path) -> Result<Cut> {
+    pub fn rebuild(
+        &self,
+        position: usize,
+        left: Survivors,
+        chance: &mut Chance,
+        to: &Path,
+    ) -> Result<PowerCut> {
         copy_sparse(&self.before, to)?;
         let disk = File::options().write(true).open(to).with_context(|| format!("open {}", to.display()))?;
         let record = self.shared.lock().record[..position].to_vec();
-        let mut cut = Cut { flushed: 0, left: 0, torn: 0, lost: 0 };
+        let mut cut = PowerCut { flushed: 0, left: 0, torn: 0, lost: 0 };
         for (entry, durable) in record.iter().zip(durable(&record)) {
             let RecordedStep::Write { offset, at, bytes } = *entry else { continue };
             let mut data = vec![0; bytes];
             self.shared.data.read_exact_at(&mut data, at).context("read the record")?;
-            let fate = if durable { Fate::Left } else { Fate::draw(left, bytes > self.block_bytes, chance) };
+            let fate = if durable {
+                WriteFate::Left
+            } else {
+                WriteFate::draw(left, bytes > self.block_bytes, chance)
+            };
             *match fate {
-                Fate::Left if durable => &mut cut.flushed,
-                Fate::Left => &mut cut.left,
-                Fate::Torn => &mut cut.torn,
-                Fate::Lost => &mut cut.lost,
+                WriteFate::Left if durable => &mut cut.flushed,
+                WriteFate::Left => &mut cut.left,
+                WriteFate::Torn => &mut cut.torn,
+                WriteFate::Lost => &mut cut.lost,
             } += 1;
-            let unit = if fate == Fate::Torn { self.block_bytes } else { bytes };
+            let unit = if fate == WriteFate::Torn { self.block_bytes } else { bytes };
             for (offset, part) in (offset..).step_by(unit).zip(data.chunks(unit)) {
-                if fate == Fate::Left || fate == Fate::Torn && chance.below(2) == 0 {
+                if fate == WriteFate::Left || fate == WriteFate::Torn && chance.below(2) == 0 {
                     disk.write_all_at(part, offset).context("write the rebuilt disk")?;
                 }
             }
@@ -289,14 +299,14 @@ fn durable(record: &[RecordedStep]) -> Vec<bool> {
 
 /// Result of a power failure for a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum WriteFate {
     Left,
     /// Each of its blocks survives with even chances.
     Torn,
     Lost,
 }
 
-impl Fate {
+impl WriteFate {
     /// Returns the result for an unflushed write.
     fn draw(survivors: Survivors, has_blocks: bool, chance: &mut Chance) -> Self {
         match survivors {
