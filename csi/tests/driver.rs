@@ -62,7 +62,7 @@ impl Driver {
     }
 
     /// Returns the status and the text of a response.
-    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    fn request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).expect("connects");
         let length = body.len();
         let request = format!(
@@ -100,9 +100,9 @@ fn a_probe_says_why_the_driver_is_not_ready() {
     let directory = tempfile::tempdir().expect("a directory");
     let silent = probe(directory.path(), &[]);
     assert_eq!(silent.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&silent.stderr);
-    assert!(said.starts_with("holdfast-csi: the driver does not answer on "), "{said}");
-    assert!(said.contains("csi.sock"), "{said}");
+    let output = String::from_utf8_lossy(&silent.stderr);
+    assert!(output.starts_with("holdfast-csi: the driver does not answer on "), "{output}");
+    assert!(output.contains("csi.sock"), "{output}");
 
     let driver = Driver::node(directory.path());
     until("the driver is alive", || probe(directory.path(), &[]).status.success().then_some(()));
@@ -111,13 +111,13 @@ fn a_probe_says_why_the_driver_is_not_ready() {
         String::from_utf8_lossy(&unready.stderr).contains("no-daemon.sock").then_some(unready)
     });
     assert_eq!(unready.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&unready.stderr).into_owned();
-    let reason = said.strip_prefix("holdfast-csi: the driver is not ready: ").expect("the reason");
+    let output = String::from_utf8_lossy(&unready.stderr).into_owned();
+    let reason = output.strip_prefix("holdfast-csi: the driver is not ready: ").expect("the reason");
     assert!(
         reason.starts_with("the node daemon did not answer on ") && reason.lines().count() == 1,
-        "{said}"
+        "{output}"
     );
-    assert_eq!(driver.ask("GET", "/readyz", ""), (503, reason.to_owned()));
+    assert_eq!(driver.request("GET", "/readyz", ""), (503, reason.to_owned()));
 }
 
 /// Regression: the daemon and the operator had an admin endpoint, but the driver did not.
@@ -128,18 +128,18 @@ fn each_service_has_an_admin_endpoint() {
                       users: [{name: a, user: {}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n";
     fs::write(directory.path().join("kubeconfig"), kubeconfig).expect("written");
     let controller = Driver::start(directory.path(), &["controller".to_owned()]);
-    assert_eq!(controller.ask("GET", "/readyz", ""), (200, "ready\n".to_owned()));
-    assert!(controller.ask("GET", "/metrics", "").1.contains("holdfast_csi_ready 1\n"));
+    assert_eq!(controller.request("GET", "/readyz", ""), (200, "ready\n".to_owned()));
+    assert!(controller.request("GET", "/metrics", "").1.contains("holdfast_csi_ready 1\n"));
 
     let directory = tempfile::tempdir().expect("a directory");
     let node = Driver::node(directory.path());
-    assert_eq!(node.ask("GET", "/healthz", "").0, 200);
-    assert_eq!(node.ask("GET", "/readyz", "").0, 503);
-    let metrics = node.ask("GET", "/metrics", "").1;
+    assert_eq!(node.request("GET", "/healthz", "").0, 200);
+    assert_eq!(node.request("GET", "/readyz", "").0, 503);
+    let metrics = node.request("GET", "/metrics", "").1;
     assert!(
         metrics.contains("holdfast_csi_ready 0\n") && metrics.contains("holdfast_log_dropped_lines"),
         "{metrics}"
     );
-    assert_eq!(node.ask("PUT", "/log-level", "warn"), (200, "warn\n".to_owned()));
-    assert_eq!(node.ask("GET", "/log-level", ""), (200, "warn\n".to_owned()));
+    assert_eq!(node.request("PUT", "/log-level", "warn"), (200, "warn\n".to_owned()));
+    assert_eq!(node.request("GET", "/log-level", ""), (200, "warn\n".to_owned()));
 }

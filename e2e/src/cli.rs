@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use holdfast_bench::coverage::Coverage;
 use holdfast_bench::nvme_target;
-use holdfast_lab::inside::Inside;
+use holdfast_lab::inside::GuestCommand;
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
@@ -19,11 +19,11 @@ use crate::{cluster, images, last_runs, shell, suite};
 #[command(name = "cargo e2e")]
 struct Arguments {
     #[command(subcommand)]
-    command: Order,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Order {
+enum CliCommand {
     /// Run the main workflow from scratch until the volumes are deleted, with live output
     Demo,
     /// Run the workspace's tests and all scenarios, or only scenarios whose name contains FILTER; a version
@@ -75,7 +75,7 @@ enum Order {
         files: Vec<PathBuf>,
     },
     #[command(flatten)]
-    Inside(Inside),
+    GuestCommand(GuestCommand),
 }
 
 /// Runs the command given on the command line.
@@ -84,28 +84,28 @@ enum Order {
 /// If it could not be run; failed scenarios are not an error but exit code 1.
 pub fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Order::Test { filter } => Ok(exit_code(suite::run(filter.as_deref())?)),
-        Order::Play { name } => Ok(exit_code(suite::play(&name)?)),
-        Order::Demo => suite::demo().map(|()| ExitCode::SUCCESS),
-        Order::Bench { filter } => holdfast_bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
-        Order::Coverage => {
+        CliCommand::Test { filter } => Ok(exit_code(suite::run(filter.as_deref())?)),
+        CliCommand::Play { name } => Ok(exit_code(suite::play(&name)?)),
+        CliCommand::Demo => suite::demo().map(|()| ExitCode::SUCCESS),
+        CliCommand::Bench { filter } => holdfast_bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
+        CliCommand::Coverage => {
             Coverage::measure(&Toolbox::open()?)?.print();
             Ok(ExitCode::SUCCESS)
         }
-        Order::List => {
+        CliCommand::List => {
             list();
             Ok(ExitCode::SUCCESS)
         }
-        Order::Setup => {
+        CliCommand::Setup => {
             suite::prepare(&Toolbox::find()?, "cargo e2e setup", &suite::KERNELS, true)?;
             Ok(ExitCode::SUCCESS)
         }
-        Order::Cluster => cluster::run().map(|()| ExitCode::SUCCESS),
-        Order::Images => images::run().map(|()| ExitCode::SUCCESS),
-        Order::Shell { kernel } => shell::run(kernel.as_deref()).map(|()| ExitCode::SUCCESS),
-        Order::VmExec { port, command } => shell::vm_exec(port, &command),
-        Order::NvmeTarget { port, files } => nvme_target::run(port, &files).map(|()| ExitCode::SUCCESS),
-        Order::Inside(order) => order.run().map(|()| ExitCode::SUCCESS),
+        CliCommand::Cluster => cluster::run().map(|()| ExitCode::SUCCESS),
+        CliCommand::Images => images::run().map(|()| ExitCode::SUCCESS),
+        CliCommand::Shell { kernel } => shell::run(kernel.as_deref()).map(|()| ExitCode::SUCCESS),
+        CliCommand::VmExec { port, command } => shell::vm_exec(port, &command),
+        CliCommand::NvmeTarget { port, files } => nvme_target::run(port, &files).map(|()| ExitCode::SUCCESS),
+        CliCommand::GuestCommand(order) => order.run().map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -7,7 +7,7 @@ use holdfast_lab::cluster::{Cluster, Store};
 use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::setup::{Profile, Toolbox};
-use holdfast_lab::wait::asked_to_end;
+use holdfast_lab::wait::wait_exit_signal;
 use holdfast_lab::world::World;
 
 /// Name of the bucket, the ObjectStore and the StorageClass.
@@ -39,7 +39,7 @@ pub fn run() -> Result<()> {
     // `kubectl holdfast top` reads the daemon through the API server, whose route to a pod depends on its
     // address.
     let mut reached = None;
-    asked_to_end(FOLLOW, || {
+    wait_exit_signal(FOLLOW, || {
         let now = cluster.daemon().ok().flatten().filter(|now| reached != Some(*now));
         if let Some(address) = now
             && cluster.reach(address).is_ok()

@@ -55,7 +55,7 @@ fn count(output: &str) -> u32 {
 /// Returns the failures in an output: the last lines of each failed test, the names of all, the programs
 /// killed by a signal, and cargo's list of them. If it has none of these, returns its end.
 pub fn failures(output: &str) -> String {
-    /// Lines before the report of a signal, which show the program's last actions.
+    /// Number of lines before the report of a signal, which show the program's last actions.
     const BEFORE_SIGNAL: usize = 14;
     let lines: Vec<&str> = output.lines().collect();
     // Lines of each failed test, starting with the one that has its name.
@@ -141,7 +141,7 @@ error: 1 target failed:
     }
 
     #[test]
-    fn of_a_test_that_printed_much_the_end_is_shown_and_no_name_is_lost() {
+    fn a_long_output_of_a_test_is_shortened() {
         let long: String = (0..1000).map(|line| format!("step {line}\n")).collect();
         let shown =
             failures(&OUTPUT.replace("it broke\n", &long).replace(
@@ -154,7 +154,7 @@ error: 1 target failed:
         assert!(!shown.contains("step 0\n") && shown.lines().count() < 60, "{shown}");
     }
 
-    /// It has no result, and hundreds of other lines may follow.
+    /// A program ended by a signal has no result, and hundreds of other lines may follow.
     #[test]
     fn a_program_that_a_signal_ended_is_shown() {
         let aborted = "test c ... thread 'c' has overflowed its stack\n\

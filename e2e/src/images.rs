@@ -24,11 +24,11 @@ pub fn run() -> Result<()> {
             image.recipe.name,
             image.written.digest,
             megabytes(image.written.unpacked_bytes),
-            image.recipe.most_mb,
+            image.recipe.max_mb,
             megabytes(image.written.fetched_bytes),
             image.path.display()
         ));
-        if image.written.unpacked_bytes > image.recipe.most_mb * 1_000_000 {
+        if image.written.unpacked_bytes > image.recipe.max_mb * 1_000_000 {
             too_large.push(image.recipe.name);
         }
     }

@@ -22,7 +22,7 @@ impl RunTime {
     }
 
     /// Records a passed part of the run. A failed one has another duration.
-    pub fn note(&self, expected: Duration, took: Duration) {
+    pub fn record(&self, expected: Duration, took: Duration) {
         let mut ended = self.ended.lock().expect("nothing panics while it holds this lock");
         ended.0 += expected;
         ended.1 += took;
@@ -53,9 +53,9 @@ mod tests {
         let run = RunTime::begin();
         assert!(run.allows(30 * MINUTE, 10 * MINUTE));
         assert!(!run.allows(30 * MINUTE, 20 * MINUTE), "the others would end too late");
-        run.note(MINUTE, MINUTE / 2);
+        run.record(MINUTE, MINUTE / 2);
         assert!(!run.allows(50 * MINUTE, Duration::ZERO), "lanes that were fast make no time");
-        run.note(MINUTE, 7 * MINUTE / 2);
+        run.record(MINUTE, 7 * MINUTE / 2);
         assert!(!run.allows(30 * MINUTE, 10 * MINUTE), "all take twice the time");
         assert!(run.allows(10 * MINUTE, 10 * MINUTE));
     }

@@ -14,16 +14,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use holdfast_lab::display::{Display, end_of};
-use holdfast_lab::limit::{WorkClock, within};
+use holdfast_lab::limit::{WorkClock, run_within};
 use holdfast_lab::pins::{KERNEL, KernelPin, LTS_KERNEL};
 use holdfast_lab::process::Process;
 use holdfast_lab::report;
 use holdfast_lab::run_dir;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
-use holdfast_scenarios::{
-    BY_NAME, IN_TURN, Lane, lane, lane_in_turn, lanes, place_if_time_allows, usual_lanes,
-};
+use holdfast_scenarios::{BY_NAME, IN_TURN, Lane, day_order, lane, lanes, rotation_lane, usual_lanes};
 
 use crate::host_tests;
 use crate::run_time::RunTime;
@@ -36,17 +34,17 @@ pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(250);
 pub const KERNELS: [KernelPin; 2] = [KERNEL, LTS_KERNEL];
 /// The scenario shown by `cargo e2e demo`.
 const DEMO: &str = "story-zero-copy";
-/// Printed before these.
+/// Line printed before the ends of the logs.
 const LOGS_FOLLOW: &str = "the ends of all logs";
 /// Lines of each log printed after a failed scenario.
 const LOG_LINES: usize = 60;
-/// Time limit of fetching them from machines that may hang.
+/// Time limit of fetching the logs from machines that may hang.
 const LOGS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Memory needed by a scenario, in MiB: two machines, a Kubernetes API and an S3 server.
 const SCENARIO_MIB: u64 = 5 << 10;
 /// Maximum of concurrent scenarios, even on a large host.
-const MAX_BESIDE: u64 = 4;
+const MAX_CONCURRENT: u64 = 4;
 
 /// The results of a run.
 #[derive(Debug, Default)]
@@ -103,19 +101,19 @@ impl SuiteRun<'_> {
             Ok(String::new())
         });
         if result.is_ok() {
-            self.time.note(lane.scenario.expected, begun.elapsed());
+            self.time.record(lane.scenario.expected, begun.elapsed());
         }
         lock(self.tally).add(&name, result);
     }
 
-    /// Plays it unless the run's time does not permit that: lanes that need `later` still follow. `again`:
-    /// the time at which a skipped one runs.
+    /// Plays the lane unless the run's time does not permit it: lanes that need `later` still follow. `again`
+    /// is the time at which a skipped lane runs.
     fn scenario_if_time_allows(&self, lane: Lane, later: Duration, again: &str) {
         if self.time.allows(lane.scenario.expected, later) {
             return self.scenario(lane);
         }
         let name = lane.to_string();
-        self.display.say(&format!("SKIP {name}: no time is left for it; {again}"));
+        self.display.print_line(&format!("SKIP {name}: no time is left for it; {again}"));
         self.display.skip(&name);
         lock(self.tally).skipped += 1;
     }
@@ -128,16 +126,16 @@ impl SuiteRun<'_> {
             host_tests::passed(&self.display.log(HOST_TESTS))
         });
         if result.is_ok() {
-            self.time.note(HOST_TESTS_EXPECTED, begun.elapsed());
+            self.time.record(HOST_TESTS_EXPECTED, begun.elapsed());
         }
         lock(self.tally).add(HOST_TESTS, result);
     }
 
     /// Runs today's lane of the rotation, unless the rest took too long, and names those that did not run.
-    fn in_turn(&self, lane: Lane) -> Result<()> {
+    fn run_rotation_lane(&self, lane: Lane) -> Result<()> {
         let chosen = lane.to_string();
         let others: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
-        self.display.say(&format!("SKIP one of these runs each day: {}", others.join(" ")));
+        self.display.print_line(&format!("SKIP one of these runs each day: {}", others.join(" ")));
         lock(self.tally).skipped += u32::try_from(others.len())?;
         self.scenario_if_time_allows(lane, Duration::ZERO, "run it by name");
         Ok(())
@@ -161,7 +159,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         None => 0,
     };
     let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
-    let places = places(beside.len());
+    let places = max_concurrent(beside.len());
     let beside = match filter {
         Some(_) => beside.into_iter().map(SuitePart::Lane).collect(),
         None => parts_of_a_whole_run(beside, today()?),
@@ -174,7 +172,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         let expected = |lane: &Lane| (lane.to_string(), lane.scenario.expected);
         let whole = match filter {
             Some(_) => None,
-            None => Some((toolbox.prepare(&display, &KERNELS, true), lane_in_turn(today()?)?)),
+            None => Some((toolbox.prepare(&display, &KERNELS, true), rotation_lane(today()?)?)),
         };
         display.plan(places, beside.iter().map(SuitePart::expected));
         display.plan(1, alone.iter().chain(whole.iter().map(|(_, lane)| lane)).map(expected));
@@ -188,7 +186,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
             lane
         });
         let later = alone.iter().chain(&in_turn).map(|lane| lane.scenario.expected).sum();
-        beside_each_other(places, beside, |part| match part {
+        run_concurrently(places, beside, |part| match part {
             SuitePart::HostTests => run.host_tests(),
             SuitePart::Lane(lane) => run.scenario(lane),
             SuitePart::IfTimeAllows(lane) => {
@@ -197,7 +195,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         });
         alone.into_iter().for_each(|lane| run.scenario(lane));
         if let Some(lane) = in_turn {
-            run.in_turn(lane)?;
+            run.run_rotation_lane(lane)?;
         }
     }
     let tally = lock(&tally);
@@ -214,7 +212,7 @@ fn parts_of_a_whole_run(lanes: Vec<Lane>, day: u64) -> Vec<SuitePart> {
     let mut each_run = vec![SuitePart::HostTests];
     let mut if_time_allows = Vec::new();
     for lane in lanes {
-        match place_if_time_allows(&lane, day) {
+        match day_order(&lane, day) {
             Some(place) => if_time_allows.push((place, lane)),
             None => each_run.push(SuitePart::Lane(lane)),
         }
@@ -235,7 +233,7 @@ fn today() -> Result<u64> {
 }
 
 /// Runs `work` for all items in order, with up to `places` concurrently.
-fn beside_each_other<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Sync) {
+fn run_concurrently<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Sync) {
     let next = Mutex::new(items.into_iter());
     thread::scope(|scope| {
         for _ in 0..places {
@@ -246,10 +244,10 @@ fn beside_each_other<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Syn
 
 /// Returns the number of these scenarios that may run concurrently: limited by memory and by cores plus one,
 /// because each waits at times (for leases, time limits, its machines).
-fn places(scenarios: usize) -> u64 {
+fn max_concurrent(scenarios: usize) -> u64 {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_mib(&text)).unwrap_or(0);
-    (memory / SCENARIO_MIB).min(cores + 1).min(scenarios as u64).clamp(1, MAX_BESIDE)
+    (memory / SCENARIO_MIB).min(cores + 1).min(scenarios as u64).clamp(1, MAX_CONCURRENT)
 }
 
 /// Returns the memory available to programs, in MiB. Source: `man proc_meminfo`.
@@ -293,7 +291,7 @@ pub fn play(name: &str) -> Result<bool> {
     let toolbox = Toolbox::open()?;
     let world = Arc::new(World::new(&toolbox, name, kernel, Profile::Dev)?);
     let played = Arc::clone(&world);
-    let result = within(scenario.limit(), toolbox.clock(), move || {
+    let result = run_within(scenario.limit(), toolbox.clock(), move || {
         (scenario.run)(&played)?;
         played.check_kernels()
     });
@@ -301,7 +299,7 @@ pub fn play(name: &str) -> Result<bool> {
     report::step(format_args!("{name}: {error:#}"));
     report::step(LOGS_FOLLOW);
     let shown = Arc::clone(&world);
-    let logs = within(LOGS_LIMIT, &WorkClock::default(), move || {
+    let logs = run_within(LOGS_LIMIT, &WorkClock::default(), move || {
         eprintln!("{}", shown.logs(LOG_LINES));
         Ok(())
     });
@@ -314,27 +312,27 @@ pub fn play(name: &str) -> Result<bool> {
 }
 
 /// Plays a scenario in a separate process, whose progress goes to `said`.
-fn start(toolbox: &Toolbox, lane: Lane, said: Stdio) -> Result<()> {
+fn start(toolbox: &Toolbox, lane: Lane, output: Stdio) -> Result<()> {
     let name = lane.to_string();
     // With this name, the kernel finds this program even after `cargo test` has replaced it.
     let mut command = Command::new(format!("/proc/{}/exe", std::process::id()));
     command.args(["play", &name]);
-    let result = supervise(&name, &command, said);
+    let result = supervise(&name, &command, output);
     run_dir::tidy(&toolbox.target())?;
     result
 }
 
 /// Returns the end of a failed scenario's progress, without the logs of its programs.
-fn end_of_progress(said: &str) -> String {
+fn end_of_progress(output: &str) -> String {
     let logs = format!("== {LOGS_FOLLOW}");
-    end_of(said.split_once(&logs).map_or(said, |(progress, _)| progress))
+    end_of(output.split_once(&logs).map_or(output, |(progress, _)| progress))
 }
 
 /// Runs a scenario's process to completion, then ends everything that it started.
-fn supervise(name: &str, command: &Command, said: Stdio) -> Result<()> {
+fn supervise(name: &str, command: &Command, output: Stdio) -> Result<()> {
     let mut reason = tempfile::tempfile().context("make a file for the reason of a failure")?;
     let out = reason.try_clone().context("share the file for the reason")?;
-    let mut process = Process::spawn_to(name, command, out.into(), said)?;
+    let mut process = Process::spawn_to(name, command, out.into(), output)?;
     let status = process.end()?;
     drop(process);
     if status.success() {
@@ -374,7 +372,7 @@ mod tests {
         let mut machine = Command::new("sh");
         machine.args(["-c", "echo $$; exec sleep 1000"]);
         let machine = Process::spawn("machine", &machine, &run.path().join("machine.log")).unwrap();
-        let error = within(Duration::from_secs(2), &WorkClock::default(), move || {
+        let error = run_within(Duration::from_secs(2), &WorkClock::default(), move || {
             let _parts = (run, machine);
             loop {
                 std::thread::park();
@@ -384,7 +382,8 @@ mod tests {
         std::process::exit(1);
     }
 
-    /// Its machine is killed, its disk removed, its log kept, and the run continues with the next one.
+    /// The machine of a hung scenario is killed, its disk removed and its log kept. The run continues with
+    /// the next scenario.
     #[test]
     fn a_hung_scenario_fails_and_leaves_only_logs() {
         let target = tempfile::tempdir().unwrap();
@@ -411,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_says_nothing_fails_with_its_status() {
+    fn a_silent_process_fails_with_its_status() {
         let mut command = Command::new("sh");
         let error = supervise("silent", command.args(["-c", "kill -9 $$"]), Stdio::null()).unwrap_err();
         assert!(error.to_string().contains("signal: 9"), "{error}");
@@ -419,16 +418,16 @@ mod tests {
 
     #[test]
     fn a_failure_shows_the_progress_and_no_logs_of_programs() {
-        let said = format!("== boot test machine a\n== it broke\n== {LOGS_FOLLOW}\n--- console\nLinux\n");
-        assert_eq!(end_of_progress(&said), "== boot test machine a\n== it broke");
+        let output = format!("== boot test machine a\n== it broke\n== {LOGS_FOLLOW}\n--- console\nLinux\n");
+        assert_eq!(end_of_progress(&output), "== boot test machine a\n== it broke");
         assert_eq!(end_of_progress("== killed\n"), "== killed");
     }
 
     #[test]
-    fn two_scenarios_run_beside_each_other() {
+    fn two_scenarios_run_concurrently() {
         let both = Arc::new(Barrier::new(2));
-        within(Duration::from_secs(60), &WorkClock::default(), move || {
-            beside_each_other(2, vec![(), ()], |()| {
+        run_within(Duration::from_secs(60), &WorkClock::default(), move || {
+            run_concurrently(2, vec![(), ()], |()| {
                 both.wait();
             });
             Ok(())
@@ -440,6 +439,6 @@ mod tests {
     fn available_memory_is_read_and_one_scenario_gets_one_place() {
         assert_eq!(available_mib("MemTotal:  24000 kB\nMemAvailable:   22528 kB\n"), Some(22));
         assert_eq!(available_mib("MemFree: 1 kB\n"), None);
-        assert_eq!(places(1), 1);
+        assert_eq!(max_concurrent(1), 1);
     }
 }

@@ -138,8 +138,8 @@ fn packages() -> BTreeMap<String, Package> {
         let named = dependencies.filter(|one| one["kind"] != "dev").map(|one| text(&one["name"])).collect();
         let asks_for = |feature: &str| {
             let asks = |features: &Value| {
-                let asked = |one: &Value| one.as_str().is_some_and(|name| name.ends_with(feature));
-                features.as_array().unwrap().iter().any(asked)
+                let is_requested = |one: &Value| one.as_str().is_some_and(|name| name.ends_with(feature));
+                features.as_array().unwrap().iter().any(is_requested)
             };
             package["dependencies"].as_array().unwrap().iter().any(|one| asks(&one["features"]))
                 || package["features"].as_object().unwrap().values().any(asks)
@@ -283,7 +283,7 @@ fn allowed(expression: &str) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let mut rest = words.as_slice();
-    let value = any(&mut rest);
+    let value = parse_or(&mut rest);
     value && rest.is_empty()
 }
 
@@ -294,29 +294,29 @@ fn is_listed(licence: &str) -> bool {
     list.split(',').any(|one| one.trim() == format!("{licence:?}"))
 }
 
-fn any(words: &mut &[&str]) -> bool {
-    let mut value = all(words);
+fn parse_or(words: &mut &[&str]) -> bool {
+    let mut value = parse_and(words);
     while let ["OR", rest @ ..] = *words {
         *words = rest;
-        value |= all(words);
+        value |= parse_and(words);
     }
     value
 }
 
-fn all(words: &mut &[&str]) -> bool {
-    let mut value = one(words);
+fn parse_and(words: &mut &[&str]) -> bool {
+    let mut value = parse_licence(words);
     while let ["AND", rest @ ..] = *words {
         *words = rest;
-        value &= one(words);
+        value &= parse_licence(words);
     }
     value
 }
 
-fn one(words: &mut &[&str]) -> bool {
+fn parse_licence(words: &mut &[&str]) -> bool {
     match *words {
         ["(", rest @ ..] => {
             *words = rest;
-            let value = any(words);
+            let value = parse_or(words);
             let closed = matches!(words.first(), Some(&")"));
             *words = words.get(1..).unwrap_or_default();
             value && closed

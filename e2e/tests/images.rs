@@ -13,7 +13,7 @@ const COMMAND_LINE: &str = "CommandLine::new([\"";
 
 /// Regression: `stat` was missing: kubelets had no statistics of claims, and no test had run the image.
 #[test]
-fn each_program_that_the_csi_driver_runs_is_in_its_image() {
+fn each_program_run_by_the_csi_driver_is_included() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../csi/src/node");
     let mut run = BTreeSet::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -24,7 +24,7 @@ fn each_program_that_the_csi_driver_runs_is_in_its_image() {
     }
     assert!(run.len() > 8 && run.contains("mkfs.ext4"), "the command lines were not found: {run:?}");
     let csi = images::ALL.iter().find(|recipe| recipe.name == "holdfast-csi").unwrap();
-    let there: BTreeSet<&str> = csi.tools.iter().map(|path| path.rsplit('/').next().unwrap()).collect();
-    let missing: Vec<&String> = run.iter().filter(|name| !there.contains(name.as_str())).collect();
+    let installed: BTreeSet<&str> = csi.tools.iter().map(|path| path.rsplit('/').next().unwrap()).collect();
+    let missing: Vec<&String> = run.iter().filter(|name| !installed.contains(name.as_str())).collect();
     assert!(missing.is_empty(), "{missing:?} are not in the image (FILE_SYSTEM_TOOLS)");
 }

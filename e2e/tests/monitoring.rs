@@ -68,7 +68,7 @@ fn strings<'a>(value: &'a Value, keys: &[&str], found: &mut Vec<&'a str>) {
 }
 
 #[test]
-fn alerts_name_metrics_that_there_are() {
+fn alerts_name_existing_metrics() {
     let samples = samples();
     let text = read(ALERTS);
     let alerts = alerts(&text);
@@ -90,7 +90,7 @@ fn alerts_name_metrics_that_there_are() {
 
 /// A label value that no program produces makes an alert that never fires.
 #[test]
-fn alerts_name_values_of_labels_that_there_are() {
+fn alerts_name_existing_label_values() {
     let programs = ["operator/src/metrics.rs", "csi/src/requests.rs"].map(read);
     let text = read(ALERTS);
     let queries = text.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
@@ -127,7 +127,7 @@ fn each_alert_has_its_texts_and_its_runbook() {
 }
 
 #[test]
-fn dashboard_shows_metrics_that_there_are() {
+fn dashboard_shows_existing_metrics() {
     let samples = samples();
     let dashboard: Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
     let mut queries = Vec::new();
@@ -148,7 +148,7 @@ fn dashboard_shows_metrics_that_there_are() {
 }
 
 #[test]
-fn panels_of_the_dashboard_have_numbers_of_their_own() {
+fn panels_of_the_dashboard_have_unique_ids() {
     let dashboard: Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
     let mut seen = BTreeSet::new();
     for panel in dashboard["panels"].as_array().unwrap() {

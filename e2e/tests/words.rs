@@ -184,7 +184,7 @@ fn doc_comments_begin_with_no_question_word() {
 }
 
 #[test]
-fn questions_are_found_where_a_comment_begins() {
+fn questions_are_found_at_the_start_of_a_comment() {
     let text =
         "/// Whether it is.\nfn a() {}\n    /// Volume.\n    /// When it was made.\n//! How.\n// What.\n";
     assert_eq!(questions(text), [1]);

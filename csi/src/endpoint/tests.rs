@@ -48,8 +48,8 @@ async fn a_driver_is_alive_before_it_is_ready() {
     let driver = tokio::spawn(socket.serve(services, std::future::pending()));
     probe::ask(&path, false).await.expect("alive");
     let unready = probe::ask(&path, true).await.expect_err("not registered");
-    let said = "the driver is not ready: the kubelet \u{2014} or its socket \u{2014} is missing";
-    assert_eq!(unready.to_string(), said);
+    let expected = "the driver is not ready: the kubelet \u{2014} or its socket \u{2014} is missing";
+    assert_eq!(unready.to_string(), expected);
     readiness.set(None);
     probe::ask(&path, true).await.expect("ready");
     driver.abort();

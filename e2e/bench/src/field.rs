@@ -26,8 +26,7 @@ const ATTACH_TEST: [&str; 4] = ["--bin", "holdfast-node", "--", "an_attach_of_a_
 /// Minimum number of writes that [`REFUSED_TEST`] refuses: 7,740 when it was written.
 const REFUSED_WRITES: f64 = 7_500.0;
 /// The simulation's test that refuses each local write in each way.
-const REFUSED_TEST: [&str; 4] =
-    ["--test", "refused_writes", "--", "every_write_is_refused_once_and_lastingly"];
+const REFUSED_TEST: [&str; 4] = ["--test", "refused_writes", "--", "every_write_fails_once_and_permanently"];
 /// The operator's test in which each party has its own clock.
 const CLOCKS_TEST: [&str; 4] =
     ["--bin", "holdfast-operator", "--", "clocks_a_day_off_delete_nothing_before_its_time"];

@@ -138,7 +138,7 @@ fn counts(world: &World) -> Result<Vec<Figure>> {
     let sweeps = printed(&sweeps)?;
     let of = |key: &str| sweeps[key].as_f64().with_context(|| format!("no {key} in {sweeps}"));
     let (one, many) = (of("first_of_one")?, of("second_of_thousand")?);
-    let commit = printed(&proof_turns::output_of(world, "no_event_of_a_commit")?)?;
+    let commit = printed(&proof_turns::output_of(world, "commit_events_cost_the_same")?)?;
     let pair = |key: &str| -> Result<[f64; 2]> {
         let of = |size: &str| commit[size][key].as_f64().with_context(|| format!("no {key} in {commit}"));
         Ok([of("10gib")?, of("1tib")?])

@@ -90,11 +90,11 @@ pub(super) fn run_scenarios(world: &World) -> Result<Vec<Figure>> {
 pub(super) fn run_images(world: &World) -> Result<Vec<Figure>> {
     let built = images::build(world.toolbox(), Profile::Release, &world.dir().join("images"))?;
     let sized = |image: &images::Built| {
-        let Recipe { name, most_mb, .. } = image.recipe;
+        let Recipe { name, max_mb, .. } = image.recipe;
         let name = name.replace("holdfast-", "image_mb_");
         let value = image.written.unpacked_bytes as f64 / MB;
         let fetched = image.written.fetched_bytes as f64 / MB;
-        figure(&name, value, "MB", &format!("of files; {fetched:.1} MB are fetched")).at_most(most_mb as f64)
+        figure(&name, value, "MB", &format!("of files; {fetched:.1} MB are fetched")).at_most(max_mb as f64)
     };
     Ok(built.iter().map(sized).collect())
 }

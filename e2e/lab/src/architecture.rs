@@ -12,10 +12,10 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Returns the host's, for which its cargo builds.
+    /// Returns the architecture of the host, for which its cargo builds.
     ///
     /// # Errors
-    /// If there are no images for the host's.
+    /// If no images exist for the host's architecture.
     pub fn of_host() -> Result<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Ok(Self::Amd64),
@@ -24,7 +24,7 @@ impl Architecture {
         }
     }
 
-    /// Returns its name, the same for Debian and OCI.
+    /// Returns the name of the architecture, which is the same for Debian and OCI.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",

@@ -34,7 +34,7 @@ const CONFIGURATION: &str = "kwok-provider-config";
 const TEMPLATES: &str = "kwok-provider-templates";
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum nodes of a group.
-const MOST_NODES: &str = "10";
+const MAX_NODES: &str = "10";
 
 /// A group of nodes that is initially empty.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +69,7 @@ impl Autoscaler {
     /// Starts the autoscaler with these groups and additional flags, and waits until it listens.
     ///
     /// # Errors
-    /// If there is no program, its release is wrong, or it does not listen in time.
+    /// If the program does not exist, its release is wrong, or it does not listen in time.
     pub fn start(world: &World, groups: &[NodeGroup<'_>], flags: &[&str]) -> Result<Self> {
         let program = Self::program()?;
         configure(world, groups)?;
@@ -93,9 +93,9 @@ impl Autoscaler {
             process.check_running()?;
             Ok(TcpStream::connect(("127.0.0.1", port)).ok())
         })?;
-        let said = fs::read_to_string(&log).context("read the autoscaler's log")?;
+        let text = fs::read_to_string(&log).context("read the autoscaler's log")?;
         let version = format!("Cluster Autoscaler {CLUSTER_AUTOSCALER}\n");
-        ensure!(said.contains(&version), "{PROGRAM} is not {version:?}: {}", log.display());
+        ensure!(text.contains(&version), "{PROGRAM} is not {version:?}: {}", log.display());
         Ok(Self { process })
     }
 
@@ -147,7 +147,7 @@ fn template(group: &NodeGroup<'_>) -> Value {
     }
     let mut node = node_without_machine(group.name);
     node["metadata"]["labels"] = labels;
-    node["metadata"]["annotations"] = json!({ "cluster-autoscaler.kwok.nodegroup/max-count": MOST_NODES });
+    node["metadata"]["annotations"] = json!({ "cluster-autoscaler.kwok.nodegroup/max-count": MAX_NODES });
     node
 }
 

@@ -128,10 +128,10 @@ mod tests {
         });
         assert!(failed.is_err());
         assert!(!root.join("thing").exists());
-        let made = cache.entry("thing", none, |dir| Ok(fs::write(dir.join("whole"), "y")?)).unwrap();
-        assert!(!made.join("half").exists());
-        let again = cache.entry("thing", none, |_| anyhow::bail!("built twice"));
-        assert_eq!(again.unwrap(), made);
+        let created = cache.entry("thing", none, |dir| Ok(fs::write(dir.join("whole"), "y")?)).unwrap();
+        assert!(!created.join("half").exists());
+        let repeated = cache.entry("thing", none, |_| anyhow::bail!("built twice"));
+        assert_eq!(repeated.unwrap(), created);
         fs::remove_dir_all(root).unwrap();
     }
 }

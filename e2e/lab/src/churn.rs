@@ -29,7 +29,7 @@ pub fn run(directory: &Path, workers: u64) -> Result<()> {
     std::thread::scope(|scope| {
         for worker in 0..workers {
             scope.spawn(move || {
-                if let Err(error) = work(directory, worker) {
+                if let Err(error) = run_worker(directory, worker) {
                     eprintln!("worker {worker}: {error:#}");
                     std::process::exit(1);
                 }
@@ -39,7 +39,7 @@ pub fn run(directory: &Path, workers: u64) -> Result<()> {
     Ok(())
 }
 
-fn work(directory: &Path, worker: u64) -> Result<()> {
+fn run_worker(directory: &Path, worker: u64) -> Result<()> {
     let home = directory.join(worker.to_string());
     fs::create_dir_all(&home).context("make the worker's directory")?;
     for number in 0.. {
@@ -88,12 +88,12 @@ pub fn check(directory: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If one is missing, or no worker reported any.
-pub fn ensure_all_there(reported: &str, found: &str) -> Result<()> {
+pub fn ensure_reported_exist(reported: &str, found: &str) -> Result<()> {
     let reported = last_numbers(reported).context("read what was reported")?;
-    let there = last_numbers(found)?;
+    let found_numbers = last_numbers(found)?;
     ensure!(!reported.is_empty(), "the workers reported no file");
     for (worker, number) in reported {
-        let last = there.get(&worker).copied();
+        let last = found_numbers.get(&worker).copied();
         ensure!(
             last >= Some(number),
             "worker {worker} reported file {number}, the last one there is {last:?}"
@@ -162,9 +162,9 @@ mod tests {
         let last = last_numbers("0 1\n1 1\n0 2\n").unwrap();
         assert_eq!(last, BTreeMap::from([(0, 2), (1, 1)]));
         assert!(last_numbers("worker").is_err());
-        assert!(ensure_all_there("0 1\n1 1\n0 2\n", "0 3\n1 1\n").is_ok());
-        assert!(ensure_all_there("0 2\n1 1\n", "0 1\n1 1\n").is_err(), "an earlier file of a worker");
-        assert!(ensure_all_there("0 2\n1 1\n", "0 2\n").is_err(), "none of a worker");
-        assert!(ensure_all_there("", "0 2\n").is_err(), "nothing was reported");
+        assert!(ensure_reported_exist("0 1\n1 1\n0 2\n", "0 3\n1 1\n").is_ok());
+        assert!(ensure_reported_exist("0 2\n1 1\n", "0 1\n1 1\n").is_err(), "an earlier file of a worker");
+        assert!(ensure_reported_exist("0 2\n1 1\n", "0 2\n").is_err(), "none of a worker");
+        assert!(ensure_reported_exist("", "0 2\n").is_err(), "nothing was reported");
     }
 }

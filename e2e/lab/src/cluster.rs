@@ -83,7 +83,7 @@ impl<'a> Cluster<'a> {
         Self::start_with(world, &Extras::default())
     }
 
-    /// Does the same, with additional parts.
+    /// Builds the images, starts all parts and these optional ones, and waits until the nodes are Ready.
     ///
     /// # Errors
     /// If one cannot be built or does not start.
@@ -150,9 +150,9 @@ impl<'a> Cluster<'a> {
         let address = "{.status.podIP}:{.spec.containers[0].ports[0].containerPort}";
         let all = format!("--output=jsonpath={{range .items[*]}}{address}{{\"\\n\"}}{{end}}");
         let node = "--selector=app.kubernetes.io/component=node";
-        let said = self.world.kubectl(["get", "pods", "--namespace=holdfast-system", node, &all])?;
+        let output = self.world.kubectl(["get", "pods", "--namespace=holdfast-system", node, &all])?;
         // A new pod has no address yet.
-        Ok(said.lines().filter_map(|line| line.parse().ok()).next_back())
+        Ok(output.lines().filter_map(|line| line.parse().ok()).next_back())
     }
 
     /// Restores the power of the node `name` after a power failure, and waits until it is Ready. Its disk is
@@ -298,8 +298,8 @@ impl Store<'_> {
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
             "volumeAttributesClasses": [{ "name": ATTRIBUTES, "durability": "object" }],
             "volumeSnapshotClasses": classes.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
-            // One instance of each is enough load for an emulated node, on which the chart's requests, by
-            // which pods share the processors, are too small for leases of seconds.
+            // One instance of each is enough load for an emulated node. Pods share its processors by their
+            // requests: those of the chart are too small for leases of seconds.
             "operator": { "replicas": 1, "resources": { "requests": { "cpu": "400m", "memory": "64Mi" } } },
             "csi": {
                 "controller": {

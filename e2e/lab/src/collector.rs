@@ -27,11 +27,11 @@ use crate::vm::HOST;
 pub struct Span {
     /// The program.
     pub service: String,
-    /// Its name.
+    /// Name of the span.
     pub name: String,
     /// The trace that it belongs to, in hexadecimal, like the ids below.
     pub trace: String,
-    /// Its id.
+    /// Id of the span.
     pub id: String,
     /// Id of the parent span; empty for the root of a trace.
     pub parent: String,
@@ -48,7 +48,7 @@ pub struct Collector {
 }
 
 #[derive(Debug, Clone)]
-struct Kept(Arc<Mutex<Vec<Span>>>);
+struct SpanReceiver(Arc<Mutex<Vec<Span>>>);
 
 impl Collector {
     /// Starts a collector.
@@ -65,7 +65,7 @@ impl Collector {
         let listener = runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", 0)))?;
         let port = listener.local_addr()?.port();
         let spans = Arc::default();
-        let service = TraceServiceServer::new(Kept(Arc::clone(&spans)));
+        let service = TraceServiceServer::new(SpanReceiver(Arc::clone(&spans)));
         runtime.spawn(
             Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)),
         );
@@ -91,7 +91,7 @@ impl Collector {
 }
 
 #[tonic::async_trait]
-impl TraceService for Kept {
+impl TraceService for SpanReceiver {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,

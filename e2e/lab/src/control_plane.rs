@@ -119,7 +119,7 @@ impl ControlPlane {
             apiserver: Mutex::new(None),
             etcd: Mutex::new(etcd),
         };
-        control_plane.start_again()?;
+        control_plane.restart()?;
         Ok(control_plane)
     }
 
@@ -127,7 +127,7 @@ impl ControlPlane {
     ///
     /// # Errors
     /// If it is already running, or is not ready in time.
-    pub fn start_again(&self) -> Result<()> {
+    pub fn restart(&self) -> Result<()> {
         let mut running = lock(&self.apiserver);
         ensure!(running.is_none(), "the API server runs already");
         let log = self.dir.join("kube-apiserver.log");

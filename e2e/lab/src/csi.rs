@@ -39,7 +39,7 @@ pub type Extent = (u64, u64);
 
 /// The response of the SnapshotMetadata service.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct MetadataResponse {
     /// The ranges of each message.
     pub messages: Vec<Vec<Extent>>,
     /// The size of the snapshot in bytes, as given in each message.
@@ -60,7 +60,7 @@ impl Use {
         Self::of(Self::mount(fs_type, &[]), Mode::SingleNodeMultiWriter)
     }
 
-    /// Returns the same with mount options.
+    /// Returns a mount with this file system and these mount options, for any number of pods of one node.
     pub fn mounted_with(fs_type: &str, options: &[&str]) -> Self {
         Self::of(Self::mount(fs_type, options), Mode::SingleNodeMultiWriter)
     }
@@ -85,7 +85,7 @@ impl Use {
         Self::of(Self::mount(fs_type, &[]), Mode::MultiNodeReaderOnly)
     }
 
-    /// Returns the same as a raw block device.
+    /// Returns a read-only raw block device for any number of pods of many nodes (ReadOnlyMany).
     pub fn read_block() -> Self {
         Self::of(AccessType::Block(BlockVolume {}), Mode::MultiNodeReaderOnly)
     }
@@ -134,7 +134,7 @@ impl NewVolume {
 
     /// Returns a memory volume of this name and size, for the node chosen by the scheduler.
     pub fn in_memory(name: &str, bytes: i64, node: &str) -> Self {
-        let mut new = Self::new(name, bytes, "").parameter("backend", "memory").chosen(&on(node));
+        let mut new = Self::new(name, bytes, "").parameter("backend", "memory").chosen(&topology_of(node));
         new.request.parameters.remove("objectStore");
         new
     }
@@ -168,7 +168,7 @@ impl NewVolume {
         self.from(Type::Snapshot(SnapshotSource { snapshot_id: id.to_owned() }))
     }
 
-    /// Does the same for another volume.
+    /// Sets the volume that it is cloned from, whose size is the minimum.
     #[must_use]
     pub fn from_volume(self, id: &str) -> Self {
         self.from(Type::Volume(VolumeSource { volume_id: id.to_owned() }))
@@ -181,8 +181,8 @@ impl NewVolume {
 
     /// Sets its use.
     #[must_use]
-    pub fn used(mut self, how: &Use) -> Self {
-        self.request.volume_capabilities = vec![how.capability.clone()];
+    pub fn with_use(mut self, usage: &Use) -> Self {
+        self.request.volume_capabilities = vec![usage.capability.clone()];
         self
     }
 }
@@ -192,7 +192,7 @@ fn owned(parameters: &[(&str, &str)]) -> HashMap<String, String> {
 }
 
 /// Returns the topology of a node, as written by its kubelet.
-fn on(node: &str) -> Topology {
+fn topology_of(node: &str) -> Topology {
     let segments = [("topology.holdfast.dev/served", "true"), ("topology.holdfast.dev/node", node)];
     Topology { segments: owned(&segments) }
 }
@@ -203,8 +203,8 @@ fn names(of: &[&str]) -> Vec<String> {
 
 /// A volume as listed by the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Its id.
+pub struct ListedVolume {
+    /// Id of the volume.
     pub volume: String,
     /// The nodes on which it is published.
     pub nodes: Vec<String>,
@@ -224,7 +224,7 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable, or its response is invalid.
-    pub fn ask<A: Message + Default>(
+    pub fn call<A: Message + Default>(
         &self,
         method: &str,
         request: &impl Message,
@@ -241,7 +241,7 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable, or a message is invalid.
-    pub fn ask_for_stream<A: Message + Default>(
+    pub fn call_for_stream<A: Message + Default>(
         &self,
         method: &str,
         request: &impl Message,
@@ -254,21 +254,28 @@ impl Csi {
     }
 
     /// Returns the ranges that differ between two snapshots from this byte on, or all allocated ranges of
-    /// `target`, with at most `most` per message.
+    /// `target`, with at most `max_ranges` per message.
     ///
     /// # Errors
     /// If the driver is unreachable, or a range is invalid.
-    pub fn changed_blocks(&self, base: Option<&str>, target: &str, from: u64, most: i32) -> Result<Told> {
-        let (starting_offset, max_results) = (i64::try_from(from)?, most);
-        let (told, refused): (Vec<_>, _) = match base {
+    pub fn changed_blocks(
+        &self,
+        base: Option<&str>,
+        target: &str,
+        from: u64,
+        max_ranges: i32,
+    ) -> Result<MetadataResponse> {
+        let (starting_offset, max_results) = (i64::try_from(from)?, max_ranges);
+        let (responses, refused): (Vec<_>, _) = match base {
             None => {
                 let (snapshot_id, secrets) = (target.to_owned(), HashMap::new());
                 let request =
                     v1::GetMetadataAllocatedRequest { snapshot_id, starting_offset, max_results, secrets };
-                let (told, refused): (Vec<v1::GetMetadataAllocatedResponse>, _) =
-                    self.ask_for_stream("SnapshotMetadata/GetMetadataAllocated", &request, LIMIT)?;
-                let told = told.into_iter().map(|one| (one.volume_capacity_bytes, one.block_metadata));
-                (told.collect(), refused)
+                let (responses, refused): (Vec<v1::GetMetadataAllocatedResponse>, _) =
+                    self.call_for_stream("SnapshotMetadata/GetMetadataAllocated", &request, LIMIT)?;
+                let responses =
+                    responses.into_iter().map(|one| (one.volume_capacity_bytes, one.block_metadata));
+                (responses.collect(), refused)
             }
             Some(base) => {
                 let request = v1::GetMetadataDeltaRequest {
@@ -278,18 +285,23 @@ impl Csi {
                     max_results,
                     secrets: HashMap::new(),
                 };
-                let (told, refused): (Vec<v1::GetMetadataDeltaResponse>, _) =
-                    self.ask_for_stream("SnapshotMetadata/GetMetadataDelta", &request, LIMIT)?;
-                let told = told.into_iter().map(|one| (one.volume_capacity_bytes, one.block_metadata));
-                (told.collect(), refused)
+                let (responses, refused): (Vec<v1::GetMetadataDeltaResponse>, _) =
+                    self.call_for_stream("SnapshotMetadata/GetMetadataDelta", &request, LIMIT)?;
+                let responses =
+                    responses.into_iter().map(|one| (one.volume_capacity_bytes, one.block_metadata));
+                (responses.collect(), refused)
             }
         };
         let extent = |range: &v1::BlockMetadata| {
             anyhow::Ok((u64::try_from(range.byte_offset)?, u64::try_from(range.size_bytes)?))
         };
-        let messages = told.iter().map(|(_, ranges)| ranges.iter().map(extent).collect());
+        let messages = responses.iter().map(|(_, ranges)| ranges.iter().map(extent).collect());
         let messages = messages.collect::<Result<_>>()?;
-        Ok(Told { messages, capacities: told.iter().map(|(bytes, _)| *bytes).collect(), refused })
+        Ok(MetadataResponse {
+            messages,
+            capacities: responses.iter().map(|(bytes, _)| *bytes).collect(),
+            refused,
+        })
     }
 
     /// `CreateVolume`.
@@ -298,7 +310,7 @@ impl Csi {
     /// If the driver is unreachable.
     pub fn create(&self, new: &NewVolume, limit: Duration) -> Result<Answer<v1::Volume>> {
         let answer: Answer<v1::CreateVolumeResponse> =
-            self.ask("Controller/CreateVolume", &new.request, limit)?;
+            self.call("Controller/CreateVolume", &new.request, limit)?;
         Ok(answer.map(|created| created.volume.unwrap_or_default()))
     }
 
@@ -310,10 +322,10 @@ impl Csi {
         let of_all = [("backend", "memory"), ("csi.storage.k8s.io/fstype", "ext4")];
         let request = v1::GetCapacityRequest {
             parameters: owned(&[&of_all, class].concat()),
-            accessible_topology: Some(on(node)),
+            accessible_topology: Some(topology_of(node)),
             ..Default::default()
         };
-        let answer: Answer<v1::GetCapacityResponse> = self.ask("Controller/GetCapacity", &request, LIMIT)?;
+        let answer: Answer<v1::GetCapacityResponse> = self.call("Controller/GetCapacity", &request, LIMIT)?;
         Ok(answer.map(|capacity| capacity.available_capacity))
     }
 
@@ -324,7 +336,7 @@ impl Csi {
     pub fn delete(&self, volume: &str, limit: Duration) -> Result<Answer<()>> {
         let request = v1::DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
         let answer: Answer<v1::DeleteVolumeResponse> =
-            self.ask("Controller/DeleteVolume", &request, limit)?;
+            self.call("Controller/DeleteVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
 
@@ -341,7 +353,7 @@ impl Csi {
         self.publish_as(volume, node, &Use::mounted("ext4"), limit)
     }
 
-    /// Does the same for another use.
+    /// `ControllerPublishVolume` for this use: returns the publish context.
     ///
     /// # Errors
     /// If the driver is unreachable.
@@ -349,17 +361,17 @@ impl Csi {
         &self,
         volume: &str,
         node: &str,
-        how: &Use,
+        usage: &Use,
         limit: Duration,
     ) -> Result<Answer<HashMap<String, String>>> {
         let request = v1::ControllerPublishVolumeRequest {
             volume_id: volume.to_owned(),
             node_id: node.to_owned(),
-            volume_capability: Some(how.capability()),
+            volume_capability: Some(usage.capability()),
             ..Default::default()
         };
         let answer: Answer<v1::ControllerPublishVolumeResponse> =
-            self.ask("Controller/ControllerPublishVolume", &request, limit)?;
+            self.call("Controller/ControllerPublishVolume", &request, limit)?;
         Ok(answer.map(|published| published.publish_context))
     }
 
@@ -374,7 +386,7 @@ impl Csi {
             ..Default::default()
         };
         let answer: Answer<v1::ControllerUnpublishVolumeResponse> =
-            self.ask("Controller/ControllerUnpublishVolume", &request, limit)?;
+            self.call("Controller/ControllerUnpublishVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
 
@@ -389,7 +401,7 @@ impl Csi {
             ..Default::default()
         };
         let answer: Answer<v1::ControllerExpandVolumeResponse> =
-            self.ask("Controller/ControllerExpandVolume", &request, LIMIT)?;
+            self.call("Controller/ControllerExpandVolume", &request, LIMIT)?;
         Ok(answer.map(|expanded| expanded.capacity_bytes))
     }
 
@@ -404,7 +416,7 @@ impl Csi {
             ..Default::default()
         };
         let answer: Answer<v1::ControllerModifyVolumeResponse> =
-            self.ask("Controller/ControllerModifyVolume", &request, limit)?;
+            self.call("Controller/ControllerModifyVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
 
@@ -419,7 +431,7 @@ impl Csi {
             ..Default::default()
         };
         let answer: Answer<v1::CreateSnapshotResponse> =
-            self.ask("Controller/CreateSnapshot", &request, limit)?;
+            self.call("Controller/CreateSnapshot", &request, limit)?;
         Ok(answer.map(|created| created.snapshot.unwrap_or_default()))
     }
 
@@ -430,7 +442,7 @@ impl Csi {
     pub fn delete_snapshot(&self, id: &str) -> Result<Answer<()>> {
         let request = v1::DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
         let answer: Answer<v1::DeleteSnapshotResponse> =
-            self.ask("Controller/DeleteSnapshot", &request, LIMIT)?;
+            self.call("Controller/DeleteSnapshot", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
 
@@ -441,19 +453,19 @@ impl Csi {
     pub fn snapshots(&self, volume: &str) -> Result<Answer<Vec<String>>> {
         let request = v1::ListSnapshotsRequest { source_volume_id: volume.to_owned(), ..Default::default() };
         let answer: Answer<v1::ListSnapshotsResponse> =
-            self.ask("Controller/ListSnapshots", &request, LIMIT)?;
+            self.call("Controller/ListSnapshots", &request, LIMIT)?;
         let id = |entry: v1::list_snapshots_response::Entry| entry.snapshot.unwrap_or_default().snapshot_id;
         Ok(answer.map(|list| list.entries.into_iter().map(id).collect()))
     }
 
-    /// `ListSnapshots`: returns all of them as received.
+    /// `ListSnapshots`: returns all snapshots as received.
     ///
     /// # Errors
     /// If the driver is unreachable.
     pub fn all_snapshots(&self) -> Result<Answer<Vec<v1::Snapshot>>> {
         let request = v1::ListSnapshotsRequest::default();
         let answer: Answer<v1::ListSnapshotsResponse> =
-            self.ask("Controller/ListSnapshots", &request, LIMIT)?;
+            self.call("Controller/ListSnapshots", &request, LIMIT)?;
         Ok(answer.map(|list| list.entries.into_iter().filter_map(|entry| entry.snapshot).collect()))
     }
 
@@ -463,7 +475,7 @@ impl Csi {
     /// If the driver is unreachable.
     pub fn get_snapshot(&self, id: &str) -> Result<Answer<v1::Snapshot>> {
         let request = v1::GetSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
-        let answer: Answer<v1::GetSnapshotResponse> = self.ask("Controller/GetSnapshot", &request, LIMIT)?;
+        let answer: Answer<v1::GetSnapshotResponse> = self.call("Controller/GetSnapshot", &request, LIMIT)?;
         Ok(answer.map(|found| found.snapshot.unwrap_or_default()))
     }
 
@@ -485,7 +497,7 @@ impl Csi {
             ..Default::default()
         };
         let answer: Answer<v1::CreateVolumeGroupSnapshotResponse> =
-            self.ask("GroupController/CreateVolumeGroupSnapshot", &request, limit)?;
+            self.call("GroupController/CreateVolumeGroupSnapshot", &request, limit)?;
         Ok(answer.map(|created| created.group_snapshot.unwrap_or_default()))
     }
 
@@ -500,7 +512,7 @@ impl Csi {
             ..Default::default()
         };
         let answer: Answer<v1::GetVolumeGroupSnapshotResponse> =
-            self.ask("GroupController/GetVolumeGroupSnapshot", &request, LIMIT)?;
+            self.call("GroupController/GetVolumeGroupSnapshot", &request, LIMIT)?;
         Ok(answer.map(|found| found.group_snapshot.unwrap_or_default()))
     }
 
@@ -515,7 +527,7 @@ impl Csi {
             ..Default::default()
         };
         let answer: Answer<v1::DeleteVolumeGroupSnapshotResponse> =
-            self.ask("GroupController/DeleteVolumeGroupSnapshot", &request, LIMIT)?;
+            self.call("GroupController/DeleteVolumeGroupSnapshot", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
 
@@ -523,12 +535,12 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn list(&self) -> Result<Answer<Vec<Listed>>> {
+    pub fn list(&self) -> Result<Answer<Vec<ListedVolume>>> {
         let request = v1::ListVolumesRequest::default();
-        let answer: Answer<v1::ListVolumesResponse> = self.ask("Controller/ListVolumes", &request, LIMIT)?;
+        let answer: Answer<v1::ListVolumesResponse> = self.call("Controller/ListVolumes", &request, LIMIT)?;
         let listed = |entry: v1::list_volumes_response::Entry| {
             let nodes = entry.status.unwrap_or_default().published_node_ids;
-            Listed { volume: entry.volume.unwrap_or_default().volume_id, nodes }
+            ListedVolume { volume: entry.volume.unwrap_or_default().volume_id, nodes }
         };
         Ok(answer.map(|list| list.entries.into_iter().map(listed).collect()))
     }
@@ -618,7 +630,7 @@ impl CsiService {
 ///
 /// # Errors
 /// If the driver rejected the request.
-pub fn granted<T>(what: &str, answer: Answer<T>) -> Result<T> {
+pub fn expect_granted<T>(what: &str, answer: Answer<T>) -> Result<T> {
     answer.map_err(|refused| anyhow::anyhow!("{what}: {}: {}", refused.code, refused.message))
 }
 
@@ -626,7 +638,7 @@ pub fn granted<T>(what: &str, answer: Answer<T>) -> Result<T> {
 ///
 /// # Errors
 /// If the driver granted it, or rejected it for another reason.
-pub fn refused<T>(what: &str, answer: Answer<T>, code: &str, words: &str) -> Result<()> {
+pub fn expect_refused<T>(what: &str, answer: Answer<T>, code: &str, words: &str) -> Result<()> {
     match answer {
         Ok(_) => bail!("{what}: was granted"),
         Err(refused) => {

@@ -44,7 +44,7 @@ pub struct Claim {
     /// Answer of `ControllerPublishVolume`.
     pub context: HashMap<String, String>,
     /// Its use.
-    pub how: Use,
+    pub usage: Use,
 }
 
 impl Claim {
@@ -131,9 +131,9 @@ impl CsiNode {
             socket.call(&path, message, LIMIT)?.map_err(|refused| anyhow::anyhow!("{}", refused.message))
         };
         let info = PluginInfo::decode(ask("GetInfo", &InfoRequest {}.encode_to_vec())?.as_slice())?;
-        let took = RegistrationStatus { plugin_registered: true, error: String::new() };
-        let heard = ask("NotifyRegistrationStatus", &took.encode_to_vec())?;
-        RegistrationStatusResponse::decode(heard.as_slice()).context("read the answer")?;
+        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        let response = ask("NotifyRegistrationStatus", &status.encode_to_vec())?;
+        RegistrationStatusResponse::decode(response.as_slice()).context("read the answer")?;
         Ok(info)
     }
 
@@ -142,7 +142,7 @@ impl CsiNode {
     /// # Errors
     /// If the driver is unreachable.
     pub fn info(&self) -> Result<Answer<v1::NodeGetInfoResponse>> {
-        self.csi.ask("Node/NodeGetInfo", &v1::NodeGetInfoRequest {}, LIMIT)
+        self.csi.call("Node/NodeGetInfo", &v1::NodeGetInfoRequest {}, LIMIT)
     }
 
     /// `NodeStageVolume`.
@@ -154,11 +154,11 @@ impl CsiNode {
             volume_id: claim.volume.clone(),
             publish_context: claim.context.clone(),
             staging_target_path: claim.staging(),
-            volume_capability: Some(claim.how.capability()),
+            volume_capability: Some(claim.usage.capability()),
             ..Default::default()
         };
         let answer: Answer<v1::NodeStageVolumeResponse> =
-            self.csi.ask("Node/NodeStageVolume", &request, limit)?;
+            self.csi.call("Node/NodeStageVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
 
@@ -172,7 +172,7 @@ impl CsiNode {
             staging_target_path: claim.staging(),
         };
         let answer: Answer<v1::NodeUnstageVolumeResponse> =
-            self.csi.ask("Node/NodeUnstageVolume", &request, limit)?;
+            self.csi.call("Node/NodeUnstageVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
 
@@ -186,12 +186,12 @@ impl CsiNode {
             publish_context: claim.context.clone(),
             staging_target_path: claim.staging(),
             target_path: claim.target(pod),
-            volume_capability: Some(claim.how.capability()),
+            volume_capability: Some(claim.usage.capability()),
             readonly,
             ..Default::default()
         };
         let answer: Answer<v1::NodePublishVolumeResponse> =
-            self.csi.ask("Node/NodePublishVolume", &request, LIMIT)?;
+            self.csi.call("Node/NodePublishVolume", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
 
@@ -205,7 +205,7 @@ impl CsiNode {
             target_path: claim.target(pod),
         };
         let answer: Answer<v1::NodeUnpublishVolumeResponse> =
-            self.csi.ask("Node/NodeUnpublishVolume", &request, LIMIT)?;
+            self.csi.call("Node/NodeUnpublishVolume", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
 
@@ -220,7 +220,7 @@ impl CsiNode {
             ..Default::default()
         };
         let answer: Answer<v1::NodeGetVolumeStatsResponse> =
-            self.csi.ask("Node/NodeGetVolumeStats", &request, LIMIT)?;
+            self.csi.call("Node/NodeGetVolumeStats", &request, LIMIT)?;
         Ok(answer.map(|stats| stats.usage.first().map_or(0, |usage| usage.total)))
     }
 
@@ -236,7 +236,7 @@ impl CsiNode {
             ..Default::default()
         };
         let answer: Answer<v1::NodeExpandVolumeResponse> =
-            self.csi.ask("Node/NodeExpandVolume", &request, LIMIT)?;
+            self.csi.call("Node/NodeExpandVolume", &request, LIMIT)?;
         Ok(answer.map(|expanded| expanded.capacity_bytes))
     }
 }

@@ -28,7 +28,7 @@ pub mod times;
 /// Lines of a file shown after a failure.
 pub const SHOWN_LINES: usize = 40;
 /// Shorter times of steps are not recorded for the next run.
-const LEAST_NOTED: Duration = Duration::from_secs(1);
+const MIN_RECORDED: Duration = Duration::from_secs(1);
 /// Interval of updates of the times.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -45,10 +45,10 @@ pub struct Display {
 
 struct SharedBoard {
     started: Instant,
-    state: Mutex<Drawn>,
+    state: Mutex<BoardState>,
 }
 
-struct Drawn {
+struct BoardState {
     board: Board,
     output: DisplayOutput,
 }
@@ -67,12 +67,12 @@ impl Display {
     /// # Errors
     /// If the directory cannot be created.
     pub fn open(logs: &Path, times: Times) -> Result<Self> {
-        Self::on(DisplayOutput::of(MultiProgress::new(), io::stderr().is_terminal()), logs, times)
+        Self::with_output(DisplayOutput::of(MultiProgress::new(), io::stderr().is_terminal()), logs, times)
     }
 
-    fn on(output: DisplayOutput, logs: &Path, times: Times) -> Result<Self> {
+    fn with_output(output: DisplayOutput, logs: &Path, times: Times) -> Result<Self> {
         fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
-        let state = Mutex::new(Drawn { board: Board::default(), output });
+        let state = Mutex::new(BoardState { board: Board::default(), output });
         let shared = Arc::new(SharedBoard { started: Instant::now(), state });
         Ok(Self { shared, logs: logs.to_owned(), times, ticker: OnceLock::new() })
     }
@@ -122,21 +122,21 @@ impl Display {
         let now = self.shared.started.elapsed();
         let mut state = self.shared.lock();
         let note = result.as_deref().ok().unwrap_or_default();
-        let took = state.board.end(name, now, result.is_ok(), note);
+        let duration = state.board.end(name, now, result.is_ok(), note);
         match &result {
             Ok(note) => {
                 // A step without duration was complete before, which says nothing about the next time.
-                if took >= LEAST_NOTED {
-                    self.times.note(name, took);
+                if duration >= MIN_RECORDED {
+                    self.times.record(name, duration);
                 }
                 if let DisplayOutput::Terminal { .. } = state.output {
-                    state.print(&format!("PASS {}", board::ended(name, took, note)));
+                    state.print(&format!("PASS {}", board::completed_line(name, duration, note)));
                 }
             }
             Err(error) => {
                 let text = fs::read(&path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
                 let shown = excerpt(&text.unwrap_or_default());
-                state.print(&format!("FAIL {}: {error:#}", board::ended(name, took, "")));
+                state.print(&format!("FAIL {}: {error:#}", board::completed_line(name, duration, "")));
                 shown.lines().for_each(|line| state.print(&format!("  | {line}")));
                 state.print(&format!("  all of it is in {}", path.display()));
             }
@@ -146,7 +146,7 @@ impl Display {
     }
 
     /// Prints a line above the changing ones.
-    pub fn say(&self, line: &str) {
+    pub fn print_line(&self, line: &str) {
         self.shared.lock().print(line);
     }
 
@@ -171,7 +171,7 @@ impl Drop for Display {
         }
         let now = self.shared.started.elapsed();
         let mut state = self.shared.lock();
-        if let Some(line) = state.board.rest(now)
+        if let Some(line) = state.board.last_line(now)
             && let DisplayOutput::Plain(_) = state.output
         {
             state.print(&line);
@@ -198,12 +198,12 @@ impl DisplayOutput {
 }
 
 impl SharedBoard {
-    fn lock(&self) -> MutexGuard<'_, Drawn> {
+    fn lock(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 }
 
-impl Drawn {
+impl BoardState {
     fn print(&mut self, line: &str) {
         // A closed standard error is not an error: no process reads it.
         match &mut self.output {
@@ -214,7 +214,7 @@ impl Drawn {
 
     fn tick(&mut self, now: Duration) {
         if let DisplayOutput::Terminal { screen, foot } = &mut self.output {
-            let lines = self.board.foot(now);
+            let lines = self.board.bottom_lines(now);
             while foot.len() > lines.len() {
                 foot.pop().inspect(ProgressBar::finish_and_clear);
             }
@@ -268,7 +268,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let screen = Screen::default();
         let output = DisplayOutput::Plain(Box::new(screen.clone()));
-        let display = Display::on(output, &dir.path().join("logs"), Times::default()).unwrap();
+        let display = Display::with_output(output, &dir.path().join("logs"), Times::default()).unwrap();
         display.plan(1, [("fetch it".to_owned(), Duration::ZERO), ("build it".to_owned(), Duration::ZERO)]);
         display.step("fetch it", end_of, |_| Ok(String::new())).unwrap();
         let error = display

@@ -74,7 +74,7 @@ pub struct Suite {
 /// A selected spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// Its name, without those of suite and driver.
+    /// Name of the spec, without those of suite and driver.
     pub name: String,
     /// The result.
     pub outcome: SpecOutcome,
@@ -89,7 +89,7 @@ pub enum SpecOutcome {
     Passed,
     /// The driver did not, or the run ended before.
     Failed,
-    /// It tests a capability that the driver does not declare.
+    /// The spec tests a capability that the driver does not declare.
     Skipped,
 }
 
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_tells_specs_that_ran_from_those_not_chosen() {
+    fn a_report_distinguishes_specs_that_ran_from_unselected_ones() {
         let one = |state: &str, message: &str| {
             json!({
                 "LeafNodeType": "It",

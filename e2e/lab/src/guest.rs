@@ -51,7 +51,7 @@ pub fn run() -> Result<()> {
         let programs = Arc::new(Programs::new());
         let reaper = Arc::clone(&programs);
         std::thread::spawn(move || reaper.reap());
-        say(wire::READY);
+        print_console(wire::READY);
         for connection in listener.incoming() {
             let connection = connection.context("accept a connection")?;
             let programs = Arc::clone(&programs);
@@ -63,7 +63,7 @@ pub fn run() -> Result<()> {
         Ok(())
     });
     if let Err(error) = &served {
-        say(&format!("guest-agent: {error:#}"));
+        print_console(&format!("guest-agent: {error:#}"));
     }
     power_off()?;
     served
@@ -79,7 +79,7 @@ fn power_off() -> Result<()> {
 }
 
 /// Prints on the console; errors of a closed console are ignored.
-fn say(line: &str) {
+fn print_console(line: &str) {
     if let Ok(mut console) = fs::File::options().write(true).open("/dev/console") {
         drop(writeln!(console, "{line}"));
     }

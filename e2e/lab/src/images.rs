@@ -56,7 +56,7 @@ pub struct Recipe {
     /// Name of the program and of its repository.
     pub name: &'static str,
     /// Maximum size of its files in MB.
-    pub most_mb: u64,
+    pub max_mb: u64,
     /// User and group that it runs as, unless a pod overrides them.
     user: &'static str,
     /// Files of the packages that the program needs in addition to its libraries.
@@ -65,10 +65,10 @@ pub struct Recipe {
 
 /// The images installed by the chart.
 pub const ALL: &[Recipe] = &[
-    Recipe { name: "holdfast-operator", most_mb: 60, user: UNPRIVILEGED, tools: &[] },
-    Recipe { name: "holdfast-node", most_mb: 60, user: ROOT, tools: &[] },
+    Recipe { name: "holdfast-operator", max_mb: 60, user: UNPRIVILEGED, tools: &[] },
+    Recipe { name: "holdfast-node", max_mb: 60, user: ROOT, tools: &[] },
     // Its controller runs as another user, set in the chart.
-    Recipe { name: "holdfast-csi", most_mb: 90, user: ROOT, tools: FILE_SYSTEM_TOOLS },
+    Recipe { name: "holdfast-csi", max_mb: 90, user: ROOT, tools: FILE_SYSTEM_TOOLS },
 ];
 
 /// An image.
@@ -115,7 +115,7 @@ impl Image {
             user: recipe.user,
             entrypoint: vec![format!("/usr/bin/{}", recipe.name)],
             architecture: packages.architecture(),
-            layers: vec![base, alone(&format!("usr/bin/{}", recipe.name), program)?],
+            layers: vec![base, program_layer(&format!("usr/bin/{}", recipe.name), program)?],
         })
     }
 
@@ -129,7 +129,7 @@ impl Image {
             user: UNPRIVILEGED,
             entrypoint: vec![format!("/{name}")],
             architecture: Architecture::of_host()?,
-            layers: vec![alone(name, program)?],
+            layers: vec![program_layer(name, program)?],
         })
     }
 
@@ -176,7 +176,7 @@ pub fn build(toolbox: &Toolbox, profile: Profile, directory: &Path) -> Result<Ve
 }
 
 /// Builds a layer with one program.
-fn alone(path: &str, program: &Path) -> Result<Layer> {
+fn program_layer(path: &str, program: &Path) -> Result<Layer> {
     let mut layer = Layer::default();
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     layer.file(path, 0o755, bytes);

@@ -10,7 +10,7 @@ use crate::{churn, guest, report, rpc};
 
 /// A command in a test machine, hidden on the host's command line.
 #[derive(Debug, Subcommand)]
-pub enum Inside {
+pub enum GuestCommand {
     /// Process 1 of a test machine
     #[command(hide = true)]
     GuestAgent,
@@ -62,7 +62,7 @@ pub enum Inside {
     },
 }
 
-impl Inside {
+impl GuestCommand {
     /// Runs the command.
     ///
     /// # Errors

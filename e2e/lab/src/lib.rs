@@ -5,7 +5,7 @@
 //! it.
 //!
 //! A program that uses the lab runs on both sides: in each test machine it is installed as `holdfast-e2e`,
-//! and must implement [`inside::Inside`]; one of these commands is process 1 (see [`guest`]).
+//! and must implement [`inside::GuestCommand`]; one of these commands is process 1 (see [`guest`]).
 
 pub mod architecture;
 pub mod autoscaler;

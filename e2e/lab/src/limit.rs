@@ -24,7 +24,7 @@ impl WorkClock {
         counted.running += 1;
         counted.since.get_or_insert_with(Instant::now);
         drop(counted);
-        let _counted = Counted(self);
+        let _counted = RunningWork(self);
         work()
     }
 
@@ -40,9 +40,9 @@ impl WorkClock {
 }
 
 /// Ends the count when the work ends, even by a panic.
-struct Counted<'a>(&'a WorkClock);
+struct RunningWork<'a>(&'a WorkClock);
 
-impl Drop for Counted<'_> {
+impl Drop for RunningWork<'_> {
     fn drop(&mut self) {
         let mut work = self.0.lock();
         work.running -= 1;
@@ -59,7 +59,7 @@ impl Drop for Counted<'_> {
 ///
 /// # Errors
 /// The error of `work`, its panic, or that it exceeded `limit`.
-pub fn within(
+pub fn run_within(
     limit: Duration,
     excepted: &WorkClock,
     work: impl FnOnce() -> Result<()> + Send + 'static,
@@ -90,10 +90,10 @@ mod tests {
     #[test]
     fn work_that_ends_in_time_keeps_its_result() {
         let clock = WorkClock::default();
-        within(Duration::from_secs(60), &clock, || Ok(())).unwrap();
-        let failed = within(Duration::from_secs(60), &clock, || bail!("its own reason"));
+        run_within(Duration::from_secs(60), &clock, || Ok(())).unwrap();
+        let failed = run_within(Duration::from_secs(60), &clock, || bail!("its own reason"));
         assert_eq!(failed.unwrap_err().to_string(), "its own reason");
-        let panicked = within(Duration::from_secs(60), &clock, || panic!("expected by this test"));
+        let panicked = run_within(Duration::from_secs(60), &clock, || panic!("expected by this test"));
         assert!(panicked.unwrap_err().to_string().contains("panicked"));
     }
 
@@ -106,8 +106,8 @@ mod tests {
             counted.time(|| thread::sleep(limit * 2));
             Ok(())
         };
-        within(limit, &clock, setting_up).unwrap();
-        let slow = within(limit, &clock, move || {
+        run_within(limit, &clock, setting_up).unwrap();
+        let slow = run_within(limit, &clock, move || {
             thread::sleep(limit * 60);
             Ok(())
         });

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::report;
 use crate::s3::{ACCESS_KEY, REGION, S3Server, SECRET_KEY};
-use crate::vm::{Finished, Vm, bash};
+use crate::vm::{ProgramOutput, Vm, bash};
 use crate::wait::until;
 use crate::wire::{Exit, Program};
 
@@ -117,7 +117,7 @@ impl Node {
         Self::configure(vm, control, transport, data, false)
     }
 
-    /// Does the same in a separate PID namespace. Only [`Node::kill`] ends it.
+    /// Configures and starts the daemon in a separate PID namespace. Only [`Node::kill`] ends it.
     ///
     /// # Errors
     /// If it does not start.
@@ -133,10 +133,10 @@ impl Node {
         own_pids: bool,
     ) -> Result<Self> {
         let config = config(vm.name(), control, transport, data)?;
-        vm.put(CONFIG, 0o600, config.as_bytes())?;
+        vm.put_file(CONFIG, 0o600, config.as_bytes())?;
         let kubernetes = match control {
             Control::Kubernetes { kubeconfig } => {
-                vm.put(KUBECONFIG, 0o600, kubeconfig.as_bytes())?;
+                vm.put_file(KUBECONFIG, 0o600, kubeconfig.as_bytes())?;
                 true
             }
             Control::Standalone { .. } | Control::Stores(_) => false,
@@ -172,7 +172,7 @@ impl Node {
         self.wait_ready("200 OK")
     }
 
-    /// Does the same, but waits until `/readyz` gives this response.
+    /// Starts the daemon like [`Node::restart`], but waits until `/readyz` gives this response.
     ///
     /// # Errors
     /// If it is already running or does not start.
@@ -281,7 +281,7 @@ impl Node {
         })
     }
 
-    fn run_cli(&self, arguments: &[&str]) -> Result<Finished> {
+    fn run_cli(&self, arguments: &[&str]) -> Result<ProgramOutput> {
         let mut argv = vec!["holdfast-node".to_owned()];
         argv.extend(arguments.iter().map(|&word| word.to_owned()));
         self.vm.run(&Program { argv, ..Program::default() }, CLI_LIMIT)
@@ -315,7 +315,7 @@ fn get(path: &str) -> String {
     )
 }
 
-fn failed(arguments: &[&str], Finished { exit, stdout, stderr }: &Finished) -> String {
+fn failed(arguments: &[&str], ProgramOutput { exit, stdout, stderr }: &ProgramOutput) -> String {
     format!("holdfast-node {}: {exit:?}\n{stdout}{stderr}", arguments.join(" "))
 }
 

@@ -48,12 +48,12 @@ impl Partition {
     }
 
     /// Drops all packets from now on.
-    pub fn begin(&self) {
+    pub fn start_loss(&self) {
         self.link.set(true);
     }
 
     /// Forwards packets again, starting with those sent in the meantime.
-    pub fn end(&self) {
+    pub fn end_loss(&self) {
         self.link.set(false);
     }
 }
@@ -64,32 +64,32 @@ impl Link {
         self.changed.notify_all();
     }
 
-    fn wait_whole(&self) {
+    fn wait_forwarding(&self) {
         let loses = self.loses_packets.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.changed.wait_while(loses, |loses| *loses));
     }
 
     fn connect(self: Arc<Self>, client: TcpStream, server_port: u16) {
-        self.wait_whole();
+        self.wait_forwarding();
         let Ok(server) = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, server_port))) else {
             return;
         };
         let (Ok(to_client), Ok(to_server)) = (client.try_clone(), server.try_clone()) else { return };
         let requests = Arc::clone(&self);
-        std::thread::spawn(move || requests.pass(client, to_server));
-        self.pass(server, to_client);
+        std::thread::spawn(move || requests.forward(client, to_server));
+        self.forward(server, to_client);
     }
 
     /// Forwards bytes until either end closes the connection.
-    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream) {
         let mut bytes = [0; 16 << 10];
         while let Ok(read @ 1..) = from.read(&mut bytes) {
-            self.wait_whole();
+            self.wait_forwarding();
             if to.write_all(&bytes[..read]).is_err() {
                 break;
             }
         }
-        self.wait_whole();
+        self.wait_forwarding();
         let _closed = to.shutdown(Shutdown::Write);
     }
 }
@@ -109,11 +109,11 @@ mod tests {
         client.write_all(b"one").expect("sent");
         let mut bytes = [0; 3];
         served.read_exact(&mut bytes).expect("received");
-        network.begin();
+        network.start_loss();
         client.write_all(b"two").expect("sent");
         served.set_read_timeout(Some(Duration::from_millis(200))).expect("a limit");
         assert!(served.read(&mut bytes).is_err(), "it passed: {bytes:?}");
-        network.end();
+        network.end_loss();
         served.set_read_timeout(None).expect("no limit");
         served.read_exact(&mut bytes).expect("received");
         assert_eq!(&bytes, b"two");

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use crate::wait::until;
 
 /// Maximum bytes shown of a log line.
-const LONGEST_LINE: usize = 240;
+const MAX_LINE_BYTES: usize = 240;
 
 type Started = std::io::Result<Child>;
 type Order = (Command, mpsc::Sender<Started>);
@@ -171,7 +171,7 @@ pub fn tail(log: &Path, lines: usize) -> String {
             let text = String::from_utf8_lossy(&bytes);
             let all: Vec<&str> = text.lines().collect();
             let last = all[all.len().saturating_sub(lines)..].iter();
-            last.map(|line| line.get(..LONGEST_LINE).unwrap_or(line)).collect::<Vec<_>>().join("\n")
+            last.map(|line| line.get(..MAX_LINE_BYTES).unwrap_or(line)).collect::<Vec<_>>().join("\n")
         }
         Err(error) => format!("({}: {error})", log.display()),
     }
@@ -214,11 +214,11 @@ mod tests {
         })
         .unwrap();
         drop(process);
-        let gone = until("the grandchild to end", Duration::from_secs(10), || {
+        let ended = until("the grandchild to end", Duration::from_secs(10), || {
             let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
             Ok(stat.map_or(true, |stat| stat.contains(") Z ")).then_some(()))
         });
         std::fs::remove_file(&log).unwrap();
-        gone.unwrap();
+        ended.unwrap();
     }
 }

@@ -41,18 +41,18 @@ pub fn progress() -> Result<Stdio> {
 }
 
 /// Reports that something starts or has happened.
-pub fn step(what: impl Display) {
+pub fn step(text: impl Display) {
     PROGRESS.with_borrow_mut(|file| match file {
         // If the disk is full, the next write of the step fails.
-        Some(file) => drop(writeln!(file, "== {what}")),
-        None => eprintln!("== {what}"),
+        Some(file) => drop(writeln!(file, "== {text}")),
+        None => eprintln!("== {text}"),
     });
 }
 
 /// Prints a result line to standard output. A closed standard output is not an error: no process reads it.
-pub fn line(what: impl Display) {
+pub fn line(text: impl Display) {
     let mut out = std::io::stdout().lock();
-    let written = writeln!(out, "{what}").and_then(|()| out.flush());
+    let written = writeln!(out, "{text}").and_then(|()| out.flush());
     drop(written);
 }
 
@@ -60,14 +60,14 @@ pub fn line(what: impl Display) {
 ///
 /// # Errors
 /// The error of `work`.
-pub fn timed<T, E>(what: &str, expected: Duration, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-    step(format_args!("{what} (about {} s)", expected.as_secs()));
+pub fn timed<T, E>(text: &str, expected: Duration, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    step(format_args!("{text} (about {} s)", expected.as_secs()));
     let started = Instant::now();
     let result = work();
     let seconds = started.elapsed().as_secs_f64();
     match &result {
-        Ok(_) => step(format_args!("{what}: done in {seconds:.1} s")),
-        Err(_) => step(format_args!("{what}: failed after {seconds:.1} s")),
+        Ok(_) => step(format_args!("{text}: done in {seconds:.1} s")),
+        Err(_) => step(format_args!("{text}: failed after {seconds:.1} s")),
     }
     result
 }

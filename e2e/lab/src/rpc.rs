@@ -1,8 +1,8 @@
 //! gRPC requests to a program's Unix socket, on the host or in a test machine.
 //!
 //! Owns: the transfer of bytes and of the status. Does not own: the meaning of the bytes. In a machine the
-//! request passes through this program there ([`crate::inside::Inside`]): its standard input is the message,
-//! its standard output a line of JSON.
+//! request passes through this program there ([`crate::inside::GuestCommand`]): its standard input is the
+//! message, its standard output a line of JSON.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -78,13 +78,13 @@ impl Socket {
         }
     }
 
-    /// Does the same for a method with a stream of responses: returns those, and the error that ended them.
+    /// Sends one message to a method with a stream of responses. Returns them, and the error that ended them.
     ///
     /// # Errors
     /// If the program was not reached at all, or is in a machine.
     pub fn call_for_stream(&self, method: &str, message: &[u8], limit: Duration) -> Result<Streamed> {
         let Self::Host(socket) = self else { bail!("{method}: streams are read on the host only") };
-        let asked = async {
+        let exchange = async {
             let (mut client, path) = connected(socket, method).await?;
             let mut stream = match client.server_streaming(request(message, limit), path, Raw).await {
                 Ok(stream) => stream.into_inner(),
@@ -99,7 +99,7 @@ impl Socket {
                 }
             }
         };
-        waited(limit, asked)
+        block_on(limit, exchange)
     }
 }
 
@@ -119,11 +119,11 @@ pub fn print(socket: &Path, method: &str, limit_ms: u64) -> Result<()> {
 }
 
 fn call(socket: &Path, method: &str, message: &[u8], limit: Duration) -> Result<Answer> {
-    let asked = async {
+    let exchange = async {
         let (mut client, path) = connected(socket, method).await?;
         anyhow::Ok(client.unary(request(message, limit), path, Raw).await)
     };
-    Ok(waited(limit, asked)?.map(tonic::Response::into_inner).map_err(|status| refusal(&status)))
+    Ok(block_on(limit, exchange)?.map(tonic::Response::into_inner).map_err(|status| refusal(&status)))
 }
 
 async fn connected(socket: &Path, method: &str) -> Result<(Grpc<Channel>, PathAndQuery)> {
@@ -145,9 +145,9 @@ fn refusal(status: &Status) -> Refused {
 }
 
 /// Runs a request to completion.
-fn waited<T>(limit: Duration, asked: impl Future<Output = Result<T>>) -> Result<T> {
+fn block_on<T>(limit: Duration, exchange: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("a runtime")?;
-    runtime.block_on(async { tokio::time::timeout(limit + GRACE, asked).await }).context("no answer")?
+    runtime.block_on(async { tokio::time::timeout(limit + GRACE, exchange).await }).context("no answer")?
 }
 
 /// Codec that passes messages unchanged, as bytes.

@@ -29,9 +29,9 @@ mod sign;
 
 /// The account of all tests.
 pub const ACCESS_KEY: &str = "holdfast-e2e";
-/// Its secret.
+/// Secret of the account.
 pub const SECRET_KEY: &str = "holdfast-e2e-secret";
-/// Its region.
+/// Region of the server.
 pub const REGION: &str = "us-east-1";
 
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -116,7 +116,7 @@ impl S3Server {
     pub fn keys(&self, bucket: &str, prefix: &str) -> Result<Vec<String>> {
         let root = self.dir.join("buckets").join(bucket);
         let mut keys = Vec::new();
-        collect(&root, &root, &mut keys)?;
+        collect_keys(&root, &root, &mut keys)?;
         keys.retain(|key| key.starts_with(prefix));
         keys.sort();
         Ok(keys)
@@ -127,7 +127,7 @@ impl S3Server {
     ///
     /// # Errors
     /// If a link cannot be created.
-    pub fn keep(&self, bucket: &str, to: &Path) -> Result<()> {
+    pub fn save_bucket(&self, bucket: &str, to: &Path) -> Result<()> {
         output(Command::new("cp").arg("-al").arg(self.dir.join("buckets").join(bucket)).arg(to)).map(drop)
     }
 
@@ -140,17 +140,17 @@ impl S3Server {
     ///
     /// # Errors
     /// If it cannot be linked.
-    pub fn bring_back(&self, bucket: &str, kept: &Path) -> Result<()> {
-        let there = self.dir.join("buckets").join(bucket);
-        fs::remove_dir_all(&there).with_context(|| format!("remove {}", there.display()))?;
-        output(Command::new("cp").arg("-al").arg(kept).arg(there)).map(drop)
+    pub fn restore_bucket(&self, bucket: &str, kept: &Path) -> Result<()> {
+        let directory = self.dir.join("buckets").join(bucket);
+        fs::remove_dir_all(&directory).with_context(|| format!("remove {}", directory.display()))?;
+        output(Command::new("cp").arg("-al").arg(kept).arg(directory)).map(drop)
     }
 
     /// Inverts one byte of an object's file directly, like bit rot; a second call restores it.
     ///
     /// # Errors
     /// If the object is too short.
-    pub fn flip(&self, bucket: &str, key: &str, offset: u64) -> Result<()> {
+    pub fn flip_byte(&self, bucket: &str, key: &str, offset: u64) -> Result<()> {
         let path = self.object_path(bucket, key);
         let object = fs::File::options().read(true).write(true).open(&path);
         let object = object.with_context(|| format!("open {}", path.display()))?;
@@ -253,7 +253,7 @@ fn prefix(target: &str) -> String {
     options.find_map(|option| option.strip_prefix("prefix=")).unwrap_or_default().replace("%2F", "/")
 }
 
-fn collect(root: &Path, dir: &Path, keys: &mut Vec<String>) -> Result<()> {
+fn collect_keys(root: &Path, dir: &Path, keys: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
         let path = entry?.path();
         // The server keeps uploads in progress in a separate directory.
@@ -262,7 +262,7 @@ fn collect(root: &Path, dir: &Path, keys: &mut Vec<String>) -> Result<()> {
             continue;
         }
         if path.is_dir() {
-            collect(root, &path, keys)?;
+            collect_keys(root, &path, keys)?;
         } else {
             keys.push(inside.to_string_lossy().into_owned());
         }

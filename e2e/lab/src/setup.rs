@@ -366,7 +366,7 @@ impl Toolbox {
     ///
     /// # Errors
     /// If cargo fails, or the kernel of this machine is too old.
-    pub fn counts(&self) -> Result<PathBuf> {
+    pub fn build_counting_program(&self) -> Result<PathBuf> {
         host_kernel::check()?;
         report::step("cargo build the program that counts");
         let mut build = self.cargo("build");

@@ -1,10 +1,10 @@
 //! Stamped sectors: each one shows where and when it was written.
 //!
-//! A lane has [`LANE_SECTORS`] sectors, spread over the device: groups of [`TOGETHER`] are contiguous, each
-//! group in a separate map page, so that a flush has few changes in each of many pages. One writer per lane
-//! advances in rounds: it writes and zeroes some ranges, flushes, and reports this. A round's changes are
-//! derived from the seed, the lane and the round's number, so a later reader of the lane knows the possible
-//! contents of each sector.
+//! A lane has [`LANE_SECTORS`] sectors, spread over the device. Groups of [`GROUP_SECTORS`] are contiguous,
+//! each group in a separate map page, so that a flush has few changes in each of many pages. One writer per
+//! lane advances in rounds: it writes and zeroes some ranges, flushes, and reports this. A round's changes
+//! are derived from the seed, the lane and the round's number. So a later reader knows the possible contents
+//! of each sector.
 
 use crate::chance::Chance;
 
@@ -16,10 +16,10 @@ pub const SECTOR_BYTES: usize = 4096;
 /// Sectors of a lane.
 pub const LANE_SECTORS: u32 = 256;
 /// Contiguous sectors of a lane.
-pub const TOGETHER: u32 = 32;
+pub const GROUP_SECTORS: u32 = 32;
 /// Distance of these groups in bytes: a map page of the volume.
-pub const APART: u64 = 16 << 20;
-/// Maximum ranges changed per round.
+pub const GROUP_DISTANCE_BYTES: u64 = 16 << 20;
+/// Maximum number of ranges changed per round.
 const MAX_CHANGES: u64 = 12;
 /// Maximum sectors of one range.
 const MAX_SECTORS: u64 = 32;
@@ -41,9 +41,9 @@ impl Change {
     fn pieces(self) -> impl Iterator<Item = Self> {
         let Self { first, sectors, zero } = self;
         let end = first + sectors;
-        (first / TOGETHER..end.div_ceil(TOGETHER)).map(move |group| {
-            let first = first.max(group * TOGETHER);
-            Self { first, sectors: end.min((group + 1) * TOGETHER) - first, zero }
+        (first / GROUP_SECTORS..end.div_ceil(GROUP_SECTORS)).map(move |group| {
+            let first = first.max(group * GROUP_SECTORS);
+            Self { first, sectors: end.min((group + 1) * GROUP_SECTORS) - first, zero }
         })
     }
 }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stamp_is_known_by_its_place_alone() {
+    fn a_stamp_is_valid_only_at_its_place() {
         let bytes = stamp(7, 1, 5, 3);
         assert_eq!(read_stamp(7, 1, 5, &bytes), Some(3));
         assert_eq!(read_stamp(7, 1, 6, &bytes), None, "another sector");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_cut_where_a_group_ends() {
+    fn a_change_is_split_at_the_end_of_a_group() {
         let pieces = |first, sectors| {
             let change = Change { first, sectors, zero: false };
             change.pieces().map(|piece| (piece.first, piece.sectors)).collect::<Vec<_>>()
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_places_of_a_round_are_apart() {
+    fn the_changes_of_a_round_do_not_overlap() {
         for number in 1..200 {
             let mut touched = [false; LANE_SECTORS as usize];
             for Change { first, sectors, .. } in round(1, 2, number) {

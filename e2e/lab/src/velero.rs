@@ -26,7 +26,8 @@ pub const CLASS_LABEL: &str = "velero.io/csi-volumesnapshot-class";
 
 /// Maximum wait until it has checked its bucket: it takes 5 s on a quiet machine.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// It checks for other clusters' backups, and for pending operations, more often than by default.
+/// Flags that make Velero check for other clusters' backups, and for pending operations, more often than by
+/// default.
 const PERIODS: [&str; 2] = ["--backup-sync-period=2s", "--item-operation-sync-frequency=2s"];
 
 /// A running server.

@@ -62,8 +62,8 @@ struct Running {
 
 /// Output of a command in the machine, and its exit.
 #[derive(Debug, Clone)]
-pub struct Finished {
-    /// Its exit.
+pub struct ProgramOutput {
+    /// Exit of the command.
     pub exit: Exit,
     /// Standard output.
     pub stdout: String,
@@ -145,7 +145,7 @@ impl Vm {
     ///
     /// # Errors
     /// If it cannot be started or runs longer than `limit`; it is killed in that case.
-    pub fn run(&self, program: &Program, limit: Duration) -> Result<Finished> {
+    pub fn run(&self, program: &Program, limit: Duration) -> Result<ProgramOutput> {
         self.agent()?.exec(program, limit)
     }
 
@@ -163,7 +163,7 @@ impl Vm {
         let mut program = program.clone();
         program.env.extend(self.environment.get().cloned().unwrap_or_default());
         let request = Request::Spawn { name: name.to_owned(), program };
-        match self.agent()?.ask(&request, EXEC_LIMIT)? {
+        match self.agent()?.request(&request, EXEC_LIMIT)? {
             Reply::Started(pid) => Ok(pid),
             other @ (Reply::Done | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
         }
@@ -184,7 +184,7 @@ impl Vm {
     /// If it is still running then.
     pub fn wait(&self, name: &str, limit: Duration) -> Result<Exit> {
         let request = Request::Wait { name: name.to_owned(), limit_ms: milliseconds(limit) };
-        match self.agent()?.ask(&request, limit * 10)? {
+        match self.agent()?.request(&request, limit * 10)? {
             Reply::Exit(Some(exit)) => Ok(exit),
             other @ (Reply::Done | Reply::Started(_) | Reply::Exit(None) | Reply::Failed(_)) => {
                 unexpected(&other)
@@ -198,7 +198,7 @@ impl Vm {
     /// If no program of that name was spawned since the last boot.
     pub fn status(&self, name: &str) -> Result<Option<Exit>> {
         let name = name.to_owned();
-        match self.agent()?.ask(&Request::Status { name }, EXEC_LIMIT)? {
+        match self.agent()?.request(&Request::Status { name }, EXEC_LIMIT)? {
             Reply::Exit(exit) => Ok(exit),
             other @ (Reply::Done | Reply::Started(_) | Reply::Failed(_)) => unexpected(&other),
         }
@@ -208,8 +208,8 @@ impl Vm {
     ///
     /// # Errors
     /// If the machine cannot write it.
-    pub fn put(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
-        self.agent()?.put(path, mode, contents)
+    pub fn put_file(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
+        self.agent()?.put_file(path, mode, contents)
     }
 
     /// Reads a small file.
@@ -303,8 +303,8 @@ impl Vm {
         stopping.qemu.wait(POWER_OFF_LIMIT).map(drop)
     }
 
-    /// Shuts the machine down in order: its programs are asked to exit, file systems on volumes are
-    /// unmounted. Returns how long that took.
+    /// Shuts the machine down in order: asks its programs to exit, and unmounts file systems on volumes.
+    /// Returns the duration.
     ///
     /// # Errors
     /// If it is already off or does not power itself off within the limit; its power is then cut.

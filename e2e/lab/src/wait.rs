@@ -10,14 +10,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_millis(200);
 
 /// Waits until a user or another process requests an exit: SIGINT, as sent by Ctrl-C, or SIGTERM. Calls
 /// `work` at this interval in the meantime; it should be short, because it delays the exit.
 ///
 /// # Errors
 /// If the signals cannot be awaited.
-pub fn asked_to_end(every: Duration, mut work: impl FnMut()) -> Result<()> {
+pub fn wait_exit_signal(every: Duration, mut work: impl FnMut()) -> Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
@@ -47,6 +47,6 @@ pub fn until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Result<Opt
             bail!("waited {} s for {what}", limit.as_secs());
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }

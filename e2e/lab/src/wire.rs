@@ -131,9 +131,9 @@ pub enum Reply {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exit {
-    /// It exited with this code.
+    /// Exit code.
     Code(i32),
-    /// It was killed by this signal.
+    /// Signal that killed it.
     Signal(i32),
 }
 

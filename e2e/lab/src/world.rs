@@ -78,7 +78,7 @@ impl World {
     ///
     /// # Errors
     /// If the run's directory cannot be created.
-    pub fn another(&self, name: &str) -> Result<Self> {
+    pub fn create_sibling(&self, name: &str) -> Result<Self> {
         Self::new(&self.toolbox, name, self.kernel, self.profile)
     }
 
@@ -142,7 +142,7 @@ impl World {
         Ok(started)
     }
 
-    /// Returns variables for programs of the host that enable the export of traces, if there is a collector.
+    /// Returns variables for programs of the host that enable the export of traces, if a collector exists.
     fn exporting(&self) -> BTreeMap<String, String> {
         self.lock().collector.as_ref().map(|collector| collector.environment(false)).unwrap_or_default()
     }
@@ -367,8 +367,8 @@ impl World {
         Ok(self.programs.get_or_init(|| built).clone())
     }
 
-    /// Checks that no kernel of its test machines has reported a fault of its own, such as freed memory in
-    /// use: the programs on it may run for a while after it.
+    /// Checks that no kernel of the test machines has reported its own fault, such as freed memory in use.
+    /// Programs may continue to run for a while after such a fault.
     ///
     /// # Errors
     /// The first such line of a console.

@@ -6,7 +6,9 @@ use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::world::World;
 
-use super::provisioning::{apply, condition, creates, existing, expect_removed, object_store, volume};
+use super::provisioning::{
+    adopting_volume, apply, condition, count_created_objects, expect_removed, object_store, volume,
+};
 use super::restore::restore_command;
 use super::story::provision_store_at;
 
@@ -20,15 +22,15 @@ pub(super) fn run(world: &World) -> Result<()> {
     provision_store_at(world, &s3, BUCKET, &s3.endpoint())?;
     let id = save_and_apply_again(world, &s3)?;
     refuse_a_taken_id(world, &s3, &id)?;
-    refuse_a_smaller_one(world, &s3, &id)?;
+    refuse_smaller_size(world, &s3, &id)?;
     adopt(world, &s3, &id)?;
-    take_back(world, &s3)?;
+    undelete(world, &s3)?;
     report::step("a deleted volume is neither adopted nor provisioned again");
-    apply(world, &existing("late", &id, "1Gi"))?;
-    expect(world, "late", "VolumeDeleted: spec.volumeID")?;
+    apply(world, &adopting_volume("late", &id, "1Gi"))?;
+    wait_unprovisioned(world, "late", "VolumeDeleted: spec.volumeID")?;
     world.kubectl(["delete", "volume", "late", "--timeout=60s"])?;
     apply(world, &with_id("later", &id))?;
-    expect(world, "later", "IdTaken: spec.volumeID: volume")?;
+    wait_unprovisioned(world, "later", "IdTaken: spec.volumeID: volume")?;
     world.kubectl(["delete", "volume", "later", "--timeout=60s"])?;
     expect_removed(&s3, BUCKET, 2)?;
     operator.stop()
@@ -58,18 +60,18 @@ fn save_and_apply_again(world: &World, s3: &S3Server) -> Result<String> {
 }
 
 fn refuse_a_taken_id(world: &World, s3: &S3Server, id: &str) -> Result<()> {
-    report::step("another Volume with its id is refused, and its deletion removes nothing");
+    report::step("another Volume with its id is rejected, and its deletion removes nothing");
     let objects = s3.keys(BUCKET, "volumes/")?;
     apply(world, &with_id("thief", id))?;
-    expect(world, "thief", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
+    wait_unprovisioned(world, "thief", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
     apply(world, &object_store("second", BUCKET, "store", &s3.endpoint()))?;
     world.wait_for("objectstore/second", "condition=Ready")?;
-    apply(world, &existing("elsewhere", id, "").replace("objectStore: store", "objectStore: second"))?;
-    expect(world, "elsewhere", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
+    apply(world, &adopting_volume("elsewhere", id, "").replace("objectStore: store", "objectStore: second"))?;
+    wait_unprovisioned(world, "elsewhere", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
     world.kubectl(["delete", "volume", "elsewhere", "--timeout=60s"])?;
     world.kubectl(["delete", "volume", "thief", "kept", "--timeout=60s"])?;
     apply(world, &with_id("thief", id))?;
-    let refused = expect(world, "thief", "IdTaken: spec.volumeID: volume")?;
+    let refused = wait_unprovisioned(world, "thief", "IdTaken: spec.volumeID: volume")?;
     for part in ["created by Volume `kept` of cluster ", "`spec.source.existing: {}`"] {
         ensure!(refused.contains(part), "{part} is not in {refused}");
     }
@@ -78,23 +80,23 @@ fn refuse_a_taken_id(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     Ok(())
 }
 
-fn refuse_a_smaller_one(world: &World, s3: &S3Server, id: &str) -> Result<()> {
-    report::step("a Volume of its name with a smaller size is refused, and its deletion removes nothing");
+fn refuse_smaller_size(world: &World, s3: &S3Server, id: &str) -> Result<()> {
+    report::step("a Volume of its name with a smaller size is rejected, and its deletion removes nothing");
     let objects = s3.keys(BUCKET, "volumes/")?;
     apply(world, &with_id("kept", id).replace("1Gi", "512Mi"))?;
-    expect(world, "kept", "InvalidSize: spec.size")?;
+    wait_unprovisioned(world, "kept", "InvalidSize: spec.size")?;
     world.kubectl(["delete", "volume", "kept", "--timeout=60s"])?;
     ensure!(s3.keys(BUCKET, "volumes/")? == objects, "objects that were retained were removed");
     Ok(())
 }
 
 fn adopt(world: &World, s3: &S3Server, id: &str) -> Result<()> {
-    report::step("adopt what is there, with the size it has, without a PUT");
-    let before = creates(s3)?;
-    apply(world, &existing("small", id, "512Mi"))?;
-    expect(world, "small", "InvalidSize: spec.size")?;
+    report::step("adopt the existing volume with its size, without a PUT");
+    let before = count_created_objects(s3)?;
+    apply(world, &adopting_volume("small", id, "512Mi"))?;
+    wait_unprovisioned(world, "small", "InvalidSize: spec.size")?;
     world.kubectl(["delete", "volume", "small", "--timeout=60s"])?;
-    apply(world, &existing("adopted", id, ""))?;
+    apply(world, &adopting_volume("adopted", id, ""))?;
     world.wait_for("volume/adopted", "jsonpath={.status.phase}=Ready")?;
     let found = field(world, "adopted", "{.spec.size} {.status.volumeId}")?;
     ensure!(found == format!("1Gi {id}"), "it was adopted as {found}");
@@ -103,16 +105,20 @@ fn adopt(world: &World, s3: &S3Server, id: &str) -> Result<()> {
         reported.starts_with("Adopted: ") && reported.contains("no node has attached it yet"),
         "{reported}"
     );
-    ensure!(creates(s3)? == before, "an adoption sent {} PUTs", creates(s3)? - before);
-    apply(world, &existing("nothing", "no-such-volume", "1Gi"))?;
-    expect(world, "nothing", "VolumeNotFound: spec.volumeID")?;
+    ensure!(
+        count_created_objects(s3)? == before,
+        "an adoption sent {} PUTs",
+        count_created_objects(s3)? - before
+    );
+    apply(world, &adopting_volume("nothing", "no-such-volume", "1Gi"))?;
+    wait_unprovisioned(world, "nothing", "VolumeNotFound: spec.volumeID")?;
     world.kubectl(["delete", "volume", "adopted", "nothing", "--timeout=60s"])?;
     Ok(())
 }
 
 /// A Volume is deleted by mistake, and restored from the trash.
-fn take_back(world: &World, s3: &S3Server) -> Result<()> {
-    report::step("a Volume that is deleted by mistake is taken back, whole");
+fn undelete(world: &World, s3: &S3Server) -> Result<()> {
+    report::step("a Volume that was deleted by mistake is restored completely");
     let keeping = object_store("keeping", BUCKET, "store", &s3.endpoint())
         .replace("keepDeleted: 0s", "keepDeleted: 24h");
     apply(world, &keeping)?;
@@ -131,9 +137,9 @@ fn take_back(world: &World, s3: &S3Server) -> Result<()> {
     ensure!(documents.contains(&format!("volumeID: {id}")), "restore --deleted prints {documents}");
     apply(world, &documents)?;
     world.wait_for("volume/mistaken", "jsonpath={.status.phase}=Ready")?;
-    let there = (s3.keys(BUCKET, "volumes/")?, s3.keys(BUCKET, "trash/")?);
-    ensure!(there == (objects, Vec::new()), "it was taken back as {there:?}");
-    report::step("in a store that keeps nothing, the deletion of a Volume is final");
+    let remaining = (s3.keys(BUCKET, "volumes/")?, s3.keys(BUCKET, "trash/")?);
+    ensure!(remaining == (objects, Vec::new()), "it was taken back as {remaining:?}");
+    report::step("in a store without retention, the deletion of a Volume is final");
     let nothing = "--patch={\"spec\":{\"keepDeleted\":\"0s\"}}";
     world.kubectl(["patch", "objectstore", "keeping", "--type=merge", nothing])?;
     world.wait_for("objectstore/keeping", "condition=Ready")?;
@@ -141,17 +147,17 @@ fn take_back(world: &World, s3: &S3Server) -> Result<()> {
     world.kubectl(["patch", "volume", "mistaken", "--type=merge", delete])?;
     world.kubectl(["delete", "volume", "mistaken", "--timeout=60s"])?;
     apply(world, &documents)?;
-    expect(world, "mistaken", "VolumeDeleted: spec.volumeID")?;
+    wait_unprovisioned(world, "mistaken", "VolumeDeleted: spec.volumeID")?;
     world.kubectl(["delete", "volume", "mistaken", "--timeout=60s"])?;
     Ok(())
 }
 
 /// Waits until a volume is not provisioned, with a message that begins like this, and returns the message.
-fn expect(world: &World, name: &str, begins: &str) -> Result<String> {
+fn wait_unprovisioned(world: &World, name: &str, prefix: &str) -> Result<String> {
     let object = format!("volume/{name}");
     world.wait_for(&object, "jsonpath={.status.phase}=Failed")?;
     let reported = condition(world, &object, "Provisioned")?;
-    ensure!(reported.starts_with(begins), "{object} says {reported}");
+    ensure!(reported.starts_with(prefix), "{object} says {reported}");
     Ok(reported)
 }
 

@@ -39,27 +39,27 @@ pub(super) fn run(world: &World) -> Result<()> {
     let disk = Disk { node: &a, device, id: field(world, "{.status.volumeId}")?, epoch: epoch(world)? };
     disk.write(1)?;
 
-    report::step("the API server does not answer: writes are flushed and uploaded, a killed daemon recovers");
+    report::step("the API server is unresponsive: writes are flushed and uploaded, a killed daemon recovers");
     control_plane.freeze()?;
     disk.write(2)?;
     operator.wait_end(OPERATOR_LIMIT)?;
     a.kill()?;
     a.restart()?;
-    disk.holds(2)?;
+    disk.check_blocks(2)?;
     disk.write(3)?;
     control_plane.thaw()?;
-    recovers(world, &operator, &disk, "after-silence")?;
+    check_recovery(world, &operator, &disk, "after-silence")?;
 
     report::step("the API server is gone: the same");
     control_plane.kill();
     disk.write(4)?;
     operator.wait_end(OPERATOR_LIMIT)?;
     a.hand_over()?;
-    disk.holds(4)?;
+    disk.check_blocks(4)?;
     disk.write(5)?;
-    control_plane.start_again()?;
-    recovers(world, &operator, &disk, "after-absence")?;
-    disk.holds(5)?;
+    control_plane.restart()?;
+    check_recovery(world, &operator, &disk, "after-absence")?;
+    disk.check_blocks(5)?;
 
     world.kubectl(["delete", "volume", "--all", "--timeout=300s"])?;
     a.terminate()?;
@@ -89,7 +89,7 @@ impl Disk<'_> {
     }
 
     /// Checks all blocks up to this one.
-    fn holds(&self, last: u32) -> Result<()> {
+    fn check_blocks(&self, last: u32) -> Result<()> {
         let device = &self.device;
         let check = format!(
             "for block in $(seq 1 {last}); do
@@ -102,7 +102,7 @@ impl Disk<'_> {
 
 /// The API server responds again: the operator leads, has cut nothing off, and creates a new volume; the node
 /// serves that volume and all earlier ones.
-fn recovers(world: &World, operator: &Operator, disk: &Disk<'_>, name: &str) -> Result<()> {
+fn check_recovery(world: &World, operator: &Operator, disk: &Disk<'_>, name: &str) -> Result<()> {
     operator.restart()?;
     apply(world, &volume(name, "store", "1Mi"))?;
     world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;

@@ -50,12 +50,12 @@ const MEMORY_CLASS: &str = "scratch";
 const WAITING_CLASS: &str = "waiting";
 /// Pods with a claim each, and the volume limit of a node.
 const MANY: usize = 6;
-const MOST_VOLUMES: usize = 2;
+const MAX_VOLUMES: usize = 2;
 /// Reason given by the scheduler's plugins, one of which applies to the template of the pod's group.
 const VOLUME_ELSEWHERE: &str = "1 node(s) didn't match PersistentVolume's node affinity";
 /// Processor request that leaves too little of a node's 16 for another pod.
-const MOST_CPU: &str = "15";
-/// Time limit of the autoscaler's decisions.
+const MAX_CPU: &str = "15";
+/// Time limit of a decision of the autoscaler.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Flags of the autoscaler.
 const FLAGS: [&str; 1] = ["--scale-down-enabled=false"];
@@ -81,69 +81,69 @@ pub(super) fn run(world: &World) -> Result<()> {
     let mut autoscaler = Autoscaler::start(world, &GROUPS, &FLAGS)?;
     ensure!(nodes_of(world, None)?.is_empty(), "there are nodes already");
 
-    bound(world)?;
-    unbound(world)?;
+    claims_bound_before_pods(world)?;
+    claims_that_wait_for_pods(world)?;
     drop(provisioner);
-    let _provisioner = tracked(world, &controller)?;
-    full(world)?;
-    later(world)?;
-    a_counted_node(world)?;
+    let _provisioner = check_tracked_capacity(world, &controller)?;
+    check_full_memory_node(world)?;
+    check_late_label(world)?;
+    first_counted_node(world)?;
     autoscaler.check_running()?;
     drop(autoscaler);
-    many(world)?;
-    aware(world)?;
+    check_more_claims_than_limit(world)?;
+    check_csi_node_simulation(world)?;
     removal::run(world)?;
     operator.stop()
 }
 
 /// Claims bound before their pods exist.
-fn bound(world: &World) -> Result<()> {
+fn claims_bound_before_pods(world: &World) -> Result<()> {
     report::step("claims are bound in a cluster without nodes");
     for (claim, class) in [("served-1", SERVED_CLASS), ("served-2", SERVED_CLASS), ("any-1", ANY_CLASS)] {
-        apply(world, &a_claim(claim, class))?;
+        apply(world, &claim_object(claim, class))?;
         world.wait_for(&format!("pvc/{claim}"), "jsonpath={.status.phase}=Bound")?;
     }
 
-    report::step("without the label in the template no node is made");
-    apply(world, &a_pod("without-label", "bare", &["served-1"]))?;
-    refused(world, "without-label", VOLUME_ELSEWHERE)?;
+    report::step("without the label in the template, no node is created");
+    apply(world, &pod_object("without-label", "bare", &["served-1"]))?;
+    wait_refusal(world, "without-label", VOLUME_ELSEWHERE)?;
     ensure!(nodes_of(world, Some("bare"))?.is_empty(), "a node was made");
 
-    report::step("with the label a node is made");
-    apply(world, &a_pod("with-label", "labelled", &["served-2"]))?;
-    runs_on_one_new(world, "with-label", "labelled")?;
+    report::step("with the label, a node is created");
+    apply(world, &pod_object("with-label", "labelled", &["served-2"]))?;
+    expect_pod_on_new_node(world, "with-label", "labelled")?;
 
-    report::step("with nodes: any a node is made without a label");
-    apply(world, &a_pod("anywhere", "bare", &["any-1"]))?;
-    runs_on_one_new(world, "anywhere", "bare")?;
+    report::step("with `nodes: any`, a node is created without a label");
+    apply(world, &pod_object("anywhere", "bare", &["any-1"]))?;
+    expect_pod_on_new_node(world, "anywhere", "bare")?;
     world.kubectl(["delete", "pod", "without-label", "--force"]).map(drop)
 }
 
 /// A claim that waits for its pod, in a cluster that tracks no capacity.
-fn unbound(world: &World) -> Result<()> {
-    report::step("for an unbound claim of WaitForFirstConsumer a node is made, with or without the label");
-    apply(world, &a_claim("late-1", WAITING_CLASS))?;
-    apply(world, &a_pod("late", "late", &["late-1"]))?;
-    let node = one_new(world, "late", "late")?;
-    register(world, &node, MOST_VOLUMES)?;
+fn claims_that_wait_for_pods(world: &World) -> Result<()> {
+    report::step("for an unbound claim of WaitForFirstConsumer a node is created, with or without the label");
+    apply(world, &claim_object("late-1", WAITING_CLASS))?;
+    apply(world, &pod_object("late", "late", &["late-1"]))?;
+    let node = wait_new_node(world, "late", "late")?;
+    register(world, &node, MAX_VOLUMES)?;
     world.wait_for("pvc/late-1", "jsonpath={.status.phase}=Bound")?;
     ensure!(node_of(world, "late")? == node, "the pod runs elsewhere");
     Ok(())
 }
 
 /// A claim that waits for its pod, in a cluster that tracks capacity for memory volumes.
-fn tracked(world: &World, controller: &CsiService) -> Result<Process> {
+fn check_tracked_capacity(world: &World, controller: &CsiService) -> Result<Process> {
     report::step("a class of memory volumes: the capacity of nodes is tracked");
     let provisioner = install(world, controller, true)?;
-    apply(world, &a_claim("tracked-1", WAITING_CLASS))?;
-    apply(world, &a_pod("tracked", "tracked", &["tracked-1"]))?;
-    refused(world, "tracked", "1 node(s) did not have enough free storage")?;
+    apply(world, &claim_object("tracked-1", WAITING_CLASS))?;
+    apply(world, &pod_object("tracked", "tracked", &["tracked-1"]))?;
+    wait_refusal(world, "tracked", "1 node(s) did not have enough free storage")?;
     ensure!(nodes_of(world, Some("tracked"))?.is_empty(), "a node was made");
 
-    report::step("with a capacity for all nodes that serve a node is made");
+    report::step("with a capacity for all serving nodes, a node is created");
     apply(world, &capacity_of_class())?;
-    let node = one_new(world, "tracked", "tracked")?;
-    register(world, &node, MOST_VOLUMES)?;
+    let node = wait_new_node(world, "tracked", "tracked")?;
+    register(world, &node, MAX_VOLUMES)?;
     world.wait_for("pvc/tracked-1", "jsonpath={.status.phase}=Bound")?;
     ensure!(node_of(world, "tracked")? == node, "the pod runs elsewhere");
     ensure!(nodes_of(world, Some("tracked"))? == [node], "more than one node was made");
@@ -151,31 +151,31 @@ fn tracked(world: &World, controller: &CsiService) -> Result<Process> {
 }
 
 /// A memory volume whose node has no space for its pod: no other node helps.
-fn full(world: &World) -> Result<()> {
-    report::step("a memory volume on a node that is full: no node is made in vain");
-    apply(world, &a_pod("first-of-memory", "memory", &[]))?;
-    let node = one_new(world, "first-of-memory", "memory")?;
-    register(world, &node, MOST_VOLUMES)?;
-    reports_memory(world, &node)?;
-    apply(world, &a_claim("scratch-1", MEMORY_CLASS))?;
-    apply(world, &a_pod("scratch", "memory", &["scratch-1"]))?;
+fn check_full_memory_node(world: &World) -> Result<()> {
+    report::step("a memory volume on a full node: no node is created in vain");
+    apply(world, &pod_object("first-of-memory", "memory", &[]))?;
+    let node = wait_new_node(world, "first-of-memory", "memory")?;
+    register(world, &node, MAX_VOLUMES)?;
+    report_memory(world, &node)?;
+    apply(world, &claim_object("scratch-1", MEMORY_CLASS))?;
+    apply(world, &pod_object("scratch", "memory", &["scratch-1"]))?;
     ensure!(node_of(world, "scratch")? == node, "the pod is elsewhere");
     world.kubectl(["delete", "pod", "scratch", "--force"])?;
-    let mut filler = a_pod("filler", "memory", &[]);
-    needs(&mut filler, MOST_CPU);
+    let mut filler = pod_object("filler", "memory", &[]);
+    set_cpu_request(&mut filler, MAX_CPU);
     apply(world, &filler)?;
     ensure!(node_of(world, "filler")? == node, "the pod is elsewhere");
-    let mut again = a_pod("scratch-again", "memory", &["scratch-1"]);
-    needs(&mut again, "1");
+    let mut again = pod_object("scratch-again", "memory", &["scratch-1"]);
+    set_cpu_request(&mut again, "1");
     apply(world, &again)?;
-    refused(world, "scratch-again", VOLUME_ELSEWHERE)?;
+    wait_refusal(world, "scratch-again", VOLUME_ELSEWHERE)?;
     ensure!(nodes_of(world, Some("memory"))? == [node], "a node was made in vain");
     Ok(())
 }
 
 /// A group whose template has the label, but whose nodes get it only after the driver has registered.
-fn later(world: &World) -> Result<()> {
-    report::step("nodes that get the label later than the template: more are made than are needed");
+fn check_late_label(world: &World) -> Result<()> {
+    report::step("nodes that get the label later than the template: more are created than needed");
     apply(world, &without_label("later"))?;
     let binding = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -195,36 +195,36 @@ fn later(world: &World) -> Result<()> {
         let shown = world.kubectl(["create", "--dry-run=server", "--output=json", "--filename", &file])?;
         Ok((!shown.contains(SERVED.0)).then_some(()))
     })?;
-    apply(world, &a_claim("later-1", SERVED_CLASS))?;
+    apply(world, &claim_object("later-1", SERVED_CLASS))?;
     world.wait_for("pvc/later-1", "jsonpath={.status.phase}=Bound")?;
-    apply(world, &a_pod("later", "later", &["later-1"]))?;
-    one_new(world, "later", "later")?;
+    apply(world, &pod_object("later", "later", &["later-1"]))?;
+    wait_new_node(world, "later", "later")?;
     until("a second node", LIMIT, || Ok((nodes_of(world, Some("later"))?.len() > 1).then_some(())))?;
     let node = nodes_of(world, Some("later"))?.remove(0);
-    register(world, &node, MOST_VOLUMES)?;
+    register(world, &node, MAX_VOLUMES)?;
     ensure!(node_of(world, "later")? == node, "the pod is elsewhere");
     Ok(())
 }
 
 /// The first node of a group, whose volumes the scheduler counts.
-fn a_counted_node(world: &World) -> Result<()> {
-    apply(world, &a_pod("first", "counted", &[]))?;
-    let node = one_new(world, "first", "counted")?;
-    register(world, &node, MOST_VOLUMES)
+fn first_counted_node(world: &World) -> Result<()> {
+    apply(world, &pod_object("first", "counted", &[]))?;
+    let node = wait_new_node(world, "first", "counted")?;
+    register(world, &node, MAX_VOLUMES)
 }
 
 /// More claims than a node supports. The pods wait before the autoscaler starts, so that it sees all at once.
-fn many(world: &World) -> Result<()> {
-    report::step("more claims than a node takes: the autoscaler counts none of them on new nodes");
+fn check_more_claims_than_limit(world: &World) -> Result<()> {
+    report::step("more claims than a node supports: the autoscaler counts none of them on new nodes");
     let [many, counted] = ["many", "counted"].map(|group| pods_with_claims(world, group, 1));
     let (many, counted) = (many?, counted?);
     let first = nodes_of(world, Some("counted"))?;
     let mut autoscaler = Autoscaler::start(world, &GROUPS, &FLAGS)?;
     for (pods, scaled) in [(&many, "many 0->1 "), (&counted, "counted 1->2 ")] {
-        let said = event(world, pods.last().context("there are pods")?, "TriggeredScaleUp")?;
-        ensure!(said.contains(scaled), "{said}");
+        let message = wait_event(world, pods.last().context("there are pods")?, "TriggeredScaleUp")?;
+        ensure!(message.contains(scaled), "{message}");
     }
-    report::step("before the driver has registered, the scheduler counts none either");
+    report::step("before the driver has registered, the scheduler counts no claims either");
     let node = node_of(world, &many[0])?;
     for pod in &many {
         ensure!(node_of(world, pod)? == node, "pod {pod} is not on node {node}");
@@ -233,7 +233,7 @@ fn many(world: &World) -> Result<()> {
     for pod in &counted {
         on_first += usize::from(first.contains(&node_of(world, pod)?));
     }
-    ensure!(on_first == MOST_VOLUMES, "{on_first} pods with a claim are on {first:?}");
+    ensure!(on_first == MAX_VOLUMES, "{on_first} pods with a claim are on {first:?}");
     for group in ["many", "counted"] {
         ensure!(nodes_of(world, Some(group))?.len() <= 2, "{:?}", nodes_of(world, Some(group))?);
     }
@@ -241,20 +241,22 @@ fn many(world: &World) -> Result<()> {
 }
 
 /// The same with an autoscaler that simulates the CSINode.
-fn aware(world: &World) -> Result<()> {
-    report::step("an autoscaler that simulates the CSINode counts, from the second node of a group on");
+fn check_csi_node_simulation(world: &World) -> Result<()> {
+    report::step(
+        "an autoscaler that simulates the CSINode counts claims, from the second node of a group on",
+    );
     register_all(world)?;
     let [counted, aware] = ["counted", "aware"].map(|group| pods_with_claims(world, group, 2));
     let mut autoscaler = Autoscaler::start(world, &GROUPS, &AWARE)?;
     for (pods, scaled) in [(counted?, "counted 2->5 "), (aware?, "aware 0->1 ")] {
         let pod = pods.last().context("there are pods")?;
-        let said = until(&format!("{scaled} for pod {pod}"), LIMIT, || {
+        let message = until(&format!("{scaled} for pod {pod}"), LIMIT, || {
             // It does nothing while a node has no CSINode.
             register_all(world)?;
-            let said = events(world, pod, "TriggeredScaleUp")?;
-            Ok((!said.is_empty()).then_some(said))
+            let message = events(world, pod, "TriggeredScaleUp")?;
+            Ok((!message.is_empty()).then_some(message))
         })?;
-        ensure!(said.contains(scaled), "{said}");
+        ensure!(message.contains(scaled), "{message}");
     }
     autoscaler.check_running()
 }
@@ -264,11 +266,11 @@ fn aware(world: &World) -> Result<()> {
 fn pods_with_claims(world: &World, group: &str, round: u32) -> Result<Vec<String>> {
     let names: Vec<String> = (0..MANY).map(|number| format!("{group}-{round}-{number}")).collect();
     let list = |items: Vec<Value>| json!({ "apiVersion": "v1", "kind": "List", "items": items });
-    apply(world, &list(names.iter().map(|name| a_claim(name, SERVED_CLASS)).collect()))?;
+    apply(world, &list(names.iter().map(|name| claim_object(name, SERVED_CLASS)).collect()))?;
     for name in &names {
         world.wait_for(&format!("pvc/{name}"), "jsonpath={.status.phase}=Bound")?;
     }
-    apply(world, &list(names.iter().map(|name| a_pod(name, group, &[name])).collect()))?;
+    apply(world, &list(names.iter().map(|name| pod_object(name, group, &[name])).collect()))?;
     for name in &names {
         let scheduled = "jsonpath={.status.conditions[?(@.type=='PodScheduled')].status}";
         world.wait_for(&format!("pod/{name}"), scheduled)?;
@@ -282,14 +284,14 @@ fn register_all(world: &World) -> Result<()> {
     let known: Vec<&str> = known.split_whitespace().collect();
     for node in nodes_of(world, None)? {
         if !known.contains(&node.as_str()) {
-            register(world, &node, MOST_VOLUMES)?;
+            register(world, &node, MAX_VOLUMES)?;
         }
     }
     Ok(())
 }
 
 /// Plays the daemon of a node with a limit of 4Gi for memory volumes.
-fn reports_memory(world: &World, node: &str) -> Result<()> {
+fn report_memory(world: &World, node: &str) -> Result<()> {
     let kind = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: StorageNode";
     provisioning::apply(world, &format!("{kind}\nmetadata: {{name: {node}}}\nspec: {{}}\n"))?;
     let status =
@@ -328,7 +330,7 @@ fn without_label(group: &str) -> Value {
 }
 
 /// Sets the processor request of a pod.
-fn needs(pod: &mut Value, cpu: &str) {
+fn set_cpu_request(pod: &mut Value, cpu: &str) {
     pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
 }
 
@@ -376,9 +378,9 @@ fn nodes_of(world: &World, group: Option<&str>) -> Result<Vec<String>> {
 }
 
 /// Waits until the autoscaler creates the first node of a group for this pod.
-fn one_new(world: &World, pod: &str, group: &str) -> Result<String> {
-    let said = event(world, pod, "TriggeredScaleUp")?;
-    ensure!(said.contains(&format!("{group} 0->1")), "pod {pod}: {said}");
+fn wait_new_node(world: &World, pod: &str, group: &str) -> Result<String> {
+    let message = wait_event(world, pod, "TriggeredScaleUp")?;
+    ensure!(message.contains(&format!("{group} 0->1")), "pod {pod}: {message}");
     let nodes = until("the node", LIMIT, || {
         let nodes = nodes_of(world, Some(group))?;
         Ok((!nodes.is_empty()).then_some(nodes))
@@ -386,31 +388,31 @@ fn one_new(world: &World, pod: &str, group: &str) -> Result<String> {
     nodes.into_iter().next().context("a node")
 }
 
-/// Does the same, and checks that the pod is scheduled there.
-fn runs_on_one_new(world: &World, pod: &str, group: &str) -> Result<()> {
-    let node = one_new(world, pod, group)?;
+/// Waits until the autoscaler creates the first node of a group, and checks that the pod is scheduled there.
+fn expect_pod_on_new_node(world: &World, pod: &str, group: &str) -> Result<()> {
+    let node = wait_new_node(world, pod, group)?;
     ensure!(node_of(world, pod)? == node, "pod {pod} is not on node {node}");
     ensure!(nodes_of(world, Some(group))? == [node], "more than one node was made");
     Ok(())
 }
 
 /// Waits until the autoscaler reports that no node would help this pod, for this reason.
-fn refused(world: &World, pod: &str, reason: &str) -> Result<()> {
-    let said = event(world, pod, "NotTriggerScaleUp")?;
-    ensure!(said.contains(reason), "pod {pod}: {said}");
+fn wait_refusal(world: &World, pod: &str, reason: &str) -> Result<()> {
+    let message = wait_event(world, pod, "NotTriggerScaleUp")?;
+    ensure!(message.contains(reason), "pod {pod}: {message}");
     Ok(())
 }
 
 /// Returns the messages of the events with this reason about a pod, once there is one.
-fn event(world: &World, pod: &str, reason: &str) -> Result<String> {
+fn wait_event(world: &World, pod: &str, reason: &str) -> Result<String> {
     until(&format!("event {reason} of pod {pod}"), LIMIT, || {
-        let said = events(world, pod, reason)?;
-        Ok((!said.is_empty()).then_some(said))
+        let message = events(world, pod, reason)?;
+        Ok((!message.is_empty()).then_some(message))
     })
     .with_context(|| describe(world, pod))
 }
 
-/// Does the same without waiting.
+/// Returns the messages of the events with this reason about a pod, without waiting.
 fn events(world: &World, pod: &str, reason: &str) -> Result<String> {
     let about = format!("--field-selector=involvedObject.name={pod},reason={reason}");
     world.kubectl(["get", "events", &about, "--output=jsonpath={.items[*].message}"])
@@ -465,7 +467,7 @@ fn capacity_of_class() -> Value {
     })
 }
 
-fn a_claim(name: &str, class: &str) -> Value {
+fn claim_object(name: &str, class: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -479,7 +481,7 @@ fn a_claim(name: &str, class: &str) -> Value {
 }
 
 /// Returns a pod for nodes of a group.
-fn a_pod(name: &str, group: &str, claims: &[&str]) -> Value {
+fn pod_object(name: &str, group: &str, claims: &[&str]) -> Value {
     let volumes = claims
         .iter()
         .map(|claim| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } }))

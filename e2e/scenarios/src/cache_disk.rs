@@ -24,21 +24,21 @@ const STATE_BYTES: u64 = 1 << 30;
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"4Mi\"";
 /// Directory of the node's volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";
-/// Uploaded immediately.
+/// Volume that is uploaded immediately.
 const CLEAN: &str = "clean";
-/// Not uploaded before its detach.
+/// Volume that is not uploaded before its detach.
 const DIRTY: &str = "dirty";
 /// Less than the size of a seal.
 const DIRTY_MIB: u32 = 3;
-/// Uploaded once the unreadable range was overwritten.
+/// Volume that is uploaded once its unreadable range was overwritten.
 const OVERWRITTEN: &str = "overwritten";
-/// Written and flushed before, during and after the disk's inability to flush.
+/// Volume that is written and flushed before, during and after the disk's inability to flush.
 const LOST: &str = "lost";
-/// Written until the disk is full.
+/// Volume that is written until the disk is full.
 const FULL: &str = "full";
-/// Dirty when other data fills the disk completely.
+/// Volume that is dirty when other data fills the disk completely.
 const LAST: &str = "last";
-/// Only in the store at that time.
+/// Volume whose data is only in the store at that time.
 const COLD: &str = "cold";
 const COLD_MIB: u32 = 8;
 /// Fills the state disk completely, including the blocks reserved for root.
@@ -62,26 +62,26 @@ pub(super) fn run(world: &World) -> Result<()> {
     let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
     let disk = vm.recorded_disk()?;
     report::step("the disk cannot read data that the store has");
-    clean(&node, disk)?;
+    check_clean_reads(&node, disk)?;
     report::step("the disk cannot read the only copy of data");
-    let (device, sum) = dirty(&node, disk)?;
-    report::step("the disk cannot read what is to be uploaded");
-    overwritten(&node, disk)?;
+    let (device, sum) = check_dirty_reads(&node, disk)?;
+    report::step("the disk cannot read data to be uploaded");
+    check_overwrite(&node, disk)?;
     report::step("the disk is full");
-    full(&node, &proxy)?;
-    report::step("others fill the disk to its last block");
-    last_block(&node)?;
-    report::step("the disk cannot flush, and can again");
+    check_full_disk(&node, &proxy)?;
+    report::step("other programs fill the disk to its last block");
+    check_last_block(&node)?;
+    report::step("the disk cannot flush, and recovers");
     let mut flushed = vec![(DIRTY, sum)];
-    flushed.push((LOST, lost_flush(&node, disk)?));
+    flushed.push((LOST, check_lost_flush(&node, disk)?));
     report::step("the disk cannot flush, and loses its power");
-    no_flush(&node, disk, &device)?;
+    check_failed_flushes(&node, disk, &device)?;
     vm.cut_power();
-    after_cut(world, disk, &flushed)
+    check_power_cut(world, disk, &flushed)
 }
 
 /// Reads of uploaded data go to the store.
-fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
+fn check_clean_reads(node: &Node, disk: &RecordedDisk) -> Result<()> {
     let device = create(node, CLEAN, "16Mi", "1s")?;
     let sum = write_noise(node.vm(), &device, 4)?;
     wait_committed(node, CLEAN)?;
@@ -97,7 +97,7 @@ fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
 
 /// Reads of data that was not uploaded fail, and succeed again once the disk can read. Returns the device and
 /// the sum.
-fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
+fn check_dirty_reads(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     let device = create(node, DIRTY, "16Mi", "1h")?;
     let sum = write_noise(node.vm(), &device, DIRTY_MIB)?;
     disk.fail_reads(extents(node.vm(), DIRTY)?);
@@ -112,7 +112,7 @@ fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
 
 /// Nothing is uploaded while the range is unreadable, and the node reports this; once it is overwritten,
 /// everything is uploaded.
-fn overwritten(node: &Node, disk: &RecordedDisk) -> Result<()> {
+fn check_overwrite(node: &Node, disk: &RecordedDisk) -> Result<()> {
     let vm = node.vm();
     let device = create(node, OVERWRITTEN, "16Mi", "1h")?;
     let write = |from: u32, mib: u32| {
@@ -152,12 +152,12 @@ fn overwritten(node: &Node, disk: &RecordedDisk) -> Result<()> {
 }
 
 /// Writes wait for space and for the store, then continue.
-fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
+fn check_full_disk(node: &Node, proxy: &FaultProxy) -> Result<()> {
     let vm = node.vm();
     let device = create(node, FULL, "256Mi", "1s")?;
     let sum = vm.exec("head -c 96M /dev/urandom > /tmp/noise; sha256sum < /tmp/noise")?;
     // Nothing can be uploaded, so nothing can be evicted.
-    proxy.go_away();
+    proxy.make_unreachable();
     vm.exec(FILL)?;
     vm.spawn(
         "dd",
@@ -170,7 +170,7 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
     })?;
     report::step(format_args!("writes wait\n{}", node.cli(&["list"])?));
     vm.exec(EMPTY)?;
-    proxy.come_back();
+    proxy.make_reachable();
     let exit = vm.wait("dd", LIMIT)?;
     ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("dd")?);
     ensure!(read(vm, &device, 96)? == sum, "what was read is not what was written");
@@ -184,7 +184,7 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
 }
 
 /// With 0 bytes free, data in the store is read, dirty data is committed, and detaches end.
-fn last_block(node: &Node) -> Result<()> {
+fn check_last_block(node: &Node) -> Result<()> {
     let vm = node.vm();
     let device = create(node, COLD, "16Mi", "1s")?;
     let cold = write_noise(vm, &device, COLD_MIB)?;
@@ -206,7 +206,7 @@ fn last_block(node: &Node) -> Result<()> {
 
 /// A flush fails together with the disk's, which loses the writes that it was to make durable; the next one
 /// succeeds, and covers all writes. Returns the sum of the written data.
-fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
+fn check_lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
     let vm = node.vm();
     let device = create(node, LOST, "16Mi", "1h")?;
     write_noise(vm, &device, DIRTY_MIB)?;
@@ -227,8 +227,8 @@ fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
     read(vm, &device, DIRTY_MIB)
 }
 
-/// Flushes fail as long as the disk's do.
-fn no_flush(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
+/// Flushes of the volume fail until flushes of the disk succeed.
+fn check_failed_flushes(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
     disk.fail_flushes(true);
     let flushed = node.vm().exec(&format!(
         "dd if=/dev/urandom of={device} bs=64k count=1 seek=200 oflag=direct conv=fsync status=none"
@@ -239,10 +239,10 @@ fn no_flush(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
 }
 
 /// The disk returns without its unflushed data, and the volumes with all data that was flushed on them.
-fn after_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)]) -> Result<()> {
+fn check_power_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)]) -> Result<()> {
     let image = world.dir().join("cut.ext4");
     let cut = disk.rebuild(disk.position(), Survivors::Nothing, &mut Chance::new(SEED), &image)?;
-    report::step(format_args!("what the cut leaves: {cut:?}"));
+    report::step(format_args!("the disk after the power cut: {cut:?}"));
     let options = || Options { state: MachineDisk::Image(image), ..Options::node() };
     let node = Node::resume(world.vm_with("after", options)?)?;
     for (name, sum) in flushed {
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_where_a_file_lies() {
+    fn the_extent_of_a_file_is_read() {
         let line = "   0:        0..     511:      34816..     35327:    512:             last,eof";
         let first = 34816 * EXTENT_BYTES;
         assert_eq!(extent(line), Some(first + (1 << 20)..first + (2 << 20)));

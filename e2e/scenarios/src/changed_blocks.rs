@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, Extent, Told};
+use holdfast_lab::csi::{Csi, Extent, MetadataResponse};
 use holdfast_lab::node::Node;
 use holdfast_lab::report;
 use holdfast_lab::rpc::Refused;
@@ -13,7 +13,7 @@ use holdfast_lab::world::World;
 
 use super::provisioning::{apply, volume};
 use super::story::{provision_store, serve};
-use super::volume_snapshots::{BY_NODE, BY_OPERATOR, field, from_snapshot, snapshot, taken};
+use super::volume_snapshots::{BY_NODE, BY_OPERATOR, field, from_snapshot, snapshot, wait_taken};
 
 const BUCKET: &str = "changed-blocks";
 const KIB: u64 = 1 << 10;
@@ -35,49 +35,49 @@ pub(super) fn run(world: &World) -> Result<()> {
     let service = world.csi_snapshot_metadata()?;
     let csi = service.csi();
 
-    report::step("what a snapshot holds is told to the sector");
+    report::step("the contents of a snapshot are reported to the sector");
     write(&node, &device, (0, MIB))?;
     write(&node, &device, (300 * MIB, 4 * KIB))?;
     apply(world, &snapshot("first", "data", "Delete"))?;
-    taken(world, "first", &id, BY_NODE)?;
-    let held = whole(&csi, None, "first")?;
-    ensure!(held == [(0, MIB), (300 * MIB, 4 * KIB)], "the snapshot holds {held:?}");
+    wait_taken(world, "first", &id, BY_NODE)?;
+    let allocated = all_ranges(&csi, None, "first")?;
+    ensure!(allocated == [(0, MIB), (300 * MIB, 4 * KIB)], "the snapshot holds {allocated:?}");
 
-    report::step("what was written and discarded since is told, and nothing else");
+    report::step("writes and discards since then are reported, and nothing else");
     node.vm().exec(&format!("blkdiscard --offset 0 --length {} {device}", 128 * KIB))?;
     write(&node, &device, (512 * KIB, 4 * KIB))?;
     write(&node, &device, (900 * MIB, 64 * KIB))?;
     apply(world, &snapshot("second", "data", "Delete"))?;
-    taken(world, "second", &id, BY_NODE)?;
-    let changed = whole(&csi, Some("first"), "second")?;
+    wait_taken(world, "second", &id, BY_NODE)?;
+    let changed = all_ranges(&csi, Some("first"), "second")?;
     let expected = [(0, 128 * KIB), (512 * KIB, 4 * KIB), (900 * MIB, 64 * KIB)];
     ensure!(changed == expected, "changed: {changed:?}");
-    let held = whole(&csi, None, "second")?;
+    let allocated = all_ranges(&csi, None, "second")?;
     let expected = [(128 * KIB, MIB - 128 * KIB), (300 * MIB, 4 * KIB), (900 * MIB, 64 * KIB)];
-    ensure!(held == expected, "the second snapshot holds {held:?}");
-    ensure!(whole(&csi, Some("second"), "second")?.is_empty(), "a snapshot differs from itself");
+    ensure!(allocated == expected, "the second snapshot holds {allocated:?}");
+    ensure!(all_ranges(&csi, Some("second"), "second")?.is_empty(), "a snapshot differs from itself");
 
-    let scattered = scattered(world, &s3, &node, &device, &csi)?;
-    refusals(world, &csi)?;
+    let scattered = check_scattered_writes(world, &s3, &node, &device, &csi)?;
+    check_refusals(world, &csi)?;
 
-    report::step("the store does not answer: the refusal says so, and nothing is left out afterwards");
+    report::step("the store does not answer: the rejection reports this, and later answers are complete");
     s3.stop();
-    refused(&csi, Some("first"), "second", 0, ("Unavailable", ""))?;
+    expect_refused(&csi, Some("first"), "second", 0, ("Unavailable", ""))?;
     s3.resume()?;
-    ensure!(whole(&csi, Some("second"), "third")? == scattered, "another answer after the outage");
+    ensure!(all_ranges(&csi, Some("second"), "third")? == scattered, "another answer after the outage");
 
-    report::step("a volume that began with a snapshot holds what that holds");
+    report::step("a volume created from a snapshot has the snapshot's contents");
     apply(world, &from_snapshot("copy", "second"))?;
     world.wait_for("volume/copy", "jsonpath={.status.phase}=Ready")?;
     let copy = field(world, "volume/copy", "{.status.volumeId}")?;
     apply(world, &snapshot("of-copy", "copy", "Delete"))?;
-    taken(world, "of-copy", &copy, BY_OPERATOR)?;
-    ensure!(whole(&csi, None, "of-copy")? == held, "the copy holds something else");
+    wait_taken(world, "of-copy", &copy, BY_OPERATOR)?;
+    ensure!(all_ranges(&csi, None, "of-copy")? == allocated, "the copy holds something else");
     let copied = serve(world, &node, "copy")?;
     write(&node, &copied, (64 * KIB, 4 * KIB))?;
     apply(world, &snapshot("written-copy", "copy", "Delete"))?;
-    taken(world, "written-copy", &copy, BY_NODE)?;
-    let changed = whole(&csi, Some("of-copy"), "written-copy")?;
+    wait_taken(world, "written-copy", &copy, BY_NODE)?;
+    let changed = all_ranges(&csi, Some("of-copy"), "written-copy")?;
     ensure!(changed == [(64 * KIB, 4 * KIB)], "changed in the copy: {changed:?}");
 
     service.kill();
@@ -87,8 +87,14 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 /// Writes sectors all over the volume, and requests the changes in messages of a few ranges, and from the
 /// middle on. Returns the changes.
-fn scattered(world: &World, s3: &S3Server, node: &Node, device: &str, csi: &Csi) -> Result<Vec<Extent>> {
-    report::step("scattered writes are told one by one, in messages of the size asked for");
+fn check_scattered_writes(
+    world: &World,
+    s3: &S3Server,
+    node: &Node,
+    device: &str,
+    csi: &Csi,
+) -> Result<Vec<Extent>> {
+    report::step("scattered writes are reported individually, in messages of the requested size");
     // A step that is not a multiple of the granularity, and odd sectors only, so that none are adjacent.
     let places: BTreeSet<u64> = (0..SCATTERED).map(|number| (number * 7919 % 32_768) * 2 + 1).collect();
     let all: Vec<String> = places.iter().map(u64::to_string).collect();
@@ -99,36 +105,36 @@ fn scattered(world: &World, s3: &S3Server, node: &Node, device: &str, csi: &Csi)
     ))?;
     let id = field(world, "volume/data", "{.status.volumeId}")?;
     apply(world, &snapshot("third", "data", "Delete"))?;
-    taken(world, "third", &id, BY_NODE)?;
+    wait_taken(world, "third", &id, BY_NODE)?;
     let before = s3.requests()?.len();
-    let (messages, _) = asked(csi, Some("second"), "third", 0, 7)?;
-    report::step(format_args!("{} requests for what changed", s3.requests()?.len() - before));
+    let (messages, _) = request_ranges(csi, Some("second"), "third", 0, 7)?;
+    report::step(format_args!("{} requests for the changes", s3.requests()?.len() - before));
     ensure!(messages.iter().all(|ranges| ranges.len() <= 7), "messages of {:?}", messages.first());
     let changed: Vec<Extent> = messages.concat();
     let expected: Vec<Extent> = places.iter().map(|place| (place * 4 * KIB, 4 * KIB)).collect();
     ensure!(changed == expected, "changed: {changed:?}");
     let (middle, _) = changed[changed.len() / 2];
-    let (messages, _) = asked(csi, Some("second"), "third", middle, 0)?;
+    let (messages, _) = request_ranges(csi, Some("second"), "third", middle, 0)?;
     ensure!(messages.concat() == changed[changed.len() / 2..], "from {middle} on: {messages:?}");
     Ok(changed)
 }
 
 /// Each rejection names the field and the problem.
-fn refusals(world: &World, csi: &Csi) -> Result<()> {
-    report::step("a question that has no answer names its field");
+fn check_refusals(world: &World, csi: &Csi) -> Result<()> {
+    report::step("an invalid request is rejected with the name of its field");
     apply(world, &snapshot("of-other", "other", "Delete"))?;
     world.wait_for("volumesnapshot/of-other", "condition=Ready")?;
-    refused(csi, None, "nothing", 0, ("NotFound", "snapshot_id: "))?;
-    refused(csi, Some("nothing"), "second", 0, ("NotFound", "base_snapshot_id: "))?;
-    refused(csi, None, "", 0, ("InvalidArgument", "snapshot_id: is empty"))?;
-    refused(csi, Some("of-other"), "second", 0, ("InvalidArgument", "two volumes"))?;
-    refused(csi, Some("second"), "first", 0, ("InvalidArgument", "was taken after"))?;
-    refused(csi, None, "first", (1 << 30) + 1, ("OutOfRange", "starting_offset: "))
+    expect_refused(csi, None, "nothing", 0, ("NotFound", "snapshot_id: "))?;
+    expect_refused(csi, Some("nothing"), "second", 0, ("NotFound", "base_snapshot_id: "))?;
+    expect_refused(csi, None, "", 0, ("InvalidArgument", "snapshot_id: is empty"))?;
+    expect_refused(csi, Some("of-other"), "second", 0, ("InvalidArgument", "two volumes"))?;
+    expect_refused(csi, Some("second"), "first", 0, ("InvalidArgument", "was taken after"))?;
+    expect_refused(csi, None, "first", (1 << 30) + 1, ("OutOfRange", "starting_offset: "))
 }
 
 /// Returns the complete allocated ranges of a snapshot, or all changes since `base`.
-fn whole(csi: &Csi, base: Option<&str>, target: &str) -> Result<Vec<Extent>> {
-    let (messages, refused) = asked(csi, base, target, 0, 0)?;
+fn all_ranges(csi: &Csi, base: Option<&str>, target: &str) -> Result<Vec<Extent>> {
+    let (messages, refused) = request_ranges(csi, base, target, 0, 0)?;
     if let Some(Refused { code, message }) = refused {
         anyhow::bail!("{target}: {code}: {message}");
     }
@@ -136,14 +142,14 @@ fn whole(csi: &Csi, base: Option<&str>, target: &str) -> Result<Vec<Extent>> {
     Ok(messages.concat())
 }
 
-fn refused(
+fn expect_refused(
     csi: &Csi,
     base: Option<&str>,
     target: &str,
     from: u64,
     (code, words): (&str, &str),
 ) -> Result<()> {
-    let (_, refused) = asked(csi, base, target, from, 0)?;
+    let (_, refused) = request_ranges(csi, base, target, from, 0)?;
     let refused = refused.with_context(|| format!("{base:?} to {target:?} from {from}: was answered"))?;
     ensure!(
         refused.code == code && refused.message.contains(words),
@@ -153,14 +159,14 @@ fn refused(
 }
 
 /// Returns the ranges of each message, and the error that ended them.
-fn asked(
+fn request_ranges(
     csi: &Csi,
     base: Option<&str>,
     target: &str,
     from: u64,
     most: i32,
 ) -> Result<(Vec<Vec<Extent>>, Option<Refused>)> {
-    let Told { messages, capacities, refused } = csi.changed_blocks(base, target, from, most)?;
+    let MetadataResponse { messages, capacities, refused } = csi.changed_blocks(base, target, from, most)?;
     ensure!(capacities.iter().all(|bytes| *bytes == 1 << 30), "other capacities than 1 GiB: {capacities:?}");
     Ok((messages, refused))
 }

@@ -23,9 +23,9 @@ const BUCKET: &str = "chaos";
 const CLAIMS: usize = 100;
 const MIB: i64 = 1 << 20;
 /// Interval of kills.
-const APART: Duration = Duration::from_secs(5);
+const KILL_INTERVAL: Duration = Duration::from_secs(5);
 /// Waves of claims are played until both processes were killed this many times.
-const LEAST_CYCLES: usize = 6;
+const MIN_CYCLES: usize = 6;
 /// Pause of a claim's client between a rejection and the next attempt.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Time limit for creating, or deleting, all claims.
@@ -44,7 +44,7 @@ pub struct ChaosOutcome {
 
 pub(super) fn run(world: &World) -> Result<()> {
     let ChaosOutcome { cycles, volumes, leaks } = chaos(world)?;
-    report::step(format_args!("{volumes} volumes came and went over {cycles} kills"));
+    report::step(format_args!("{volumes} volumes were created and deleted during {cycles} kills"));
     ensure!(leaks.is_empty(), "left behind: {}", leaks.join(", "));
     Ok(())
 }
@@ -65,7 +65,7 @@ pub fn chaos(world: &World) -> Result<ChaosOutcome> {
     thread::scope(|scope| -> Result<()> {
         let (stop, stopped) = channel();
         let killer = scope.spawn(|| kill_until(stopped, &operator, &controller, &cycles));
-        while cycles.load(Ordering::Relaxed) < LEAST_CYCLES && !killer.is_finished() {
+        while cycles.load(Ordering::Relaxed) < MIN_CYCLES && !killer.is_finished() {
             waves += 1;
             wave(world, &csi, waves)?;
         }
@@ -84,12 +84,12 @@ pub fn chaos(world: &World) -> Result<ChaosOutcome> {
 /// Creates all claims concurrently, then deletes them concurrently.
 fn wave(world: &World, csi: &Csi, number: usize) -> Result<()> {
     report::step(format_args!("wave {number}: create {CLAIMS} claims at once, under kills"));
-    at_once(|claim, until| create(csi, claim, until))?;
+    run_for_all_claims(|claim, until| create(csi, claim, until))?;
     let phases = world.kubectl(["get", "volumes", "--output=jsonpath={.items[*].status.phase}"])?;
     let ready = phases.split_whitespace().filter(|phase| *phase == "Ready").count();
     ensure!(ready == CLAIMS, "{ready} of {CLAIMS} volumes are Ready: {phases}");
     report::step(format_args!("wave {number}: delete them at once, under kills"));
-    at_once(|claim, until| delete(csi, claim, until))
+    run_for_all_claims(|claim, until| delete(csi, claim, until))
 }
 
 /// Kills both processes and restarts them, until the other end of the channel is dropped.
@@ -99,7 +99,7 @@ fn kill_until(
     controller: &CsiService,
     cycles: &AtomicUsize,
 ) -> Result<()> {
-    let mut pause = APART / 5;
+    let mut pause = KILL_INTERVAL / 5;
     while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         let began = Instant::now();
         operator.kill();
@@ -107,13 +107,13 @@ fn kill_until(
         operator.restart()?;
         controller.restart()?;
         cycles.fetch_add(1, Ordering::Relaxed);
-        pause = APART.saturating_sub(began.elapsed());
+        pause = KILL_INTERVAL.saturating_sub(began.elapsed());
     }
     Ok(())
 }
 
 /// Runs `work` for all claims concurrently, each on a separate thread.
-fn at_once(work: impl Fn(&str, Instant) -> Result<()> + Sync) -> Result<()> {
+fn run_for_all_claims(work: impl Fn(&str, Instant) -> Result<()> + Sync) -> Result<()> {
     let until = Instant::now() + WAVE_LIMIT;
     thread::scope(|scope| {
         let work = &work;
@@ -124,16 +124,16 @@ fn at_once(work: impl Fn(&str, Instant) -> Result<()> + Sync) -> Result<()> {
 }
 
 fn create(csi: &Csi, claim: &str, until: Instant) -> Result<()> {
-    let new = NewVolume::new(claim, 16 * MIB, "store").used(&Use::block());
-    granted_at_last(&format!("create {claim}"), until, || csi.create(&new, LIMIT))
+    let new = NewVolume::new(claim, 16 * MIB, "store").with_use(&Use::block());
+    retry_until_granted(&format!("create {claim}"), until, || csi.create(&new, LIMIT))
 }
 
 fn delete(csi: &Csi, claim: &str, until: Instant) -> Result<()> {
-    granted_at_last(&format!("delete {claim}"), until, || csi.delete(claim, LIMIT))
+    retry_until_granted(&format!("delete {claim}"), until, || csi.delete(claim, LIMIT))
 }
 
 /// Retries until success. A killed driver does not respond.
-fn granted_at_last<T>(what: &str, until: Instant, ask: impl Fn() -> Result<Answer<T>>) -> Result<()> {
+fn retry_until_granted<T>(what: &str, until: Instant, ask: impl Fn() -> Result<Answer<T>>) -> Result<()> {
     loop {
         let refused = match ask() {
             Ok(Ok(_granted)) => return Ok(()),
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_removed_volumes_leave_is_expected_and_no_more() {
+    fn only_the_remains_of_removed_volumes_are_expected() {
         let keys = |more: &[&str]| -> Vec<String> {
             let whole = ["volumes/a/log/1", "volumes/a/log/2", "volumes/a/truncated/2"];
             whole.iter().chain(more).map(|&key| key.to_owned()).collect()

@@ -32,30 +32,30 @@ const BUDGET: &str = "kind: PodDisruptionBudget";
 
 pub(super) fn run(world: &World) -> Result<()> {
     for (version, expected) in [("1.33.0", false), ("1.34.0", true)] {
-        let found = asks_again(world, version)?;
+        let found = refreshes_volume_limit(world, version)?;
         ensure!(found == expected, "for Kubernetes {version} the update period is rendered: {found}");
     }
     world.kubectl(["create", "namespace", NAMESPACE])?;
     let defaults = render(world, "defaults", &json!({}))?;
     for kind in OPTIONAL {
-        ensure!(!has(&defaults, kind), "{kind} is rendered although no value asks for it");
+        ensure!(!has_line(&defaults, kind), "{kind} is rendered although no value asks for it");
     }
     ensure!(count(&defaults, BUDGET) == 2, "operator and CSI controller lack a budget");
     for daemon_set in defaults.iter().filter(|object| object.lines().any(|line| line == "kind: DaemonSet")) {
-        ensure!(stays_to_the_end(daemon_set)?, "an autoscaler may evict the pods of\n{daemon_set}");
+        ensure!(is_never_evicted(daemon_set)?, "an autoscaler may evict the pods of\n{daemon_set}");
     }
     ensure!(count(&defaults, "kind: DaemonSet") == 2, "node daemon and CSI node are DaemonSets");
-    probes_wait(&defaults)?;
-    leaves_the_hosts_dev(&defaults)?;
-    accepted(world, "defaults", &defaults)?;
-    let all = render(world, "all", &everything())?;
+    check_probe_timeouts(&defaults)?;
+    check_host_dev_unused(&defaults)?;
+    apply_rendered(world, "defaults", &defaults)?;
+    let all = render(world, "all", &all_values())?;
     for kind in OPTIONAL {
-        ensure!(has(&all, kind), "{kind} is not rendered");
+        ensure!(has_line(&all, kind), "{kind} is not rendered");
     }
-    accepted(world, "all", &all)?;
+    apply_rendered(world, "all", &all)?;
     selinux(world, &defaults)?;
     ensure!(
-        has(&defaults, "- {name: udev, mountPath: /run/udev}"),
+        has_line(&defaults, "- {name: udev, mountPath: /run/udev}"),
         "the daemon cannot give the host's udev its rules"
     );
     snapshots(world)?;
@@ -64,10 +64,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     memory(world, &defaults)?;
     without_ublk(world, &defaults)?;
     credentials(world)?;
-    refusals(world)?;
+    check_refusals(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
-    ensure!(!has(&alone, BUDGET), "a budget keeps the only instance on its node");
+    ensure!(!has_line(&alone, BUDGET), "a budget keeps the only instance on its node");
     Ok(())
 }
 
@@ -80,11 +80,14 @@ fn selinux(world: &World, defaults: &[String]) -> Result<()> {
         "hostPath: {path: /sys, type: Directory}",
         "hostPath: {path: /etc/selinux, type: DirectoryOrCreate}",
     ];
-    ensure!(has(defaults, "seLinuxMount: false") && !has(defaults, SEES[0]), "labels are mounted by default");
+    ensure!(
+        has_line(defaults, "seLinuxMount: false") && !has_line(defaults, SEES[0]),
+        "labels are mounted by default"
+    );
     let labelled = render(world, "selinux", &json!({ "csi": { "seLinuxMount": true } }))?;
-    ensure!(has(&labelled, "seLinuxMount: true"), "the driver does not mount with labels");
+    ensure!(has_line(&labelled, "seLinuxMount: true"), "the driver does not mount with labels");
     for line in SEES {
-        ensure!(has(&labelled, line), "the Node service lacks `{line}`");
+        ensure!(has_line(&labelled, line), "the Node service lacks `{line}`");
     }
     Ok(())
 }
@@ -114,18 +117,18 @@ fn credentials(world: &World) -> Result<()> {
         annotated == ["ServiceAccount holdfast-node", "ServiceAccount holdfast-operator"],
         "{annotated:?}"
     );
-    let told = with("name: AWS_ACCESS_KEY_ID");
-    ensure!(told == ["DaemonSet holdfast-node", "Deployment holdfast-operator"], "{told:?}");
+    let with_keys = with("name: AWS_ACCESS_KEY_ID");
+    ensure!(with_keys == ["DaemonSet holdfast-node", "Deployment holdfast-operator"], "{with_keys:?}");
     ensure!(with("- discard").is_empty(), "a mount option that is not wanted");
     // A pod cannot be changed.
     let changed: Vec<String> =
         rendered.into_iter().filter(|object| !object.contains("kind: Pod\n")).collect();
-    accepted(world, "credentials", &changed)
+    apply_rendered(world, "credentials", &changed)
 }
 
 /// Values that would cause a rejected object, or a pod that cannot start, are rejected before anything is
 /// installed.
-fn refusals(world: &World) -> Result<()> {
+fn check_refusals(world: &World) -> Result<()> {
     for (values, field) in [
         (
             json!({ "storageClasses": [{ "name": "c", "objectStore": "s", "maxDirtyAge": "1ms" }] }),
@@ -156,7 +159,7 @@ fn refusals(world: &World) -> Result<()> {
         (json!({ "csi": { "sidecars": { "attacher": { "tag": "" } } } }), "/csi/sidecars/attacher/tag"),
     ] {
         let refused = render(world, "refused", &values).err().map(|error| format!("{error:#}"));
-        ensure!(refused.as_ref().is_some_and(|said| said.contains(field)), "{values}: {refused:?}");
+        ensure!(refused.as_ref().is_some_and(|message| message.contains(field)), "{values}: {refused:?}");
     }
     let values = json!({
         "csi": { "sidecars": { "attacher": { "pullPolicy": "Never" } } },
@@ -168,7 +171,7 @@ fn refusals(world: &World) -> Result<()> {
 }
 
 /// Every probe has a higher timeout than the kubelet's default, a second, which a busy node exceeds.
-fn probes_wait(objects: &[String]) -> Result<()> {
+fn check_probe_timeouts(objects: &[String]) -> Result<()> {
     for object in objects {
         let lines = |of: &str| object.lines().filter(|line| line.trim_start().starts_with(of)).count();
         let (probes, waits) =
@@ -180,7 +183,7 @@ fn probes_wait(objects: &[String]) -> Result<()> {
 
 /// The kubelet creates a mount point for a container's termination message. Below the host's /dev, two pods
 /// race for it, and it stays there.
-fn leaves_the_hosts_dev(objects: &[String]) -> Result<()> {
+fn check_host_dev_unused(objects: &[String]) -> Result<()> {
     for object in objects {
         let lines = |of: &str| object.lines().filter(|line| line.contains(of)).count();
         let (mounts, paths) = (lines("mountPath: /dev}"), lines("terminationMessagePath: /termination-log"));
@@ -197,8 +200,8 @@ fn snapshots(world: &World) -> Result<()> {
     let file = world.dir().join("snapshots-values.json");
     fs::write(&file, classes.to_string()).context("write the values")?;
     let refused = helm(world, &["template", "holdfast"], &file);
-    let said = refused.err().map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(said.contains("install the snapshot controller"), "classes without their kind: {said:?}");
+    let message = refused.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(message.contains("install the snapshot controller"), "classes without their kind: {message:?}");
     let rendered = helm(world, &["template", "holdfast", "--api-versions", SNAPSHOTS], &file)?;
     ensure!(rendered.contains("kind: VolumeSnapshotClass"), "no class is rendered");
     ensure!(rendered.contains("- name: snapshotter"), "no snapshotter is rendered");
@@ -242,11 +245,14 @@ fn changed_blocks(world: &World) -> Result<()> {
     };
     fs::write(&file, values("").to_string()).context("write the values")?;
     let template = |versions: &[&str]| helm(world, &[&["template", "holdfast"], versions].concat(), &file);
-    let said = template(&[]).err().map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(said.contains("lacks the kind SnapshotMetadataService"), "without the kind: {said:?}");
-    let said = template(&["--api-versions", CHANGED_BLOCKS]).err();
-    let said = said.map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(said.contains("csi.snapshotMetadata.tlsSecret, caCert: "), "without a certificate: {said:?}");
+    let message = template(&[]).err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(message.contains("lacks the kind SnapshotMetadataService"), "without the kind: {message:?}");
+    let message = template(&["--api-versions", CHANGED_BLOCKS]).err();
+    let message = message.map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(
+        message.contains("csi.snapshotMetadata.tlsSecret, caCert: "),
+        "without a certificate: {message:?}"
+    );
     fs::write(&file, values("metadata-certificate").to_string()).context("write the values")?;
     let rendered = template(&["--api-versions", CHANGED_BLOCKS])?;
     let objects: Vec<String> = rendered.split("\n---\n").map(str::to_owned).collect();
@@ -267,8 +273,8 @@ fn changed_blocks(world: &World) -> Result<()> {
         let programs = others.iter().filter(|object| object.contains(part)).count();
         ensure!(programs == 3, "{part:?} is in {programs} objects: of operator, node and this service");
     }
-    probes_wait(&others)?;
-    accepted(world, "changed-blocks", &others)
+    check_probe_timeouts(&others)?;
+    apply_rendered(world, "changed-blocks", &others)
 }
 
 /// VolumeAttributesClasses are served since Kubernetes 1.34.
@@ -308,7 +314,7 @@ fn memory_values(limit: &str) -> Value {
 }
 
 /// Classes that no node can serve, and disk that no volume can use, are rejected with the value to set.
-fn memory_refusals(world: &World) -> Result<()> {
+fn check_memory_refusals(world: &World) -> Result<()> {
     let mut unused = memory_values("");
     unused["storageClasses"] = json!([]);
     let mut no_disk = memory_values("8Gi");
@@ -328,8 +334,8 @@ fn memory_refusals(world: &World) -> Result<()> {
         (text, "memorySpill"),
     ] {
         let refused = render(world, "memory", &values).err().map(|error| format!("{error:#}"));
-        let said = refused.unwrap_or_default();
-        ensure!(said.contains(words), "{words:?} is not in {said:?}");
+        let message = refused.unwrap_or_default();
+        ensure!(message.contains(words), "{words:?} is not in {message:?}");
     }
     Ok(())
 }
@@ -339,21 +345,24 @@ fn memory_refusals(world: &World) -> Result<()> {
 fn memory(world: &World, defaults: &[String]) -> Result<()> {
     const COUNTED: [&str; 3] =
         ["storageCapacity: true", "- --enable-capacity", "- --capacity-ownerref-level=2"];
-    ensure!(!COUNTED.iter().any(|line| has(defaults, line)), "capacities are counted without memory volumes");
-    memory_refusals(world)?;
+    ensure!(
+        !COUNTED.iter().any(|line| has_line(defaults, line)),
+        "capacities are counted without memory volumes"
+    );
+    check_memory_refusals(world)?;
     let rendered = render(world, "memory", &memory_values("8Gi"))?;
     for line in COUNTED {
-        ensure!(has(&rendered, line), "{line} is not rendered");
+        ensure!(has_line(&rendered, line), "{line} is not rendered");
     }
     for line in ["memory_volumes = \"8Gi\"", "memory_spill = \"32Gi\""] {
-        ensure!(has(&rendered, line), "the daemon lacks {line}");
+        ensure!(has_line(&rendered, line), "the daemon lacks {line}");
     }
-    ensure!(has(&rendered, "memory: \"9663676416\""), "the limit of the container is not 9Gi");
+    ensure!(has_line(&rendered, "memory: \"9663676416\""), "the limit of the container is not 9Gi");
     for (limit, sum) in [("1.5Gi", "10200547328"), ("2Pi", "2251808403619840")] {
         let mut other = memory_values("8Gi");
         other["node"]["resources"]["limits"]["memory"] = limit.into();
         let line = format!("memory: \"{sum}\"");
-        ensure!(has(&render(world, "memory", &other)?, &line), "{limit} and 8Gi are not {sum}");
+        ensure!(has_line(&render(world, "memory", &other)?, &line), "{limit} and 8Gi are not {sum}");
     }
     let class = |name: &str| {
         let line = format!("  name: {name}");
@@ -374,13 +383,13 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
     // A pod cannot be changed.
     let changed: Vec<String> =
         rendered.iter().filter(|object| !object.contains("kind: Pod\n")).cloned().collect();
-    accepted(world, "memory", &changed)
+    apply_rendered(world, "memory", &changed)
 }
 
 /// Nodes without ublk have a keeper if enabled in the values, with no access except to a directory.
 fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
     const NAME: &str = "  name: holdfast-keeper";
-    ensure!(!has(defaults, NAME), "a keeper is rendered although no value asks for it");
+    ensure!(!has_line(defaults, NAME), "a keeper is rendered although no value asks for it");
     let rendered = render(world, "without-ublk", &json!({ "node": { "withoutUblk": { "enabled": true } } }))?;
     let keeper =
         rendered.iter().find(|object| object.lines().any(|line| line == NAME)).context("the keeper")?;
@@ -396,13 +405,13 @@ fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
     ] {
         ensure!(keeper.lines().any(|found| found.trim() == line), "{line} is not in\n{keeper}");
     }
-    ensure!(stays_to_the_end(keeper)?, "an autoscaler may evict the pods of\n{keeper}");
+    ensure!(is_never_evicted(keeper)?, "an autoscaler may evict the pods of\n{keeper}");
     ensure!(!keeper.contains("privileged") && !keeper.contains("hostPID"), "more rights than it needs");
-    accepted(world, "without-ublk", std::slice::from_ref(keeper))
+    apply_rendered(world, "without-ublk", std::slice::from_ref(keeper))
 }
 
 /// Returns values that enable everything in the chart.
-fn everything() -> serde_json::Value {
+fn all_values() -> serde_json::Value {
     let labels = json!({ "release": "prometheus" });
     json!({
         "monitoring": {
@@ -438,7 +447,7 @@ fn helm(world: &World, command: &[&str], values: &Path) -> Result<String> {
 }
 
 /// Applies all objects whose kinds exist in the API server.
-fn accepted(world: &World, name: &str, objects: &[String]) -> Result<()> {
+fn apply_rendered(world: &World, name: &str, objects: &[String]) -> Result<()> {
     let known: Vec<&str> =
         objects.iter().map(String::as_str).filter(|object| !object.contains(PROMETHEUS)).collect();
     let file = world.dir().join(format!("{name}.yaml"));
@@ -449,7 +458,7 @@ fn accepted(world: &World, name: &str, objects: &[String]) -> Result<()> {
 
 /// Returns true if the cluster autoscaler does not evict a DaemonSet's pods from a node that it removes. It
 /// checks the pods, not the DaemonSet.
-fn stays_to_the_end(daemon_set: &str) -> Result<bool> {
+fn is_never_evicted(daemon_set: &str) -> Result<bool> {
     let (_, pods) = daemon_set.split_once("\n  template:\n").context("a DaemonSet has pods")?;
     let annotation = "cluster-autoscaler.kubernetes.io/enable-ds-eviction: \"false\"";
     Ok(pods.lines().any(|line| line.trim() == annotation))
@@ -459,13 +468,13 @@ fn count(objects: &[String], line: &str) -> usize {
     objects.iter().filter(|object| object.lines().any(|found| found.trim() == line)).count()
 }
 
-fn has(objects: &[String], line: &str) -> bool {
+fn has_line(objects: &[String], line: &str) -> bool {
     count(objects, line) > 0
 }
 
 /// Returns true if the kubelet of that version refreshes the volume limit of its node. Older API servers
 /// reject the field.
-fn asks_again(world: &World, version: &str) -> Result<bool> {
+fn refreshes_volume_limit(world: &World, version: &str) -> Result<bool> {
     let rendered = output(
         Command::new(world.toolbox().helm()?)
             .args(["template", "holdfast", "--kube-version", version])

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted, expect_refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::{Node, SIGKILL, SIGTERM};
 use holdfast_lab::report;
@@ -31,7 +31,7 @@ const KEEPERS: [&str; 3] = ["keeper-0", "keeper-1", "keeper-2"];
 /// Name of the load's process.
 const LOAD: &str = "load";
 /// Maximum wait for a process to exit.
-const ENDS: Duration = Duration::from_secs(60);
+const EXIT_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
@@ -40,7 +40,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let controller = world.csi_controller()?;
     let csi = controller.csi();
 
-    report::step("without a keeper the node says what is missing, and serves nothing");
+    report::step("without a keeper the node reports this, and serves nothing");
     world.vm_with("a", Options::without_ublk)?;
     let a = world.node("a", "auto", "")?;
     let vm = a.vm();
@@ -52,7 +52,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     })?;
     ensure!(missing.starts_with("NoKeeper: ") && missing.contains("holdfast-node keeper"), "{missing}");
 
-    report::step("with a keeper it does");
+    report::step("with a keeper the node serves");
     start_keeper(vm, KEEPERS[0], false)?;
     until("the node's transport", LIMIT, || {
         let path = "--output=jsonpath={.status.transport}";
@@ -61,15 +61,15 @@ pub(super) fn run(world: &World) -> Result<()> {
     // The driver is registered on a node that can serve.
     let on_a = CsiNode::start(world.vm("a")?)?;
     let data = claim(&csi, CLAIM, "a", &Use::mounted("ext4"))?;
-    granted("stage", on_a.stage(&data, LIMIT)?)?;
-    granted("publish", on_a.publish(&data, "pod", false)?)?;
+    expect_granted("stage", on_a.stage(&data, LIMIT)?)?;
+    expect_granted("publish", on_a.publish(&data, "pod", false)?)?;
     let target = data.target("pod");
     vm.exec(&format!("findmnt --noheadings --output SOURCE {target} | grep -q ^/dev/loop"))?;
     until("its devices to be kept", LIMIT, || {
         Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
     })?;
 
-    refuses_claims_for_ublk(world, &csi, &on_a)?;
+    check_refused_claims_for_ublk(world, &csi, &on_a)?;
 
     report::step("kill, restart and replace the daemon, and replace its keeper, under load");
     let program = format!(
@@ -78,54 +78,54 @@ pub(super) fn run(world: &World) -> Result<()> {
     );
     vm.spawn(LOAD, &bash(&program))?;
     let load = ClaimLoad { vm, file: format!("{target}/load") };
-    load.continues()?;
+    load.wait_more_rounds()?;
     for pair in KEEPERS.windows(2) {
         a.kill()?;
         a.restart()?;
-        load.continues()?;
+        load.wait_more_rounds()?;
         start_keeper(vm, pair[1], true)?;
         vm.signal(pair[0], SIGTERM)?;
-        vm.wait(pair[0], ENDS)?;
-        load.continues()?;
+        vm.wait(pair[0], EXIT_LIMIT)?;
+        load.wait_more_rounds()?;
         a.terminate()?;
         a.restart()?;
-        load.continues()?;
+        load.wait_more_rounds()?;
         a.hand_over()?;
-        load.continues()?;
+        load.wait_more_rounds()?;
     }
 
-    report::step("no planned end into a loss: without a keeper the daemon stays");
+    report::step("without a keeper the daemon does not exit, because its devices would be lost");
     vm.signal(KEEPERS[2], SIGKILL)?;
-    vm.wait(KEEPERS[2], ENDS)?;
+    vm.wait(KEEPERS[2], EXIT_LIMIT)?;
     until("the missing keeper to be reported", LIMIT, || {
         Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("NotKept: ").then_some(()))
     })?;
     let unkept = a.metrics()?.lines().any(|line| line == "holdfast_unkept_devices 1.0");
     ensure!(unkept, "the metric does not count the device");
-    load.continues()?;
+    load.wait_more_rounds()?;
     start_keeper(vm, KEEPERS[0], true)?;
     until("its devices to be kept again", LIMIT, || {
         Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
     })?;
     a.kill()?;
     a.restart()?;
-    load.continues()?;
+    load.wait_more_rounds()?;
 
     report::step("expand the claim in use");
-    granted("expand", csi.expand(CLAIM, 2 * GIB)?)?;
-    let grown = granted("expand its file system", on_a.expand(&data, "pod", 2 * GIB)?)?;
+    expect_granted("expand", csi.expand(CLAIM, 2 * GIB)?)?;
+    let grown = expect_granted("expand its file system", on_a.expand(&data, "pod", 2 * GIB)?)?;
     ensure!(grown == 2 * GIB, "a device of {grown} bytes");
-    load.continues()?;
+    load.wait_more_rounds()?;
     load.end()?;
     let sums = vm.exec(&format!(
         "cp -r /usr/share/perl* {target}/; cd {target}; find . -type f | sort | xargs cat | sha256sum"
     ))?;
     release(&on_a, &data, "pod")?;
-    granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
-    moves(world, &csi, &data, &sums, &on_a)?;
+    expect_granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
+    move_to_ublk_node(world, &csi, &data, &sums, &on_a)?;
 
     for claim in [CLAIM, FOR_UBLK] {
-        granted("delete", csi.delete(claim, LIMIT)?)?;
+        expect_granted("delete", csi.delete(claim, LIMIT)?)?;
     }
     expect_removed(&s3, BUCKET, 2)?;
     a.vm().exec("! ls -d /sys/block/loop*/loop 2>/dev/null && ! dmesg | grep -i 'I/O error'")?;
@@ -134,14 +134,14 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// The claim is read on a node with ublk, and then on this one again.
-fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> Result<()> {
+fn move_to_ublk_node(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> Result<()> {
     report::step("move the claim to a node with ublk, and back");
     let b: Node = world.node("b", "auto", "")?;
     let on_b = CsiNode::start(world.vm("b")?)?;
     for (node, device, name) in [(&on_b, "/dev/ublkb", "b"), (on_a, "/dev/loop", "a")] {
         let moved = Claim { context: publish(csi, CLAIM, name)?, ..data.clone() };
-        granted("stage", node.stage(&moved, LIMIT)?)?;
-        granted("publish", node.publish(&moved, "pod", false)?)?;
+        expect_granted("stage", node.stage(&moved, LIMIT)?)?;
+        expect_granted("publish", node.publish(&moved, "pod", false)?)?;
         let target = moved.target("pod");
         let read = node.vm().exec(&format!(
             "findmnt --noheadings --output SOURCE {target} | grep -q ^{device}; \
@@ -149,33 +149,33 @@ fn moves(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> 
         ))?;
         ensure!(read == sums, "node {name} reads {read}, {sums} was written");
         release(node, &moved, "pod")?;
-        granted("withdraw", csi.unpublish(CLAIM, name, LIMIT)?)?;
+        expect_granted("withdraw", csi.unpublish(CLAIM, name, LIMIT)?)?;
     }
 
-    report::step("a claim for ublk is served on the node with it");
-    let topology = granted("info", on_b.info()?)?.accessible_topology.unwrap_or_default();
+    report::step("a claim for ublk is served on a node with ublk");
+    let topology = expect_granted("info", on_b.info()?)?.accessible_topology.unwrap_or_default();
     ensure!(topology.segments.get(UBLK_LABEL).is_some_and(|value| value == "true"), "{topology:?}");
-    let again = NewVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk").chosen(&topology);
-    granted("create again", csi.create(&again, LIMIT)?)?;
+    let repeated = NewVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk").chosen(&topology);
+    expect_granted("create again", csi.create(&repeated, LIMIT)?)?;
     publish(csi, FOR_UBLK, "b")?;
     on_b.vm().exec("ls /dev/ublkb*")?;
-    granted("withdraw", csi.unpublish(FOR_UBLK, "b", LIMIT)?)?;
+    expect_granted("withdraw", csi.unpublish(FOR_UBLK, "b", LIMIT)?)?;
     b.terminate()
 }
 
 /// A claim of a class with `transport: ublk` is not created for this node, nor published on it, nor attached
 /// if a user writes the node's name into the Volume.
-fn refuses_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<()> {
-    report::step("a claim for ublk is not placed on a node without");
-    let topology = granted("info", on_a.info()?)?.accessible_topology.unwrap_or_default();
+fn check_refused_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Result<()> {
+    report::step("a claim for ublk is not placed on a node without ublk");
+    let topology = expect_granted("info", on_a.info()?)?.accessible_topology.unwrap_or_default();
     ensure!(!topology.segments.contains_key(UBLK_LABEL), "{topology:?}");
     let new = || NewVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk");
     let chosen = csi.create(&new().chosen(&topology), LIMIT)?;
-    refused("create for node a", chosen, "ResourceExhausted", "load ublk_drv")?;
-    let made = granted("create for any node", csi.create(&new(), LIMIT)?)?;
-    let affinity = made.accessible_topology.iter().all(|one| one.segments.contains_key(UBLK_LABEL));
-    ensure!(affinity && !made.accessible_topology.is_empty(), "{made:?}");
-    refused("publish", csi.publish(FOR_UBLK, "a", LIMIT)?, "FailedPrecondition", "serves by FUSE")?;
+    expect_refused("create for node a", chosen, "ResourceExhausted", "load ublk_drv")?;
+    let created = expect_granted("create for any node", csi.create(&new(), LIMIT)?)?;
+    let affinity = created.accessible_topology.iter().all(|one| one.segments.contains_key(UBLK_LABEL));
+    ensure!(affinity && !created.accessible_topology.is_empty(), "{created:?}");
+    expect_refused("publish", csi.publish(FOR_UBLK, "a", LIMIT)?, "FailedPrecondition", "serves by FUSE")?;
     let volume = format!("volume/{FOR_UBLK}");
     let want = |node: &str| {
         let patch = format!("{{\"spec\": {{\"nodeName\": \"{node}\"}}}}");
@@ -208,7 +208,7 @@ impl ClaimLoad<'_> {
     }
 
     /// Waits for some more rounds. A failed write ends the load.
-    fn continues(&self) -> Result<()> {
+    fn wait_more_rounds(&self) -> Result<()> {
         let before = self.count()?;
         until("the load to continue", LIMIT, || {
             ensure!(self.vm.status(LOAD)?.is_none(), "the load failed: {}", self.vm.log(LOAD)?);
@@ -218,6 +218,6 @@ impl ClaimLoad<'_> {
 
     fn end(&self) -> Result<()> {
         self.vm.signal(LOAD, SIGKILL)?;
-        self.vm.wait(LOAD, ENDS).map(drop)
+        self.vm.wait(LOAD, EXIT_LIMIT).map(drop)
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::object::{apply, file};
 use super::plugin::plugin;
 use super::preflight;
-use super::provisioning::are_of_removed;
+use super::provisioning::check_remains;
 use super::top;
 
 const BUCKET: &str = "cluster";
@@ -54,7 +54,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let mut left = s3.keys(BUCKET, "")?;
     left.retain(|key| !key.starts_with("probe/"));
     // Those of the claims, the one of the chart's own test, and the restored one.
-    are_of_removed(&left, CLAIMS.len() + 2)?;
+    check_remains(&left, CLAIMS.len() + 2)?;
     report::step("helm uninstall");
     cluster.uninstall()
 }
@@ -74,7 +74,7 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
     let read = pod(world, "reader", SUM)?;
     ensure!(read == written, "written was {written}, read {read}");
 
-    replace_the_daemon(world, cluster)?;
+    replace_daemon(world, cluster)?;
     restore_by_plugin(world)?;
 
     report::step("a claim gets the settings of a VolumeAttributesClass");
@@ -101,26 +101,26 @@ fn play(world: &World, cluster: &Cluster) -> Result<()> {
 
 /// Replaces the daemon while a pod writes: the pod sees no error in any case. Its flushes only require the
 /// node's own disk: flushes that wait for the store would also wait for the log to be read.
-fn replace_the_daemon(world: &World, cluster: &Cluster) -> Result<()> {
+fn replace_daemon(world: &World, cluster: &Cluster) -> Result<()> {
     apply(world, &job("busy", BUSY))?;
     world.kubectl(["wait", "pod/busy", "--for=condition=Ready", "--timeout=900s"])?;
 
-    report::step("the plugin shows what the pod writes");
-    let old = the_daemon(world)?;
+    report::step("the plugin shows the pod's writes");
+    let old = daemon_pod_name(world)?;
     cluster.reach(cluster.daemon()?.context("the daemon's pod has no address")?)?;
     top::wait_written(world, "default/files", "default/raw")?;
 
     report::step("the daemon is rolled while a pod writes");
-    during(world, MAX_PAUSE, || {
+    check_pause_during(world, MAX_PAUSE, || {
         world.kubectl(["rollout", "restart", DAEMON_SET, NAMESPACE])?;
-        end_of_rollout(world, &old)
+        wait_rollout(world, &old)
     })?;
-    let new = the_daemon(world)?;
+    let new = daemon_pod_name(world)?;
     let log = world.kubectl(["logs", &new, NAMESPACE])?;
     ensure!(log.contains("agreed to leave its devices"), "the daemons did not hand over:\n{log}");
 
     report::step("the daemon's pod is evicted");
-    during(world, MAX_PAUSE_OF_EVICTION, || {
+    check_pause_during(world, MAX_PAUSE_OF_EVICTION, || {
         let eviction = json!({
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -128,12 +128,12 @@ fn replace_the_daemon(world: &World, cluster: &Cluster) -> Result<()> {
         });
         let path = format!("/api/v1/namespaces/holdfast-system/pods/{new}/eviction");
         world.kubectl(["create", "--raw", &path, "--filename", &file(world, &eviction)?])?;
-        end_of_rollout(world, &new)
+        wait_rollout(world, &new)
     })?;
 
-    report::step("an image that does not exist is rolled out, and taken back");
-    let old = the_daemon(world)?;
-    during(world, MAX_PAUSE, || {
+    report::step("a missing image is rolled out, and the rollout is reverted");
+    let old = daemon_pod_name(world)?;
+    check_pause_during(world, MAX_PAUSE, || {
         let image = |image: &str| {
             world.kubectl(["set", "image", DAEMON_SET, NAMESPACE, &format!("node={image}")]).map(drop)
         };
@@ -155,7 +155,7 @@ fn replace_the_daemon(world: &World, cluster: &Cluster) -> Result<()> {
         image(&good)?;
         world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
     })?;
-    ensure!(the_daemon(world)? == old, "the daemon that served was replaced");
+    ensure!(daemon_pod_name(world)? == old, "the daemon that served was replaced");
 
     world.kubectl(["delete", "pod", "busy", "--timeout=600s"])?;
     world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)
@@ -187,7 +187,7 @@ fn restore_by_plugin(world: &World) -> Result<()> {
 }
 
 /// Returns the name of the daemon's pod, once there is only one.
-fn the_daemon(world: &World) -> Result<String> {
+fn daemon_pod_name(world: &World) -> Result<String> {
     let path = "--output=jsonpath={.items[*].metadata.name}";
     until("one pod of the daemon", POD_LIMIT, || {
         let names = world.kubectl(["get", "pods", NAMESPACE, NODE_PODS, path])?;
@@ -196,19 +196,19 @@ fn the_daemon(world: &World) -> Result<String> {
 }
 
 /// Waits until pod `old` of the daemon is gone and another one is ready.
-fn end_of_rollout(world: &World, old: &str) -> Result<()> {
+fn wait_rollout(world: &World, old: &str) -> Result<()> {
     world.kubectl(["wait", &format!("pod/{old}"), NAMESPACE, "--for=delete", "--timeout=600s"])?;
     world.kubectl(["rollout", "status", DAEMON_SET, NAMESPACE, "--timeout=900s"]).map(drop)
 }
 
 /// Runs an action on the daemon, and checks that the writes of pod `busy` continue and pause for at most
 /// `most` seconds.
-fn during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<()> {
-    let before = beats(world)?.len();
+fn check_pause_during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<()> {
+    let before = flush_times(world)?.len();
     act()?;
-    let after = beats(world)?.len();
+    let after = flush_times(world)?.len();
     let beats = until("the pod to write", WRITE_LIMIT, || {
-        let beats = beats(world)?;
+        let beats = flush_times(world)?;
         Ok((beats.len() > after).then_some(beats))
     })?;
     let since = &beats[before.saturating_sub(1)..];
@@ -222,7 +222,7 @@ fn during(world: &World, most: f64, act: impl FnOnce() -> Result<()>) -> Result<
 }
 
 /// Returns the times printed by [`BUSY`], in seconds.
-fn beats(world: &World) -> Result<Vec<f64>> {
+fn flush_times(world: &World) -> Result<Vec<f64>> {
     let printed = world.kubectl(["logs", "busy"])?;
     printed.lines().map(|line| line.parse().with_context(|| format!("the pod printed {line:?}"))).collect()
 }

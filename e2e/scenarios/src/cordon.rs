@@ -34,24 +34,26 @@ pub(super) fn run(world: &World) -> Result<()> {
     let a = Node::start(world.vm("a")?, &control, "auto", "")?;
     let plain = Served::by(world, &a, "plain")?;
     let safe = Served::by(world, &a, "safe")?;
-    shows(world, "False", "InService: ")?;
+    wait_drain_status(world, "False", "InService: ")?;
 
     report::step("two volumes are written, and stay dirty until the Node is cordoned");
     for volume in [&plain, &safe] {
         volume.write()?;
     }
-    stays_dirty(&[&plain, &safe])?;
+    check_stays_dirty(&[&plain, &safe])?;
     world.kubectl(["cordon", "a"])?;
     for volume in [&plain, &safe] {
         volume.wait_committed()?;
     }
-    shows(world, "True", "Cordoned: ")?;
+    wait_drain_status(world, "True", "Cordoned: ")?;
     for (volume, durability) in [(&plain, "local"), (&safe, "object")] {
         let settings = volume.field("{.status.durability} {.status.maxDirtyAge}")?;
         ensure!(settings == format!("{durability} 1h"), "the settings in effect are {settings:?}");
     }
 
-    report::step("so does one that comes to the cordoned Node, and after kill -9 of the daemon");
+    report::step(
+        "a volume that moves to the cordoned Node commits early, too, even after kill -9 of the daemon",
+    );
     let late = Served::by(world, &a, "late")?;
     late.write()?;
     late.wait_committed()?;
@@ -62,17 +64,17 @@ pub(super) fn run(world: &World) -> Result<()> {
         volume.wait_committed()?;
     }
 
-    report::step("the Node is in service again: what is written stays dirty");
+    report::step("the Node is in service again: written data stays dirty");
     world.kubectl(["uncordon", "a"])?;
-    shows(world, "False", "InService: ")?;
+    wait_drain_status(world, "False", "InService: ")?;
     plain.write()?;
-    stays_dirty(&[&plain])?;
+    check_stays_dirty(&[&plain])?;
     report::step(format_args!("it gets the taint {TAINT}"));
     world.kubectl(["taint", "node", "a", &format!("{TAINT}:NoSchedule")])?;
     plain.wait_committed()?;
-    shows(world, "True", "Tainted: ")?;
+    wait_drain_status(world, "True", "Tainted: ")?;
 
-    report::step("that cost one LIST of the Node for each start of the daemon");
+    report::step("this cost one LIST of the Node for each start of the daemon");
     let requests = world.control_plane()?.requests()?;
     let of_daemon = requests.iter().filter(|request| request.account == "holdfast-node");
     let lists = of_daemon.filter(|request| request.resource == "nodes" && request.verb == "list").count();
@@ -82,7 +84,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// A volume that the node serves.
+/// A volume served by the node.
 pub(super) struct Served<'a> {
     world: &'a World,
     node: &'a Node,
@@ -119,7 +121,7 @@ impl<'a> Served<'a> {
 }
 
 /// Checks that none of the written data is committed within three seconds.
-pub(super) fn stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
+pub(super) fn check_stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
     volumes[0].node.vm().exec("sleep 3")?;
     for volume in volumes {
         let dirty = volume.dirty_bytes()?;
@@ -129,7 +131,7 @@ pub(super) fn stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
 }
 
 /// Waits until the StorageNode shows this drain status and reason.
-pub(super) fn shows(world: &World, status: &str, reason: &str) -> Result<()> {
+pub(super) fn wait_drain_status(world: &World, status: &str, reason: &str) -> Result<()> {
     world.wait_for("storagenode/a", "create")?;
     world.wait_for("storagenode/a", &format!("condition=Draining={status}"))?;
     let shown = condition(world, "storagenode/a", "Draining")?;

@@ -59,7 +59,7 @@ struct CountedPart {
 
 pub(super) fn run(world: &World) -> Result<()> {
     ensure!(cfg!(target_arch = "x86_64"), "the bars are of x86_64, and this host has another processor");
-    let program = world.toolbox().counts()?;
+    let program = world.toolbox().build_counting_program()?;
     let prefix = world.dir().join("callgrind");
     let mut callgrind = Command::new("valgrind");
     callgrind

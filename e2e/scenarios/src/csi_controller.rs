@@ -5,7 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Answer, Csi, CsiService, LIMIT, Listed, NewVolume, SHORT, Use, granted, refused};
+use holdfast_lab::csi::{
+    Answer, Csi, CsiService, LIMIT, ListedVolume, NewVolume, SHORT, Use, expect_granted, expect_refused,
+};
 use holdfast_lab::operator::{NAMESPACE, Operator};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
@@ -13,7 +15,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
-use super::provisioning::{apply, creates};
+use super::provisioning::{apply, count_created_objects};
 use super::story::provision_store_at;
 
 mod groups;
@@ -35,16 +37,19 @@ pub(super) fn run(world: &World) -> Result<()> {
     let controller = world.csi_controller()?;
     let csi = controller.csi();
 
-    refuse_what_is_not_offered(&csi)?;
+    refuse_unsupported_requests(&csi)?;
     create(world, &s3, &csi)?;
     older_definitions(world, &csi)?;
 
     report::step("kill the driver while it waits for the operator");
     operator.kill();
-    killed_while_creating(&controller)?;
+    kill_while_creating(&controller)?;
     operator.restart()?;
-    granted("create again after the kill", csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT)?)?;
-    granted("delete", csi.delete("pvc-2", LIMIT)?)?;
+    expect_granted(
+        "create again after the kill",
+        csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT)?,
+    )?;
+    expect_granted("delete", csi.delete("pvc-2", LIMIT)?)?;
 
     snapshots(world, &controller, &operator)?;
     groups::run(world, &csi, &operator)?;
@@ -52,11 +57,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     withdraw(world, &controller)?;
 
     report::step("expand a free volume, and delete it");
-    let grown = granted("expand", csi.expand("pvc-1", 3 * GIB)?)?;
+    let grown = expect_granted("expand", csi.expand("pvc-1", 3 * GIB)?)?;
     let size = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.spec.size}"])?;
     ensure!(grown == 3 * GIB && size == "3Gi", "the volume has {grown} bytes and spec.size {size}");
     for volume in ["pvc-1", "pvc-1", "pvc-unknown", "No Name Of A Volume"] {
-        granted("delete", csi.delete(volume, LIMIT)?)?;
+        expect_granted("delete", csi.delete(volume, LIMIT)?)?;
     }
     let left = s3.keys(BUCKET, "")?;
     ensure!(!left.iter().any(|key| key.contains("/segments/")), "data is left: {left:?}");
@@ -70,39 +75,43 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-fn refuse_what_is_not_offered(csi: &Csi) -> Result<()> {
-    report::step("refuse what is not offered");
+fn refuse_unsupported_requests(csi: &Csi) -> Result<()> {
+    report::step("reject unsupported requests");
     let volume = || NewVolume::new("pvc-refused", GIB, "store");
     let ask = |new: NewVolume| csi.create(&new, LIMIT);
     let replicas = ask(volume().parameter("replicas", "3"))?;
-    refused("a parameter", replicas, "InvalidArgument", "parameters.replicas: is not known")?;
-    refused("RWX", ask(volume().used(&Use::shared()))?, "InvalidArgument", "ReadWriteOnce")?;
-    let zfs = ask(volume().used(&Use::mounted("zfs")))?;
-    refused("a file system", zfs, "InvalidArgument", "write ext4, xfs or btrfs")?;
-    refused("no name", ask(NewVolume::new("", GIB, "store"))?, "InvalidArgument", "name: is empty")?;
-    refused("the size", ask(NewVolume::new("pvc-refused", 1 << 50, "store"))?, "OutOfRange", "64Ti")?;
-    let listed = granted("list", csi.list()?)?;
+    expect_refused("a parameter", replicas, "InvalidArgument", "parameters.replicas: is not known")?;
+    expect_refused("RWX", ask(volume().with_use(&Use::shared()))?, "InvalidArgument", "ReadWriteOnce")?;
+    let zfs = ask(volume().with_use(&Use::mounted("zfs")))?;
+    expect_refused("a file system", zfs, "InvalidArgument", "write ext4, xfs or btrfs")?;
+    expect_refused("no name", ask(NewVolume::new("", GIB, "store"))?, "InvalidArgument", "name: is empty")?;
+    expect_refused("the size", ask(NewVolume::new("pvc-refused", 1 << 50, "store"))?, "OutOfRange", "64Ti")?;
+    let listed = expect_granted("list", csi.list()?)?;
     ensure!(listed.is_empty(), "a refused volume is there: {listed:?}");
 
-    report::step("a store that does not exist is waited for, and named");
+    report::step("a request waits for a missing store, and names it");
     let missing = csi.create(&NewVolume::new("pvc-missing", GIB, "missing"), SHORT)?;
-    refused("a missing store", missing, "Aborted", "no ObjectStore is named `missing`")?;
-    granted("delete it", csi.delete("pvc-missing", LIMIT)?)
+    expect_refused("a missing store", missing, "Aborted", "no ObjectStore is named `missing`")?;
+    expect_granted("delete it", csi.delete("pvc-missing", LIMIT)?)
 }
 
 fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     report::step("create a volume, twice");
-    let before = creates(s3)?;
+    let before = count_created_objects(s3)?;
     let new = NewVolume::new("pvc-1", GIB, "store")
         .parameter("durability", "object")
         // No daemon renews a Lease for the nodes that the scenario plays.
         .parameter("failoverPolicy", "Manual")
         .parameter("csi.storage.k8s.io/pvc/name", "data")
         .parameter("csi.storage.k8s.io/pvc/namespace", "shop");
-    let first = granted("create", csi.create(&new, LIMIT)?)?;
-    let again = granted("create again", csi.create(&new, LIMIT)?)?;
-    ensure!(first == again && first.capacity_bytes == GIB, "{first:?} and {again:?}");
-    ensure!(creates(s3)? == before + 1, "a volume was created with {} PUTs", creates(s3)? - before);
+    let first = expect_granted("create", csi.create(&new, LIMIT)?)?;
+    let repeated = expect_granted("create again", csi.create(&new, LIMIT)?)?;
+    ensure!(first == repeated && first.capacity_bytes == GIB, "{first:?} and {repeated:?}");
+    ensure!(
+        count_created_objects(s3)? == before + 1,
+        "a volume was created with {} PUTs",
+        count_created_objects(s3)? - before
+    );
     let uid = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.status.volumeId}"])?;
     ensure!(first.volume_context.get("volumeID") == Some(&uid), "{first:?} is not {uid}");
     let path =
@@ -111,31 +120,31 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     ensure!(written == "object shop/data", "the Volume says {written:?}");
     let larger =
         csi.create(&NewVolume::new("pvc-1", 2 * GIB, "store").parameter("durability", "object"), LIMIT)?;
-    refused("another size", larger, "AlreadyExists", "exists with 1073741824 bytes")?;
+    expect_refused("another size", larger, "AlreadyExists", "exists with 1073741824 bytes")?;
     let other = csi.create(&NewVolume::new("pvc-1", GIB, "store"), LIMIT)?;
-    refused("another durability", other, "AlreadyExists", "another durability")?;
+    expect_refused("another durability", other, "AlreadyExists", "another durability")?;
 
     let attributes = [("durability", "object"), ("maxDirtyAge", "5s")];
     let attributed = NewVolume::new("pvc-attributes", GIB, "store").attributes(&attributes);
     for _ in 0..2 {
-        granted("create with attributes", csi.create(&attributed, LIMIT)?)?;
+        expect_granted("create with attributes", csi.create(&attributed, LIMIT)?)?;
     }
     let path = "--output=jsonpath={.spec.durability} {.spec.maxDirtyAge}";
     let written = world.kubectl(["get", "volume/pvc-attributes", path])?;
     ensure!(written == "object 5s", "the Volume says {written:?}");
-    granted("modify a free volume", csi.modify("pvc-attributes", &[("durability", "local")], SHORT)?)?;
+    expect_granted("modify a free volume", csi.modify("pvc-attributes", &[("durability", "local")], SHORT)?)?;
     let written = world.kubectl(["get", "volume/pvc-attributes", path])?;
     ensure!(written == "local 5s", "the Volume says {written:?}");
-    granted("delete it", csi.delete("pvc-attributes", LIMIT)?)?;
+    expect_granted("delete it", csi.delete("pvc-attributes", LIMIT)?)?;
 
-    let long = granted("create", csi.create(&NewVolume::new(&"N".repeat(128), GIB, "store"), LIMIT)?)?;
+    let long = expect_granted("create", csi.create(&NewVolume::new(&"N".repeat(128), GIB, "store"), LIMIT)?)?;
     ensure!(long.volume_id.len() == 42, "a long name became {}", long.volume_id);
-    granted("delete it", csi.delete(&long.volume_id, LIMIT)?)
+    expect_granted("delete it", csi.delete(&long.volume_id, LIMIT)?)
 }
 
 /// Regression: the driver was upgraded but the CRDs were not: they lack a field.
 fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
-    report::step("definitions that lack a field of the driver are named, and no other volume is made");
+    report::step("CRDs without a field of the driver are named, and no other volume is created");
     let fields = ["transport", "limits/properties/throughput"]
         .map(|name| format!("/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/{name}"));
     let change = |operations: &Value| {
@@ -156,26 +165,26 @@ fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
         Err(answer) => Ok(Some(answer)),
         Ok(_) => csi.delete("pvc-newer", LIMIT).map(|_| None),
     })?;
-    refused::<()>("a newer field", Err(answer), "FailedPrecondition", "older than this driver")?;
+    expect_refused::<()>("a newer field", Err(answer), "FailedPrecondition", "older than this driver")?;
     let left = world.kubectl(["get", "volumes", "--output=name"])?;
     ensure!(!left.contains("pvc-newer"), "a volume without the field was made: {left}");
-    granted("create without it", csi.create(&NewVolume::new("pvc-older", GIB, "store"), LIMIT)?)?;
+    expect_granted("create without it", csi.create(&NewVolume::new("pvc-older", GIB, "store"), LIMIT)?)?;
     let limited = csi.modify("pvc-older", &[("maxThroughput", "1Mi")], SHORT)?;
-    refused("limits", limited, "FailedPrecondition", "unknown field \"spec.limits.throughput\"")?;
+    expect_refused("limits", limited, "FailedPrecondition", "unknown field \"spec.limits.throughput\"")?;
     change(&added)?;
     until("the definition that has limits", LIMIT, || {
         Ok(csi.modify("pvc-older", &[("maxThroughput", "1Mi")], SHORT)?.is_ok().then_some(()))
     })?;
-    granted("delete it", csi.delete("pvc-older", LIMIT)?)
+    expect_granted("delete it", csi.delete("pvc-older", LIMIT)?)
 }
 
 /// The driver dies after it created the object and before it is provisioned.
-fn killed_while_creating(controller: &CsiService) -> Result<()> {
+fn kill_while_creating(controller: &CsiService) -> Result<()> {
     let csi = controller.csi();
     let waiting = thread::spawn(move || csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT));
     let csi = controller.csi();
     until("the driver to create the object", LIMIT, || {
-        let listed = granted("list", csi.list()?)?;
+        let listed = expect_granted("list", csi.list()?)?;
         Ok(listed.iter().any(|one| one.volume == "pvc-2").then_some(()))
     })?;
     controller.kill();
@@ -189,15 +198,15 @@ fn snapshots(world: &World, controller: &CsiService, operator: &Operator) -> Res
     let csi = controller.csi();
     report::step("take a snapshot, twice");
     let none = csi.snapshot("backup", "pvc-none", LIMIT)?;
-    refused("no such volume", none, "NotFound", "source_volume_id: no Volume is named `pvc-none`")?;
-    let first = granted("snapshot", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
-    let again = granted("snapshot again", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
-    ensure!(first == again && first.ready_to_use && first.size_bytes == GIB, "{first:?} and {again:?}");
-    granted("another volume", csi.create(&NewVolume::new("pvc-other", GIB, "store"), LIMIT)?)?;
+    expect_refused("no such volume", none, "NotFound", "source_volume_id: no Volume is named `pvc-none`")?;
+    let first = expect_granted("snapshot", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
+    let repeated = expect_granted("snapshot again", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
+    ensure!(first == repeated && first.ready_to_use && first.size_bytes == GIB, "{first:?} and {repeated:?}");
+    expect_granted("another volume", csi.create(&NewVolume::new("pvc-other", GIB, "store"), LIMIT)?)?;
     let other = csi.snapshot("backup", "pvc-other", LIMIT)?;
-    refused("another source", other, "AlreadyExists", "Volume `pvc-1` as its source")?;
+    expect_refused("another source", other, "AlreadyExists", "Volume `pvc-1` as its source")?;
 
-    report::step("kill the driver while it waits for a snapshot: there is one");
+    report::step("kill the driver while it waits for a snapshot: one snapshot exists");
     operator.kill();
     let asks = controller.csi();
     let waiting = thread::spawn(move || asks.snapshot("later", "pvc-1", LIMIT));
@@ -208,71 +217,81 @@ fn snapshots(world: &World, controller: &CsiService, operator: &Operator) -> Res
     let cut_off = waiting.join().ok().context("the request ends")?;
     ensure!(!matches!(cut_off, Ok(Ok(_))), "a driver that was killed answered {cut_off:?}");
     controller.restart()?;
-    let waits = csi.snapshot("later", "pvc-1", SHORT)?;
-    refused("without an operator", waits, "Aborted", "VolumeSnapshot later is not taken yet")?;
+    let pending = csi.snapshot("later", "pvc-1", SHORT)?;
+    expect_refused("without an operator", pending, "Aborted", "VolumeSnapshot later is not taken yet")?;
     operator.restart()?;
-    granted("snapshot after the kill", csi.snapshot("later", "pvc-1", LIMIT)?)?;
-    let mut listed = granted("list", csi.snapshots("pvc-1")?)?;
+    expect_granted("snapshot after the kill", csi.snapshot("later", "pvc-1", LIMIT)?)?;
+    let mut listed = expect_granted("list", csi.snapshots("pvc-1")?)?;
     listed.sort();
     ensure!(listed == ["backup", "later"], "listed: {listed:?}");
-    ensure!(granted("list", csi.snapshots("pvc-other")?)?.is_empty(), "snapshots of another volume");
+    ensure!(expect_granted("list", csi.snapshots("pvc-other")?)?.is_empty(), "snapshots of another volume");
 
-    report::step("volumes begin with a snapshot and with a volume, and outlive them");
+    report::step("volumes are created from a snapshot and from a volume, and outlive them");
     let restored = NewVolume::new("pvc-restored", 0, "store").from_snapshot("backup");
-    let made = granted("restore", csi.create(&restored, LIMIT)?)?;
-    ensure!(made.capacity_bytes == GIB && made.content_source.is_some(), "{made:?}");
+    let created = expect_granted("restore", csi.create(&restored, LIMIT)?)?;
+    ensure!(created.capacity_bytes == GIB && created.content_source.is_some(), "{created:?}");
     let larger = NewVolume::new("pvc-clone", 2 * GIB, "store").from_volume("pvc-1");
-    let made = granted("clone", csi.create(&larger, LIMIT)?)?;
-    ensure!(made.capacity_bytes == 2 * GIB && made.content_source.is_some(), "{made:?}");
+    let created = expect_granted("clone", csi.create(&larger, LIMIT)?)?;
+    ensure!(created.capacity_bytes == 2 * GIB && created.content_source.is_some(), "{created:?}");
     let small = NewVolume::new("pvc-small", GIB / 2, "store").from_snapshot("backup");
-    refused("a smaller one", csi.create(&small, LIMIT)?, "OutOfRange", "volume_content_source")?;
+    expect_refused("a smaller one", csi.create(&small, LIMIT)?, "OutOfRange", "volume_content_source")?;
     let lost = NewVolume::new("pvc-lost", GIB, "store").from_snapshot("nothing");
-    refused("no such snapshot", csi.create(&lost, LIMIT)?, "NotFound", "is named `nothing`")?;
+    expect_refused("no such snapshot", csi.create(&lost, LIMIT)?, "NotFound", "is named `nothing`")?;
     let empty = csi.create(&NewVolume::new("pvc-restored", GIB, "store"), LIMIT)?;
-    refused("another content", empty, "AlreadyExists", "another initial content")?;
+    expect_refused("another content", empty, "AlreadyExists", "another initial content")?;
     for snapshot in ["backup", "backup", "later", "nothing", "No Name"] {
-        granted("delete a snapshot", csi.delete_snapshot(snapshot)?)?;
+        expect_granted("delete a snapshot", csi.delete_snapshot(snapshot)?)?;
     }
-    let again = granted("restore again", csi.create(&restored, LIMIT)?)?;
-    ensure!(again.capacity_bytes == GIB, "{again:?}");
+    let repeated = expect_granted("restore again", csi.create(&restored, LIMIT)?)?;
+    ensure!(repeated.capacity_bytes == GIB, "{repeated:?}");
     let left = world.kubectl(["get", "volumesnapshots.storage.holdfast.dev", "--output=name"])?;
     ensure!(left.is_empty(), "snapshots are left: {left}");
     for volume in ["pvc-restored", "pvc-clone", "pvc-other"] {
-        granted("delete", csi.delete(volume, LIMIT)?)?;
+        expect_granted("delete", csi.delete(volume, LIMIT)?)?;
     }
     Ok(())
 }
 
 fn publish(world: &World, csi: &Csi) -> Result<()> {
     report::step("publish a volume on a node");
-    refused("no such volume", csi.publish("pvc-none", "n1", LIMIT)?, "NotFound", "no Volume is named")?;
-    refused("no such node", csi.publish("pvc-1", "n1", LIMIT)?, "NotFound", "no StorageNode is named")?;
+    expect_refused(
+        "no such volume",
+        csi.publish("pvc-none", "n1", LIMIT)?,
+        "NotFound",
+        "no Volume is named",
+    )?;
+    expect_refused(
+        "no such node",
+        csi.publish("pvc-1", "n1", LIMIT)?,
+        "NotFound",
+        "no StorageNode is named",
+    )?;
     for node in ["n1", "n2"] {
         apply(world, &storage_node(node))?;
     }
-    let waits = csi.publish("pvc-1", "n1", SHORT)?;
-    refused("a silent node", waits, "Aborted", "Volume pvc-1 is not attached on node n1 yet")?;
+    let pending = csi.publish("pvc-1", "n1", SHORT)?;
+    expect_refused("a silent node", pending, "Aborted", "Volume pvc-1 is not attached on node n1 yet")?;
     let waiting = in_background(csi, |csi| csi.publish("pvc-1", "n1", LIMIT));
     world.wait_for("volume/pvc-1", "jsonpath={.status.assignedNode}=n1")?;
-    served_by(world, "n1")?;
-    let context = granted("publish", waiting.join().ok().context("the request ends")??)?;
+    report_served(world, "n1")?;
+    let context = expect_granted("publish", waiting.join().ok().context("the request ends")??)?;
     ensure!(context.get("epoch").is_some_and(|epoch| epoch == "1"), "{context:?}");
     ensure!(context.contains_key("volumeID"), "{context:?}");
-    let again = granted("publish again", csi.publish("pvc-1", "n1", SHORT)?)?;
-    ensure!(again == context, "{again:?} is not {context:?}");
+    let repeated = expect_granted("publish again", csi.publish("pvc-1", "n1", SHORT)?)?;
+    ensure!(repeated == context, "{repeated:?} is not {context:?}");
 
     let elsewhere = csi.publish("pvc-1", "n2", LIMIT)?;
-    refused("a second node", elsewhere, "FailedPrecondition", "published on node n1")?;
+    expect_refused("a second node", elsewhere, "FailedPrecondition", "published on node n1")?;
     let deleted = csi.delete("pvc-1", LIMIT)?;
-    refused("delete in use", deleted, "FailedPrecondition", "published on node n1")?;
+    expect_refused("delete in use", deleted, "FailedPrecondition", "published on node n1")?;
     let waiting = in_background(csi, |csi| csi.expand("pvc-1", 2 * GIB));
     world.wait_for("volume/pvc-1", "jsonpath={.spec.size}=2Gi")?;
-    served_with(world, "n1", 2 * GIB)?;
-    let grown = granted("expand in use", waiting.join().ok().context("the request ends")??)?;
+    report_served_size(world, "n1", 2 * GIB)?;
+    let grown = expect_granted("expand in use", waiting.join().ok().context("the request ends")??)?;
     ensure!(grown == 2 * GIB, "grown to {grown} bytes");
     modify(world, csi)?;
-    let listed = granted("list", csi.list()?)?;
-    let expected = Listed { volume: "pvc-1".to_owned(), nodes: vec!["n1".to_owned()] };
+    let listed = expect_granted("list", csi.list()?)?;
+    let expected = ListedVolume { volume: "pvc-1".to_owned(), nodes: vec!["n1".to_owned()] };
     ensure!(listed == [expected], "{listed:?}");
     Ok(())
 }
@@ -283,27 +302,27 @@ fn modify(world: &World, csi: &Csi) -> Result<()> {
     let ask = |parameters: &[(&str, &str)]| csi.modify("pvc-1", parameters, SHORT);
     let immutable = ask(&[("objectStore", "other"), ("durability", "local")])?;
     let words = "mutable_parameters.objectStore: is immutable";
-    refused("another store", immutable, "InvalidArgument", words)?;
+    expect_refused("another store", immutable, "InvalidArgument", words)?;
     let unknown = ask(&[("replicas", "3")])?;
-    refused("a parameter", unknown, "InvalidArgument", "mutable_parameters.replicas: is not known")?;
+    expect_refused("a parameter", unknown, "InvalidArgument", "mutable_parameters.replicas: is not known")?;
     let far = ask(&[("maxDirtyAge", "2h")])?;
-    refused("an age", far, "InvalidArgument", "mutable_parameters.maxDirtyAge: ")?;
+    expect_refused("an age", far, "InvalidArgument", "mutable_parameters.maxDirtyAge: ")?;
     let small = ask(&[("maxThroughput", "512Ki")])?;
-    refused(
+    expect_refused(
         "a limit",
         small,
         "InvalidArgument",
         "mutable_parameters.maxThroughput: `512Ki` is out of range",
     )?;
     let none = csi.modify("pvc-none", &[("durability", "local")], SHORT)?;
-    refused("no such volume", none, "NotFound", "no Volume is named")?;
+    expect_refused("no such volume", none, "NotFound", "no Volume is named")?;
 
     let wanted = [("durability", "local"), ("maxDirtyAge", "90s"), ("failoverPolicy", "Manual")];
-    serves_as(world, "object", "30s")?;
-    let waits = csi.modify("pvc-1", &wanted, SHORT)?;
-    refused(
+    report_settings(world, "object", "30s")?;
+    let pending = csi.modify("pvc-1", &wanted, SHORT)?;
+    expect_refused(
         "before it is in effect",
-        waits,
+        pending,
         "Aborted",
         "its node reports durability object, maxDirtyAge 30s, maxIops none",
     )?;
@@ -312,14 +331,14 @@ fn modify(world: &World, csi: &Csi) -> Result<()> {
     ensure!(spec == "local 90s store", "the Volume says {spec:?}");
     let waiting = in_background(csi, move |csi| csi.modify("pvc-1", &wanted, LIMIT));
     thread::sleep(Duration::from_millis(500));
-    serves_as(world, "local", "1m30s")?;
-    granted("modify in use", waiting.join().ok().context("the request ends")??)?;
-    granted("modify again", csi.modify("pvc-1", &wanted, SHORT)?)
+    report_settings(world, "local", "1m30s")?;
+    expect_granted("modify in use", waiting.join().ok().context("the request ends")??)?;
+    expect_granted("modify again", csi.modify("pvc-1", &wanted, SHORT)?)
 }
 
 /// Writes the status of the daemon of `n1` for a volume served with these settings.
-fn serves_as(world: &World, durability: &str, age: &str) -> Result<()> {
-    served_and(
+fn report_settings(world: &World, durability: &str, age: &str) -> Result<()> {
+    report_served_fields(
         world,
         "n1",
         2 * GIB,
@@ -328,19 +347,19 @@ fn serves_as(world: &World, durability: &str, age: &str) -> Result<()> {
 }
 
 fn withdraw(world: &World, controller: &CsiService) -> Result<()> {
-    report::step("unpublish it: wait for the final commit, also over a kill of the driver");
+    report::step("unpublish it: wait for the final commit, despite a kill of the driver");
     let csi = controller.csi();
-    granted("unpublish elsewhere", csi.unpublish("pvc-1", "n2", SHORT)?)?;
-    let waits = csi.unpublish("pvc-1", "n1", SHORT)?;
-    refused("a node that still serves", waits, "Aborted", "waiting for its final commit")?;
+    expect_granted("unpublish elsewhere", csi.unpublish("pvc-1", "n2", SHORT)?)?;
+    let pending = csi.unpublish("pvc-1", "n1", SHORT)?;
+    expect_refused("a node that still serves", pending, "Aborted", "waiting for its final commit")?;
     controller.kill();
     controller.restart()?;
     let waiting = in_background(&csi, |csi| csi.unpublish("pvc-1", "n1", LIMIT));
     thread::sleep(Duration::from_millis(500));
     report_status(world, "{\"status\": {\"conditions\": []}}")?;
-    granted("unpublish", waiting.join().ok().context("the request ends")??)?;
-    granted("unpublish again", csi.unpublish("pvc-1", "n1", SHORT)?)?;
-    granted("unpublish what is gone", csi.unpublish("pvc-none", "n1", SHORT)?)
+    expect_granted("unpublish", waiting.join().ok().context("the request ends")??)?;
+    expect_granted("unpublish again", csi.unpublish("pvc-1", "n1", SHORT)?)?;
+    expect_granted("unpublish what is gone", csi.unpublish("pvc-none", "n1", SHORT)?)
 }
 
 fn in_background<T: Send + 'static>(
@@ -358,17 +377,18 @@ fn storage_node(name: &str) -> String {
 }
 
 /// Writes the status of the daemon of `node` for a served volume.
-fn served_by(world: &World, node: &str) -> Result<()> {
-    served_with(world, node, GIB)
+fn report_served(world: &World, node: &str) -> Result<()> {
+    report_served_size(world, node, GIB)
 }
 
-/// Does the same with a device of this many bytes.
-fn served_with(world: &World, node: &str, bytes: i64) -> Result<()> {
-    served_and(world, node, bytes, "")
+/// Writes the status of the daemon of `node` for a served volume, with a device of this many bytes.
+fn report_served_size(world: &World, node: &str, bytes: i64) -> Result<()> {
+    report_served_fields(world, node, bytes, "")
 }
 
-/// Does the same with additional fields.
-fn served_and(world: &World, node: &str, bytes: i64, fields: &str) -> Result<()> {
+/// Writes the status of the daemon of `node` for a served volume, with a device of this many bytes and
+/// additional fields.
+fn report_served_fields(world: &World, node: &str, bytes: i64, fields: &str) -> Result<()> {
     let generation = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.metadata.generation}"])?;
     let attached = format!(
         "{{\"type\": \"Attached\", \"status\": \"True\", \"reason\": \"Attached\", \"message\": \"served\", \

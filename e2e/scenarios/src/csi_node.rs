@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted, expect_refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::{Node, SIGKILL};
 use holdfast_lab::report;
@@ -34,33 +34,33 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     let data = claim(&csi, "pvc-data", "a", &Use::mounted("ext4"))?;
     ext4(&csi, &on_a, &data)?;
-    daemon_away(&a, &on_a, &data)?;
+    check_requests_without_daemon(&a, &on_a, &data)?;
     until("the daemon to report the settings of the claim again", LIMIT, || {
         let path = "--output=jsonpath={.status.durability} {.status.maxDirtyAge}";
         Ok((world.kubectl(["get", "volume/pvc-data", path])? == "object 2s").then_some(()))
     })?;
-    killed(&csi, &on_a)?;
+    kill_while_staging(&csi, &on_a)?;
     raw(world, &csi, &on_a)?;
 
     report::step("move the claim to node b, larger than before");
-    granted("withdraw", csi.unpublish(&data.volume, "a", LIMIT)?)?;
-    granted("expand", csi.expand(&data.volume, 3 * GIB)?)?;
+    expect_granted("withdraw", csi.unpublish(&data.volume, "a", LIMIT)?)?;
+    expect_granted("expand", csi.expand(&data.volume, 3 * GIB)?)?;
     let b = world.node("b", "auto", "")?;
     let on_b = CsiNode::start(world.vm("b")?)?;
     let moved = Claim { context: publish(&csi, &data.volume, "b")?, ..data };
-    granted("stage", on_b.stage(&moved, LIMIT)?)?;
-    granted("publish", on_b.publish(&moved, "pod", false)?)?;
+    expect_granted("stage", on_b.stage(&moved, LIMIT)?)?;
+    expect_granted("publish", on_b.publish(&moved, "pod", false)?)?;
     let target = moved.target("pod");
     on_b.vm().exec(&format!("grep -qx kept {target}/file"))?;
-    let grown = granted("expand", on_b.expand(&moved, "pod", 3 * GIB)?)?;
-    let total = granted("stats", on_b.total(&moved, "pod")?)?;
+    let grown = expect_granted("expand", on_b.expand(&moved, "pod", 3 * GIB)?)?;
+    let total = expect_granted("stats", on_b.total(&moved, "pod")?)?;
     ensure!(grown == 3 * GIB && total > 3 * GIB * 9 / 10, "{grown} bytes, a file system of {total}");
     release(&on_b, &moved, "pod")?;
 
     report::step("delete the claims");
     for (volume, node) in [("pvc-data", "b"), ("pvc-killed", "a"), ("pvc-raw", "a")] {
-        granted("withdraw", csi.unpublish(volume, node, LIMIT)?)?;
-        granted("delete", csi.delete(volume, LIMIT)?)?;
+        expect_granted("withdraw", csi.unpublish(volume, node, LIMIT)?)?;
+        expect_granted("delete", csi.delete(volume, LIMIT)?)?;
     }
     expect_removed(&s3, BUCKET, 3)?;
     for node in [&a, &b] {
@@ -77,7 +77,7 @@ fn register(node: &CsiNode) -> Result<()> {
     ensure!(node.is_ready()?, "not ready although the kubelet took the driver");
     ensure!(info.r#type == "CSIPlugin" && info.name == "csi.holdfast.dev", "{info:?}");
     ensure!(info.endpoint.ends_with("/csi.sock"), "{info:?}");
-    let info = granted("info", node.info()?)?;
+    let info = expect_granted("info", node.info()?)?;
     let topology = info.accessible_topology.unwrap_or_default().segments;
     ensure!(
         info.node_id == "a" && info.max_volumes_per_node == 3274,
@@ -96,10 +96,10 @@ fn register(node: &CsiNode) -> Result<()> {
 ///
 /// # Errors
 /// If the driver rejects it.
-pub fn claim(csi: &Csi, name: &str, node: &str, how: &Use) -> Result<Claim> {
-    granted("create", csi.create(&NewVolume::new(name, GIB, "store").used(how), LIMIT)?)?;
+pub fn claim(csi: &Csi, name: &str, node: &str, usage: &Use) -> Result<Claim> {
+    expect_granted("create", csi.create(&NewVolume::new(name, GIB, "store").with_use(usage), LIMIT)?)?;
     let context = publish(csi, name, node)?;
-    Ok(Claim { volume: name.to_owned(), context, how: how.clone() })
+    Ok(Claim { volume: name.to_owned(), context, usage: usage.clone() })
 }
 
 /// Publishes a volume on a node, once the node has registered.
@@ -111,7 +111,7 @@ pub fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, St
         Err(unknown) if unknown.code == "NotFound" => Ok(None),
         answer => Ok(Some(answer)),
     })?;
-    granted("publish", published)
+    expect_granted("publish", published)
 }
 
 /// Expands a claim under load, including its file system; changes its settings.
@@ -128,22 +128,22 @@ fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
         rounds.trim().parse().context("the load counts")
     };
     until("the load to begin", LIMIT, || Ok((rounds()? > 0).then_some(())))?;
-    let grown = granted("expand", csi.expand(&data.volume, 2 * GIB)?)?;
+    let grown = expect_granted("expand", csi.expand(&data.volume, 2 * GIB)?)?;
     ensure!(grown == 2 * GIB, "grown to {grown} bytes");
     for _ in 0..2 {
-        let grown = granted("expand its file system", node.expand(data, "first", 2 * GIB)?)?;
+        let grown = expect_granted("expand its file system", node.expand(data, "first", 2 * GIB)?)?;
         ensure!(grown == 2 * GIB, "a device of {grown} bytes");
     }
-    let total = granted("stats", node.total(data, "first")?)?;
+    let total = expect_granted("stats", node.total(data, "first")?)?;
     ensure!(total > 2 * GIB * 9 / 10 && total <= 2 * GIB, "a file system of {total} bytes");
     let settings = [("durability", "object"), ("maxDirtyAge", "2s")];
-    granted("modify", csi.modify(&data.volume, &settings, LIMIT)?)?;
-    granted("modify again", csi.modify(&data.volume, &settings, LIMIT)?)?;
+    expect_granted("modify", csi.modify(&data.volume, &settings, LIMIT)?)?;
+    expect_granted("modify again", csi.modify(&data.volume, &settings, LIMIT)?)?;
     // The response comes once the node reports them.
     let limits = [("maxIops", "5000"), ("maxThroughput", "500Mi")];
-    granted("limit", csi.modify(&data.volume, &limits, LIMIT)?)?;
+    expect_granted("limit", csi.modify(&data.volume, &limits, LIMIT)?)?;
     let none = [("maxIops", "none"), ("maxThroughput", "none")];
-    granted("remove the limits", csi.modify(&data.volume, &none, LIMIT)?)?;
+    expect_granted("remove the limits", csi.modify(&data.volume, &none, LIMIT)?)?;
     let before = rounds()?;
     until("the load to continue", LIMIT, || Ok((rounds()? > before).then_some(())))?;
     vm.signal("load", SIGKILL)?;
@@ -154,47 +154,52 @@ fn grow(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
 fn ext4(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
     report::step("stage, publish and use a file system, each twice");
     for _ in 0..2 {
-        granted("stage", node.stage(data, LIMIT)?)?;
+        expect_granted("stage", node.stage(data, LIMIT)?)?;
     }
     for _ in 0..2 {
-        granted("publish", node.publish(data, "first", false)?)?;
-        granted("publish for reading", node.publish(data, "second", true)?)?;
+        expect_granted("publish", node.publish(data, "first", false)?)?;
+        expect_granted("publish for reading", node.publish(data, "second", true)?)?;
     }
     let (first, second) = (data.target("first"), data.target("second"));
     node.vm().exec(&format!(
         "echo kept > {first}/file; grep -qx kept {second}/file; if touch {second}/file 2>/dev/null; then exit 1; fi; sync -f {first}"
     ))?;
-    let one = Claim { how: Use::mounted_by_one("ext4"), ..data.clone() };
-    let third = node.publish(&one, "third", false)?;
-    refused("a second pod of a claim for one", third, "FailedPrecondition", "one pod at a time")?;
-    let total = granted("stats", node.total(data, "first")?)?;
+    let single_pod = Claim { usage: Use::mounted_by_one("ext4"), ..data.clone() };
+    let third = node.publish(&single_pod, "third", false)?;
+    expect_refused("a second pod of a claim for one", third, "FailedPrecondition", "one pod at a time")?;
+    let total = expect_granted("stats", node.total(data, "first")?)?;
     ensure!(total > GIB * 9 / 10 && total <= GIB, "a file system of {total} bytes");
-    refused("stats of nothing", node.total(data, "none")?, "NotFound", "no volume is published")?;
+    expect_refused("stats of nothing", node.total(data, "none")?, "NotFound", "no volume is published")?;
     let larger = node.expand(data, "first", 2 * GIB)?;
-    refused("a device that is too small", larger, "Unavailable", "not 2147483648 yet")?;
+    expect_refused("a device that is too small", larger, "Unavailable", "not 2147483648 yet")?;
     grow(csi, node, data)?;
-    let other = Claim { how: Use::mounted("xfs"), ..data.clone() };
-    granted("unpublish", node.unpublish(data, "second")?)?;
-    granted("unpublish again", node.unpublish(data, "second")?)?;
+    let other = Claim { usage: Use::mounted("xfs"), ..data.clone() };
+    expect_granted("unpublish", node.unpublish(data, "second")?)?;
+    expect_granted("unpublish again", node.unpublish(data, "second")?)?;
     release(node, data, "first")?;
-    refused("another file system", node.stage(&other, LIMIT)?, "FailedPrecondition", "Ask for fsType ext4")?;
-    granted("stage again", node.stage(data, LIMIT)?)
+    expect_refused(
+        "another file system",
+        node.stage(&other, LIMIT)?,
+        "FailedPrecondition",
+        "Ask for fsType ext4",
+    )?;
+    expect_granted("stage again", node.stage(data, LIMIT)?)
 }
 
-/// While no daemon serves the devices, a request is rejected without touching any.
-fn daemon_away(daemon: &Node, node: &CsiNode, data: &Claim) -> Result<()> {
-    report::step("kill the node daemon: requests are refused at once, and work again after its return");
+/// Checks that a request is rejected without touching any device while no daemon serves them.
+fn check_requests_without_daemon(daemon: &Node, node: &CsiNode, data: &Claim) -> Result<()> {
+    report::step("kill the node daemon: requests are rejected at once, and succeed again after its return");
     daemon.kill()?;
-    refused("unstage", node.unstage(data, AT_ONCE)?, "Unavailable", "the node daemon did not answer")?;
-    refused("stage", node.stage(data, AT_ONCE)?, "Unavailable", "the node daemon did not answer")?;
+    expect_refused("unstage", node.unstage(data, AT_ONCE)?, "Unavailable", "the node daemon did not answer")?;
+    expect_refused("stage", node.stage(data, AT_ONCE)?, "Unavailable", "the node daemon did not answer")?;
     daemon.restart()?;
-    granted("publish", node.publish(data, "pod", false)?)?;
+    expect_granted("publish", node.publish(data, "pod", false)?)?;
     node.vm().exec(&format!("grep -qx kept {}/file", data.target("pod")))?;
     release(node, data, "pod")
 }
 
 /// The driver dies repeatedly while it stages a claim.
-fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
+fn kill_while_staging(csi: &Csi, node: &CsiNode) -> Result<()> {
     report::step("kill the driver while it formats and mounts");
     let killed = claim(csi, "pvc-killed", "a", &Use::mounted_with("xfs", &["noatime"]))?;
     for after in [0, 300, 1500] {
@@ -212,8 +217,8 @@ fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
             answer => Ok(Some(answer)),
         }
     })?;
-    granted("stage after the kills", staged)?;
-    granted("publish", node.publish(&killed, "pod", false)?)?;
+    expect_granted("stage after the kills", staged)?;
+    expect_granted("publish", node.publish(&killed, "pod", false)?)?;
     let target = killed.target("pod");
     node.vm().exec(&format!(
         "echo kept > {target}/file; findmnt -no FSTYPE,OPTIONS {target} | grep -q 'xfs.*noatime'"
@@ -228,35 +233,40 @@ fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
 fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
     report::step("write to a raw device; then ask for a file system on it");
     let raw = claim(csi, "pvc-raw", "a", &Use::block())?;
-    granted("stage", node.stage(&raw, LIMIT)?)?;
+    expect_granted("stage", node.stage(&raw, LIMIT)?)?;
     for _ in 0..2 {
-        granted("publish", node.publish(&raw, "pod", false)?)?;
+        expect_granted("publish", node.publish(&raw, "pod", false)?)?;
     }
     let target = raw.target("pod");
     node.vm().exec(&format!(
         "test -b {target}; echo precious | dd of={target} bs=4096 seek=1000 conv=sync,fsync oflag=direct status=none"
     ))?;
-    let total = granted("stats", node.total(&raw, "pod")?)?;
+    let total = expect_granted("stats", node.total(&raw, "pod")?)?;
     ensure!(total == GIB, "a device of {total} bytes");
     release(node, &raw, "pod")?;
 
-    let mounted = Claim { how: Use::mounted("btrfs"), ..raw };
-    refused("unknown data", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
+    let mounted = Claim { usage: Use::mounted("btrfs"), ..raw };
+    expect_refused("unknown data", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
     let epoch: u64 = mounted.context.get("epoch").context("an epoch")?.parse()?;
     let allow = |epoch: u64| {
         let permission = format!("holdfast.dev/format-unknown-content={epoch}");
         world.kubectl(["annotate", "--overwrite", "volume/pvc-raw", &permission])
     };
     allow(epoch + 1)?;
-    refused("another attach", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
+    expect_refused(
+        "another attach",
+        node.stage(&mounted, LIMIT)?,
+        "FailedPrecondition",
+        "was not formatted",
+    )?;
     allow(epoch)?;
     let staged =
         until("the daemon to hear of the permission", LIMIT, || match node.stage(&mounted, LIMIT)? {
             Err(again) if again.code == "FailedPrecondition" => Ok(None),
             answer => Ok(Some(answer)),
         })?;
-    granted("stage", staged)?;
-    granted("publish", node.publish(&mounted, "pod", false)?)?;
+    expect_granted("stage", staged)?;
+    expect_granted("publish", node.publish(&mounted, "pod", false)?)?;
     let target = mounted.target("pod");
     node.vm().exec(&format!("findmnt -no FSTYPE {target} | grep -qx btrfs; echo new > {target}/file"))?;
     release(node, &mounted, "pod")
@@ -267,9 +277,9 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
 /// # Errors
 /// If the driver rejects it, or leaves something behind.
 pub fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
-    granted("unpublish", node.unpublish(claim, pod)?)?;
-    granted("unstage", node.unstage(claim, LIMIT)?)?;
-    granted("unstage again", node.unstage(claim, LIMIT)?)?;
+    expect_granted("unpublish", node.unpublish(claim, pod)?)?;
+    expect_granted("unstage", node.unstage(claim, LIMIT)?)?;
+    expect_granted("unstage again", node.unstage(claim, LIMIT)?)?;
     let (target, staging) = (claim.target(pod), claim.staging());
     node.vm().exec(&format!("test ! -e {target}; if mountpoint -q {staging}; then exit 1; fi")).map(drop)
 }

@@ -34,17 +34,17 @@ pub struct SanityCounts {
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
-    expected(sanity(world)?)
+    check_counts(sanity(world)?)
 }
 
 /// Runs on a node without ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
-    expected(sanity_on(world, || {
+    check_counts(sanity_on(world, || {
         start_keeper(&*world.vm_with("a", Options::without_ublk)?, "keeper", false)
     })?)
 }
 
-fn expected(outcome: SanityCounts) -> Result<()> {
+fn check_counts(outcome: SanityCounts) -> Result<()> {
     ensure!(outcome == RESULT, "not {RESULT:?} but {outcome:?}");
     Ok(())
 }
@@ -57,7 +57,7 @@ pub fn sanity(world: &World) -> Result<SanityCounts> {
     sanity_on(world, || Ok(()))
 }
 
-/// Does the same on the machine that `boot` may have booted.
+/// Runs all tests on the machine that `boot` may have booted, and names the failed ones.
 fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityCounts> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
@@ -67,7 +67,7 @@ fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityC
     let node = world.node("a", "auto", "")?;
     let driver = CsiNode::start(world.vm("a")?)?;
     let vm = driver.vm();
-    vm.put(KUBECONFIG, 0o600, world.csi_kubeconfig(HOST)?.as_bytes())?;
+    vm.put_file(KUBECONFIG, 0o600, world.csi_kubeconfig(HOST)?.as_bytes())?;
     let endpoint = format!("--endpoint=unix://{CONTROLLER}");
     let mut controller = Program {
         argv: ["holdfast-csi", "controller", &endpoint, "--metrics-address=127.0.0.1:0"]
@@ -78,8 +78,8 @@ fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityC
     controller.env.insert("KUBECONFIG".to_owned(), KUBECONFIG.to_owned());
     controller.env.insert("RUST_LOG".to_owned(), "info".to_owned());
     vm.spawn("csi-controller", &controller)?;
-    vm.put("/root/parameters.yaml", 0o600, b"objectStore: store\n")?;
-    vm.put("/run/attributes.yaml", 0o600, b"durability: object\n")?;
+    vm.put_file("/root/parameters.yaml", 0o600, b"objectStore: store\n")?;
+    vm.put_file("/run/attributes.yaml", 0o600, b"durability: object\n")?;
 
     let mut script = "csi-sanity --ginkgo.no-color --ginkgo.v".to_owned();
     for (name, value) in [

@@ -52,9 +52,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.cli(&["detach", VOLUME])?;
 
     scrub(&s3, &node)?;
-    segment(&s3, &node, &sound)?;
-    record(&s3, &node, &sound)?;
-    map(&node, &sound)
+    damage_segment(&s3, &node, &sound)?;
+    damage_record(&s3, &node, &sound)?;
+    damage_map(&node, &sound)
 }
 
 /// A byte of a segment, found by a scrub; the node's copy is stored again, so that another node can read it.
@@ -74,7 +74,7 @@ fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
 
     let segments = s3.keys(BUCKET, &format!("volumes/{SCRUBBED}/segments/"))?;
     let [segment] = segments.as_slice() else { bail!("one segment was uploaded, not {segments:?}") };
-    s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
+    s3.flip_byte(BUCKET, segment, BLOCK_BYTES / 2)?;
     let damaged =
         node.cli(&["scrub", SCRUBBED, "--store", "store"]).err().context("the damage was not found")?;
     let damaged = format!("{damaged:#}");
@@ -107,10 +107,10 @@ fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
 }
 
 /// A byte of a segment: reads of its block fail, the log names the object, other blocks are served.
-fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
+fn damage_segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     let segments = s3.keys(BUCKET, &format!("volumes/{VOLUME}/segments/"))?;
     let [segment] = segments.as_slice() else { bail!("one segment was uploaded, not {segments:?}") };
-    s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
+    s3.flip_byte(BUCKET, segment, BLOCK_BYTES / 2)?;
     // The node has the blocks of its own writes, and in its cache those of the scrubbed volume, which are the
     // same: only a node without any data reads the segment.
     node.terminate()?;
@@ -122,7 +122,7 @@ fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
     node.vm().wait_log(PROGRAM, &format!("object {segment} is damaged"), LIMIT)?;
     ensure!(read(node.vm(), &device, SOUND_BLOCK)? == sound, "the other block is not what was written");
-    s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
+    s3.flip_byte(BUCKET, segment, BLOCK_BYTES / 2)?;
     ensure!(read(node.vm(), &device, DAMAGED_BLOCK)? == sound, "the repaired block is not what was written");
     node.cli(&["detach", VOLUME]).map(drop)
 }
@@ -130,17 +130,17 @@ fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
 /// A byte of the log record that an attach reads, written by the detach: the volume is not attached, and the
 /// object is named. A byte of the commit before it: a scrub names it, and the volume is served, even by the
 /// next daemon, which reads the following records.
-fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
+fn damage_record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     let vm = node.vm();
     let records = s3.keys(BUCKET, &format!("volumes/{VOLUME}/log/"))?;
     let detach = records.last().context("there is no log")?;
-    s3.flip(BUCKET, detach, 40)?;
-    refused(node, &[detach, "is damaged"])?;
-    s3.flip(BUCKET, detach, 40)?;
+    s3.flip_byte(BUCKET, detach, 40)?;
+    expect_attach_refused(node, &[detach, "is damaged"])?;
+    s3.flip_byte(BUCKET, detach, 40)?;
 
     // The third one is the commit: it follows the creation and the attach.
     let commit = records.get(2).with_context(|| format!("{records:?} holds no commit"))?;
-    s3.flip(BUCKET, commit, 40)?;
+    s3.flip_byte(BUCKET, commit, 40)?;
     let found = node.cli(&["scrub", VOLUME, "--store", "store"])?;
     for part in [commit, "  harmless: something newer replaces it"] {
         ensure!(found.contains(part), "{part:?} is not in: {found}");
@@ -157,13 +157,13 @@ fn record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
         "dd if={device} of=/tmp/noise bs={BLOCK_BYTES} skip={SOUND_BLOCK} count=1 iflag=direct status=none"
     ))?;
     node.cli(&["detach", VOLUME])?;
-    s3.flip(BUCKET, commit, 40)
+    s3.flip_byte(BUCKET, commit, 40)
 }
 
 /// The newest slot of a page, synced before the power failure: its content is unknown, and the other slot is
 /// older, so nothing is served. If only the daemon restarts, the next one recovers the device and rewrites
 /// the page.
-fn map(node: &Node, sound: &str) -> Result<()> {
+fn damage_map(node: &Node, sound: &str) -> Result<()> {
     let vm = node.vm();
     let device = attach(node)?;
     vm.exec(&format!(
@@ -174,7 +174,7 @@ fn map(node: &Node, sound: &str) -> Result<()> {
     for fill in [0, 0xff] {
         damage_newest(vm, fill)?;
         node.restart()?;
-        refused(node, &[&format!("{LOCAL}/map"), "is damaged", "page 0"])?;
+        expect_attach_refused(node, &[&format!("{LOCAL}/map"), "is damaged", "page 0"])?;
         node.terminate()?;
         repair_header(vm)?;
     }
@@ -215,7 +215,7 @@ fn attach(node: &Node) -> Result<String> {
 }
 
 /// An attach fails, reports all of `because`, and leaves no device.
-fn refused(node: &Node, because: &[&str]) -> Result<()> {
+fn expect_attach_refused(node: &Node, because: &[&str]) -> Result<()> {
     let error = attach(node).err().context("a damaged volume was attached")?;
     let text = format!("{error:#}");
     for part in because {

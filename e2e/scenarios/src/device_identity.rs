@@ -32,28 +32,28 @@ pub(super) fn run(world: &World) -> Result<()> {
     );
     attach(&node, "x")?;
     write_mark(&node, 0)?;
-    silence(&proxy, "x");
-    kill_when_gone(&node)?;
+    reject_requests_of(&proxy, "x");
+    kill_when_device_disappears(&node)?;
     node.restart()?;
-    until("x to resume its detach", LIMIT, || Ok(is(&node, "x", "Detaching")?.then_some(())))?;
+    until("x to resume its detach", LIMIT, || Ok(has_state(&node, "x", "Detaching")?.then_some(())))?;
 
     report::step("another volume gets the number; the daemon ends twice more");
     attach(&node, "y")?;
     write_mark(&node, 1)?;
     node.kill()?;
     node.restart()?;
-    serves_y(&node)?;
+    wait_y_served(&node)?;
     node.terminate()?;
     node.restart()?;
-    serves_y(&node)?;
+    wait_y_served(&node)?;
 
-    report::step("the store answers: the first volume is released, the other one serves on");
+    report::step("the store answers: the first volume is released, and the other one is still served");
     proxy.set_rules(Vec::new());
     until("x to be released", LIMIT, || Ok((!node.cli(&["list"])?.contains("\nx ")).then_some(())))?;
-    serves_y(&node)?;
+    wait_y_served(&node)?;
 
-    report::step("a detach while the attach commits what a lost host left is refused");
-    silence(&proxy, "y");
+    report::step("a detach is rejected while the attach commits the data of a lost host");
+    reject_requests_of(&proxy, "y");
     write_mark(&node, 1)?;
     node.vm().reset()?;
     node.restart()?;
@@ -68,14 +68,14 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(format!("{refused:#}").contains("volume y is being attached on this node"), "{refused:#}");
     proxy.set_rules(Vec::new());
     node.vm().wait("attach", LIMIT)?;
-    serves_y(&node)?;
+    wait_y_served(&node)?;
 
     report::step("a device that a program has open is not detached");
     node.vm().spawn("holder", &bash(&format!("exec 9<{DEVICE}; echo held; exec sleep 600")))?;
     node.vm().wait_log("holder", "held", LIMIT)?;
     let refused = node.cli(&["detach", "y"]).err().context("the device was taken from below its user")?;
     ensure!(format!("{refused:#}").contains("in use"), "{refused:#}");
-    serves_y(&node)?;
+    wait_y_served(&node)?;
     node.vm().signal("holder", SIGKILL)?;
     node.vm().wait("holder", LIMIT)?;
     node.cli(&["detach", "y"])?;
@@ -84,7 +84,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// Makes the store reject all requests about a volume.
-fn silence(proxy: &FaultProxy, volume: &str) {
+fn reject_requests_of(proxy: &FaultProxy, volume: &str) {
     proxy.set_rules(vec![rule(volume, None, ""), rule(volume, None, "%2F")]);
 }
 
@@ -108,11 +108,11 @@ fn write_mark(node: &Node, number: usize) -> Result<()> {
         "yes {mark} | head -c 65536 > /tmp/{mark} || true; \
          dd if=/tmp/{mark} of={DEVICE} bs=64k oflag=direct conv=fsync,notrunc status=none"
     ))?;
-    has_mark(node, number)
+    check_mark(node, number)
 }
 
 /// Checks that the device holds the mark of this volume, bypassing the page cache.
-fn has_mark(node: &Node, number: usize) -> Result<()> {
+fn check_mark(node: &Node, number: usize) -> Result<()> {
     let (volume, mark) = MARKS[number];
     let read = format!(
         "yes {mark} | head -c 65536 > /tmp/{mark} || true; \
@@ -122,7 +122,7 @@ fn has_mark(node: &Node, number: usize) -> Result<()> {
 }
 
 /// Detaches `x`, and kills the daemon at the moment when the block device disappears.
-fn kill_when_gone(node: &Node) -> Result<()> {
+fn kill_when_device_disappears(node: &Node) -> Result<()> {
     let killer = format!(
         "pid=$(pgrep -x holdfast-node); echo ready; while test -e {DEVICE}; do :; done; kill -9 $pid"
     );
@@ -136,7 +136,7 @@ fn kill_when_gone(node: &Node) -> Result<()> {
     node.vm().wait("detach", LIMIT).map(drop)
 }
 
-fn is(node: &Node, volume: &str, state: &str) -> Result<bool> {
+fn has_state(node: &Node, volume: &str, state: &str) -> Result<bool> {
     let list = node.cli(&["list"])?;
     Ok(list.lines().any(|line| {
         let mut words = line.split_whitespace();
@@ -144,10 +144,10 @@ fn is(node: &Node, volume: &str, state: &str) -> Result<bool> {
     }))
 }
 
-fn serves_y(node: &Node) -> Result<()> {
-    until("y to be served", LIMIT, || Ok(is(node, "y", "Attached")?.then_some(())))?;
+fn wait_y_served(node: &Node) -> Result<()> {
+    until("y to be served", LIMIT, || Ok(has_state(node, "y", "Attached")?.then_some(())))?;
     let list = node.cli(&["list"])?;
     let owners: Vec<&str> = list.lines().filter(|line| line.contains(DEVICE)).collect();
     ensure!(owners.len() == 1 && owners[0].starts_with("y "), "{list}");
-    has_mark(node, 1)
+    check_mark(node, 1)
 }

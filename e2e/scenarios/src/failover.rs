@@ -45,7 +45,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result<()> {
     report::step("a StatefulSet writes, and part of it is uploaded");
     apply(world, &stateful_set())?;
-    ensure!(found(world, lost)? == 0, "a new volume has lines");
+    ensure!(wait_pod_running(world, lost)? == 0, "a new volume has lines");
     world.kubectl(["uncordon", other])?;
     let uploaded = until("the pod to write", LIMIT, || Ok(last_line(world)?.filter(|line| *line >= 10)))?;
     let then = cluster.node_named(lost)?.exec("date -u +%Y-%m-%dT%H:%M:%SZ")?;
@@ -56,21 +56,21 @@ fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result
     check_figures(world, lost)?;
     let written = last_line(world)?.context("the pod prints lines")?;
 
-    report::step(format_args!("node {lost} loses its power; its operator is told that it is out of service"));
+    report::step(format_args!("node {lost} loses its power; its operator learns that it is out of service"));
     cluster.node_named(lost)?.cut_power();
     let cut = Instant::now();
     world.kubectl(["wait", &format!("node/{lost}"), "--for=condition=Ready=Unknown", "--timeout=300s"])?;
     let out_of_service = "node.kubernetes.io/out-of-service";
     world.kubectl(["taint", "node", lost, &format!("{out_of_service}=nodeshutdown:NoExecute")])?;
     let tainted = Instant::now();
-    let kept = found(world, other)?;
+    let replacement = wait_pod_running(world, other)?;
     report::step(format_args!(
-        "the pod runs on node {other}, {} s after the cut and {} s after the taint; it has {kept} lines: {uploaded} \
+        "the pod runs on node {other}, {} s after the cut and {} s after the taint; it has {replacement} lines: {uploaded} \
          were uploaded, {written} were written at least",
         cut.elapsed().as_secs(),
         tainted.elapsed().as_secs()
     ));
-    ensure!(kept >= uploaded, "{uploaded} lines were uploaded, and {kept} are there");
+    ensure!(replacement >= uploaded, "{uploaded} lines were uploaded, and {replacement} are there");
     let (node, epoch) = (volume(world, "{.status.node}")?, volume(world, "{.status.forcedDetach.epoch}")?);
     ensure!(node == other && !epoch.is_empty(), "node {node:?} serves, epoch {epoch:?} was cut off");
 
@@ -95,15 +95,15 @@ fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result
         "--delete-emptydir-data",
         &format!("--timeout={}s", LIMIT.as_secs()),
     ])?;
-    let kept = found(world, lost)?;
-    ensure!(kept >= written, "{written} lines were written, and {kept} are there");
-    let again = volume(world, "{.status.forcedDetach.epoch}")?;
-    ensure!(again == epoch, "epoch {epoch} was cut off, and after a drain {again:?}");
+    let replacement = wait_pod_running(world, lost)?;
+    ensure!(replacement >= written, "{written} lines were written, and {replacement} are there");
+    let forced_epoch = volume(world, "{.status.forcedDetach.epoch}")?;
+    ensure!(forced_epoch == epoch, "epoch {epoch} was cut off, and after a drain {forced_epoch:?}");
 
-    report::step("the claim tells what may be missing, until a person has read it");
+    report::step("the claim reports data that may be missing, until a user acknowledges it");
     let described = world.kubectl(["describe", "pvc", CLAIM])?;
-    let told = format!("node {} was cut off", NODES[0]);
-    ensure!(described.contains(&told), "the claim does not tell of the loss:\n{described}");
+    let reason = format!("node {} was cut off", NODES[0]);
+    ensure!(described.contains(&reason), "the claim does not tell of the loss:\n{described}");
     let name = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
     let lost = condition(world, &format!("volume/{name}"), "UnuploadedDataLost")?;
     ensure!(lost.contains(&format!("node {}", NODES[0])), "the loss was forgotten: {lost}");
@@ -114,7 +114,7 @@ fn play(world: &World, cluster: &Cluster, (lost, other): (&str, &str)) -> Result
 }
 
 /// Waits until the pod runs on `node`, and returns the number of lines that it found.
-fn found(world: &World, node: &str) -> Result<u64> {
+fn wait_pod_running(world: &World, node: &str) -> Result<u64> {
     until(&format!("the pod to run on node {node}"), FAILOVER_LIMIT, || {
         let place = "--output=jsonpath={.spec.nodeName} {.status.phase}";
         let place = world.kubectl(["get", "pod", POD, "--ignore-not-found", place])?;

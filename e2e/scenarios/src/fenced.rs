@@ -24,12 +24,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     write(&old, COMMITTED)?;
     old.cli(&["detach", "disk"])?;
     attach(&old, &["--max-dirty-age", "1h"])?;
-    let kept = write(&old, KEPT)?;
+    let preserved = write(&old, KEPT)?;
 
     let new = Node::start(world.vm("b")?, &control, "auto", "")?;
     let device = attach(&new, &["--take-over", "2"])?;
     let sum = new.vm().exec(&read(&device, KEPT))?;
-    ensure!(sum != kept, "what was never uploaded is on the other node");
+    ensure!(sum != preserved, "what was never uploaded is on the other node");
     new.cli(&["detach", "disk"])?;
 
     let refused = old.cli(&["detach", "disk"]).err().context("a fenced writer detached")?;
@@ -41,7 +41,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let exported = old.cli(&["fenced", "export", "disk-2", "--output", "/state/disk.img"])?;
     ensure!(exported.contains("256Mi, of which 128Ki were not uploaded (ranges: 1,"), "{exported}");
     let sum = old.vm().exec(&read("/state/disk.img", KEPT))?;
-    ensure!(sum == kept, "the export holds {sum}, {kept} was written");
+    ensure!(sum == preserved, "the export holds {sum}, {preserved} was written");
     let range = format!("{{\"offset_bytes\":{},\"length_bytes\":{BLOCK_BYTES}}}", KEPT * BLOCK_BYTES);
     let ranges = old.vm().exec("tr -d ' \\n' < /state/disk.img.json")?;
     ensure!(ranges.contains(&format!("\"ranges\":[{range}]")), "{ranges}");

@@ -25,7 +25,7 @@ const SOME_WRITES: u64 = 5;
 /// Time for which a node is stopped, less than the maximum duration of a hold.
 const STOPPED: Duration = Duration::from_secs(2);
 /// A write that waits longer than the maximum duration of a hold was lost.
-const LONGEST_WRITE: Duration = Duration::from_secs(30);
+const MAX_WRITE: Duration = Duration::from_secs(30);
 
 /// A Volume and the node that serves it.
 struct PlacedVolume<'a> {
@@ -76,7 +76,7 @@ impl Writer<'_> {
     }
 
     /// Waits until some more numbers are written. Returns the last one.
-    fn more(&self) -> Result<u64> {
+    fn wait_more_writes(&self) -> Result<u64> {
         let wanted = self.done.load(Ordering::Relaxed) + SOME_WRITES;
         until("some more writes", LIMIT, || {
             let done = self.done.load(Ordering::Relaxed);
@@ -99,20 +99,20 @@ pub(super) fn run(world: &World) -> Result<()> {
     let left = PlacedVolume { node: &a, device: serve(world, &a, "left")? };
     let right = PlacedVolume { node: &b, device: serve(world, &b, "right")? };
 
-    report::step("write both in turn, and snapshot them and a detached one three times meanwhile");
+    report::step("write both alternately, and snapshot them and a detached one three times meanwhile");
     let groups = ["first", "second", "third"];
     let writer = Writer { first: &left, second: &right, done: 0.into(), stop: false.into() };
     let (longest, before) = thread::scope(|scope| {
         let writes = scope.spawn(|| writer.run());
         let groups = || -> Result<Vec<u64>> {
             let before = groups.iter().map(|name| {
-                let before = writer.more()?;
+                let before = writer.wait_more_writes()?;
                 apply(world, &group(name, "[left, right, idle]"))?;
-                ready(world, name)?;
+                wait_taken(world, name)?;
                 Ok(before)
             });
             let before = before.collect::<Result<_>>()?;
-            writer.more()?;
+            writer.wait_more_writes()?;
             Ok(before)
         };
         let before = groups();
@@ -121,10 +121,10 @@ pub(super) fn run(world: &World) -> Result<()> {
         Ok::<_, anyhow::Error>((longest, before?))
     })?;
     report::step(format_args!("{} writes of each; the longest took {longest:?}", writer.done.into_inner()));
-    ensure!(longest < LONGEST_WRITE, "a write waited for {longest:?}");
+    ensure!(longest < MAX_WRITE, "a write waited for {longest:?}");
     report::step(world.kubectl(["get", "hfgroup,volumesnapshots", "--output=wide"])?);
 
-    report::step("restore the groups: no write to the right one is there without that to the left one");
+    report::step("restore the groups: each write to the right one comes with that to the left one");
     for (name, before) in groups.into_iter().zip(before) {
         let restored = |place: &PlacedVolume, index: usize| -> Result<u64> {
             let copy = format!("{name}-copy-{index}");
@@ -142,7 +142,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(right >= before, "{name} lacks what was written before it was asked for");
     }
 
-    obstacle(world)?;
+    check_missing_volume(world)?;
     report::step("kill the daemon of one Volume: the others are written, and the group waits for it");
     b.kill()?;
     apply(world, &group("patient", "[left, right]"))?;
@@ -152,15 +152,15 @@ pub(super) fn run(world: &World) -> Result<()> {
     })?;
     left.write(1)?;
     b.restart()?;
-    ready(world, "patient")?;
-    held(world, &operator, &left, &right)?;
-    outage(world, &s3, &left)?;
+    wait_taken(world, "patient")?;
+    check_hold(world, &operator, &left, &right)?;
+    check_outage(world, &s3, &left)?;
 
-    report::step("delete the groups: their snapshots go, and are forgotten");
+    report::step("delete the groups: their snapshots are deleted and forgotten");
     let deleted = ["delete", "hfgroup", "first", "second", "third", "patient", "--timeout=120s"];
     world.kubectl(deleted)?;
-    let kept = world.kubectl(["get", "volumesnapshots", "--output=name"])?;
-    ensure!(kept.is_empty(), "left: {kept}");
+    let remaining = world.kubectl(["get", "volumesnapshots", "--output=name"])?;
+    ensure!(remaining.is_empty(), "left: {remaining}");
     for name in ["left", "right", "idle"] {
         let id = field(world, &format!("volume/{name}"), "{.status.volumeId}")?;
         let objects = |folder: &str| -> Result<usize> {
@@ -175,12 +175,12 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// A group with a missing Volume takes no snapshot, and reports the reason.
-fn obstacle(world: &World) -> Result<()> {
-    report::step("a group that names no Volume takes no snapshot, says so, and can be deleted");
+fn check_missing_volume(world: &World) -> Result<()> {
+    report::step("a group with a missing Volume takes no snapshot, reports this, and can be deleted");
     apply(world, &group("lost", "[left, nothing]"))?;
     until("the group to say what it lacks", LIMIT, || {
-        let said = condition(world, "hfgroup/lost", "Ready")?;
-        Ok((said.starts_with("VolumeNotFound: ") && said.contains("nothing")).then_some(()))
+        let text = condition(world, "hfgroup/lost", "Ready")?;
+        Ok((text.starts_with("VolumeNotFound: ") && text.contains("nothing")).then_some(()))
     })?;
     ensure!(field(world, "volumesnapshot/lost-1-0", "{.status.snapshotId}")?.is_empty(), "one was taken");
     world.kubectl(["delete", "hfgroup", "lost", "--timeout=60s"]).map(drop)
@@ -188,8 +188,13 @@ fn obstacle(world: &World) -> Result<()> {
 
 /// The second node is stopped before it fixes its point: writes to the first one wait for it, and are not in
 /// its snapshot.
-fn held(world: &World, operator: &Operator, left: &PlacedVolume<'_>, right: &PlacedVolume<'_>) -> Result<()> {
-    report::step("stop a node once it is prepared: writes to the Volume of the other one wait for it");
+fn check_hold(
+    world: &World,
+    operator: &Operator,
+    left: &PlacedVolume<'_>,
+    right: &PlacedVolume<'_>,
+) -> Result<()> {
+    report::step("stop a prepared node: writes to the other node's Volume wait for it");
     let signal = |signal: &str| right.node.vm().exec(&format!("pkill -{signal} -x holdfast-node")).map(drop);
     let reaches = |member: &str, progress: &str| {
         world.wait_for(
@@ -213,9 +218,9 @@ fn held(world: &World, operator: &Operator, left: &PlacedVolume<'_>, right: &Pla
         let early = written.recv_timeout(STOPPED);
         signal("CONT")?;
         ensure!(early.is_err(), "a write completed while the other node had no point: {early:?}");
-        written.recv_timeout(LONGEST_WRITE).context("the write still waits")?
+        written.recv_timeout(MAX_WRITE).context("the write still waits")?
     })?;
-    ready(world, "skewed")?;
+    wait_taken(world, "skewed")?;
     ensure!(field(world, "hfgroup/skewed", "{.status.attempt}")? == "1", "the hold has lapsed");
     apply(world, &from_snapshot("skewed-copy", "skewed-1-0"))?;
     world.wait_for("volume/skewed-copy", "jsonpath={.status.phase}=Ready")?;
@@ -227,7 +232,7 @@ fn held(world: &World, operator: &Operator, left: &PlacedVolume<'_>, right: &Pla
 }
 
 /// Without the store, no write waits for a group, and a group can be deleted.
-fn outage(world: &World, s3: &S3Server, left: &PlacedVolume<'_>) -> Result<()> {
+fn check_outage(world: &World, s3: &S3Server, left: &PlacedVolume<'_>) -> Result<()> {
     report::step("without the store no write waits for a group, and it can be deleted");
     left.write(2)?;
     s3.stop();
@@ -250,10 +255,10 @@ fn group(name: &str, volumes: &str) -> String {
 }
 
 /// Waits until a group is taken.
-fn ready(world: &World, name: &str) -> Result<()> {
+fn wait_taken(world: &World, name: &str) -> Result<()> {
     world.wait_for(&format!("hfgroup/{name}"), "condition=Ready")?;
-    let said = condition(world, &format!("hfgroup/{name}"), "Ready")?;
-    ensure!(said.starts_with("Taken: "), "{name} says {said}");
+    let text = condition(world, &format!("hfgroup/{name}"), "Ready")?;
+    ensure!(text.starts_with("Taken: "), "{name} says {text}");
     Ok(())
 }
 

@@ -41,20 +41,20 @@ const KEPT: [[&str; 2]; 8] = [
 
 /// Installs the chart with Helm, and uninstalls it.
 pub(super) fn run(world: &World) -> Result<()> {
-    report::step("install the chart; a second release is refused");
+    report::step("install the chart; a second release is rejected");
     world.kubectl(["create", "namespace", NAMESPACE])?;
     world.kubectl(["create", "namespace", "other"])?;
     helm(world, NAMESPACE, &["install", "holdfast", "--set=secretNamespaces={other}"])?;
-    let second = said(helm(world, "other", &["install", "second"]));
+    let second = error_text(helm(world, "other", &["install", "second"]));
     ensure!(second.contains("exists and cannot be imported into the current release"), "{second}");
     kinds(world)?;
     classes(world)?;
     nodes(world)?;
     snapshots(world)?;
     identity(world)?;
-    claimed(world)?;
+    check_claimed_volume(world)?;
     keeper(world)?;
-    in_use(world)
+    check_in_use(world)
 }
 
 /// The keeper only holds the devices' resources: it has no token, and its account has no role.
@@ -81,7 +81,7 @@ fn keeper(world: &World) -> Result<()> {
 
 /// The CRDs of another version are applied as described in the notes of the chart.
 fn kinds(world: &World) -> Result<()> {
-    report::step("the kinds of another version are applied over those that Helm installed");
+    report::step("the CRDs of another version are applied over those installed by Helm");
     let mut show = Command::new(world.toolbox().helm()?);
     let kinds = output(show.args(["show", "crds"]).arg(world.chart()))?;
     let others = kinds.replace("Immutable.", "Cannot be changed.");
@@ -90,14 +90,14 @@ fn kinds(world: &World) -> Result<()> {
     fs::write(&file, others).context("write the kinds")?;
     let file = file.display().to_string();
     let apply = ["apply", "--server-side", "--filename", &file];
-    let refused = said(world.kubectl(apply));
+    let refused = error_text(world.kubectl(apply));
     ensure!(refused.contains("conflict"), "the notes ask for --force-conflicts: {refused}");
     world.kubectl(apply.into_iter().chain(["--force-conflicts"])).map(drop)
 }
 
 /// Regression, found in review: upgrades with another parameter of a class stopped halfway, from then on.
 fn classes(world: &World) -> Result<()> {
-    report::step("a class whose parameters change is refused before anything is changed");
+    report::step("a class with changed parameters is rejected before anything is changed");
     let upgrade = |store: &str| {
         let store = format!("--set=storageClasses[0].objectStore={store}");
         let words = ["upgrade", "holdfast", "--reset-values", "--set=secretNamespaces={other}"];
@@ -106,7 +106,7 @@ fn classes(world: &World) -> Result<()> {
     };
     upgrade("mian")?;
     upgrade("mian")?;
-    let refused = said(upgrade("main"));
+    let refused = error_text(upgrade("main"));
     ensure!(refused.contains("`kubectl delete storageclass gold` first"), "{refused}");
     world.kubectl(["delete", "storageclass", "gold"])?;
     upgrade("main").map(drop)
@@ -114,14 +114,14 @@ fn classes(world: &World) -> Result<()> {
 
 /// A node writes its own part of its own objects.
 fn nodes(world: &World) -> Result<()> {
-    report::step("a node writes the status of its own volumes only, and describes itself only");
+    report::step("a node writes only the status of its own volumes, and describes only itself");
     apply(world, VOLUME)?;
     status(world, &[], "{\"volumeId\": \"id\", \"assignedNode\": \"n1\", \"phase\": \"Attaching\"}")?;
     let claim = |node| format!("{{\"node\": \"{node}\"}}");
     // A new policy takes effect a moment later. Until then the write succeeds: it must not make n2 one of the
     // permitted writers.
     until("the policy to take effect", LIMIT, || Ok(status(world, &as_node("n2"), &claim("n1")).err()))?;
-    let refused = said(status(world, &as_node("n2"), &claim("n2")));
+    let refused = error_text(status(world, &as_node("n2"), &claim("n2")));
     ensure!(refused.contains("neither granted to it nor claimed by it"), "{refused}");
     status(world, &as_node("n1"), &claim("n1"))?;
     for field in [
@@ -131,11 +131,11 @@ fn nodes(world: &World) -> Result<()> {
         "{\"node\": \"n2\"}",
         OTHERS_CONDITION,
     ] {
-        let own = said(status(world, &as_node("n1"), field));
+        let own = error_text(status(world, &as_node("n1"), field));
         ensure!(own.contains("the operator's part"), "{field}: {own}");
     }
     status(world, &as_node("n1"), LOST_CONTENT).context("a node says that content is lost")?;
-    let unbound = said(status(world, &as_node(""), &claim("n1")));
+    let unbound = error_text(status(world, &as_node(""), &claim("n1")));
     ensure!(unbound.contains("neither granted"), "{unbound}");
     for (node, expected) in [("n1", true), ("n2", false)] {
         let described = storage_node(world, node);
@@ -146,7 +146,7 @@ fn nodes(world: &World) -> Result<()> {
 
 /// A node reports the snapshots requested of it.
 fn snapshots(world: &World) -> Result<()> {
-    report::step("a node writes the status of the snapshots that it is asked for only");
+    report::step("a node writes only the status of snapshots requested from it");
     let snapshot = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {name: before}\n\
                     spec: {volume: disk}\n";
     apply(world, snapshot)?;
@@ -160,33 +160,33 @@ fn snapshots(world: &World) -> Result<()> {
     let same = "{\"node\": \"n1\"}";
     until("the policy to take effect", LIMIT, || Ok(write(&as_node("n2"), same).err()))?;
     let taken = "{\"snapshotId\": \"id@7\"}";
-    let refused = said(write(&as_node("n2"), taken));
+    let refused = error_text(write(&as_node("n2"), taken));
     ensure!(refused.contains("that it is not asked for"), "{refused}");
-    let own = said(write(&as_node("n1"), "{\"node\": \"n2\"}"));
+    let own = error_text(write(&as_node("n1"), "{\"node\": \"n2\"}"));
     ensure!(own.contains("the operator's part"), "{own}");
-    let others = said(write(&as_node("n1"), "{\"snapshotId\": \"other@7\"}"));
+    let others = error_text(write(&as_node("n1"), "{\"snapshotId\": \"other@7\"}"));
     ensure!(others.contains("a place in the log of status.volumeId"), "{others}");
     write(&as_node("n1"), taken)?;
-    let again = said(write(&as_node("n1"), "{\"snapshotId\": \"id@8\"}"));
+    let again = error_text(write(&as_node("n1"), "{\"snapshotId\": \"id@8\"}"));
     ensure!(again.contains("does not change"), "{again}");
     world.kubectl(["delete", "volumesnapshot", "before"]).map(drop)
 }
 
 /// The operator sets fields of a spec that the user left open; a node sets none, and an identity stays.
 fn identity(world: &World) -> Result<()> {
-    report::step("the operator writes the identity of a Volume, a node does not, and it does not change");
+    report::step("the operator writes the identity of a Volume, a node cannot, and it does not change");
     let write = |account: &str, spec: &str| {
         let user = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-{account}");
         let patch = format!("{{\"spec\": {spec}}}");
         world.kubectl(["patch", "volume", "disk", "--type=merge", "--patch", &patch, &user])
     };
     let own = "{\"volumeID\": \"id\", \"size\": \"128Mi\"}";
-    let node = said(write("node", own));
+    let node = error_text(write("node", own));
     ensure!(node.contains("cannot patch resource"), "{node}");
-    let other = said(write("operator", "{\"volumeID\": \"other\"}"));
+    let other = error_text(write("operator", "{\"volumeID\": \"other\"}"));
     ensure!(other.contains("write the value of status.volumeId"), "{other}");
     write("operator", own)?;
-    let changed = said(world.kubectl([
+    let changed = error_text(world.kubectl([
         "patch",
         "volume",
         "disk",
@@ -199,17 +199,17 @@ fn identity(world: &World) -> Result<()> {
 }
 
 /// The Volume of a claim is deleted only by the driver.
-fn claimed(world: &World) -> Result<()> {
-    report::step("a Volume that holds a claim's data is not deleted by itself");
-    let refused = said(world.kubectl(["delete", "volume", "disk"]));
+fn check_claimed_volume(world: &World) -> Result<()> {
+    report::step("a Volume with a claim's data cannot be deleted alone");
+    let refused = error_text(world.kubectl(["delete", "volume", "disk"]));
     ensure!(refused.contains("PersistentVolumeClaim shop/data"), "{refused}");
     let driver = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-csi-controller");
     world.kubectl(["delete", "volume", "disk", &driver]).map(drop)
 }
 
 /// No object needed to serve volumes is deleted.
-fn in_use(world: &World) -> Result<()> {
-    report::step("while volumes are served, nothing that serves them is deleted");
+fn check_in_use(world: &World) -> Result<()> {
+    report::step("while volumes are served, objects that serve them cannot be deleted");
     let counted = |attached: u32, volumes: u32| {
         let data = format!("{{\"data\": {{\"attached\": \"{attached}\", \"volumes\": \"{volumes}\"}}}}");
         let words = ["--namespace", NAMESPACE, "patch", "configmap", "holdfast-in-use", "--type=merge"];
@@ -222,37 +222,40 @@ fn in_use(world: &World) -> Result<()> {
         let refused = format!("{refused:#}");
         ensure!(refused.contains("Holdfast serves 3 volumes"), "{kind} {name}: {refused}");
     }
-    report::step("an upgrade removes what is not needed to serve them");
+    report::step("an upgrade removes objects that are not needed to serve them");
     helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER])?;
     let role =
         ["--namespace", "other", "get", "role", "--output=name", "holdfast-secrets", "--ignore-not-found"];
     let role = world.kubectl(role)?;
     ensure!(role.is_empty(), "the values name the namespace no longer, and {role} is there");
-    report::step("an upgrade does not take the daemon from its volumes");
+    report::step("an upgrade cannot separate the daemon from its volumes");
     for other in ["node.nodeSelector.disk=fast", "node.stateDir=/mnt/nvme", "node.runDir=/run/other"] {
-        let refused =
-            said(helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set", other]));
+        let refused = error_text(helm(
+            world,
+            NAMESPACE,
+            &["upgrade", "holdfast", "--reset-values", KEEPER, "--set", other],
+        ));
         ensure!(refused.contains("until none is served, node.stateDir, node.runDir"), "{other}: {refused}");
     }
     helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set=node.logFilter=debug"])?;
-    report::step("an uninstall is refused as a whole");
+    report::step("an uninstall is rejected as a whole");
     let release = world.dir().join("release.yaml");
     fs::write(&release, helm(world, NAMESPACE, &["get", "manifest", "holdfast"])?)
         .context("write the release")?;
     let release = release.display().to_string();
-    let uninstalled = said(helm(world, NAMESPACE, &["uninstall", "holdfast"]));
+    let uninstalled = error_text(helm(world, NAMESPACE, &["uninstall", "holdfast"]));
     for part in ["Holdfast serves 3 volumes", "delete validatingadmissionpolicybinding holdfast-in-use"] {
         ensure!(uninstalled.contains(part), "no {part:?} in {uninstalled}");
     }
     world
         .kubectl(["get", "--filename", &release])
         .context("an object of the release was deleted although the uninstall was refused")?;
-    report::step("with none served, the kinds of those that there are are not deleted");
+    report::step("with no served volumes, the CRDs of existing objects cannot be deleted");
     counted(0, 5)?;
     for kind in ["volumes", "objectstores"] {
         let kind = format!("{kind}.storage.holdfast.dev");
         let refused = until("the guard to see that none is served", LIMIT, || {
-            let refused = said(world.kubectl(["delete", "crd", &kind, "--dry-run=server"]));
+            let refused = error_text(world.kubectl(["delete", "crd", &kind, "--dry-run=server"]));
             Ok((!refused.contains("Holdfast serves")).then_some(refused))
         })?;
         ensure!(refused.contains("there are 5 Volumes: they would be deleted"), "{kind}: {refused}");
@@ -260,7 +263,7 @@ fn in_use(world: &World) -> Result<()> {
     let operator =
         ["--namespace", NAMESPACE, "delete", "deployment", "holdfast-operator", "--dry-run=server"];
     world.kubectl(operator).context("an operator that serves nothing is kept")?;
-    report::step("an ObjectStore is not deleted while a Volume is in it");
+    report::step("an ObjectStore with a Volume cannot be deleted");
     let store = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: ObjectStore\nmetadata: {name: NAME}\n\
                  spec: {bucket: bucket, credentials: {environment: {}}}\n";
     apply(world, &["full", "empty"].map(|name| store.replace("NAME", name)).join("---\n"))?;
@@ -272,7 +275,7 @@ fn in_use(world: &World) -> Result<()> {
     })?;
     ensure!(format!("{refused:#}").contains("2 Volumes are in this ObjectStore"), "{refused:#}");
     world.kubectl(["delete", "objectstore", "empty"])?;
-    report::step("with none, all of it is");
+    report::step("without any Volume, everything can be deleted");
     counted(0, 0)?;
     world.kubectl(words.into_iter().chain(["--patch", "{\"data\": {\"objectstore.full\": null}}"]))?;
     until("the guard to see that none is in it", LIMIT, || {
@@ -297,7 +300,7 @@ fn in_use(world: &World) -> Result<()> {
     Ok(())
 }
 
-fn said<T>(outcome: Result<T>) -> String {
+fn error_text<T>(outcome: Result<T>) -> String {
     outcome.err().map(|error| format!("{error:#}")).unwrap_or_default()
 }
 

@@ -49,13 +49,13 @@ fn run(world: &World, transport: &str) -> Result<()> {
     report::step("the store becomes unreachable; forced writes wait, reads continue");
     s3.stop();
     force_writes(vm, &device, 0)?;
-    holds(vm, &device, SENT[0])?;
+    wait_writes_in_flight(vm, &device, SENT[0])?;
     let read = format!("dd if={device} bs=1M count=4 iflag=direct status=none | cmp - /tmp/noise");
     vm.exec(&format!("timeout 60 bash -c 'set -o pipefail; {read}'"))?;
 
-    report::step("they hold every request; the other volume is served");
+    report::step("they occupy every request; the other volume is served");
     force_writes(vm, &device, 1)?;
-    holds(vm, &device, REQUESTS)?;
+    wait_writes_in_flight(vm, &device, REQUESTS)?;
     vm.spawn("reader", &bash(&format!("set -o pipefail; {read}")))?;
     vm.exec(&format!(
         "timeout 60 dd if=/tmp/noise of={other} bs=1M oflag=direct conv=fsync status=none; \
@@ -64,13 +64,13 @@ fn run(world: &World, transport: &str) -> Result<()> {
     let refused = node.cli(&["detach", HELD]).err().context("a device in use was detached")?;
     ensure!(format!("{refused:#}").contains("in use"), "{refused:#}");
 
-    report::step("the daemon ends with all of them waiting, and the next one has them");
+    report::step("the daemon exits with all of them waiting, and its successor gets them");
     node.terminate()?;
     node.restart()?;
-    holds(vm, &device, REQUESTS)?;
+    wait_writes_in_flight(vm, &device, REQUESTS)?;
     node.kill()?;
     node.restart()?;
-    holds(vm, &device, REQUESTS)?;
+    wait_writes_in_flight(vm, &device, REQUESTS)?;
     ensure!(vm.status("reader")?.is_none(), "the reader ended: {}", vm.log("reader")?);
 
     report::step("the store is back");
@@ -107,7 +107,7 @@ fn force_writes(vm: &Vm, device: &str, number: u32) -> Result<()> {
 }
 
 /// Waits until this many writes of the device are in flight.
-fn holds(vm: &Vm, device: &str, writes: u32) -> Result<()> {
+fn wait_writes_in_flight(vm: &Vm, device: &str, writes: u32) -> Result<()> {
     let name = device.trim_start_matches("/dev/");
     until(&format!("{writes} writes to wait"), LIMIT, || {
         let waiting = vm.exec(&format!("cat /sys/block/{name}/inflight"))?;

@@ -1,9 +1,9 @@
-//! A node with a common setup: systemd, udev, LVM, md, multipath and btrfs run together with the daemon, an
+//! A node with a common setup. Systemd, udev, LVM, md, multipath and btrfs run together with the daemon, an
 //! agent that copies the host's mounts, and the programs that scan all block devices.
 //!
 //! Tested faults: the host reads a table or signature written by a tenant and acts on it (partitions, logical
-//! volumes, arrays, links by UUID), which also prevents a detach of the volume; a program of the host waits
-//! indefinitely for a device that is served again; a detach is rejected without a reason.
+//! volumes, arrays, links by UUID); this also prevents a detach of the volume. A program of the host waits
+//! indefinitely for a device that is served again. A detach is rejected without a reason.
 
 use std::time::Duration;
 
@@ -118,19 +118,19 @@ pub fn rounds(world: &World, attaches: usize, ends_due: usize) -> Result<HostOut
     let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", "")?;
 
     script(&node, SIGNATURES)?;
-    outcome.foreign.extend(foreign(world, &node)?);
-    marks_decide(&node)?;
-    clones(&node)?;
+    outcome.foreign.extend(host_uses(world, &node)?);
+    check_udev_marks(&node)?;
+    check_clone(&node)?;
     node.vm().spawn("scans", &bash(SCANS))?;
-    ends(&node, ends_due)?;
-    outcome.foreign.extend(foreign(world, &node)?);
-    attach_again(&node, attaches)?;
-    outcome.foreign.extend(foreign(world, &node)?);
+    end_daemon(&node, ends_due)?;
+    outcome.foreign.extend(host_uses(world, &node)?);
+    reattach_volumes(&node, attaches)?;
+    outcome.foreign.extend(host_uses(world, &node)?);
     node.vm().signal("scans", SIGKILL)?;
     node.vm().wait("scans", LIMIT)?;
-    say_longest_scan(node.vm())?;
-    holders(&node)?;
-    outcome.foreign.extend(foreign(world, &node)?);
+    report_longest_scan(node.vm())?;
+    check_holders(&node)?;
+    outcome.foreign.extend(host_uses(world, &node)?);
     let reports = node.vm().exec("dmesg | grep 'blocked for more than' || true")?;
     outcome.hung.extend(reports.lines().map(str::to_owned));
     Ok(outcome)
@@ -141,14 +141,14 @@ fn script(node: &Node, script: &str) -> Result<String> {
 }
 
 /// Returns the host's own uses of a volume.
-fn foreign(world: &World, node: &Node) -> Result<Vec<String>> {
+fn host_uses(world: &World, node: &Node) -> Result<Vec<String>> {
     let partitions = if world.kernel() == LTS_KERNEL { "" } else { PARTITIONS };
     let found = script(node, &format!("{FOREIGN}{partitions}"))?;
     Ok(found.lines().map(str::to_owned).collect())
 }
 
 /// A device without a mark, like one of another program, is processed according to udev's own rules.
-fn marks_decide(node: &Node) -> Result<()> {
+fn check_udev_marks(node: &Node) -> Result<()> {
     let found = script(
         node,
         "device=$(device data); mark=/run/udev/holdfast/${device#/dev/}; test -s $mark\n\
@@ -160,7 +160,7 @@ fn marks_decide(node: &Node) -> Result<()> {
 }
 
 /// A clone of a mounted file system has its UUID. Both are mounted at the same time.
-fn clones(node: &Node) -> Result<()> {
+fn check_clone(node: &Node) -> Result<()> {
     let found = script(
         node,
         "mkdir -p /mnt/data /mnt/clone; mount $(device data) /mnt/data\n\
@@ -174,12 +174,12 @@ fn clones(node: &Node) -> Result<()> {
 
 /// The daemon exits in each way while all devices are in use. In the meantime, programs that do not access
 /// our devices do not wait.
-fn ends(node: &Node, due: usize) -> Result<()> {
+fn end_daemon(node: &Node, due: usize) -> Result<()> {
     for number in 0..due {
         match number % 3 {
             0 => {
                 node.kill()?;
-                quiesced(node)?;
+                check_host_while_quiesced(node)?;
                 node.restart()?;
             }
             1 => {
@@ -193,7 +193,7 @@ fn ends(node: &Node, due: usize) -> Result<()> {
     Ok(())
 }
 
-fn quiesced(node: &Node) -> Result<()> {
+fn check_host_while_quiesced(node: &Node) -> Result<()> {
     script(
         node,
         "timeout 30 lvs --config 'devices { global_filter = [ \"r|^/dev/ublkb|\" ] }'\n\
@@ -204,7 +204,7 @@ fn quiesced(node: &Node) -> Result<()> {
 }
 
 /// Volumes are detached and attached again alternately.
-fn attach_again(node: &Node, rounds: usize) -> Result<()> {
+fn reattach_volumes(node: &Node, rounds: usize) -> Result<()> {
     script(
         node,
         &format!(
@@ -215,10 +215,10 @@ fn attach_again(node: &Node, rounds: usize) -> Result<()> {
     .map(drop)
 }
 
-fn say_longest_scan(vm: &Vm) -> Result<()> {
+fn report_longest_scan(vm: &Vm) -> Result<()> {
     let log = vm.log("scans")?;
-    let took = |line: &&str| line.split(' ').next().and_then(|word| word.parse::<u64>().ok());
-    let longest = log.lines().max_by_key(took).context("the programs of the host never ended")?;
+    let duration = |line: &&str| line.split(' ').next().and_then(|word| word.parse::<u64>().ok());
+    let longest = log.lines().max_by_key(duration).context("the programs of the host never ended")?;
     report::step(format_args!(
         "{} looks of the host at its devices, the longest: {longest} (ms)",
         log.lines().count()
@@ -228,14 +228,14 @@ fn say_longest_scan(vm: &Vm) -> Result<()> {
 
 /// Each use of a device prevents its detach, and is named: a mount in another mount namespace, the loop
 /// device of a raw volume, a logical volume activated by the user.
-fn holders(node: &Node) -> Result<()> {
+fn check_holders(node: &Node) -> Result<()> {
     node.vm().spawn("agent", &bash("exec unshare --mount --propagation private sleep 100000"))?;
     script(
         node,
         "until nsenter --mount --target $(pgrep -x sleep -n) findmnt /mnt/clone; do sleep 0.1; done; umount /mnt/clone",
     )?;
-    refused(node, "clone", "a mount at /mnt/clone in the mount namespace of process")?;
-    refused(node, "clone", "(sleep)")?;
+    expect_detach_refused(node, "clone", "a mount at /mnt/clone in the mount namespace of process")?;
+    expect_detach_refused(node, "clone", "(sleep)")?;
     node.vm().signal("agent", SIGKILL)?;
     node.vm().wait("agent", LIMIT)?;
     node.cli(&["detach", "clone"])?;
@@ -247,11 +247,11 @@ fn holders(node: &Node) -> Result<()> {
          losetup /dev/loop0 /run/volumeDevices/raw; udevadm settle; properties /dev/loop0 | grep -c ^ID_FS_ || true",
     )?;
     ensure!(looked == "0\n", "the loop device of a raw volume was probed");
-    refused(node, "md", "the device loop0")?;
+    expect_detach_refused(node, "md", "the device loop0")?;
     script(node, "losetup --detach /dev/loop0; umount /run/volumeDevices/raw; detach md")?;
 
     script(node, "vgchange -qq -ay tenant; test -b /dev/tenant/lv")?;
-    refused(node, "pv", "the device dm-0")?;
+    expect_detach_refused(node, "pv", "the device dm-0")?;
     script(
         node,
         "vgchange -qq -an tenant; detach pv; umount /mnt/data; detach data; detach gpt; detach btrfs",
@@ -259,7 +259,7 @@ fn holders(node: &Node) -> Result<()> {
     .map(drop)
 }
 
-fn refused(node: &Node, volume: &str, says: &str) -> Result<()> {
+fn expect_detach_refused(node: &Node, volume: &str, says: &str) -> Result<()> {
     let refused = node.cli(&["detach", volume]).err().with_context(|| format!("{volume} is in use"))?;
     let refused = format!("{refused:#}");
     ensure!(refused.contains(says), "not {says:?}: {refused}");

@@ -109,16 +109,16 @@ fn load_and_shut_down(vm: &Vm) -> Result<[usize; 2]> {
             Ok(flushed(vm, name)?.filter(|files| *files > 5).map(drop))
         })?;
     }
-    let took = vm.shut_down(SHUT_DOWN_LIMIT)?;
-    report::step(format_args!("the machine was off after {} s", took.as_secs()));
+    let duration = vm.shut_down(SHUT_DOWN_LIMIT)?;
+    report::step(format_args!("the machine was off after {} s", duration.as_secs()));
     vm.boot()?;
     let files = |name| flushed(vm, name)?.context("no file was flushed");
     Ok([files(MOUNTED)?, files(UNMOUNTED)?])
 }
 
 fn flushed(vm: &Vm, name: &str) -> Result<Option<usize>> {
-    let said = vm.exec(&format!("cat /state/{name}.flushed 2>/dev/null || true"))?;
-    Ok(said.trim().parse().ok())
+    let output = vm.exec(&format!("cat /state/{name}.flushed 2>/dev/null || true"))?;
+    Ok(output.trim().parse().ok())
 }
 
 /// Checks that each flushed file exists.

@@ -36,10 +36,10 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(one.written == other.written, "{:?} is not {:?}", one.written, other.written);
         report::step(format_args!("{}: {:?}", one.recipe.name, one.written));
         let root = unpack(one, world.dir())?;
-        starts(&root, &format!("{} --help", one.recipe.name))?;
+        check_program_starts(&root, &format!("{} --help", one.recipe.name))?;
         if one.recipe.name == "holdfast-csi" {
             for tool in TOOLS {
-                starts(&root, tool)?;
+                check_program_starts(&root, tool)?;
             }
         }
     }
@@ -75,7 +75,7 @@ fn untar(file: &Path, into: &Path) -> Result<()> {
 }
 
 /// Runs a program with only the image around it.
-fn starts(root: &Path, line: &str) -> Result<()> {
+fn check_program_starts(root: &Path, line: &str) -> Result<()> {
     let mut chroot = as_root("chroot");
     chroot.arg(root).args(line.split(' ')).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     output(&mut chroot).map(drop).with_context(|| format!("start {line} in its image"))

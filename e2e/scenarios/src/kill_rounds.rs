@@ -1,5 +1,5 @@
-//! The daemon is ended repeatedly, alternately by kill -9, by SIGTERM and by a successor that waits for its
-//! devices, while file systems and a raw device get forced writes (FUA): journal commits, and fio with
+//! The daemon is ended repeatedly: alternately by kill -9, by SIGTERM and by a successor that waits for its
+//! devices. Meanwhile file systems and a raw device get forced writes (FUA): journal commits, and fio with
 //! `--sync=dsync`.
 //!
 //! Tested fault: the kernel can lose a device that announces a volatile cache without FUA if its server exits
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::chance::Chance;
-use holdfast_lab::churn::ensure_all_there;
+use holdfast_lab::churn::ensure_reported_exist;
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
 use holdfast_lab::vm::machine::Options;
@@ -43,7 +43,7 @@ const DATA: &str = "ring_threads = 1\nslab_size = \"64Mi\"\nseal_size = \"8Mi\"\
 /// Threads that write to each file system.
 const WORKERS: u32 = 2;
 /// Minimum and maximum number of writes that each device completes between two exits of the daemon.
-const APART: [u64; 2] = [20, 150];
+const WRITES_BETWEEN_ENDS: [u64; 2] = [20, 150];
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
 
@@ -82,18 +82,18 @@ impl KillsOutcome {
 }
 
 pub(super) fn zero_copy(world: &World) -> Result<()> {
-    few(world, "zero-copy")
+    run_few(world, "zero-copy")
 }
 
 pub(super) fn user_copy(world: &World) -> Result<()> {
-    few(world, "user-copy")
+    run_few(world, "user-copy")
 }
 
 pub(super) fn fuse(world: &World) -> Result<()> {
-    all_passed(without_ublk(world, FEW)?)
+    check_outcome(without_ublk(world, FEW)?)
 }
 
-/// Does the same as [`rounds`] on machines without the ublk driver.
+/// Runs [`rounds`] on machines without the ublk driver.
 ///
 /// # Errors
 /// Those of [`rounds`].
@@ -104,11 +104,11 @@ pub fn without_ublk(world: &World, due: usize) -> Result<KillsOutcome> {
     rounds(world, "auto", due)
 }
 
-fn few(world: &World, transport: &str) -> Result<()> {
-    all_passed(rounds(world, transport, FEW)?)
+fn run_few(world: &World, transport: &str) -> Result<()> {
+    check_outcome(rounds(world, transport, FEW)?)
 }
 
-fn all_passed(KillsOutcome { rounds, errors, longest_gap }: KillsOutcome) -> Result<()> {
+fn check_outcome(KillsOutcome { rounds, errors, longest_gap }: KillsOutcome) -> Result<()> {
     report::step(format_args!("the longest forced write took {longest_gap:.1?}"));
     ensure!(errors.is_empty(), "after {rounds} of {FEW} rounds:\n{}", errors.join("\n"));
     Ok(())
@@ -182,7 +182,7 @@ fn attach(node: &Node, name: &str) -> Result<String> {
 
 /// Ends the daemon once under load, and starts the next one.
 fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
-    let [least, most] = APART;
+    let [least, most] = WRITES_BETWEEN_ENDS;
     wait_written(node.vm(), devices, least + chance.below(most - least))?;
     let end = [
         |node: &Node| node.kill().and_then(|()| node.restart()),
@@ -259,7 +259,7 @@ fn check(wrote: &Node, reads: &Node, file_system: &FileSystem) -> Result<()> {
         "{check} {device} >&2; mkdir -p {at}; mount {device} {at}; {scrub} holdfast-e2e churn-check {at}; umount {at}; \
          ! dmesg | grep -iE 'I/O error|corrupt' >&2"
     ))?;
-    ensure_all_there(&wrote.vm().log(name)?, &found)?;
+    ensure_reported_exist(&wrote.vm().log(name)?, &found)?;
     reads.cli(&["detach", name]).map(drop)
 }
 

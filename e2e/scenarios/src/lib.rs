@@ -79,8 +79,8 @@ pub struct Scenario {
     pub about: &'static str,
     /// Expected time on two quiet cores, without the setup of the host.
     pub expected: Duration,
-    /// True if it must run alone. `chaos` has few seconds between kills, `s3-outage` measures rates and
-    /// checks the reported state immediately after its outage, `kill-rounds-*` use two cores to the end,
+    /// True if it must run alone. `chaos` has few seconds between kills. `s3-outage` measures rates and
+    /// checks the reported state immediately after its outage. `kill-rounds-*` use two cores to the end.
     /// `cluster` and `failover` have the time limits of a kubelet.
     pub alone: bool,
     /// Plays it in a separate world.
@@ -90,12 +90,12 @@ pub struct Scenario {
 /// Ratio of a scenario's time limit to its expected time: machines are slow on a busy host.
 const LIMIT_FACTOR: u32 = 10;
 /// Minimum time limit: each of a few boots may take as long as a whole scenario on a quiet host.
-const LEAST_LIMIT: Duration = Duration::from_secs(600);
+const MIN_LIMIT: Duration = Duration::from_secs(600);
 
 impl Scenario {
     /// Returns the time limit, without the setup of the host.
     pub fn limit(&self) -> Duration {
-        (self.expected * LIMIT_FACTOR).max(LEAST_LIMIT)
+        (self.expected * LIMIT_FACTOR).max(MIN_LIMIT)
     }
 }
 
@@ -143,16 +143,16 @@ pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
         let on_usual = ALL.iter().chain(BY_NAME).map(|scenario| Lane { scenario, kernel: KERNEL });
         let on_others = usual_lanes().into_iter().filter(|lane| lane.kernel != KERNEL);
         let all = on_usual.chain(on_others);
-        return some(filter, all.filter(|lane| lane.scenario.name.contains(filter)).collect());
+        return ensure_some(filter, all.filter(|lane| lane.scenario.name.contains(filter)).collect());
     };
     let kernel = KernelPin::of(series)?;
     let all = ALL.iter().chain(BY_NAME).filter(|scenario| scenario.name.contains(part));
     let all = all.filter(|scenario| !part.is_empty() || !WITH_A_PROGRAM.contains(&scenario.name));
-    some(filter, all.map(|scenario| Lane { scenario, kernel }).collect())
+    ensure_some(filter, all.map(|scenario| Lane { scenario, kernel }).collect())
 }
 
 /// Returns these lanes, unless there are none: a wrong name must not look like a run without failures.
-fn some(filter: &str, lanes: Vec<Lane>) -> Result<Vec<Lane>> {
+fn ensure_some(filter: &str, lanes: Vec<Lane>) -> Result<Vec<Lane>> {
     ensure!(!lanes.is_empty(), "no scenario has {filter:?} in its name: `cargo e2e list` shows them");
     Ok(lanes)
 }
@@ -170,14 +170,14 @@ pub fn lane(name: &str) -> Result<Lane> {
 pub const ALL: &[Scenario] = &[
     Scenario {
         name: "smoke",
-        about: "a test machine boots, drives ublk, survives a reset and turns itself off",
+        about: "a test machine boots, uses ublk, survives a reset and powers itself off",
         expected: Duration::from_secs(15),
         alone: false,
         run: smoke::run,
     },
     Scenario {
         name: "s3",
-        about: "the S3 server starts, counts requests, and comes back after stop and freeze",
+        about: "the S3 server starts, records requests, and serves again after a stop and a freeze",
         expected: Duration::from_secs(2),
         alone: false,
         run: s3::run,
@@ -191,7 +191,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "api-rules",
-        about: "the API server accepts what it should and refuses the rest, naming the field",
+        about: "the API server accepts valid documents and rejects invalid ones, naming the field",
         expected: Duration::from_secs(20),
         alone: false,
         run: api_rules::run,
@@ -205,70 +205,70 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "chart",
-        about: "the chart passes helm's checks, and all it renders is accepted by the API server",
+        about: "the chart passes helm's checks, and the API server accepts all rendered objects",
         expected: Duration::from_secs(18),
         alone: false,
         run: chart::run,
     },
     Scenario {
         name: "guards",
-        about: "a node writes its own part of its own volumes only; what serves volumes is not deleted, and a second release is refused",
+        about: "a node writes only its own part of its own volumes; objects that serve volumes cannot be deleted, and a second release is rejected",
         expected: Duration::from_secs(25),
         alone: false,
         run: guards::run,
     },
     Scenario {
         name: "images",
-        about: "the OCI images are the same when they are built again, and each program in them starts",
+        about: "rebuilt OCI images are identical, and each program in them starts",
         expected: Duration::from_secs(35),
         alone: false,
         run: images::run,
     },
     Scenario {
         name: "provisioning",
-        about: "volumes come and go in a bucket, one PUT each; unfit stores are named with field and fix",
+        about: "a volume is created with one PUT and deleted again; unfit stores are reported with field and fix",
         expected: Duration::from_secs(25),
         alone: false,
         run: provisioning::run,
     },
     Scenario {
         name: "store-dialects",
-        about: "servers and providers that speak S3 otherwise: preflight and the ObjectStore name cause and fix, and all continues within 30 s of the end",
+        about: "for servers and providers whose S3 differs, preflight and the ObjectStore report cause and fix; everything recovers within 30 s",
         expected: Duration::from_secs(60),
         alone: false,
         run: store_dialects::run,
     },
     Scenario {
         name: "api-outage",
-        about: "while the API server does not answer, or is gone, volumes are served and uploaded, and a daemon is killed or replaced; then everything continues, and no node was cut off",
+        about: "while the API server is unresponsive or gone, volumes are served and uploaded, and a daemon is killed or replaced; afterwards everything continues, and no node was cut off",
         expected: Duration::from_secs(90),
         alone: false,
         run: api_outage::run,
     },
     Scenario {
         name: "adoption",
-        about: "a Volume finds its data again after it was saved and deleted; another one's data is neither overwritten nor removed, and adopted only when meant",
+        about: "a Volume that was saved, deleted and reapplied has its data; data of another Volume is never overwritten or removed, and is adopted only on request",
         expected: Duration::from_secs(40),
         alone: false,
         run: adoption::run,
     },
     Scenario {
         name: "csi-controller",
-        about: "the CSI controller creates, publishes, withdraws, expands, modifies and deletes volumes, over its own death and the operator's",
+        about: "the CSI controller creates, publishes, unpublishes, expands, modifies and deletes volumes, despite crashes of itself and of the operator",
         expected: Duration::from_secs(40),
         alone: false,
         run: csi_controller::run,
     },
     Scenario {
         name: "changed-blocks",
-        about: "backups are told which blocks a snapshot holds and which changed between two, also of a volume that began with another one's snapshot, and over an outage of the store",
+        about: "backup programs get the blocks of a snapshot and the blocks changed between two, also for a volume created from another one's snapshot, and after an outage of the store",
         expected: Duration::from_secs(60),
         alone: false,
         run: changed_blocks::run,
     },
     Scenario {
         name: "chaos",
-        about: "100 claims at once become volumes and go again, while operator and CSI controller are killed every 5 s; nothing is left",
+        about: "100 concurrent claims get volumes and are deleted while operator and CSI controller are killed every 5 s; nothing is left behind",
         expected: Duration::from_secs(60),
         alone: true,
         run: chaos::run,
@@ -306,95 +306,95 @@ pub const ALL: &[Scenario] = &[
         about: "70 devices are served by as many threads as one, and again after a kill",
         expected: Duration::from_secs(50),
         alone: false,
-        run: ublk::many,
+        run: ublk::serve_many,
     },
     Scenario {
         name: "standalone-zero-copy",
-        about: "a volume of the command line lives through kills under load, also where its device is held, grows and changes its settings under it, and moves to another node",
+        about: "a volume of the command line survives kills under load, even if its device is held; it grows, changes its settings, and moves to another node",
         expected: Duration::from_secs(80),
         alone: false,
         run: standalone::zero_copy,
     },
     Scenario {
         name: "limits",
-        about: "limits of IOPS and throughput hold within 5 %, change and go under load, outlive kills and restarts, and keep a busy volume from slowing down a quiet one",
+        about: "limits of IOPS and throughput hold within 5 %, are changed and removed under load, outlive kills and restarts, and keep a busy volume from slowing down a quiet one",
         expected: Duration::from_secs(150),
         alone: false,
         run: limits::run,
     },
     Scenario {
         name: "memory-volumes",
-        about: "memory volumes live through kills, a restart and a handoff under load with every page right, in memory or spilled; a full one fails writes and loses nothing; a detach leaves nothing",
+        about: "memory volumes survive kills, a restart and a handoff under load with every page correct, in memory or spilled; a full one fails writes and loses nothing; a detach leaves nothing behind",
         expected: Duration::from_secs(120),
         alone: false,
         run: memory_volumes::run,
     },
     Scenario {
         name: "memory-claims",
-        about: "claims of memory volumes without an object store: capacity of the node, a restarted daemon, a restarted host whose loss is said, pages on the disk, refusals, and nothing left",
+        about: "claims of memory volumes without an object store: capacity of the node, a restarted daemon, a restarted host with a reported loss, pages on the disk, rejections, and nothing left behind",
         expected: Duration::from_secs(120),
         alone: false,
         run: memory_claims::run,
     },
     Scenario {
         name: "snapshots",
-        about: "snapshots are taken under load and of a detached volume, listed and deleted; each refusal names the fix",
+        about: "snapshots are taken under load and of a detached volume, listed and deleted; each rejection names the fix",
         expected: Duration::from_secs(90),
         alone: false,
         run: snapshots::run,
     },
     Scenario {
         name: "volume-snapshots",
-        about: "VolumeSnapshots are taken once, over deaths and an outage; Volumes begin with them on another node; deleted, they leave nothing",
+        about: "VolumeSnapshots are taken exactly once, despite crashes and an outage; Volumes are created from them on another node; deleted, they leave nothing behind",
         expected: Duration::from_secs(120),
         alone: false,
         run: volume_snapshots::run,
     },
     Scenario {
         name: "group-snapshots",
-        about: "snapshots of Volumes on two nodes that are written in turn are of one point; a dead daemon and an outage delay no write",
+        about: "snapshots of Volumes on two nodes with alternating writes have one common point; a dead daemon and an outage delay no write",
         expected: Duration::from_secs(100),
         alone: false,
         run: group_snapshots::run,
     },
     Scenario {
         name: "pid-namespace",
-        about: "a daemon in a PID namespace of its own attaches a volume, and the next one recovers it under load",
+        about: "a daemon in a separate PID namespace attaches a volume, and the next one recovers it under load",
         expected: Duration::from_secs(60),
         alone: false,
         run: pid_namespace::run,
     },
     Scenario {
         name: "preflight",
-        about: "a node that can serve passes preflight, and each fault of another is named with its fix; it leaves no file, no object and no Pod, whatever ends it",
+        about: "a fit node passes preflight, and each fault of an unfit one is reported with its fix; preflight leaves no file, object or Pod behind, however it ends",
         expected: Duration::from_secs(60),
         alone: false,
         run: preflight::run,
     },
     Scenario {
         name: "device-identity",
-        about: "a volume keeps its own device when numbers are given again, daemons die, and detach meets attach",
+        about: "a volume keeps its own device when numbers are reused, daemons die, and a detach races an attach",
         expected: Duration::from_secs(80),
         alone: false,
         run: device_identity::run,
     },
     Scenario {
         name: "damage",
-        about: "a corrupted byte is named and never served; a scrub finds it and repairs it from the node's copy",
+        about: "a corrupted byte is reported and never served; a scrub finds it and repairs it from the node's copy",
         expected: Duration::from_secs(60),
         alone: false,
         run: damage::run,
     },
     Scenario {
         name: "csi-node",
-        about: "claims are formatted, mounted, expanded and modified in use, read on another node and deleted, also over kills; unknown data is never formatted",
+        about: "claims are formatted, mounted, expanded and modified in use, read on another node and deleted, despite kills; unknown data is never formatted",
         expected: Duration::from_secs(120),
         alone: false,
         run: csi_node::run,
     },
     Scenario {
         name: "read-only-many",
-        about: "two nodes read one claim (ReadOnlyMany) that begins with a snapshot of one in use, over kills; nothing of it is left",
+        about: "two nodes read one claim (ReadOnlyMany) created from a snapshot of one in use, despite kills; it leaves nothing behind",
         expected: Duration::from_secs(100),
         alone: false,
         run: read_only_many::run,
@@ -415,14 +415,14 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "fenced",
-        about: "what a replaced writer never uploaded is kept, listed, exported to a file and deleted only when meant",
+        about: "data that a replaced writer never uploaded is preserved, listed, exported to a file and deleted only on request",
         expected: Duration::from_secs(60),
         alone: false,
         run: fenced::run,
     },
     Scenario {
         name: "truncation",
-        about: "a log is truncated while a replaced writer and a late one stand still; neither harms the volume",
+        about: "a log is truncated while a replaced writer and a late one are paused; neither damages the volume",
         expected: Duration::from_secs(60),
         alone: false,
         run: truncation::run,
@@ -436,21 +436,21 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "partition",
-        about: "a node that lost only the API server writes on until its volumes are served elsewhere; each write that it acknowledged is there, or kept on it",
+        about: "a node that lost only the API server continues to write until its volumes are served elsewhere; each acknowledged write is there, or preserved on the node",
         expected: Duration::from_secs(110),
         alone: false,
         run: partition::run,
     },
     Scenario {
         name: "restore",
-        about: "a new cluster that is pointed at a bucket gets its volumes and claims back, with their bytes; an unfinished writer is replaced only by name",
+        about: "a new cluster restores the volumes and claims of an existing bucket, with their bytes; an attached writer is replaced only by name",
         expected: Duration::from_secs(120),
         alone: false,
         run: restore::run,
     },
     Scenario {
         name: "top",
-        about: "the plugin shows what the volumes of a node do, as the metrics of its daemon say over the API server; a node that does not answer is named",
+        about: "the plugin shows the rates of a node's volumes, from its daemon's metrics through the API server; an unresponsive node is named",
         expected: Duration::from_secs(40),
         alone: false,
         run: top::run,
@@ -464,35 +464,35 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "s3-faults",
-        about: "a slow, resetting, throttling, forgetful or silent store loses nothing and doubles nothing",
+        about: "a store that is slow, resets, throttles, loses answers or is silent loses nothing and duplicates nothing",
         expected: Duration::from_secs(120),
         alone: false,
         run: s3_faults::run,
     },
     Scenario {
         name: "s3-outage",
-        about: "while the store is unreachable nothing fails, writes wait at the quota, the Volumes say so; then all catches up, without a herd",
+        about: "while the store is unreachable nothing fails, writes wait at the quota, and the Volumes report it; afterwards everything catches up, without a herd",
         expected: Duration::from_secs(170),
         alone: true,
         run: s3_outage::run,
     },
     Scenario {
         name: "held-requests-zero-copy",
-        about: "forced writes that wait for the store hold all requests of their device: no other volume waits, and daemons come and go",
+        about: "forced writes that wait for the store occupy all requests of their device: no other volume waits, and daemons are replaced",
         expected: Duration::from_secs(60),
         alone: false,
         run: held_requests::zero_copy,
     },
     Scenario {
         name: "memory-pressure-zero-copy",
-        about: "programs and the daemon share a control group at its memory limit, full of dirty pages of a device, and the daemon is killed at its own limit; nothing hangs, no program sees an error",
+        about: "programs and the daemon share a control group at its memory limit, full of dirty pages of a device, and the daemon is killed at its own limit; nothing hangs, and no program gets an error",
         expected: Duration::from_secs(90),
         alone: false,
         run: memory_pressure::zero_copy,
     },
     Scenario {
         name: "drain",
-        about: "what an outage left dirty is uploaded within a memory limit of 512 MiB",
+        about: "the dirty backlog of an outage is uploaded within a memory limit of 512 MiB",
         expected: Duration::from_secs(150),
         alone: false,
         run: drain::run,
@@ -506,35 +506,35 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "host-shutdown",
-        about: "an orderly shutdown ends with volumes mounted under load and a flush that waits for the store; nothing flushed is lost",
+        about: "an orderly shutdown completes with volumes mounted under load and a flush that waits for the store; no flushed data is lost",
         expected: Duration::from_secs(120),
         alone: false,
         run: host_shutdown::run,
     },
     Scenario {
         name: "host-daemons",
-        about: "on a node with systemd, udev, LVM, md, multipath and btrfs nothing of the host looks into a volume by itself; attaches, detaches and ends of the daemon hang nothing, and each holder is named",
+        about: "on a node with systemd, udev, LVM, md, multipath and btrfs the host reads no volume by itself; attaches, detaches and daemon exits hang nothing, and each holder is named",
         expected: Duration::from_secs(90),
         alone: false,
         run: host_daemons::run,
     },
     Scenario {
         name: "cache-disk",
-        about: "a full disk delays writes, a disk that cannot read or flush is never hidden, nothing is lost",
+        about: "a full disk delays writes, a disk that cannot read or flush is reported, and nothing is lost",
         expected: Duration::from_secs(70),
         alone: false,
         run: cache_disk::run,
     },
     Scenario {
         name: "power-cuts",
-        about: "power cuts that lose unflushed writes lose nothing that was flushed, and nothing stale is served",
+        about: "power cuts that lose unflushed writes lose no flushed data, and no stale data is served",
         expected: Duration::from_secs(120),
         alone: false,
         run: power_cuts::run,
     },
     Scenario {
         name: "kill-rounds-zero-copy",
-        about: "the daemon is ended again and again under three file systems and forced writes; no device hangs, no file is lost",
+        about: "the daemon is ended repeatedly under three file systems and forced writes; no device hangs, no file is lost",
         expected: Duration::from_secs(120),
         alone: true,
         run: kill_rounds::zero_copy,
@@ -548,14 +548,14 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "without-ublk",
-        about: "a node without ublk serves a volume by FUSE through kills under load, also of the keeper; a node with ublk reads it",
+        about: "a node without ublk serves a volume by FUSE despite kills of daemon and keeper under load; a node with ublk reads it",
         expected: Duration::from_secs(90),
         alone: false,
         run: without_ublk::run,
     },
     Scenario {
         name: "story-zero-copy",
-        about: "volumes of the Kubernetes API are served, live through kills and a reset, move, and are deleted",
+        about: "volumes of the Kubernetes API are served, survive kills and a reset, move, and are deleted",
         expected: Duration::from_secs(100),
         alone: false,
         run: story::zero_copy,
@@ -566,21 +566,21 @@ pub const ALL: &[Scenario] = &[
 pub const BY_NAME: &[Scenario] = &[
     Scenario {
         name: "cluster",
-        about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, deleted, and its data with it; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out; the plugin shows these writes, and restores a Volume",
+        about: "the chart runs under a real kubelet and passes its own test; a claim is written by one pod, read by the next, and deleted with its data; a pod writes while the daemon is rolled and evicted, and while a bad image is rolled out; the plugin shows these writes, and restores a Volume",
         expected: Duration::from_secs(400),
         alone: true,
         run: cluster::run,
     },
     Scenario {
         name: "failover",
-        about: "the node of a StatefulSet, of the operator and of the CSI controller loses its power: once it is out of service, its pods continue on the other node with a prefix of what was written, the claim tells what may be missing, and the node serves nothing when it is back; a drain loses nothing",
+        about: "the node of a StatefulSet, of the operator and of the CSI controller loses its power: once it is out of service, its pods continue on the other node with a prefix of the written data, the claim reports data that may be missing, and the returned node serves nothing; a drain loses nothing",
         expected: Duration::from_secs(600),
         alone: true,
         run: failover::run,
     },
     Scenario {
         name: "autoscaler",
-        about: "the real cluster-autoscaler, which HOLDFAST_CLUSTER_AUTOSCALER names, makes nodes from nothing for pods with claims where the docs say so, and none in vain for a memory volume; a node that it removes commits what its pod wrote",
+        about: "the real cluster-autoscaler, named by HOLDFAST_CLUSTER_AUTOSCALER, creates nodes from zero for pods with claims as documented, and none in vain for a memory volume; a node that it removes commits its pod's writes",
         expected: Duration::from_secs(200),
         alone: false,
         run: autoscaler::run,
@@ -594,7 +594,7 @@ pub const BY_NAME: &[Scenario] = &[
     },
     Scenario {
         name: "seaweedfs",
-        about: "a second real S3 server passes the conformance suite, and a volume lives in it as in `standalone-zero-copy`",
+        about: "a second real S3 server passes the conformance suite, and serves a volume as in `standalone-zero-copy`",
         expected: Duration::from_secs(120),
         alone: false,
         run: seaweedfs::run,
@@ -608,7 +608,7 @@ pub const BY_NAME: &[Scenario] = &[
     },
     Scenario {
         name: "kill-rounds-fuse",
-        about: "the daemon is ended again and again, as in `kill-rounds-zero-copy`, on a machine without ublk, by FUSE and a loop device",
+        about: "the daemon is ended repeatedly, as in `kill-rounds-zero-copy`, on a machine without ublk, with FUSE and a loop device",
         expected: Duration::from_secs(240),
         alone: true,
         run: kill_rounds::fuse,
@@ -629,7 +629,7 @@ pub const BY_NAME: &[Scenario] = &[
     },
     Scenario {
         name: "memory-pressure-fuse",
-        about: "the same as `memory-pressure-zero-copy`, on a machine without ublk, by FUSE and a loop device",
+        about: "the same as `memory-pressure-zero-copy`, on a machine without ublk, with FUSE and a loop device",
         expected: Duration::from_secs(90),
         alone: false,
         run: memory_pressure::fuse,
@@ -725,7 +725,7 @@ const IF_TIME_ALLOWS: &[&str] = &[
 
 /// Returns the position of a lane among those that start only while the time of a run permits, on this day
 /// since 1970; `None` for a lane of every run.
-pub fn place_if_time_allows(lane: &Lane, day: u64) -> Option<u64> {
+pub fn day_order(lane: &Lane, day: u64) -> Option<u64> {
     let place = IF_TIME_ALLOWS.iter().position(|name| **name == lane.to_string())? as u64;
     let all = IF_TIME_ALLOWS.len() as u64;
     Some((place + all - day % all) % all)
@@ -738,7 +738,7 @@ pub const WITH_A_PROGRAM: &[&str] = &["autoscaler"];
 ///
 /// # Errors
 /// If the list names one that does not exist.
-pub fn lane_in_turn(day: u64) -> Result<Lane> {
+pub fn rotation_lane(day: u64) -> Result<Lane> {
     let place = day % IN_TURN.len() as u64;
     lane(IN_TURN[place as usize])
 }
@@ -749,10 +749,10 @@ mod tests {
     use holdfast_lab::pins::OLDER_KERNEL;
 
     #[test]
-    fn each_lane_has_its_turn_and_what_is_only_run_by_name_too() {
+    fn each_rotating_lane_has_its_day() {
         let usual: Vec<String> = usual_lanes().iter().map(Lane::to_string).collect();
         let days: Vec<String> =
-            (0..IN_TURN.len() as u64).map(|day| lane_in_turn(20_000 + day).unwrap().to_string()).collect();
+            (0..IN_TURN.len() as u64).map(|day| rotation_lane(20_000 + day).unwrap().to_string()).collect();
         assert!(IN_TURN.iter().all(|name| days.iter().any(|day| day == name)), "{days:?}");
         assert!(days.iter().all(|name| !usual.contains(name)), "one runs twice: {days:?}");
         let others: Vec<&str> = BY_NAME.iter().map(|scenario| scenario.name).collect();
@@ -761,12 +761,12 @@ mod tests {
     }
 
     #[test]
-    fn each_lane_that_may_wait_for_another_day_is_the_first_of_one_day() {
+    fn each_postponable_lane_comes_first_on_one_day() {
         let usual = usual_lanes();
         let all = IF_TIME_ALLOWS.len() as u64;
         assert!((2..all).all(|number| !all.is_multiple_of(number)), "{all} is not prime");
         let first = |day| {
-            let places = usual.iter().filter_map(|lane| Some((place_if_time_allows(lane, day)?, lane)));
+            let places = usual.iter().filter_map(|lane| Some((day_order(lane, day)?, lane)));
             let mut places: Vec<(u64, String)> =
                 places.map(|(place, lane)| (place, lane.to_string())).collect();
             places.sort_unstable();
@@ -776,11 +776,11 @@ mod tests {
         let mut days: Vec<String> = (0..all).map(|day| first(20_000 + day)).collect();
         days.sort_unstable();
         assert_eq!(days, IF_TIME_ALLOWS);
-        assert!(!usual.iter().any(|lane| lane.scenario.alone && place_if_time_allows(lane, 0).is_some()));
+        assert!(!usual.iter().any(|lane| lane.scenario.alone && day_order(lane, 0).is_some()));
     }
 
     #[test]
-    fn each_further_lane_names_a_scenario_and_each_name_finds_its_lane() {
+    fn each_additional_lane_is_found_by_its_name() {
         let usual = usual_lanes();
         assert_eq!(usual.len(), ALL.len() + ALSO_ON.len());
         for each in usual {

@@ -29,9 +29,9 @@ const ERROR: f64 = 0.05;
 /// the ring thread has up to 6 ms by the machine's clock.
 const MEMORY_P99_US: f64 = 20_000.0;
 /// Maximum requests of 128 KiB of a volume in flight on local files: 2 MiB (`MOVING_BYTES`).
-const MOST_LARGE: u64 = 16;
+const MAX_LARGE: u64 = 16;
 /// Requests of the file system itself at the same time: its journal, pages of the map.
-const MOST_OTHERS: u64 = 8;
+const MAX_OTHERS: u64 = 8;
 /// Name of the busy neighbour's fio among the machine's programs.
 const NOISE: &str = "noise";
 const SIGKILL: i32 = 9;
@@ -46,19 +46,19 @@ pub(super) fn run(world: &World) -> Result<()> {
     let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "zero-copy", CONFIG)?;
     let busy = attach(&node, "busy", &["--max-iops", "500"])?;
     let quiet = attach(&node, "quiet", &[])?;
-    rates(&node, &busy)?;
-    under_load(&node, &busy)?;
-    neighbour(&node, &busy, &quiet)?;
-    memory_neighbour(&node, &quiet)?;
+    check_rates(&node, &busy)?;
+    change_under_load(&node, &busy)?;
+    check_neighbour(&node, &busy, &quiet)?;
+    check_memory_neighbour(&node, &quiet)?;
     for volume in ["busy", "quiet"] {
         node.cli(&["detach", volume])?;
     }
     drop(node);
-    slow_disk(world, &s3)
+    check_slow_disk(world, &s3)
 }
 
 /// Checks on a disk that takes 2 ms per request that a busy volume does not fill its queue.
-fn slow_disk(world: &World, s3: &S3Server) -> Result<()> {
+fn check_slow_disk(world: &World, s3: &S3Server) -> Result<()> {
     report::step("a noisy neighbour on a slow disk");
     let vm = world.vm_with("b", Options::benchmark)?;
     vm.exec(
@@ -69,7 +69,7 @@ fn slow_disk(world: &World, s3: &S3Server) -> Result<()> {
     )?;
     let node = Node::start(vm, &Control::standalone(s3, BUCKET), "zero-copy", CONFIG)?;
     let busy = attach(&node, "busy-2", &[])?;
-    noise(&node, &busy)?;
+    start_noise(&node, &busy)?;
     let script = "cat /sys/block/slow/queue/max_sectors_kb; for at in {1..200}; do \
                   read -r reads writes < /sys/block/slow/inflight; echo $((reads + writes)); sleep 0.01; done | \
                   sort -n | tail -n 1";
@@ -79,9 +79,9 @@ fn slow_disk(world: &World, s3: &S3Server) -> Result<()> {
     node.vm().signal(NOISE, SIGKILL)?;
     node.vm().wait(NOISE, LIMIT)?;
     // The disk divides requests that are longer than its longest.
-    let allowed = MOST_LARGE * 128_u64.div_ceil(longest_kib);
+    let allowed = MAX_LARGE * 128_u64.div_ceil(longest_kib);
     report::step(format_args!("{most} requests in flight on the disk, of {allowed}"));
-    ensure!((allowed / 2..=allowed + MOST_OTHERS).contains(&most), "{most} requests in flight on the disk");
+    ensure!((allowed / 2..=allowed + MAX_OTHERS).contains(&most), "{most} requests in flight on the disk");
     Ok(())
 }
 
@@ -99,7 +99,7 @@ fn configure(node: &Node, limits: &[&str]) -> Result<()> {
 }
 
 /// Tests each limit alone, for each type of load that it affects.
-fn rates(node: &Node, device: &str) -> Result<()> {
+fn check_rates(node: &Node, device: &str) -> Result<()> {
     report::step("rates at their limits");
     let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
     ensure!(listed["volumes"][0]["limits"]["iops"] == 500, "{listed}");
@@ -108,13 +108,13 @@ fn rates(node: &Node, device: &str) -> Result<()> {
         configure(node, &["--max-iops", &limit.to_string()])?;
         let job = format!("--rw={pattern} --bs=4k --iodepth={depth}");
         let measured = rate(&fio(node.vm(), device, &job)?, "iops")?;
-        worst = worst.max(error(&format!("{pattern}, {depth} in flight"), measured, f64::from(limit)));
+        worst = worst.max(deviation(&format!("{pattern}, {depth} in flight"), measured, f64::from(limit)));
     }
     report::step(format_args!("limit_iops_error {worst:.4}"));
     ensure!(worst <= ERROR, "a rate is {:.1} % off its limit", worst * 100.0);
     configure(node, &["--max-iops", "none", "--max-throughput", "16Mi"])?;
     let job = "--rw=randrw --bs=128k --iodepth=8";
-    let off = error("bytes", rate(&fio(node.vm(), device, job)?, "bw_bytes")?, f64::from(16 << 20));
+    let off = deviation("bytes", rate(&fio(node.vm(), device, job)?, "bw_bytes")?, f64::from(16 << 20));
     ensure!(off <= ERROR, "the throughput is {:.1} % off its limit", off * 100.0);
     let limited =
         node.metric("holdfast_volume_limited_seconds_total", "busy")?.context("the time of waits")?;
@@ -130,13 +130,13 @@ fn rates(node: &Node, device: &str) -> Result<()> {
 }
 
 /// The limits change, and the daemon is killed and replaced, while a program verifies its writes.
-fn under_load(node: &Node, device: &str) -> Result<()> {
+fn change_under_load(node: &Node, device: &str) -> Result<()> {
     report::step("changes and restarts under load");
     configure(node, &["--max-throughput", "none", "--max-iops", "300"])?;
     let load = Load::start(node.vm(), device, LOAD_SECONDS)?;
     let holds = |when: &str, limit: u32| -> Result<()> {
         load.check()?;
-        let off = error(when, in_seconds(node.vm(), device, 5)?, f64::from(limit));
+        let off = deviation(when, measure_rate(node.vm(), device, 5)?, f64::from(limit));
         ensure!(off <= ERROR, "{when}: {:.1} % off", off * 100.0);
         load.check()
     };
@@ -152,7 +152,7 @@ fn under_load(node: &Node, device: &str) -> Result<()> {
     node.restart()?;
     holds("after a restart", 150)?;
     configure(node, &["--max-iops", "none"])?;
-    let free = in_seconds(node.vm(), device, 2)?;
+    let free = measure_rate(node.vm(), device, 2)?;
     report::step(format_args!("without a limit: {free:.0} IOPS"));
     ensure!(free > 400.0, "{free} IOPS once the limit is gone");
     load.stop()
@@ -160,10 +160,10 @@ fn under_load(node: &Node, device: &str) -> Result<()> {
 
 /// The 99th percentile of reads of a quiet volume: alone, next to a neighbour without a limit, and next to
 /// one with a limit.
-fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
+fn check_neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
     report::step("a noisy neighbour");
     let alone = p99(node, quiet, "alone")?;
-    noise(node, busy)?;
+    start_noise(node, busy)?;
     let noisy = p99_with_noise(node, quiet, busy, "next to a neighbour without a limit")?;
     configure(node, &["--max-iops", "200"])?;
     let limited = p99_with_noise(node, quiet, busy, "next to one with 200 IOPS")?;
@@ -180,12 +180,12 @@ fn neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
 }
 
 /// Measures next to a memory volume: the ring thread itself compresses its requests.
-fn memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
+fn check_memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
     report::step("a noisy memory volume");
     let device = node.cli(&["attach", "memory", "--memory", "128Mi", "--compression", "zstd"])?;
     let device = device.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
-    noise(node, &device)?;
+    start_noise(node, &device)?;
     let noisy = p99_with_noise(node, quiet, &device, "next to a memory volume")?;
     node.vm().signal(NOISE, SIGKILL)?;
     node.vm().wait(NOISE, LIMIT)?;
@@ -193,10 +193,10 @@ fn memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
     node.cli(&["detach", "memory"]).map(drop)
 }
 
-/// Returns the same with noise at another volume, and fails if that noise has ended.
+/// Returns the 99th percentile of single reads with noise at another volume. Fails if that noise has ended.
 fn p99_with_noise(node: &Node, quiet: &str, busy: &str, of: &str) -> Result<f64> {
     let us = p99(node, quiet, of)?;
-    let rate = in_seconds(node.vm(), busy, 2)?;
+    let rate = measure_rate(node.vm(), busy, 2)?;
     report::step(format_args!("the neighbour has {rate:.0} requests a second"));
     ensure!(rate > 10.0, "the neighbour is quiet");
     Ok(us)
@@ -213,17 +213,17 @@ fn p99(node: &Node, device: &str, of: &str) -> Result<f64> {
 }
 
 /// Keeps 64 requests of 128 KiB in flight at a device.
-fn noise(node: &Node, device: &str) -> Result<()> {
+fn start_noise(node: &Node, device: &str) -> Result<()> {
     let noise = format!(
         "exec fio --name=noise --thread --filename={device} --direct=1 --ioengine=io_uring --rw=randrw --bs=128k \
          --iodepth=64 --size=64M --norandommap --time_based --runtime={LOAD_SECONDS}"
     );
     node.vm().spawn(NOISE, &bash(&noise))?;
-    until("the neighbour to begin", LIMIT, || Ok((in_seconds(node.vm(), device, 1)? > 0.0).then_some(())))
+    until("the neighbour to begin", LIMIT, || Ok((measure_rate(node.vm(), device, 1)? > 0.0).then_some(())))
 }
 
 /// Returns the relative deviation of a measured rate from its limit.
-fn error(of: &str, measured: f64, limit: f64) -> f64 {
+fn deviation(of: &str, measured: f64, limit: f64) -> f64 {
     let off = (measured / limit - 1.0).abs();
     report::step(format_args!("{of}: {measured:.1} a second, limit {limit:.0}, {:.2} % off", off * 100.0));
     off
@@ -231,7 +231,7 @@ fn error(of: &str, measured: f64, limit: f64) -> f64 {
 
 /// Returns the requests per second that the kernel completed on the device, over this much of the machine's
 /// time. A preceding second and a half does not count: a change takes effect, and credit is used up.
-fn in_seconds(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
+fn measure_rate(vm: &Vm, device: &str, seconds: u32) -> Result<f64> {
     let name = device.trim_start_matches("/dev/");
     let script = format!(
         "look() {{ read -r -a stat < /sys/block/{name}/stat; read -r up _ < /proc/uptime;\n\

@@ -2,7 +2,7 @@
 //! Volume applied by a user.
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted, expect_refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::Node;
 use holdfast_lab::report;
@@ -33,51 +33,55 @@ pub(super) fn run(world: &World) -> Result<()> {
     let csi = controller.csi();
     let a = world.node("a", "auto", DATA)?;
     let on_a = CsiNode::start(world.vm("a")?)?;
-    let info = granted("info", on_a.info()?)?;
+    let info = expect_granted("info", on_a.info()?)?;
     let topology = info.accessible_topology.unwrap_or_default().segments;
     ensure!(topology.get("topology.holdfast.dev/node").is_some_and(|node| node == "a"), "{topology:?}");
 
     report::step("create a claim: the node can promise as much less");
-    let whole = capacity(&csi, &[], |bytes| bytes > 0)?;
+    let whole = wait_capacity(&csi, &[], |bytes| bytes > 0)?;
     ensure!(whole > 240 * MIB && whole < 256 * MIB, "{whole} bytes of 256Mi");
     let scratch = claim(&csi)?;
-    let left = capacity(&csi, &[], |bytes| bytes < whole)?;
+    let left = wait_capacity(&csi, &[], |bytes| bytes < whole)?;
     ensure!(left > 100 * MIB && left < whole - CLAIM_BYTES, "{left} bytes are left of {whole}");
     let too_large = csi.create(&NewVolume::in_memory("pvc-large", CLAIM_BYTES, "a"), LIMIT)?;
-    refused("a claim that does not fit", too_large, "ResourceExhausted", "node a can promise")?;
+    expect_refused("a claim that does not fit", too_large, "ResourceExhausted", "node a can promise")?;
 
     report::step("write a file; kill and restart the daemon");
     let context = publish(&csi, CLAIM, "a")?;
     let scratch = Claim { context, ..scratch };
-    granted("stage", on_a.stage(&scratch, LIMIT)?)?;
-    granted("publish", on_a.publish(&scratch, "pod", false)?)?;
+    expect_granted("stage", on_a.stage(&scratch, LIMIT)?)?;
+    expect_granted("publish", on_a.publish(&scratch, "pod", false)?)?;
     let target = scratch.target("pod");
     on_a.vm().exec(&format!("echo kept > {target}/file; sync -f {target}"))?;
     a.kill()?;
     a.restart()?;
     on_a.vm().exec(&format!("echo 3 > /proc/sys/vm/drop_caches; grep -qx kept {target}/file"))?;
-    ensure!(lost(world, CLAIM)?.is_empty(), "nothing was lost: {}", lost(world, CLAIM)?);
-    refusals(&csi)?;
+    ensure!(loss_reason(world, CLAIM)?.is_empty(), "nothing was lost: {}", loss_reason(world, CLAIM)?);
+    check_refusals(&csi)?;
 
     report::step("expand the claim while its pod uses it");
-    let small = granted("stats", on_a.total(&scratch, "pod")?)?;
+    let small = expect_granted("stats", on_a.total(&scratch, "pod")?)?;
     let too_large = csi.expand(CLAIM, 256 * MIB)?;
-    refused("more than the node has", too_large, "ResourceExhausted", "and node a can promise")?;
-    ensure!(granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
-    granted("expand its file system", on_a.expand(&scratch, "pod", LARGER_BYTES)?)?;
-    let total = granted("stats", on_a.total(&scratch, "pod")?)?;
+    expect_refused("more than the node has", too_large, "ResourceExhausted", "and node a can promise")?;
+    ensure!(expect_granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
+    expect_granted("expand its file system", on_a.expand(&scratch, "pod", LARGER_BYTES)?)?;
+    let total = expect_granted("stats", on_a.total(&scratch, "pod")?)?;
     ensure!(total > small + 16 * MIB, "a file system of {total} bytes, and {small} before");
     on_a.vm().exec(&format!("grep -qx kept {target}/file"))?;
-    let less = capacity(&csi, &[], |bytes| bytes < left)?;
+    let less = wait_capacity(&csi, &[], |bytes| bytes < left)?;
     ensure!(less < left - 15 * MIB, "{less} bytes are left of {left}");
 
-    report::step("restart the host: the loss is said before the empty device is made");
+    report::step("restart the host: the loss is reported before the empty device is created");
     on_a.vm().reset()?;
     a.restart()?;
     let on_a = CsiNode::start(world.vm("a")?)?;
-    until("the loss to be said", LIMIT, || Ok((lost(world, CLAIM)? == "NodeRestarted").then_some(())))?;
-    granted("stage", on_a.stage(&scratch, LIMIT)?)?;
-    granted("publish", on_a.publish(&scratch, "pod", false)?)?;
+    until(
+        "the loss to be said",
+        LIMIT,
+        || Ok((loss_reason(world, CLAIM)? == "NodeRestarted").then_some(())),
+    )?;
+    expect_granted("stage", on_a.stage(&scratch, LIMIT)?)?;
+    expect_granted("publish", on_a.publish(&scratch, "pod", false)?)?;
     on_a.vm().exec(&format!("test -d {target}/lost+found && test ! -e {target}/file"))?;
     let event = "--field-selector=reason=NodeRestarted,type=Warning";
     until("its event", LIMIT, || {
@@ -87,13 +91,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     release(&on_a, &scratch, "pod")?;
 
     report::step("delete the claim: the node can promise it again");
-    granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
-    ensure!(lost(world, CLAIM)? == "Detached", "a detach drops the content");
-    granted("delete", csi.delete(CLAIM, LIMIT)?)?;
-    ensure!(capacity(&csi, &[], |bytes| bytes == whole)? == whole, "all of it");
+    expect_granted("withdraw", csi.unpublish(CLAIM, "a", LIMIT)?)?;
+    ensure!(loss_reason(world, CLAIM)? == "Detached", "a detach drops the content");
+    expect_granted("delete", csi.delete(CLAIM, LIMIT)?)?;
+    ensure!(wait_capacity(&csi, &[], |bytes| bytes == whole)? == whole, "all of it");
 
-    spilled(world, &csi, &a, &on_a)?;
-    applied(world, &a)?;
+    check_spilled_claim(world, &csi, &a, &on_a)?;
+    check_applied_volume(world, &a)?;
     a.vm().exec(
         "! ls /dev/ublkb* 2>/dev/null; test -z \"$(ls /run/holdfast/memory.d)\"; ! ls -d /var/lib/holdfast/memory.d/* 2>/dev/null",
     )?;
@@ -103,46 +107,46 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 /// Creates the claim, twice.
 fn claim(csi: &Csi) -> Result<Claim> {
-    let how = Use::mounted("ext4");
-    let new = NewVolume::in_memory(CLAIM, CLAIM_BYTES, "a").used(&how);
-    let created = granted("create", csi.create(&new, LIMIT)?)?;
+    let usage = Use::mounted("ext4");
+    let new = NewVolume::in_memory(CLAIM, CLAIM_BYTES, "a").with_use(&usage);
+    let created = expect_granted("create", csi.create(&new, LIMIT)?)?;
     let topology = created.accessible_topology.first().context("it is on one node")?;
     ensure!(
         topology.segments.get("topology.holdfast.dev/node").is_some_and(|node| node == "a"),
         "{topology:?}"
     );
-    granted("create again", csi.create(&new, LIMIT)?)?;
-    Ok(Claim { volume: CLAIM.to_owned(), context: Default::default(), how })
+    expect_granted("create again", csi.create(&new, LIMIT)?)?;
+    Ok(Claim { volume: CLAIM.to_owned(), context: Default::default(), usage })
 }
 
 /// A claim exceeds its memory, and the rest is on the disk: no write fails, and a kill changes nothing. The
 /// disk of the node is promised only once.
-fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<()> {
+fn check_spilled_claim(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<()> {
     report::step("create a claim that spills: the disk of the node is promised");
-    capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB)?;
-    let how = Use::mounted("ext4");
+    wait_capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB)?;
+    let usage = Use::mounted("ext4");
     let new = |name, bytes| {
-        let new = NewVolume::in_memory(name, bytes, "a").used(&how);
+        let new = NewVolume::in_memory(name, bytes, "a").with_use(&usage);
         SPILLING.into_iter().fold(new, |new, (key, value)| new.parameter(key, value))
     };
     let too_large = csi.create(&new("pvc-large", 65 * MIB), LIMIT)?;
     let words = "of disk for its spill file, and node a can promise 64Mi more";
-    refused("more than the node has", too_large, "ResourceExhausted", words)?;
+    expect_refused("more than the node has", too_large, "ResourceExhausted", words)?;
     let no_share = NewVolume::in_memory("pvc-none", MIB, "a").parameter("spillPercent", "0");
-    refused(
+    expect_refused(
         "no share",
         csi.create(&no_share, LIMIT)?,
         "InvalidArgument",
         "parameters.spillPercent: `0` is not",
     )?;
-    granted("create", csi.create(&new(SPILL_CLAIM, SPILL_BYTES), LIMIT)?)?;
-    capacity(csi, &SPILLING, |bytes| bytes == 4 * MIB)?;
+    expect_granted("create", csi.create(&new(SPILL_CLAIM, SPILL_BYTES), LIMIT)?)?;
+    wait_capacity(csi, &SPILLING, |bytes| bytes == 4 * MIB)?;
 
     report::step("fill it beyond its memory; kill and restart the daemon");
     let context = publish(csi, SPILL_CLAIM, "a")?;
-    let claim = Claim { volume: SPILL_CLAIM.to_owned(), context, how };
-    granted("stage", on_node.stage(&claim, LIMIT)?)?;
-    granted("publish", on_node.publish(&claim, "pod", false)?)?;
+    let claim = Claim { volume: SPILL_CLAIM.to_owned(), context, usage };
+    expect_granted("stage", on_node.stage(&claim, LIMIT)?)?;
+    expect_granted("publish", on_node.publish(&claim, "pod", false)?)?;
     let file = format!("{}/file", claim.target("pod"));
     let compare = format!("echo 3 > /proc/sys/vm/drop_caches; cmp {SOURCE} {file}");
     let vm = on_node.vm();
@@ -151,7 +155,7 @@ fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<(
     node.restart()?;
     vm.exec(&format!("{compare}; rm {SOURCE}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"))?;
 
-    report::step("the StorageNode and the Volume say so; another volume is refused");
+    report::step("the StorageNode and the Volume report this; another volume is rejected");
     let path = "--output=jsonpath={.status.memory.spill.limitBytes} {.status.memory.spill.promisedBytes} \
                 {.status.memory.spill.usedBytes}";
     until("the spilled bytes of the node", LIMIT, || {
@@ -164,8 +168,8 @@ fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<(
     // The node and its volumes are reported separately.
     until("the spilled bytes of the volume", LIMIT, || {
         let path = "--output=jsonpath={.status.conditions[?(@.type=='Writable')].message}";
-        let said = world.kubectl(["get", &format!("volume/{SPILL_CLAIM}"), path])?;
-        Ok(said.contains("bytes (limit 62914560) are spilled to the disk of node a").then_some(()))
+        let text = world.kubectl(["get", &format!("volume/{SPILL_CLAIM}"), path])?;
+        Ok(text.contains("bytes (limit 62914560) are spilled to the disk of node a").then_some(()))
     })?;
     apply(
         world,
@@ -174,45 +178,45 @@ fn spilled(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<(
     )?;
     until("the refusal", LIMIT, || {
         let path = "--output=jsonpath={.status.conditions[?(@.type=='Attached')]['reason','message']}";
-        let said = world.kubectl(["get", "volume/more", path])?;
+        let text = world.kubectl(["get", "volume/more", path])?;
         let words = "4Mi of data.memory_spill (64Mi) is left on this node";
-        Ok((said.starts_with("NodeFull ") && said.contains(words)).then_some(()))
+        Ok((text.starts_with("NodeFull ") && text.contains(words)).then_some(()))
     })?;
     world.kubectl(["delete", "volume/more", "--timeout=60s"])?;
 
     release(on_node, &claim, "pod")?;
-    granted("withdraw", csi.unpublish(SPILL_CLAIM, "a", LIMIT)?)?;
-    ensure!(lost(world, SPILL_CLAIM)? == "Detached", "a detach drops the content");
-    granted("delete", csi.delete(SPILL_CLAIM, LIMIT)?)?;
-    capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB).map(drop)
+    expect_granted("withdraw", csi.unpublish(SPILL_CLAIM, "a", LIMIT)?)?;
+    ensure!(loss_reason(world, SPILL_CLAIM)? == "Detached", "a detach drops the content");
+    expect_granted("delete", csi.delete(SPILL_CLAIM, LIMIT)?)?;
+    wait_capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB).map(drop)
 }
 
 /// Returns the capacity of node `a` for a class, once it is right.
-fn capacity(csi: &Csi, class: &[(&str, &str)], is_right: impl Fn(i64) -> bool) -> Result<i64> {
+fn wait_capacity(csi: &Csi, class: &[(&str, &str)], is_right: impl Fn(i64) -> bool) -> Result<i64> {
     until("the capacity", LIMIT, || {
-        let bytes = granted("capacity", csi.memory_capacity("a", class)?)?;
+        let bytes = expect_granted("capacity", csi.memory_capacity("a", class)?)?;
         Ok(is_right(bytes).then_some(bytes))
     })
 }
 
-fn refusals(csi: &Csi) -> Result<()> {
+fn check_refusals(csi: &Csi) -> Result<()> {
     let word = "InvalidArgument";
-    refused(
+    expect_refused(
         "a snapshot",
         csi.snapshot("snap", CLAIM, LIMIT)?,
         word,
         "which has no snapshots. Copy the files",
     )?;
     let clone = NewVolume::in_memory("pvc-clone", MIB, "a").from_volume(CLAIM);
-    refused("a clone", csi.create(&clone, LIMIT)?, word, "begins with nothing")?;
-    let shared = NewVolume::in_memory("pvc-shared", MIB, "a").used(&Use::read("ext4"));
-    refused("readers", csi.create(&shared, LIMIT)?, word, "Write accessModes [ReadWriteOnce]")?;
+    expect_refused("a clone", csi.create(&clone, LIMIT)?, word, "begins with nothing")?;
+    let shared = NewVolume::in_memory("pvc-shared", MIB, "a").with_use(&Use::read("ext4"));
+    expect_refused("readers", csi.create(&shared, LIMIT)?, word, "Write accessModes [ReadWriteOnce]")?;
     let unknown = NewVolume::in_memory("pvc-kept", MIB, "a").parameter("durability", "object");
-    refused("durability", csi.create(&unknown, LIMIT)?, word, "parameters.durability: is not known")
+    expect_refused("durability", csi.create(&unknown, LIMIT)?, word, "parameters.durability: is not known")
 }
 
 /// A Volume applied by a user, and deleted while it is attached.
-fn applied(world: &World, node: &Node) -> Result<()> {
+fn check_applied_volume(world: &World, node: &Node) -> Result<()> {
     report::step("apply a Volume, use its device, delete it");
     apply(
         world,
@@ -274,7 +278,7 @@ fn applied(world: &World, node: &Node) -> Result<()> {
 }
 
 /// Returns the reason of the condition `ContentLost` of a Volume; empty without the condition.
-fn lost(world: &World, volume: &str) -> Result<String> {
+fn loss_reason(world: &World, volume: &str) -> Result<String> {
     let path = "--output=jsonpath={.status.conditions[?(@.type=='ContentLost')].reason}";
     world.kubectl(["get", &format!("volume/{volume}"), path])
 }

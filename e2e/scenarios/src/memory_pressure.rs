@@ -1,7 +1,7 @@
-//! The control group of the daemon and of programs is at its limit, as on a Kubernetes node (`kubepods`),
-//! while most of its memory is dirty pages of file systems on our devices. To reclaim memory, the kernel must
-//! write to the devices, which the daemon serves with the remaining memory. The machine itself has little
-//! memory, but enough.
+//! The control group of the daemon and of programs is at its limit, as on a Kubernetes node (`kubepods`).
+//! Most of its memory is dirty pages of file systems on our devices. To reclaim memory, the kernel must write
+//! to the devices, which the daemon serves with the remaining memory. The machine itself has little memory,
+//! but enough.
 //!
 //! Tested fault: a thread of the daemon waits for memory, which waits for a write to the daemon's own device.
 //! Then nothing is written any more, and every program that requests memory waits, too.
@@ -78,7 +78,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
     vm.wait_block_device(&device, LIMIT)?;
     vm.exec(&format!("mkfs.ext4 -q -F {device} >&2; mount {device} {AT}"))?;
 
-    report::step("programs write more than the machine has memory; the store is slow");
+    report::step("programs write more than the machine's memory; the store is slow");
     let rule = Rule {
         method: Some("PUT"),
         target: String::new(),
@@ -86,7 +86,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
         fault: Fault::Delay(STORE_DELAY),
     };
     proxy.set_rules(vec![rule]);
-    begin(vm)?;
+    start_programs(vm)?;
     report::step(wait_stored(vm, &device, STORED_MIB[0])?);
     ensure!(vm.status(PROGRAM)?.is_none(), "the daemon ended:\n{}", memory(vm)?);
     report::step(memory(vm)?);
@@ -106,7 +106,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
     confine(vm)?;
     report::step(wait_stored(vm, &device, STORED_MIB[1])?);
     report::step(memory(vm)?);
-    end(vm, &device)?;
+    check_programs(vm, &device)?;
     node.terminate()
 }
 
@@ -138,7 +138,7 @@ fn confine(vm: &Vm) -> Result<()> {
 }
 
 /// Starts writing programs in their group: one for files, one for a mapped file.
-fn begin(vm: &Vm) -> Result<()> {
+fn start_programs(vm: &Vm) -> Result<()> {
     vm.spawn(
         "files",
         &bash(&format!(
@@ -202,7 +202,7 @@ fn every_thread_is_an_io_flusher(vm: &Vm) -> Result<()> {
 }
 
 /// Checks that no program saw an error, each file has its written content, and no task hung.
-fn end(vm: &Vm, device: &str) -> Result<()> {
+fn check_programs(vm: &Vm, device: &str) -> Result<()> {
     vm.exec("touch /tmp/enough")?;
     for program in ["files", "mapped"] {
         let exit = vm.wait(program, END_LIMIT).with_context(|| format!("wait for {program}"))?;

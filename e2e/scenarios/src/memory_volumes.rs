@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::churn::ensure_all_there;
+use holdfast_lab::churn::ensure_reported_exist;
 use holdfast_lab::node::{Control, Node, SIGKILL};
 use holdfast_lab::report;
 use holdfast_lab::vm::machine::Options;
@@ -37,7 +37,7 @@ const WORKERS: u32 = 2;
 /// Sizes of a volume under load, in MiB: each exit of the daemon interrupts a growth.
 const FIRST_MIB: u32 = 256;
 const STEP_MIB: u32 = 16;
-const MOST_MIB: u32 = 336;
+const MAX_MIB: u32 = 336;
 /// The first kernel that resizes a device in use. An older one rejects the growth.
 const RESIZES_SINCE: &str = "Linux 6.16";
 /// Maximum bytes of one discard.
@@ -49,7 +49,7 @@ const AT: &str = "/mnt";
 enum DaemonEnd {
     Kill,
     Restart,
-    /// By a successor that is started first.
+    /// A successor is started first.
     Handoff,
 }
 
@@ -57,12 +57,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let node = Node::start(machine(world)?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
-    ends(&node, &ENDS)?;
-    offline(&node)?;
-    full(&node)?;
-    overwritten(&node)?;
-    spilled(&node)?;
-    refusals(&node)?;
+    end_daemon(&node, &ENDS)?;
+    take_processor_offline(&node)?;
+    check_full_volume(&node)?;
+    check_overwrites(&node)?;
+    check_spill(&node)?;
+    check_refusals(&node)?;
     ensure!(node.cli(&["list", "--json"])?.contains("\"volumes\": []"), "all are detached");
     Ok(())
 }
@@ -75,11 +75,11 @@ pub fn rounds(world: &World, kills: usize) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let node = Node::start(machine(world)?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
-    ends(&node, &[DaemonEnd::Kill, DaemonEnd::Handoff].repeat(kills))
+    end_daemon(&node, &[DaemonEnd::Kill, DaemonEnd::Handoff].repeat(kills))
 }
 
 /// Ends the daemon while a file system is in use and fio verifies its writes.
-fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
+fn end_daemon(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let vm = node.vm();
     let files = attach(node, &["files", "--memory", &format!("{FIRST_MIB}Mi")])?;
     vm.exec(&format!("mkfs.ext4 -q -F {files} >&2; mount {files} {AT}"))?;
@@ -96,11 +96,11 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
     let queue = raw.replace("/dev/", "/sys/block/");
     vm.exec(&format!("test $(cat {queue}/queue/discard_max_bytes) = {MAX_DISCARD_BYTES}"))?;
     let load = Load::start(vm, &raw, LOAD_SECONDS)?;
-    let grows = grows(node)?;
+    let grows = can_grow_in_use(node)?;
     let mut mib = FIRST_MIB;
     for (number, end) in all.iter().enumerate() {
         // The size of the last ones is requested again.
-        mib = MOST_MIB.min(mib + STEP_MIB);
+        mib = MAX_MIB.min(mib + STEP_MIB);
         let grow = ["grow", "files", &format!("{mib}Mi")];
         vm.spawn(&format!("grow-{number}"), &bash(&format!("exec holdfast-node {}", grow.join(" "))))?;
         match end {
@@ -130,7 +130,7 @@ fn ends(node: &Node, all: &[DaemonEnd]) -> Result<()> {
         "umount {AT}; echo 3 > /proc/sys/vm/drop_caches; e2fsck -fn {files} >&2; mount {files} {AT}; \
          holdfast-e2e churn-check {AT}; umount {AT}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"
     ))?;
-    ensure_all_there(&vm.log("churn")?, &found)?;
+    ensure_reported_exist(&vm.log("churn")?, &found)?;
     for name in ["files", "raw"] {
         let refused = node.metric("holdfast_volume_memory_refused_pages_total", name)?;
         ensure!(refused == Some(0.0), "{name}: {refused:?} pages were refused");
@@ -150,7 +150,7 @@ fn machine(world: &World) -> Result<Arc<Vm>> {
 
 /// A processor goes offline while one of its requests waits for the next daemon. Regression: with one queue
 /// per processor, this waited for the request, and the start of the daemon for the processor.
-fn offline(node: &Node) -> Result<()> {
+fn take_processor_offline(node: &Node) -> Result<()> {
     let vm = node.vm();
     if vm.exec("nproc")?.trim() == "1" {
         report::step("SKIP a processor goes offline: the machine has one");
@@ -171,7 +171,7 @@ fn offline(node: &Node) -> Result<()> {
 
 /// At its limit, a volume fails writes with ENOSPC, keeps its content, and accepts writes again after a
 /// discard.
-fn full(node: &Node) -> Result<()> {
+fn check_full_volume(node: &Node) -> Result<()> {
     let device = attach(node, &["full", "--memory", "64Mi", "--memory-limit", "16Mi"])?;
     let vm = node.vm();
     let write = |at: u32, mib: u32| {
@@ -199,7 +199,7 @@ fn full(node: &Node) -> Result<()> {
 
 /// A full volume of pages that compress by a fifth is overwritten in random order with pages that do not
 /// compress. Regression: without compaction, writes failed with ENOSPC after a fifth of the pages.
-fn overwritten(node: &Node) -> Result<()> {
+fn check_overwrites(node: &Node) -> Result<()> {
     let device = attach(node, &["overwritten", "--memory", "64Mi"])?;
     let vm = node.vm();
     let fio = |name: &str, options: &str| {
@@ -222,9 +222,9 @@ fn overwritten(node: &Node) -> Result<()> {
 
 /// Pages beyond the limit go to the spill file: they are unchanged after kills and a handoff, a discard frees
 /// their space, and a full disk fails writes and loses nothing.
-fn spilled(node: &Node) -> Result<()> {
-    let asked = ["--memory", "64Mi", "--memory-limit", "16Mi", "--memory-spill"];
-    let device = attach(node, &[&["spill"][..], &asked, &["56Mi"]].concat())?;
+fn check_spill(node: &Node) -> Result<()> {
+    let arguments = ["--memory", "64Mi", "--memory-limit", "16Mi", "--memory-spill"];
+    let device = attach(node, &[&["spill"][..], &arguments, &["56Mi"]].concat())?;
     let vm = node.vm();
     // All of the device is written, four times its memory.
     let copy = |skip: u32, mib: u32| {
@@ -276,11 +276,11 @@ fn spilled(node: &Node) -> Result<()> {
     node.kill()?;
     node.restart()?;
     vm.exec(&format!("{first}; {EMPTY}; {}; {compare}; rm {SOURCE}", copy(20, 44)))?;
-    let more = [&["more"][..], &asked, &["9Mi"]].concat();
+    let more = [&["more"][..], &arguments, &["9Mi"]].concat();
     let refused = node.cli(&[&["attach"][..], &more].concat()).err().context("56 of 64 MiB are taken")?;
     ensure!(format!("{refused:#}").contains("8Mi of data.memory_spill (64Mi) is left"), "{refused:#}");
     // It grows by the rest of the disk, and its new pages spill. The limit rises on every kernel.
-    let mib = if grows(node)? { 72 } else { 64 };
+    let mib = if can_grow_in_use(node)? { 72 } else { 64 };
     node.cli(&["grow", "spill", &format!("{mib}Mi"), "--memory-spill", "64Mi"])?;
     vm.exec(&format!(
         "head -c {mib}M /dev/urandom > {SOURCE}; {}; echo 3 > /proc/sys/vm/drop_caches; \
@@ -295,10 +295,10 @@ fn spilled(node: &Node) -> Result<()> {
 }
 
 /// Requests that do not apply to memory volumes are rejected with the field and the fix.
-fn refusals(node: &Node) -> Result<()> {
+fn check_refusals(node: &Node) -> Result<()> {
     attach(node, &["small", "--memory", "4Mi"])?;
-    let beyond_node = if grows(node)? { "is left on this node" } else { RESIZES_SINCE };
-    for (asked, words) in [
+    let beyond_node = if can_grow_in_use(node)? { "is left on this node" } else { RESIZES_SINCE };
+    for (arguments, words) in [
         (&["grow", "small", "2Mi"][..], "is attached on this node with 4Mi, and the request has 2Mi"),
         (&["grow", "small", "8Mi", "--memory-spill", "8Mi"], "cannot gain a spill file"),
         (&["grow", "small", "2Gi"], beyond_node),
@@ -306,14 +306,14 @@ fn refusals(node: &Node) -> Result<()> {
         (&["snapshot", "create", "small"], "has no snapshots. Nothing was changed. Copy its files"),
         (&["attach", "small", "--store", "store"], "has no store"),
     ] {
-        let refused = node.cli(asked).err().context("it is refused")?;
-        ensure!(format!("{refused:#}").contains(words), "{asked:?}: {refused:#}");
+        let refused = node.cli(arguments).err().context("it is refused")?;
+        ensure!(format!("{refused:#}").contains(words), "{arguments:?}: {refused:#}");
     }
     node.cli(&["detach", "small"]).map(drop)
 }
 
 /// Returns true if the node's kernel resizes devices in use.
-fn grows(node: &Node) -> Result<bool> {
+fn can_grow_in_use(node: &Node) -> Result<bool> {
     let kernels = format!("printf '%s\\n' '{RESIZES_SINCE}' \"Linux $(uname -r)\"");
     Ok(!node.vm().exec(&format!("{kernels} | sort -VC && echo it does || true"))?.is_empty())
 }

@@ -79,18 +79,18 @@ pub(super) fn run(world: &World) -> Result<()> {
     let durable_through = field(world, "{.status.durableThrough}")?;
     ensure!(!durable_through.is_empty(), "no daemon reports what is durable");
 
-    report::step("node a flushes a volume whose flushes reach the store");
+    report::step("node a flushes a volume whose flushes wait for the store");
     let safe = serve(world, &a, "safe")?;
     world.wait_for("volume/safe", "jsonpath={.status.durability}=object")?;
     a.vm().exec(&format!(
         "dd if=/tmp/blocks of={safe} bs=4k count={FLUSHED} oflag=direct conv=fsync,notrunc status=none"
     ))?;
 
-    changes_of_one_node(world)?;
+    check_event_recipients(world)?;
 
     plugin(world, &["force-detach", "disk", "--node", "a"], 1, "node a is Ready")?;
 
-    report::step(format_args!("node a is lost with {dirty} bytes; the volume is wanted on node b"));
+    report::step(format_args!("node a is lost with {dirty} bytes; the volume is requested on node b"));
     a.vm().cut_power();
     world.kubectl([
         "patch",
@@ -101,8 +101,8 @@ pub(super) fn run(world: &World) -> Result<()> {
         "{\"spec\":{\"nodeName\":\"b\"}}",
     ])?;
     world.wait_for(VOLUME, "condition=Assigned=False")?;
-    let waits = condition(world, VOLUME, "Assigned")?;
-    ensure!(waits.contains("holdfast.dev/force-detach=a"), "the fix is not named: {waits}");
+    let assigned = condition(world, VOLUME, "Assigned")?;
+    ensure!(assigned.contains("holdfast.dev/force-detach=a"), "the fix is not named: {assigned}");
     force_detach_by_plugin(world)?;
     let device = serve(world, &b, "disk")?;
 
@@ -119,13 +119,13 @@ pub(super) fn run(world: &World) -> Result<()> {
         "{MAKE_BLOCKS}; dd if={safe} bs=4k count={FLUSHED} iflag=direct status=none | cmp -n $(({FLUSHED} * 4096)) - /tmp/blocks"
     ))?;
 
-    report::step("node b has a prefix, and the Volume says what is missing");
-    let there = b.vm().exec(&format!(
+    report::step("node b has a prefix, and the Volume reports the missing data");
+    let remote_size = b.vm().exec(&format!(
         "{MAKE_BLOCKS}; dd if={device} bs=4k count={BLOCKS} iflag=direct status=none | tr -d '\\0' > /tmp/found; \
          cmp -n $(stat -c %s /tmp/found) /tmp/found /tmp/blocks >&2; stat -c %s /tmp/found"
     ))?;
-    let there: usize = there.trim().parse().context("a size")?;
-    let missing = BLOCKS * 4096 - there;
+    let remote_size: usize = remote_size.trim().parse().context("a size")?;
+    let missing = BLOCKS * 4096 - remote_size;
     ensure!(missing.to_string() == dirty, "{missing} bytes are missing, {dirty} were reported");
     let lost = condition(world, VOLUME, "UnuploadedDataLost")?;
     for part in ["ForceDetached: node a ", &durable_through, &format!("at least {dirty} bytes")] {
@@ -136,7 +136,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         "echo of-b | dd of={device} bs=4k seek=1000 conv=sync,fsync,notrunc oflag=direct status=none"
     ))?;
 
-    report::step("node a is silent, and its StorageNode says so");
+    report::step("node a is silent, and its StorageNode reports this");
     world.wait_for("storagenode/a", "condition=Ready=Unknown")?;
     ensure!(condition(world, "storagenode/b", "Ready")?.starts_with("Serving"), "node b is not Ready");
     let epoch = world.kubectl(["get", "volume/safe", "--output=jsonpath={.status.forcedDetach.epoch}"])?;
@@ -145,24 +145,27 @@ pub(super) fn run(world: &World) -> Result<()> {
         Ok((condition(world, "volume/safe", "UnuploadedDataLost")? == ": ").then_some(()))
     })?;
 
-    report::step("node a is back: it serves nothing, and keeps what it had not uploaded");
+    report::step("node a is back: it serves nothing, and preserves the data that it had not uploaded");
     a.vm().boot()?;
     a.restart()?;
-    let kept = until("node a to say what it keeps", LIMIT, || {
-        let kept = world.kubectl([
+    let preserved = until("node a to say what it keeps", LIMIT, || {
+        let preserved = world.kubectl([
             "get",
             "storagenode",
             "a",
             "--output=jsonpath={range .status.fenced[*]}{.name} {.bytes}{\"\\n\"}{end}",
         ])?;
-        Ok(kept.lines().find_map(|kept| kept.strip_suffix(&format!(" {dirty}"))).map(str::to_owned))
+        Ok(preserved
+            .lines()
+            .find_map(|preserved| preserved.strip_suffix(&format!(" {dirty}")))
+            .map(str::to_owned))
     })?;
     world.wait_for("storagenode/a", "condition=Ready")?;
     let list = a.cli(&["fenced", "list"])?;
-    ensure!(list.contains(&kept), "{kept} is not in\n{list}");
-    a.cli(&["fenced", "export", &kept, "--output", "/tmp/kept.img"])?;
+    ensure!(list.contains(&preserved), "{preserved} is not in\n{list}");
+    a.cli(&["fenced", "export", &preserved, "--output", "/tmp/kept.img"])?;
     a.vm().exec(&format!(
-        "! ls /dev/ublkb* 2>/dev/null; {MAKE_BLOCKS}; cmp -i {there} -n {missing} /tmp/kept.img /tmp/blocks"
+        "! ls /dev/ublkb* 2>/dev/null; {MAKE_BLOCKS}; cmp -i {remote_size} -n {missing} /tmp/kept.img /tmp/blocks"
     ))?;
     b.vm()
         .exec(&format!("dd if={device} bs=4k skip=1000 count=1 iflag=direct status=none | grep -aqx of-b"))?;
@@ -183,9 +186,9 @@ pub(super) fn run(world: &World) -> Result<()> {
 fn check_claim(world: &World, dirty: &str) -> Result<()> {
     let missing = format!("at least {dirty} bytes");
     until("the claim to have the events", LIMIT, || {
-        let told = world.kubectl(["describe", "persistentvolumeclaim", "data", "--namespace=shop"])?;
+        let description = world.kubectl(["describe", "persistentvolumeclaim", "data", "--namespace=shop"])?;
         let words = ["Warning", "ForceDetached", &missing, "Granted", "node b may serve the volume"];
-        Ok(words.iter().all(|word| told.contains(word)).then_some(()))
+        Ok(words.iter().all(|word| description.contains(word)).then_some(()))
     })?;
     let events = ["get", "events", "--namespace=shop", "--output=jsonpath={.items[*].reason}"];
     let reasons = world.kubectl(events)?;
@@ -221,8 +224,8 @@ fn check_heartbeat(world: &World) -> Result<()> {
 }
 
 /// Changes of a Volume are sent only to the node that it is granted to.
-fn changes_of_one_node(world: &World) -> Result<()> {
-    report::step("changes of a Volume of node a are sent to node a, and to node b none");
+fn check_event_recipients(world: &World) -> Result<()> {
+    report::step("changes of a Volume of node a are sent to node a only");
     apply(world, &volume("idle", "store", "1Mi"))?;
     world.wait_for("volume/idle", "jsonpath={.status.phase}=Ready")?;
     let of_none = events_of_changes(world, "idle")?;

@@ -20,8 +20,8 @@ const BUCKET: &str = "volumes";
 const DISK: &str = "volume/disk";
 /// Blocks of 4 KiB in the other volume.
 const BLOCKS: usize = 64;
-/// A node is not cut off earlier: it counts as silent 40 s after its last renewal, which is at most 12 s old
-/// at the start of the partition.
+/// Minimum time until a node is cut off. It counts as silent 40 s after its last renewal, which is at most
+/// 12 s old at the start of the partition.
 const EARLIEST: Duration = Duration::from_secs(28);
 /// PUTs of probes, which the operator runs for a new ObjectStore.
 const PROBES: usize = 15;
@@ -37,7 +37,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     }
     // There is no kubelet: the scenario writes the Node's status.
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
-    say_ready(world, "True")?;
+    write_node_ready(world, "True")?;
     let kubeconfig = world.node_kubeconfig()?;
     let server = world.control_plane()?.port();
     let network = Partition::of(server)?;
@@ -49,17 +49,17 @@ pub(super) fn run(world: &World) -> Result<()> {
         "dd if=/dev/urandom of={rest} bs=4k count={BLOCKS} oflag=direct conv=fsync,notrunc status=none; {}",
         sum_of(&rest)
     ))?;
-    committed(&a, &field(world, "volume/rest", "{.status.volumeId}")?)?;
-    a.vm().spawn("writer", &bash(&writer(&disk)))?;
+    wait_committed(&a, &field(world, "volume/rest", "{.status.volumeId}")?)?;
+    a.vm().spawn("writer", &bash(&writer_script(&disk)))?;
     let id = field(world, DISK, "{.status.volumeId}")?;
     let before =
-        until("the writer to begin", LIMIT, || Ok(Some(acknowledged(&a)?).filter(|last| *last > 10)))?;
+        until("the writer to begin", LIMIT, || Ok(Some(acknowledged_blocks(&a)?).filter(|last| *last > 10)))?;
 
-    report::step("node a loses the API server; its Node is not Ready, and the volume is wanted on node b");
-    network.begin();
+    report::step("node a loses the API server; its Node is not Ready, and the volume is requested on node b");
+    network.start_loss();
     let cut = Instant::now();
-    say_ready(world, "Unknown")?;
-    want_on_b(world, "disk")?;
+    write_node_ready(world, "Unknown")?;
+    request_on_b(world, "disk")?;
     world.wait_for(DISK, "condition=Assigned=False")?;
     let seq = a.metric("holdfast_volume_committed_seq", &id)?;
     until("node a to upload on", LIMIT, || {
@@ -77,32 +77,32 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("the Node is deleted: the other volume moves too");
     world.kubectl(["delete", "node", "a"])?;
-    want_on_b(world, "rest")?;
+    request_on_b(world, "rest")?;
     let rest = serve(world, &b, "rest")?;
     let cause = field(world, "volume/rest", "{.status.forcedDetach.cause}")?;
     ensure!(cause == "NodeDeleted", "node a was cut off by {cause:?}");
-    let there = b.vm().exec(&sum_of(&rest))?;
-    ensure!(there == sum, "node b has {there} in place of {sum}");
+    let restored = b.vm().exec(&sum_of(&rest))?;
+    ensure!(restored == sum, "node b has {restored} in place of {sum}");
 
-    report::step("node a is replaced: its writer fails, and what it acknowledged is on node b or kept");
+    report::step("node a is replaced: its writer fails, and acknowledged data is on node b or preserved");
     let exit = a.vm().wait("writer", LIMIT)?;
     ensure!(exit == Exit::Code(1), "the writer ended by {exit:?}");
-    let last = acknowledged(&a)?;
-    let found: usize = b.vm().exec(&in_order(&device))?.trim().parse().context("a number of blocks")?;
+    let last = acknowledged_blocks(&a)?;
+    let found: usize = b.vm().exec(&count_in_order(&device))?.trim().parse().context("a number of blocks")?;
     ensure!(found >= before, "{before} blocks were written before the partition, and {found} are on node b");
-    network.end();
+    network.end_loss();
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
     world.wait_for("storagenode/a", "condition=Ready")?;
     if last > found {
-        let kept = until("node a to say what it keeps", LIMIT, || {
+        let preserved = until("node a to say what it keeps", LIMIT, || {
             let path = "{range .status.fenced[*]}{.name}{\"\\n\"}{end}";
-            let kept = field(world, "storagenode/a", path)?;
-            Ok(kept.lines().find(|name| name.starts_with(&id)).map(str::to_owned))
+            let preserved = field(world, "storagenode/a", path)?;
+            Ok(preserved.lines().find(|name| name.starts_with(&id)).map(str::to_owned))
         })?;
-        a.cli(&["fenced", "export", &kept, "--output", "/tmp/kept.img"])?;
+        a.cli(&["fenced", "export", &preserved, "--output", "/tmp/kept.img"])?;
         let script = format!(
             "for block in $(seq {found} $(({last} - 1))); do
-               dd if=/tmp/kept.img bs=4k skip=$block count=1 status=none | cmp - <(printf '%-4096d' $block)
+               dd if=/tmp/preserved.img bs=4k skip=$block count=1 status=none | cmp - <(printf '%-4096d' $block)
              done"
         );
         a.vm().exec(&script)?;
@@ -147,7 +147,7 @@ fn volume(name: &str) -> String {
 
 /// Returns a script that writes and flushes blocks sequentially, and prints the number of completed ones,
 /// until one fails.
-fn writer(device: &str) -> String {
+fn writer_script(device: &str) -> String {
     format!(
         "for block in $(seq 0 16383); do
            printf '%-4096d' $block |
@@ -158,14 +158,14 @@ fn writer(device: &str) -> String {
 }
 
 /// Returns the blocks acknowledged to the writer.
-fn acknowledged(node: &Node) -> Result<usize> {
+fn acknowledged_blocks(node: &Node) -> Result<usize> {
     let log = node.vm().log("writer")?;
     let last = log.lines().rev().find_map(|line| line.trim().parse().ok());
     Ok(last.unwrap_or(0))
 }
 
 /// Returns a script for the number of existing blocks, which must be the first ones.
-fn in_order(device: &str) -> String {
+fn count_in_order(device: &str) -> String {
     format!(
         "dd if={device} bs=1M iflag=direct status=none | tr '\\0' '\\n' | grep -v '^$' | tr -s ' ' '\\n' |
            awk 'NF {{ if ($1 != n) {{ print \"block \" n \" is \" $1 > \"/dev/stderr\"; exit 1 }} n++ }} END {{ print n + 0 }}'"
@@ -177,19 +177,19 @@ fn sum_of(device: &str) -> String {
 }
 
 /// Waits until all of the volume is uploaded.
-fn committed(node: &Node, id: &str) -> Result<()> {
+fn wait_committed(node: &Node, id: &str) -> Result<()> {
     until("everything to be committed", LIMIT, || {
         Ok((node.metric("holdfast_volume_dirty_bytes", id)? == Some(0.0)).then_some(()))
     })
 }
 
-fn want_on_b(world: &World, name: &str) -> Result<()> {
+fn request_on_b(world: &World, name: &str) -> Result<()> {
     let patch = "{\"spec\":{\"nodeName\":\"b\"}}";
     world.kubectl(["patch", "volume", name, "--type=merge", "--patch", patch]).map(drop)
 }
 
 /// Writes the condition `Ready` of Node a, like the node lifecycle controller.
-fn say_ready(world: &World, status: &str) -> Result<()> {
+fn write_node_ready(world: &World, status: &str) -> Result<()> {
     let patch = format!("{{\"status\":{{\"conditions\":[{{\"type\":\"Ready\",\"status\":\"{status}\"}}]}}}}");
     world.kubectl(["patch", "node", "a", "--subresource=status", "--type=merge", "--patch", &patch]).map(drop)
 }

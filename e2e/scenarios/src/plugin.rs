@@ -16,8 +16,8 @@ pub(super) fn command(world: &World, arguments: &[&str]) -> Result<Command> {
 pub(super) fn plugin(world: &World, arguments: &[&str], code: i32, says: &str) -> Result<String> {
     let out = command(world, arguments)?.output().context("start kubectl-holdfast")?;
     let stdout = String::from_utf8_lossy(&out.stdout).into_owned();
-    let said = format!("{stdout}{}", String::from_utf8_lossy(&out.stderr));
-    let is_as_expected = out.status.code() == Some(code) && said.contains(says);
-    ensure!(is_as_expected, "kubectl holdfast {arguments:?} ended with {} and said {said}", out.status);
+    let text = format!("{stdout}{}", String::from_utf8_lossy(&out.stderr));
+    let is_as_expected = out.status.code() == Some(code) && text.contains(says);
+    ensure!(is_as_expected, "kubectl holdfast {arguments:?} ended with {} and said {text}", out.status);
     Ok(stdout)
 }

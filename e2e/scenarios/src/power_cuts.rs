@@ -2,8 +2,8 @@
 //!
 //! A machine's state disk records its writes and flushes. While volumes on it are written, flushed and
 //! uploaded, the store is frozen briefly at intervals and its bucket saved: a power failure at any point in
-//! that moment leaves that bucket. Then for each one the disk is rebuilt as of a position in the record soon
-//! after a reported flush, with some of the unflushed writes, and another machine boots from it. No flushed
+//! that moment leaves that bucket. Then the disk is rebuilt for each moment, as of a position in the record
+//! soon after a reported flush, with some of the unflushed writes. Another machine boots from it. No flushed
 //! data may be missing, no stale or foreign data may be served.
 
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ pub fn cut(world: &World, cuts: usize) -> Result<PowerCutsOutcome> {
     begin(&node, &reports)?;
     let mut moments = Vec::new();
     for number in 0..cuts {
-        moments.push(moment(world, &vm, &s3, &proxy, &reports, number)?);
+        moments.push(record_moment(world, &vm, &s3, &proxy, &reports, number)?);
     }
     vm.cut_power();
     report::step(format_args!(
@@ -151,7 +151,7 @@ fn begin(node: &Node, reports: &Reports) -> Result<()> {
 }
 
 /// Runs the load for a while, freezes the store for a moment and saves its bucket.
-fn moment(
+fn record_moment(
     world: &World,
     vm: &Vm,
     s3: &S3Server,
@@ -175,14 +175,14 @@ fn moment(
     // In every second moment, the store has processed requests whose responses the machine has not received.
     if number % 2 == 1 {
         proxy.hold_answers();
-        let passed = proxy.passed().len();
+        let passed = proxy.received().len();
         until("a request whose answer is held", LIMIT, || {
-            Ok((proxy.passed().len() > passed + 1).then_some(()))
+            Ok((proxy.received().len() > passed + 1).then_some(()))
         })?;
     }
     proxy.hold_requests()?;
     let bucket = world.dir().join(format!("bucket-{number}"));
-    s3.keep(BUCKET, &bucket)?;
+    s3.save_bucket(BUCKET, &bucket)?;
     let first = disk.position();
     let last = until("a report and writes after it in the frozen moment", LIMIT, || {
         alive()?;
@@ -231,7 +231,7 @@ impl Aftermath<'_> {
                 break (position, cut);
             }
         };
-        self.s3.bring_back(BUCKET, &moment.bucket)?;
+        self.s3.restore_bucket(BUCKET, &moment.bucket)?;
         report::step(format_args!("cut {number} at {position} of the record ({left:?}): {cut:?}"));
         let options = Options { state: MachineDisk::Image(image), ..Options::node() };
         let vm = match &mut self.machine {

@@ -30,15 +30,15 @@ pub(super) fn run(world: &World) -> Result<()> {
     let before = files(&vm)?;
 
     report::step("a machine that can serve");
-    passes(&vm)?;
+    check_all_pass(&vm)?;
     report::step("faults of the machine");
-    faults(&vm, &s3)?;
+    check_faults(&vm, &s3)?;
     let after = files(&vm)?;
     ensure!(after == before, "it left or removed files.\nBefore:\n{before}\nAfter:\n{after}");
     let keys = s3.keys(BUCKET, "")?;
     ensure!(keys.is_empty(), "it left objects: {keys:?}");
 
-    report::step("beside a daemon that serves");
+    report::step("next to a serving daemon");
     let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", "")?;
     let beside = preflight(node.vm(), "", 0)?;
     ensure!(beside.contains("PASS other daemon: one uses the state directory"), "{beside}");
@@ -55,15 +55,15 @@ pub(super) fn configure(vm: &Vm, endpoint: &str, bucket: &str, secret: &str) -> 
          path_style = true\n[stores.store.credentials]\naccess_key_id = \"{ACCESS_KEY}\"\n\
          secret_access_key = \"{secret}\"\n"
     );
-    vm.put(CONFIG, 0o644, config.as_bytes())
+    vm.put_file(CONFIG, 0o644, config.as_bytes())
 }
 
 /// Runs it after this shell prefix, and checks its exit code. Returns its output.
 pub(super) fn preflight(vm: &Vm, before: &str, code: i32) -> Result<String> {
     let done = vm.run(&bash(&format!("{before} holdfast-node preflight --config {CONFIG}")), LIMIT)?;
-    let said = format!("{}{}", done.stdout, done.stderr);
-    ensure!(done.exit == Exit::Code(code), "{before}: {:?}\n{said}", done.exit);
-    Ok(said)
+    let output = format!("{}{}", done.stdout, done.stderr);
+    ensure!(done.exit == Exit::Code(code), "{before}: {:?}\n{output}", done.exit);
+    Ok(output)
 }
 
 /// Returns files of the machine that a daemon or a check may create.
@@ -71,8 +71,8 @@ fn files(vm: &Vm) -> Result<String> {
     vm.exec("find /state/holdfast /run /dev/shm /tmp /etc /mnt -printf '%p %y %s\\n' | sort")
 }
 
-fn passes(vm: &Vm) -> Result<()> {
-    let said = preflight(vm, "", 0)?;
+fn check_all_pass(vm: &Vm) -> Result<()> {
+    let output = preflight(vm, "", 0)?;
     for line in [
         "PASS kernel: Linux 7.",
         "PASS PID namespace: the host's",
@@ -92,9 +92,9 @@ fn passes(vm: &Vm) -> Result<()> {
         "PASS run directory: /run/holdfast is on a tmpfs",
         "PASS store store: bucket preflight",
     ] {
-        ensure!(said.lines().any(|said| said.starts_with(line)), "{line:?} is not in\n{said}");
+        ensure!(output.lines().any(|output| output.starts_with(line)), "{line:?} is not in\n{output}");
     }
-    ensure!(said.lines().count() == 17, "there is another line:\n{said}");
+    ensure!(output.lines().count() == 17, "there is another line:\n{output}");
     let json = vm.exec(&format!("holdfast-node preflight --config {CONFIG} --json"))?;
     let json: Value = serde_json::from_str(&json).context("its JSON")?;
     let checks = json["checks"].as_array().context("the checks")?;
@@ -104,14 +104,14 @@ fn passes(vm: &Vm) -> Result<()> {
 }
 
 /// Tests each fault alone: only its line fails, and names the fix.
-fn faults(vm: &Vm, s3: &S3Server) -> Result<()> {
+fn check_faults(vm: &Vm, s3: &S3Server) -> Result<()> {
     let fails = |before: &str, lines: &[[&str; 3]]| {
-        let said = preflight(vm, before, 1)?;
-        let failed: Vec<&str> = said.lines().filter(|line| line.starts_with("FAIL ")).collect();
-        ensure!(failed.len() == lines.len(), "{before}: not {lines:?}\n{said}");
+        let output = preflight(vm, before, 1)?;
+        let failed: Vec<&str> = output.lines().filter(|line| line.starts_with("FAIL ")).collect();
+        ensure!(failed.len() == lines.len(), "{before}: not {lines:?}\n{output}");
         for [check, found, fix] in lines {
             let line = failed.iter().find(|line| line.starts_with(&format!("FAIL {check}: ")));
-            let line = line.with_context(|| format!("{before}: {check} does not fail\n{said}"))?;
+            let line = line.with_context(|| format!("{before}: {check} does not fail\n{output}"))?;
             let (state, action) = line.split_once(". Fix: ").with_context(|| format!("no fix: {line}"))?;
             ensure!(state.contains(found) && action.contains(fix), "not {found:?}, {fix:?}: {line}");
         }
@@ -164,19 +164,19 @@ fn without_kubelet(world: &World) -> Result<()> {
     world.kubectl(["create", "serviceaccount", "default", "--namespace=guarded"])?;
     fails(&[GHOST, "--namespace", "guarded"], "namespace guarded does not admit privileged Pods")?;
     fails(&[GHOST, "--timeout", "2s"], "its Pod has not ended within 2s")?;
-    no_pods(world)?;
+    check_no_pods(world)?;
 
     report::step("a killed run, and an interrupted one");
     let killed = start(world, "killed")?;
-    let left = pod_but(world, "")?;
+    let left = wait_other_pod(world, "")?;
     drop(killed);
     let mut interrupted = start(world, "interrupted")?;
-    pod_but(world, &left)?;
+    wait_other_pod(world, &left)?;
     interrupted.interrupt()?;
     let status = interrupted.wait(LIMIT)?;
     let log = tail(&world.dir().join("interrupted.log"), 20);
     ensure!(!status.success() && log.contains("interrupted: the Pods were deleted"), "{status}: {log}");
-    no_pods(world)
+    check_no_pods(world)
 }
 
 /// Runs the plugin on the nodes of a cluster before the chart is installed there.
@@ -185,7 +185,7 @@ pub(super) fn before_install(world: &World) -> Result<()> {
     plugin(world, &["preflight", "--all", "--timeout", "15m"], 0, "PASS transport: zero-copy")?;
     let image = ["preflight", "--all", "--timeout", "15m", "--image", "example.invalid/holdfast-node:none"];
     plugin(world, &image, 1, "ErrImagePull: ")?;
-    no_pods(world)
+    check_no_pods(world)
 }
 
 /// Starts the plugin on the node without a kubelet.
@@ -195,14 +195,14 @@ fn start(world: &World, name: &str) -> Result<Process> {
 }
 
 /// Returns the name of the only Pod, once it differs from `other`.
-fn pod_but(world: &World, other: &str) -> Result<String> {
+fn wait_other_pod(world: &World, other: &str) -> Result<String> {
     until("one other Pod", LIMIT, || {
         let names = pods(world)?;
         Ok((!names.is_empty() && !names.contains(' ') && names != other).then_some(names))
     })
 }
 
-fn no_pods(world: &World) -> Result<()> {
+fn check_no_pods(world: &World) -> Result<()> {
     let left = pods(world)?;
     ensure!(left.is_empty(), "Pods are left: {left}");
     Ok(())

@@ -10,7 +10,7 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "volumes";
 
 /// A configuration that makes an object store unfit, the reason, and the field named to the user.
-struct Unfit {
+struct UnfitStore {
     name: &'static str,
     bucket: &'static str,
     secret: &'static str,
@@ -19,8 +19,8 @@ struct Unfit {
     message: &'static str,
 }
 
-const UNFIT: &[Unfit] = &[
-    Unfit {
+const UNFIT: &[UnfitStore] = &[
+    UnfitStore {
         name: "wrong-key",
         bucket: BUCKET,
         secret: "wrong",
@@ -28,7 +28,7 @@ const UNFIT: &[Unfit] = &[
         reason: "CredentialsRejected",
         message: "spec.credentials",
     },
-    Unfit {
+    UnfitStore {
         name: "no-bucket",
         bucket: "elsewhere",
         secret: "right",
@@ -36,7 +36,7 @@ const UNFIT: &[Unfit] = &[
         reason: "BucketNotFound",
         message: "spec.bucket",
     },
-    Unfit {
+    UnfitStore {
         name: "away",
         bucket: BUCKET,
         secret: "right",
@@ -64,10 +64,14 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     apply(world, &object_store("store", BUCKET, "right", &s3.endpoint()))?;
     world.wait_for("objectstore/store", "condition=Ready")?;
-    let before = creates(&s3)?;
+    let before = count_created_objects(&s3)?;
     apply(world, &volume("first", "store", "1Gi"))?;
     world.wait_for("volume/first", "jsonpath={.status.phase}=Ready")?;
-    ensure!(creates(&s3)? == before + 1, "a volume was created with {} PUTs", creates(&s3)? - before);
+    ensure!(
+        count_created_objects(&s3)? == before + 1,
+        "a volume was created with {} PUTs",
+        count_created_objects(&s3)? - before
+    );
 
     for unfit in UNFIT {
         refuse(world, &s3, unfit)?;
@@ -90,11 +94,11 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Checks that the bucket holds only the remains of this many removed volumes: the first record of each log,
 /// its tombstone and its first truncation marker.
 pub(super) fn expect_removed(s3: &S3Server, bucket: &str, volumes: usize) -> Result<()> {
-    are_of_removed(&s3.keys(bucket, "")?, volumes)
+    check_remains(&s3.keys(bucket, "")?, volumes)
 }
 
 /// Checks that the keys are the remains of this many removed volumes.
-pub(super) fn are_of_removed(left: &[String], volumes: usize) -> Result<()> {
+pub(super) fn check_remains(left: &[String], volumes: usize) -> Result<()> {
     let count = |kind: &str| left.iter().filter(|key| key.contains(kind)).count();
     ensure!(
         left.len() == 3 * volumes && count("/log/") == 2 * volumes && count("/truncated/") == volumes,
@@ -104,8 +108,8 @@ pub(super) fn are_of_removed(left: &[String], volumes: usize) -> Result<()> {
 }
 
 /// The store is not Ready for the expected reason, and a volume in it is not provisioned.
-fn refuse(world: &World, s3: &S3Server, unfit: &Unfit) -> Result<()> {
-    let Unfit { name, bucket, secret, reachable, reason, message } = unfit;
+fn refuse(world: &World, s3: &S3Server, unfit: &UnfitStore) -> Result<()> {
+    let UnfitStore { name, bucket, secret, reachable, reason, message } = unfit;
     let endpoint = if *reachable {
         s3.endpoint()
     } else {
@@ -140,10 +144,11 @@ pub(super) fn condition(world: &World, object: &str, kind: &str) -> Result<Strin
 ///
 /// # Errors
 /// If the access log cannot be read.
-pub fn creates(s3: &S3Server) -> Result<usize> {
+pub fn count_created_objects(s3: &S3Server) -> Result<usize> {
     let requests = s3.requests()?;
-    let creates = requests.iter().filter(|one| one.operation == "PutObject" && one.key.contains("volumes/"));
-    Ok(creates.count())
+    let count_created_objects =
+        requests.iter().filter(|one| one.operation == "PutObject" && one.key.contains("volumes/"));
+    Ok(count_created_objects.count())
 }
 
 /// Applies a document.
@@ -178,7 +183,7 @@ pub fn volume(name: &str, store: &str, size: &str) -> String {
 }
 
 /// Returns a Volume that adopts the volume with this id; without a size if that is empty.
-pub(super) fn existing(name: &str, id: &str, size: &str) -> String {
+pub(super) fn adopting_volume(name: &str, id: &str, size: &str) -> String {
     let size = if size.is_empty() { String::new() } else { format!(", size: {size}") };
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\

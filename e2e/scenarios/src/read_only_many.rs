@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, CsiService, LIMIT, NewVolume, SHORT, Use, granted, refused};
+use holdfast_lab::csi::{Csi, CsiService, LIMIT, NewVolume, SHORT, Use, expect_granted, expect_refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::{Node, SIGKILL};
 use holdfast_lab::operator::Operator;
@@ -15,7 +15,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::csi_node::{claim, publish, release};
-use super::provisioning::are_of_removed;
+use super::provisioning::check_remains;
 use super::story::provision_store;
 
 const BUCKET: &str = "readers";
@@ -60,15 +60,15 @@ pub(super) fn run(world: &World) -> Result<()> {
     let data = parts.write()?;
     parts.create()?;
     let (first, second) = parts.read()?;
-    parts.release_one(&first, &second)?;
-    parts.raw()?;
-    parts.blank()?;
+    parts.release_first(&first, &second)?;
+    parts.check_raw_device()?;
+    parts.check_blank_volume()?;
     parts.delete()?;
     parts.a.vm().signal("load", SIGKILL)?;
     parts.a.vm().wait("load", LIMIT)?;
     release(&parts.a, &data, "pod")?;
-    granted("withdraw", parts.csi.unpublish(&data.volume, "a", LIMIT)?)?;
-    granted("delete", parts.csi.delete(&data.volume, LIMIT)?)?;
+    expect_granted("withdraw", parts.csi.unpublish(&data.volume, "a", LIMIT)?)?;
+    expect_granted("delete", parts.csi.delete(&data.volume, LIMIT)?)?;
     for daemon in &daemons {
         daemon.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
         daemon.terminate()?;
@@ -91,7 +91,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let keys = s3.keys(BUCKET, "volumes/")?;
     let (forgotten, left): (Vec<String>, Vec<String>) =
         keys.into_iter().partition(|key| key.contains("/forgotten/"));
-    are_of_removed(&left, VOLUMES)?;
+    check_remains(&left, VOLUMES)?;
     ensure!(forgotten.len() == SNAPSHOTS, "marks of snapshots: {forgotten:?}");
     operator.stop()
 }
@@ -99,13 +99,13 @@ pub(super) fn run(world: &World) -> Result<()> {
 impl Parts<'_> {
     /// Creates a claim that is written continuously, and a snapshot of it whose journal must be replayed.
     fn write(&self) -> Result<Claim> {
-        report::step("a claim is written on node a, and a snapshot is taken of it meanwhile");
+        report::step("a snapshot is taken of a claim while it is written on node a");
         let new = NewVolume::new("pvc-data", 256 * MIB, "store");
-        granted("create", self.csi.create(&new, LIMIT)?)?;
+        expect_granted("create", self.csi.create(&new, LIMIT)?)?;
         let context = publish(&self.csi, "pvc-data", "a")?;
-        let data = Claim { volume: "pvc-data".to_owned(), context, how: Use::mounted("ext4") };
-        granted("stage", self.a.stage(&data, LIMIT)?)?;
-        granted("publish", self.a.publish(&data, "pod", false)?)?;
+        let data = Claim { volume: "pvc-data".to_owned(), context, usage: Use::mounted("ext4") };
+        expect_granted("stage", self.a.stage(&data, LIMIT)?)?;
+        expect_granted("publish", self.a.publish(&data, "pod", false)?)?;
         let target = data.target("pod");
         self.a.vm().exec(&format!("echo kept > {target}/file; sync -f {target}"))?;
         let load = format!(
@@ -114,7 +114,7 @@ impl Parts<'_> {
         );
         self.a.vm().spawn("load", &bash(&load))?;
         until("the load to begin", LIMIT, || Ok((self.rounds(&self.a, &data)? > 2).then_some(())))?;
-        granted("snapshot", self.csi.snapshot("backup", "pvc-data", LIMIT)?)?;
+        expect_granted("snapshot", self.csi.snapshot("backup", "pvc-data", LIMIT)?)?;
         Ok(data)
     }
 
@@ -127,28 +127,28 @@ impl Parts<'_> {
     fn create(&self) -> Result<()> {
         report::step("create a volume for readers, twice; it outlives its snapshot");
         let csi = &self.csi;
-        let new = || NewVolume::new("pvc-read", 0, "store").used(&Use::read("ext4"));
-        refused(
+        let new = || NewVolume::new("pvc-read", 0, "store").with_use(&Use::read("ext4"));
+        expect_refused(
             "an empty one",
             csi.create(&new(), LIMIT)?,
             "InvalidArgument",
             "volume_content_source: is missing",
         )?;
         let from = new().from_snapshot("backup");
-        let first = granted("create", csi.create(&from, LIMIT)?)?;
-        let again = granted("create again", csi.create(&from, LIMIT)?)?;
-        ensure!(first == again && first.capacity_bytes == 256 * MIB, "{first:?} and {again:?}");
+        let first = expect_granted("create", csi.create(&from, LIMIT)?)?;
+        let repeated = expect_granted("create again", csi.create(&from, LIMIT)?)?;
+        ensure!(first == repeated && first.capacity_bytes == 256 * MIB, "{first:?} and {repeated:?}");
         let plain = NewVolume::new("pvc-read", 0, "store").from_snapshot("backup");
-        refused("for a writer", csi.create(&plain, LIMIT)?, "AlreadyExists", "another access mode")?;
-        granted("delete the snapshot", csi.delete_snapshot("backup")?)?;
-        let listed = granted("list", csi.snapshots("")?)?;
+        expect_refused("for a writer", csi.create(&plain, LIMIT)?, "AlreadyExists", "another access mode")?;
+        expect_granted("delete the snapshot", csi.delete_snapshot("backup")?)?;
+        let listed = expect_granted("list", csi.snapshots("")?)?;
         ensure!(listed.is_empty(), "the driver lists a snapshot of its own: {listed:?}");
         let writer = csi.publish("pvc-read", "a", LIMIT)?;
-        refused("a writer", writer, "InvalidArgument", "created for readers (ReadOnlyMany)")?;
+        expect_refused("a writer", writer, "InvalidArgument", "created for readers (ReadOnlyMany)")?;
         let reader = csi.publish_as("pvc-data", "b", &Use::read("ext4"), LIMIT)?;
-        refused("a reader", reader, "InvalidArgument", "was not created for readers")?;
+        expect_refused("a reader", reader, "InvalidArgument", "was not created for readers")?;
         let grown = csi.expand("pvc-read", 512 * MIB)?;
-        refused("a larger one", grown, "InvalidArgument", "does not grow")?;
+        expect_refused("a larger one", grown, "InvalidArgument", "does not grow")?;
         // By mistake: the first publication reverts it.
         let mistake = self.world.kubectl([
             "delete",
@@ -161,11 +161,11 @@ impl Parts<'_> {
     }
 
     /// Publishes `pvc-read` on a node, and returns it as a claim there with its device.
-    fn attach(&self, volume: &str, node: &str, how: &Use) -> Result<(Claim, String)> {
+    fn attach(&self, volume: &str, node: &str, usage: &Use) -> Result<(Claim, String)> {
         let context: HashMap<String, String> =
-            granted("publish", self.csi.publish_as(volume, node, how, LIMIT)?)?;
-        let again = granted("publish again", self.csi.publish_as(volume, node, how, LIMIT)?)?;
-        ensure!(again == context, "{again:?} is not {context:?}");
+            expect_granted("publish", self.csi.publish_as(volume, node, usage, LIMIT)?)?;
+        let repeated = expect_granted("publish again", self.csi.publish_as(volume, node, usage, LIMIT)?)?;
+        ensure!(repeated == context, "{repeated:?} is not {context:?}");
         let id = context.get("volumeID").context("an id")?;
         let field = format!("--field-selector=status.volumeId={id}");
         let device = self.world.kubectl([
@@ -174,18 +174,18 @@ impl Parts<'_> {
             &field,
             "--output=jsonpath={.items[0].status.devicePath}",
         ])?;
-        Ok((Claim { volume: volume.to_owned(), context, how: how.clone() }, device))
+        Ok((Claim { volume: volume.to_owned(), context, usage: usage.clone() }, device))
     }
 
     /// Both nodes read at the same time. Returns the claim as known to each of them.
     fn read(&self) -> Result<(Claim, Claim)> {
         report::step("both nodes read it, whose journal is replayed on each, while the source is written");
-        let how = Use::read("ext4");
+        let usage = Use::read("ext4");
         let before = self.counts()?;
-        let (on_a, _device) = self.attach("pvc-read", "a", &how)?;
-        self.cost("a publication", &before)?;
-        let (on_b, device) = self.attach("pvc-read", "b", &how)?;
-        let listed = granted("list", self.csi.list()?)?;
+        let (on_a, _device) = self.attach("pvc-read", "a", &usage)?;
+        self.report_cost("a publication", &before)?;
+        let (on_b, device) = self.attach("pvc-read", "b", &usage)?;
+        let listed = expect_granted("list", self.csi.list()?)?;
         let nodes: BTreeMap<&str, &[String]> =
             listed.iter().map(|one| (one.volume.as_str(), one.nodes.as_slice())).collect();
         let mut readers = nodes.get("pvc-read").context("it is listed")?.to_vec();
@@ -193,15 +193,15 @@ impl Parts<'_> {
         ensure!(readers == ["a", "b"] && nodes.len() == 2, "listed: {nodes:?}");
         report::step(self.world.kubectl(["get", "volumes", "--label-columns=holdfast.dev/readers-of"])?);
         let deleted = self.csi.delete("pvc-read", LIMIT)?;
-        refused("delete in use", deleted, "FailedPrecondition", "the volume is published on node")?;
+        expect_refused("delete in use", deleted, "FailedPrecondition", "the volume is published on node")?;
 
         self.b.vm().exec(&format!("dumpe2fs -h {device} 2>/dev/null | grep -q needs_recovery"))?;
         let mut rounds = Vec::new();
         for (node, claim) in [(&self.a, &on_a), (&self.b, &on_b)] {
             for _ in 0..2 {
-                granted("stage", node.stage(claim, LIMIT)?)?;
-                granted("publish", node.publish(claim, "pod", false)?)?;
-                granted("publish for reading", node.publish(claim, "second", true)?)?;
+                expect_granted("stage", node.stage(claim, LIMIT)?)?;
+                expect_granted("publish", node.publish(claim, "pod", false)?)?;
+                expect_granted("publish for reading", node.publish(claim, "second", true)?)?;
             }
             for pod in ["pod", "second"] {
                 let target = claim.target(pod);
@@ -210,51 +210,51 @@ impl Parts<'_> {
                      findmnt -no FS-OPTIONS {target} | grep -qw ro"
                 ))?;
             }
-            granted("unpublish", node.unpublish(claim, "second")?)?;
+            expect_granted("unpublish", node.unpublish(claim, "second")?)?;
             rounds.push(self.rounds(node, claim)?);
         }
         ensure!(rounds[0] > 0 && rounds[0] == rounds[1], "the nodes read {rounds:?}");
         Ok((on_a, on_b))
     }
 
-    fn release_one(&self, first: &Claim, second: &Claim) -> Result<()> {
+    fn release_first(&self, first: &Claim, second: &Claim) -> Result<()> {
         report::step(
             "the first reader goes, over a kill of the driver; the second still reads, and a third begins",
         );
         release(&self.a, first, "pod")?;
         self.operator.kill();
-        let waits = self.csi.unpublish("pvc-read", "a", SHORT)?;
-        refused("without an operator", waits, "Aborted", "is not released yet")?;
+        let pending = self.csi.unpublish("pvc-read", "a", SHORT)?;
+        expect_refused("without an operator", pending, "Aborted", "is not released yet")?;
         self.controller.kill();
         self.controller.restart()?;
         self.operator.restart()?;
         for _ in 0..2 {
-            granted("unpublish", self.csi.unpublish("pvc-read", "a", LIMIT)?)?;
+            expect_granted("unpublish", self.csi.unpublish("pvc-read", "a", LIMIT)?)?;
         }
         let target = second.target("pod");
         self.b.vm().exec(&format!("echo 3 > /proc/sys/vm/drop_caches; grep -qx kept {target}/file"))?;
-        let (again, _device) = self.attach("pvc-read", "a", &second.how)?;
-        granted("stage", self.a.stage(&again, LIMIT)?)?;
-        granted("publish", self.a.publish(&again, "pod", false)?)?;
+        let (repeated, _device) = self.attach("pvc-read", "a", &second.usage)?;
+        expect_granted("stage", self.a.stage(&repeated, LIMIT)?)?;
+        expect_granted("publish", self.a.publish(&repeated, "pod", false)?)?;
         ensure!(
-            self.rounds(&self.a, &again)? == self.rounds(&self.b, second)?,
+            self.rounds(&self.a, &repeated)? == self.rounds(&self.b, second)?,
             "the later reader reads other data"
         );
-        release(&self.a, &again, "pod")?;
+        release(&self.a, &repeated, "pod")?;
         release(&self.b, second, "pod")
     }
 
     /// A raw device of readers rejects writes; the next one with its number does not.
-    fn raw(&self) -> Result<()> {
+    fn check_raw_device(&self) -> Result<()> {
         report::step(
             "a raw device of a reader refuses writes, also after a kill of the daemon, and the next device of its number takes them",
         );
-        let how = Use::read_block();
-        let new = NewVolume::new("pvc-raw", 0, "store").from_volume("pvc-data").used(&how);
-        granted("create", self.csi.create(&new, LIMIT)?)?;
-        let (raw, device) = self.attach("pvc-raw", "b", &how)?;
-        granted("stage", self.b.stage(&raw, LIMIT)?)?;
-        granted("publish", self.b.publish(&raw, "pod", false)?)?;
+        let usage = Use::read_block();
+        let new = NewVolume::new("pvc-raw", 0, "store").from_volume("pvc-data").with_use(&usage);
+        expect_granted("create", self.csi.create(&new, LIMIT)?)?;
+        let (raw, device) = self.attach("pvc-raw", "b", &usage)?;
+        expect_granted("stage", self.b.stage(&raw, LIMIT)?)?;
+        expect_granted("publish", self.b.publish(&raw, "pod", false)?)?;
         let target = raw.target("pod");
         let write = |target: &str| {
             format!(
@@ -271,44 +271,44 @@ impl Parts<'_> {
         self.daemon.restart()?;
         self.b.vm().exec(&writes_fail)?;
         release(&self.b, &raw, "pod")?;
-        granted("withdraw", self.csi.unpublish("pvc-raw", "b", LIMIT)?)?;
-        granted("delete", self.csi.delete("pvc-raw", LIMIT)?)?;
+        expect_granted("withdraw", self.csi.unpublish("pvc-raw", "b", LIMIT)?)?;
+        expect_granted("delete", self.csi.delete("pvc-raw", LIMIT)?)?;
 
         let writable = claim(&self.csi, "pvc-writable", "b", &Use::block())?;
-        granted("stage", self.b.stage(&writable, LIMIT)?)?;
-        granted("publish", self.b.publish(&writable, "pod", false)?)?;
+        expect_granted("stage", self.b.stage(&writable, LIMIT)?)?;
+        expect_granted("publish", self.b.publish(&writable, "pod", false)?)?;
         self.b.vm().exec(&format!("test -b {device}; {}", write(&writable.target("pod"))))?;
         release(&self.b, &writable, "pod")?;
-        granted("withdraw", self.csi.unpublish("pvc-writable", "b", LIMIT)?)?;
-        granted("delete", self.csi.delete("pvc-writable", LIMIT)?)
+        expect_granted("withdraw", self.csi.unpublish("pvc-writable", "b", LIMIT)?)?;
+        expect_granted("delete", self.csi.delete("pvc-writable", LIMIT)?)
     }
 
     /// A volume without a file system is not formatted.
-    fn blank(&self) -> Result<()> {
+    fn check_blank_volume(&self) -> Result<()> {
         report::step("a volume without a file system is not formatted for a reader");
-        granted("create", self.csi.create(&NewVolume::new("pvc-blank", 64 * MIB, "store"), LIMIT)?)?;
-        let how = Use::read("ext4");
-        let new = NewVolume::new("pvc-nothing", 0, "store").from_volume("pvc-blank").used(&how);
-        granted("create", self.csi.create(&new, LIMIT)?)?;
-        let (nothing, device) = self.attach("pvc-nothing", "b", &how)?;
+        expect_granted("create", self.csi.create(&NewVolume::new("pvc-blank", 64 * MIB, "store"), LIMIT)?)?;
+        let usage = Use::read("ext4");
+        let new = NewVolume::new("pvc-nothing", 0, "store").from_volume("pvc-blank").with_use(&usage);
+        expect_granted("create", self.csi.create(&new, LIMIT)?)?;
+        let (nothing, device) = self.attach("pvc-nothing", "b", &usage)?;
         let stage = self.b.stage(&nothing, LIMIT)?;
-        refused("stage", stage, "FailedPrecondition", "holds no known file system")?;
+        expect_refused("stage", stage, "FailedPrecondition", "holds no known file system")?;
         self.b.vm().exec(&format!("if blkid --probe {device}; then exit 1; fi"))?;
-        granted("withdraw", self.csi.unpublish("pvc-nothing", "", LIMIT)?)?;
+        expect_granted("withdraw", self.csi.unpublish("pvc-nothing", "", LIMIT)?)?;
         for volume in ["pvc-nothing", "pvc-blank"] {
-            granted("delete", self.csi.delete(volume, LIMIT)?)?;
+            expect_granted("delete", self.csi.delete(volume, LIMIT)?)?;
         }
         Ok(())
     }
 
     fn delete(&self) -> Result<()> {
-        report::step("delete it with a reader that was left, over a kill of the driver");
+        report::step("delete it with a leftover reader, despite a kill of the driver");
         let before = self.counts()?;
-        granted("unpublish", self.csi.unpublish("pvc-read", "a", LIMIT)?)?;
-        self.cost("the end of a publication", &before)?;
+        expect_granted("unpublish", self.csi.unpublish("pvc-read", "a", LIMIT)?)?;
+        self.report_cost("the end of a publication", &before)?;
         self.operator.kill();
-        let waits = self.csi.unpublish("pvc-read", "", SHORT)?;
-        refused("without an operator", waits, "Aborted", "is not released yet")?;
+        let pending = self.csi.unpublish("pvc-read", "", SHORT)?;
+        expect_refused("without an operator", pending, "Aborted", "is not released yet")?;
         self.operator.restart()?;
         until("the node to release its reader", LIMIT, || {
             let found =
@@ -316,14 +316,14 @@ impl Parts<'_> {
             Ok((found.trim() == "a").then_some(()))
         })?;
         self.operator.kill();
-        refused("without an operator", self.csi.delete("pvc-read", SHORT)?, "Aborted", "")?;
-        let begins = self.csi.publish_as("pvc-read", "a", &Use::read("ext4"), LIMIT)?;
-        refused("a reader", begins, "FailedPrecondition", "is being deleted")?;
+        expect_refused("without an operator", self.csi.delete("pvc-read", SHORT)?, "Aborted", "")?;
+        let published = self.csi.publish_as("pvc-read", "a", &Use::read("ext4"), LIMIT)?;
+        expect_refused("a reader", published, "FailedPrecondition", "is being deleted")?;
         self.controller.kill();
         self.controller.restart()?;
         self.operator.restart()?;
         for _ in 0..2 {
-            granted("delete", self.csi.delete("pvc-read", LIMIT)?)?;
+            expect_granted("delete", self.csi.delete("pvc-read", LIMIT)?)?;
         }
         Ok(())
     }
@@ -338,7 +338,7 @@ impl Parts<'_> {
     }
 
     /// Reports the requests to the store since `before`, including those of the load on the source.
-    fn cost(&self, what: &str, before: &BTreeMap<String, usize>) -> Result<()> {
+    fn report_cost(&self, what: &str, before: &BTreeMap<String, usize>) -> Result<()> {
         let mut counts = self.counts()?;
         counts.iter_mut().for_each(|(operation, count)| *count -= before.get(operation).unwrap_or(&0));
         counts.retain(|_operation, count| *count > 0);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::cluster::install_snapshot_kinds;
 use holdfast_lab::command::output;
-use holdfast_lab::csi::{LIMIT, NewVolume, Use, granted};
+use holdfast_lab::csi::{LIMIT, NewVolume, Use, expect_granted};
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
@@ -14,7 +14,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::plugin::plugin;
-use super::provisioning::{apply, condition, creates, existing, volume};
+use super::provisioning::{adopting_volume, apply, condition, count_created_objects, volume};
 use super::story::{describe_store, provision_store, serve};
 
 const BUCKET: &str = "volumes";
@@ -52,7 +52,7 @@ pub fn play(world: &World) -> Result<usize> {
     a.vm().cut_power();
     operator.kill();
 
-    let other = world.another("restored")?;
+    let other = world.create_sibling("restored")?;
     let operator = other.operator()?;
     describe_store(&other, &s3.endpoint_everywhere(), BUCKET)?;
     install_snapshot_kinds(&other)?;
@@ -75,12 +75,12 @@ pub fn play(world: &World) -> Result<usize> {
     }
     let lost = condition(&other, "volume/third", "UnuploadedDataLost")?;
     ensure!(lost.starts_with("NotReported: node a was cut off"), "{lost}");
-    let added = added(&s3, &objects)?;
+    let added = new_keys(&s3, &objects)?;
     ensure!(
         added.len() == 3 && added.iter().all(|key| key.contains("/log/")),
         "not three attaches: {added:?}"
     );
-    let device = begin_with_the_snapshot(&other, &b)?;
+    let device = create_from_snapshot(&other, &b)?;
     ensure!(sums[0] == sum_of(&b, &device)?, "a volume that begins with the snapshot has other bytes");
     b.terminate()?;
     operator.stop()?;
@@ -89,7 +89,7 @@ pub fn play(world: &World) -> Result<usize> {
 
 /// Volumes that a new cluster found in the bucket of a lost one.
 #[derive(Debug)]
-pub struct Adopted {
+pub struct AdoptionOutcome {
     /// Number of those with the bytes written to them.
     pub equal: usize,
     /// PUTs to the bucket's volumes until all were attached, beyond one for each attach.
@@ -100,7 +100,7 @@ pub struct Adopted {
 ///
 /// # Errors
 /// If a volume is not served, or is not adopted.
-pub fn adopt(world: &World, count: usize) -> Result<Adopted> {
+pub fn adopt(world: &World, count: usize) -> Result<AdoptionOutcome> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
@@ -122,10 +122,10 @@ pub fn adopt(world: &World, count: usize) -> Result<Adopted> {
     operator.kill();
 
     report::step("another cluster is pointed at the bucket");
-    let other = world.another("adopting")?;
+    let other = world.create_sibling("adopting")?;
     let operator = other.operator()?;
     describe_store(&other, &s3.endpoint_everywhere(), BUCKET)?;
-    let before = creates(&s3)?;
+    let before = count_created_objects(&s3)?;
     apply(&other, &output(&mut restore_command(&other, "store")?)?)?;
     other.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
     let b = other.node("b", "auto", "")?;
@@ -134,14 +134,14 @@ pub fn adopt(world: &World, count: usize) -> Result<Adopted> {
         let device = serve(&other, &b, name)?;
         equal += usize::from(*sum == sum_of(&b, &device)?);
     }
-    let more_puts = (creates(&s3)? - before).saturating_sub(count);
+    let more_puts = (count_created_objects(&s3)? - before).saturating_sub(count);
     b.terminate()?;
     operator.stop()?;
-    Ok(Adopted { equal, more_puts })
+    Ok(AdoptionOutcome { equal, more_puts })
 }
 
 fn create(world: &World) -> Result<()> {
-    report::step("a claim, and two Volumes with ids of their own");
+    report::step("a claim, and two Volumes with their own ids");
     world.kubectl(["create", "namespace", "shop"])?;
     apply(
         world,
@@ -150,10 +150,10 @@ fn create(world: &World) -> Result<()> {
     )?;
     let controller = world.csi_controller()?;
     let claimed = NewVolume::new("pvc-1", 512 << 20, "store")
-        .used(&Use::mounted("xfs"))
+        .with_use(&Use::mounted("xfs"))
         .parameter("csi.storage.k8s.io/pvc/name", "data")
         .parameter("csi.storage.k8s.io/pvc/namespace", "shop");
-    granted("create", controller.csi().create(&claimed, LIMIT)?)?;
+    expect_granted("create", controller.csi().create(&claimed, LIMIT)?)?;
     for (name, id) in [("plain", "third"), ("third", "third-2")] {
         let id = format!("{{volumeID: {id}, size");
         apply(world, &volume(name, "store", "64Mi").replace("{size", &id))?;
@@ -163,7 +163,7 @@ fn create(world: &World) -> Result<()> {
 
 /// Writes to each volume, detaches all except the last, and returns their sums.
 fn write(world: &World, a: &Node) -> Result<Vec<String>> {
-    report::step("write to all; two are detached, one is not");
+    report::step("write to all three; detach two of them");
     let mut sums = Vec::new();
     for name in VOLUMES {
         let device = serve(world, a, name)?;
@@ -203,9 +203,9 @@ fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
     let at = 0;
     let key =
         s3.keys(BUCKET, "volumes/third-2/log/")?.into_iter().next().context("volume third-2 has no log")?;
-    s3.flip(BUCKET, &key, at)?;
+    s3.flip_byte(BUCKET, &key, at)?;
     let out = restore_command(world, "store")?.output().context("start holdfast-operator")?;
-    s3.flip(BUCKET, &key, at)?;
+    s3.flip_byte(BUCKET, &key, at)?;
     let (documents, errors) = (String::from_utf8(out.stdout)?, String::from_utf8(out.stderr)?);
     ensure!(out.status.code() == Some(1), "restore ended with {}: {errors}", out.status);
     ensure!(errors.contains("1 volume of the bucket cannot be read: third-2."), "{errors}");
@@ -219,7 +219,7 @@ fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
 
 /// Prints the documents using only the bucket, and applies them.
 fn restore(world: &World) -> Result<()> {
-    report::step("print what the bucket holds, and apply it to an empty cluster");
+    report::step("print the documents of the bucket, and apply them to an empty cluster");
     // The operator has no pod here.
     plugin(world, &["restore", "store"], 1, "no pod of the operator was found")?;
     let mut command = restore_command(world, "store")?;
@@ -259,8 +259,8 @@ fn restore(world: &World) -> Result<()> {
 }
 
 /// Creates a Volume from the adopted snapshot; returns its device.
-fn begin_with_the_snapshot(world: &World, b: &Node) -> Result<String> {
-    report::step("a volume begins with the snapshot of the lost cluster");
+fn create_from_snapshot(world: &World, b: &Node) -> Result<String> {
+    report::step("a volume is created from the snapshot of the lost cluster");
     let from = "source: {snapshot: {name: snapshot-1}}, size";
     apply(world, &volume("again", "store", "512Mi").replace("size", from))?;
     world.wait_for("volume/again", "jsonpath={.status.phase}=Ready")?;
@@ -269,7 +269,7 @@ fn begin_with_the_snapshot(world: &World, b: &Node) -> Result<String> {
 
 /// A Volume that adopted is deleted with its objects, while another cluster may still write them.
 fn delete_by_mistake(world: &World) -> Result<()> {
-    report::step("a volume that node a has attached is not removed with its Volume");
+    report::step("the deletion of a Volume does not remove the volume while node a has it attached");
     let policy = |name: &str| {
         let patch = format!("{{\"spec\":{{\"deletionPolicy\":\"{name}\"}}}}");
         world.kubectl(["patch", "volume", "third", "--type=merge", "--patch", &patch])
@@ -286,7 +286,7 @@ fn delete_by_mistake(world: &World) -> Result<()> {
     );
     policy("Retain")?;
     world.kubectl(["wait", "volume/third", "--for=delete", "--timeout=60s"])?;
-    apply(world, &existing("third", "third-2", ""))?;
+    apply(world, &adopting_volume("third", "third-2", ""))?;
     world.wait_for("volume/third", "jsonpath={.status.phase}=Ready")
 }
 
@@ -326,7 +326,7 @@ fn sum_of(node: &Node, device: &str) -> Result<String> {
 }
 
 /// Returns keys that are new since `before`.
-fn added(s3: &S3Server, before: &[String]) -> Result<Vec<String>> {
+fn new_keys(s3: &S3Server, before: &[String]) -> Result<Vec<String>> {
     let now = s3.keys(BUCKET, "volumes/").context("list the bucket")?;
     Ok(now.into_iter().filter(|key| !before.contains(key)).collect())
 }

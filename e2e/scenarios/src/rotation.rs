@@ -15,7 +15,7 @@ use super::story::{provision_store, serve};
 const BUCKET: &str = "rotation";
 const KEY: &str = "holdfast-rotated";
 const SECRET: &str = "holdfast-rotated-secret";
-/// Small and young seals, so that uploads never pause by themselves.
+/// Small seals with a short maximum age, so that uploads never pause by themselves.
 const DATA: &str = "seal_size = \"4Mi\"\nmax_dirty_age = \"1s\"";
 /// Maximum time until uploads resume.
 pub const RESUME_WITHIN: Duration = Duration::from_secs(90);
@@ -55,7 +55,7 @@ pub fn rotate(world: &World) -> Result<RotationOutcome> {
     let committed =
         || Ok::<_, anyhow::Error>(node.metric("holdfast_volume_committed_seq", &id)?.unwrap_or(0.0));
 
-    report::step("fio writes and verifies; uploads are seen");
+    report::step("fio writes and verifies; uploads are observed");
     let load = Load::start(node.vm(), &device, LOAD_SECONDS)?;
     let before = committed()?;
     until("an upload", LIMIT, || Ok((committed()? > before).then_some(())))?;

@@ -46,21 +46,22 @@ pub(super) fn run(world: &World) -> Result<()> {
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
     report::step("the conformance suite of object stores, through the proxy");
-    conformance_behind(&proxy, world)?;
+    run_conformance_through(&proxy, world)?;
 
     let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
     let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
-    hit_all(&proxy);
+    fault_all_requests(&proxy);
     report::step("a volume for each fault: create, attach, write, commit, detach");
-    let written =
-        each_volume(|name, fault| write(&node, name, if fault == Fault::BlackHole { 1 } else { ROUNDS }))?;
+    let written = run_for_each_volume(|name, fault| {
+        write(&node, name, if fault == Fault::BlackHole { 1 } else { ROUNDS })
+    })?;
     // From here on, data is read only from the store.
     node.terminate()?;
     node.vm().exec(&format!("rm -r {LOCAL}"))?;
     node.restart()?;
-    hit_all(&proxy);
+    fault_all_requests(&proxy);
     report::step("attach each on a node that has nothing of it, and compare");
-    let read = each_volume(|name, _| read_back(&node, name))?;
+    let read = run_for_each_volume(|name, _| read_back(&node, name))?;
     ensure!(read == written, "read {read:?}, written {written:?}");
 
     proxy.set_rules(Vec::new());
@@ -72,13 +73,13 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(faults.contains_key(&fault), "no request of {name} was hit: {faults:?}");
     }
     report::step(format_args!("requests hit: {faults:?}"));
-    report::step("a flush that is to reach the store waits while it is unreachable");
-    flush_waits(&node, &proxy)?;
+    report::step("a flush to the store waits while the store is unreachable");
+    check_waiting_flush(&node, &proxy)?;
     node.terminate()
 }
 
 /// A flush with `durability: object` neither fails nor succeeds before its commit is in the store.
-fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
+fn check_waiting_flush(node: &Node, proxy: &FaultProxy) -> Result<()> {
     let vm = node.vm();
     node.cli(&["create", "flushed", "--size", "16Mi", "--store", "store"])?;
     let attached = node.cli(&[
@@ -93,7 +94,7 @@ fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
     ])?;
     let device = attached.trim();
     vm.wait_block_device(device, DEVICE_LIMIT)?;
-    proxy.go_away();
+    proxy.make_unreachable();
     vm.spawn(
         "flush",
         &bash(&format!(
@@ -106,7 +107,7 @@ fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
         let flushes = node.metric("holdfast_volume_waiting_requests", "flushed")?;
         Ok((flushes > Some(0.0)).then_some(()))
     })?;
-    proxy.come_back();
+    proxy.make_reachable();
     let exit = vm.wait("flush", COMMIT_LIMIT)?;
     ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("flush")?);
     let dirty = node.metric("holdfast_volume_dirty_bytes", "flushed")?;
@@ -116,7 +117,7 @@ fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
 
 /// Runs the suite of `node/objects` on the real client. Creates are excluded: a lost response is rightly not
 /// a success. So is an unresponsive store: the suite's hundred sequential requests would wait for minutes.
-fn conformance_behind(proxy: &FaultProxy, world: &World) -> Result<()> {
+fn run_conformance_through(proxy: &FaultProxy, world: &World) -> Result<()> {
     for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != Fault::BlackHole) {
         let rule = |method, target: &str| Rule { method, target: target.to_owned(), first_only: true, fault };
         proxy.set_rules(vec![rule(Some("GET"), ""), rule(Some("DELETE"), ""), rule(None, "segment-in-")]);
@@ -136,16 +137,16 @@ pub(super) fn conformance(world: &World, endpoint: &str, bucket: &str) -> Result
         .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         .output()
         .context("run the conformance suite")?;
-    let said = String::from_utf8_lossy(&done.stdout);
+    let lines = String::from_utf8_lossy(&done.stdout);
     ensure!(
-        done.status.success() && said.contains("1 passed"),
-        "{said}\n{}",
+        done.status.success() && lines.contains("1 passed"),
+        "{lines}\n{}",
         String::from_utf8_lossy(&done.stderr)
     );
     Ok(())
 }
 
-fn hit_all(proxy: &FaultProxy) {
+fn fault_all_requests(proxy: &FaultProxy) {
     let rule = |&(name, fault): &(&str, Fault)| Rule {
         method: None,
         target: name.to_owned(),
@@ -156,7 +157,7 @@ fn hit_all(proxy: &FaultProxy) {
 }
 
 /// Runs an action for all volumes concurrently.
-fn each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Vec<String>> {
+fn run_for_each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Vec<String>> {
     std::thread::scope(|scope| {
         let work = &work;
         let workers: Vec<_> =
@@ -168,7 +169,7 @@ fn each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Ve
 
 /// Creates, writes and detaches the volume. Returns the SHA-256 of its contents.
 fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
-    ask(node, &["create", name, "--size", "16Mi", "--store", "store"])?;
+    retry_command(node, &["create", name, "--size", "16Mi", "--store", "store"])?;
     let device = attach(node, name)?;
     for round in 0..rounds {
         let mut script = String::new();
@@ -185,14 +186,14 @@ fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
         })?;
     }
     let sum = sum(node, &device)?;
-    ask(node, &["detach", name])?;
+    retry_command(node, &["detach", name])?;
     Ok(sum)
 }
 
 fn read_back(node: &Node, name: &str) -> Result<String> {
     let device = attach(node, name)?;
     let sum = sum(node, &device)?;
-    ask(node, &["detach", name])?;
+    retry_command(node, &["detach", name])?;
     Ok(sum)
 }
 
@@ -201,13 +202,13 @@ fn sum(node: &Node, device: &str) -> Result<String> {
 }
 
 fn attach(node: &Node, name: &str) -> Result<String> {
-    let device = ask(node, &["attach", name, "--store", "store"])?.trim().to_owned();
+    let device = retry_command(node, &["attach", name, "--store", "store"])?.trim().to_owned();
     node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
     Ok(device)
 }
 
 /// Sends a command to the daemon, and retries if it could not reach its store.
-fn ask(node: &Node, what: &[&str]) -> Result<String> {
+fn retry_command(node: &Node, what: &[&str]) -> Result<String> {
     let mut tries = 1;
     loop {
         match node.cli(what) {

@@ -16,7 +16,7 @@ use holdfast_lab::world::World;
 use super::load::Load;
 use super::provisioning::apply;
 use super::story::provision_store_at;
-use super::volumes::{Reported, Served, reported, serve_all};
+use super::volumes::{Served, VolumeCondition, reported, serve_all};
 
 mod full_cache;
 
@@ -28,7 +28,7 @@ const CALM: [&str; 6] = ["calm-1", "calm-2", "calm-3", "calm-4", "calm-5", "calm
 /// The claim of that volume; no controller binds it.
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: busy}\n\
                      spec: {volumeName: busy, accessModes: [ReadWriteOnce], resources: {requests: {storage: 128Mi}}}\n";
-/// Only in the store when it becomes unreachable.
+/// Volume whose data is only in the store when it becomes unreachable.
 const COLD: &str = "cold";
 /// A small quota, which the load reaches soon.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"4Mi\"";
@@ -52,7 +52,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Plays it with the store unreachable for `away` and returns the number of failed application requests.
+/// Plays the outage with the store unreachable for `away`. Returns the number of failed application requests.
 ///
 /// # Errors
 /// If a user would have noticed anything else.
@@ -67,7 +67,7 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     node.terminate()?;
     let sum = node.vm().exec(&format!("rm -r /var/lib/holdfast/*; head -c 4M /tmp/{COLD} | sha256sum"))?;
     let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
-    errors += delay(world, &node, &proxy, away, &sum)?;
+    errors += check_delays(world, &node, &proxy, away, &sum)?;
     world.kubectl(["delete", "volumes", "--all", "--timeout=300s"])?;
     node.terminate()?;
     operator.stop()?;
@@ -76,7 +76,7 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
 
 /// The store becomes unreachable under load and returns. `sum` is that of the first 4 MiB of [`COLD`].
 /// Returns the number of failed requests.
-fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &str) -> Result<f64> {
+fn check_delays(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &str) -> Result<f64> {
     let vm = node.vm();
     let names = CALM.map(|name| (name, "16Mi")).into_iter().chain([(BUSY, "128Mi"), (COLD, "16Mi")]);
     let served = serve_all(world, node, &names.collect::<Vec<_>>())?;
@@ -92,7 +92,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let load = Load::start(vm, &busy.device, LOAD_SECONDS)?;
 
     report::step("the store becomes unreachable; writes continue to the quota and wait there");
-    proxy.go_away();
+    proxy.make_unreachable();
     for volume in calm {
         // Written and flushed while the store is unreachable.
         vm.exec(&format!(
@@ -109,7 +109,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
         "cold-read",
         &bash(&format!("dd if={} bs=1M count=4 iflag=direct status=none | sha256sum", cold.device)),
     )?;
-    let from = (Instant::now(), proxy.turned_away());
+    let from = (Instant::now(), proxy.reset_connections());
     let mut flushes = 0;
     while from.0.elapsed() < away {
         // A flush of data that is already on the node, while writes wait.
@@ -133,7 +133,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let delayed = node.metric("holdfast_volume_writes_delayed_seconds", &busy.id)?;
     ensure!(delayed > Some(0.0), "the volume does not say that its writes wait: {delayed:?}");
     let during = check_reported(world, &before)?;
-    let attempts = proxy.turned_away() - from.1;
+    let attempts = proxy.reset_connections() - from.1;
     let a_second = attempts as f64 / from.0.elapsed().as_secs_f64();
     report::step(format_args!(
         "{flushes} flushes completed; {a_second:.1} attempts a second to reach the store"
@@ -144,28 +144,28 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     );
 
     report::step("the store is back");
-    let back = Instant::now();
-    proxy.come_back();
+    let answers_since = Instant::now();
+    proxy.make_reachable();
     let exit = vm.wait("cold-read", LIMIT)?;
     ensure!(exit == Exit::Code(0) && vm.log("cold-read")? == sum, "the cold read ended by {exit:?}");
     load.wait_progress()?;
     wait_committed(node, calm)?;
-    check_return(proxy, back)?;
+    check_return(proxy, answers_since)?;
     load.stop()?;
-    all_answer(world)?;
+    wait_all_answer(world)?;
     let after = conditions(world, BUSY)?;
-    ensure!(turned_later(&during, &after), "{after:?} is not later than {during:?}");
+    ensure!(changed_later(&during, &after), "{after:?} is not later than {during:?}");
     wait_events(world, &["Normal/Answering", "Normal/Serving"])?;
     sum_of(node, "holdfast_volume_failed_requests_total", served.values())
 }
 
 /// Checks the conditions of the Volumes during the outage. Returns those of [`BUSY`], which were `before`
 /// until then.
-fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]> {
+fn check_reported(world: &World, before: &[VolumeCondition; 2]) -> Result<[VolumeCondition; 2]> {
     report::step(format_args!("kubectl get volumes\n{}", world.kubectl(["get", "volumes"])?));
     let busy = conditions(world, BUSY)?;
     for condition in &busy {
-        report::step(format_args!("{}: {}", condition.what, condition.message));
+        report::step(format_args!("{}: {}", condition.status_and_reason, condition.message));
     }
     let [away, delayed] = &busy;
     for part in [
@@ -174,20 +174,24 @@ fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]
         "Last error: ",
     ] {
         ensure!(
-            away.what == "False/StoreUnreachable" && away.message.contains(part),
+            away.status_and_reason == "False/StoreUnreachable" && away.message.contains(part),
             "{part:?} is not in {away:?}"
         );
     }
     for part in ["none fails", "data.max_dirty"] {
         ensure!(
-            delayed.what == "False/DirtyLimit" && delayed.message.contains(part),
+            delayed.status_and_reason == "False/DirtyLimit" && delayed.message.contains(part),
             "{part:?} is not in {delayed:?}"
         );
     }
-    ensure!(turned_later(before, &busy), "{busy:?} is not later than {before:?}");
+    ensure!(changed_later(before, &busy), "{busy:?} is not later than {before:?}");
     let [away, delayed] = conditions(world, CALM[0])?;
-    ensure!(away.what == "False/StoreUnreachable", "{away:?}");
-    ensure!(delayed.what == "True/Serving", "{} is written all the time, and {delayed:?}", CALM[0]);
+    ensure!(away.status_and_reason == "False/StoreUnreachable", "{away:?}");
+    ensure!(
+        delayed.status_and_reason == "True/Serving",
+        "{} is written all the time, and {delayed:?}",
+        CALM[0]
+    );
     world.wait_for("volumes", "condition=Attached")?;
     wait_events(world, &["Warning/StoreUnreachable", "Warning/DirtyLimit"])?;
     Ok(busy)
@@ -208,16 +212,16 @@ fn wait_events(world: &World, wanted: &[&str]) -> Result<()> {
 }
 
 /// Returns the conditions of a volume: its store responds, and its writes continue.
-fn conditions(world: &World, volume: &str) -> Result<[Reported; 2]> {
+fn conditions(world: &World, volume: &str) -> Result<[VolumeCondition; 2]> {
     Ok([reported(world, volume, STORE_REACHABLE)?, reported(world, volume, WRITABLE)?])
 }
 
-fn turned_later(before: &[Reported; 2], after: &[Reported; 2]) -> bool {
+fn changed_later(before: &[VolumeCondition; 2], after: &[VolumeCondition; 2]) -> bool {
     before.iter().zip(after).all(|(before, after)| after.since > before.since)
 }
 
 /// Waits until all Volumes report that their store responds and that writes do not wait.
-fn all_answer(world: &World) -> Result<()> {
+fn wait_all_answer(world: &World) -> Result<()> {
     world.wait_for("volumes", &format!("condition={STORE_REACHABLE}"))?;
     world.wait_for("volumes", &format!("condition={WRITABLE}"))
 }
@@ -239,12 +243,15 @@ fn sum_of<'a>(node: &Node, figure: &str, volumes: impl IntoIterator<Item = &'a S
 }
 
 /// Checks the node's load on the store after the outage.
-fn check_return(proxy: &FaultProxy, back: Instant) -> Result<()> {
+fn check_return(proxy: &FaultProxy, answers_since: Instant) -> Result<()> {
     // The operator's probe of create-once is 22 requests, and may come in the same second.
     let is_of_node = |target: &str| !target.contains("/probe/");
-    let since = proxy.passed().into_iter().filter(|passed| passed.at >= back && is_of_node(&passed.target));
+    let since = proxy
+        .received()
+        .into_iter()
+        .filter(|passed| passed.at >= answers_since && is_of_node(&passed.target));
     let since: Vec<_> = since.collect();
-    let first = since.iter().filter(|passed| passed.at - back <= Duration::from_secs(1)).count();
+    let first = since.iter().filter(|passed| passed.at - answers_since <= Duration::from_secs(1)).count();
     let at_once = since.iter().map(|passed| passed.in_flight).max().unwrap_or(0);
     report::step(format_args!("{first} requests in its first second, at most {at_once} at once"));
     ensure!(

@@ -19,8 +19,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("preflight, with the probe of create-once");
     let vm = world.vm("a")?;
     preflight::configure(&vm, &server.endpoint_in_vm(), BUCKET, SECRET_KEY)?;
-    let said = preflight::preflight(&vm, "", 0)?;
-    ensure!(said.contains("PASS store store: bucket volumes"), "{said}");
+    let output = preflight::preflight(&vm, "", 0)?;
+    ensure!(output.contains("PASS store store: bucket volumes"), "{output}");
     let control = Control::Standalone { endpoint: server.endpoint_in_vm(), bucket: BUCKET.to_owned() };
     report::step("a volume on two nodes");
     standalone::play(world, &control, "zero-copy")

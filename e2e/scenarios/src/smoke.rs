@@ -27,8 +27,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let exit = vm.wait("sleeper", Duration::from_secs(30))?;
     ensure!(exit == Exit::Signal(9), "the sleeper ended by {exit:?}");
 
-    vm.put("/var/lib/holdfast/kept", 0o600, b"kept")?;
-    vm.put("/var/lib/other", 0o600, b"lost")?;
+    vm.put_file("/var/lib/holdfast/kept", 0o600, b"kept")?;
+    vm.put_file("/var/lib/other", 0o600, b"lost")?;
     vm.exec("sync -f /var/lib/holdfast/kept")?;
     vm.reset()?;
     ensure!(vm.get("/var/lib/holdfast/kept")? == b"kept", "the state disk lost a file");

@@ -29,37 +29,40 @@ pub(super) fn run(world: &World) -> Result<()> {
     first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
     let device = first.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
 
-    report::step("take two under load");
+    report::step("take two snapshots under load");
     let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
-    let one = take(&first, &["disk"])?;
-    let two = take(&first, &["disk", "--uid", UID])?;
-    ensure!(take(&first, &["disk", "--uid", UID])? == two, "a uid answers the same snapshot again");
+    let first_snapshot = take_snapshot(&first, &["disk"])?;
+    let two = take_snapshot(&first, &["disk", "--uid", UID])?;
+    ensure!(take_snapshot(&first, &["disk", "--uid", UID])? == two, "a uid answers the same snapshot again");
     load.wait_progress()?;
     report::step("kill the daemon under load: its successor knows them");
     first.kill()?;
     first.restart()?;
     load.wait_progress()?;
     load.stop()?;
-    ensure!(names(&first, &["disk"])? == [one.clone(), two.clone()], "the log has both");
-    ensure!(take(&first, &["disk", "--uid", UID])? == two, "a restarted daemon knows the uid");
-    report::step("create a volume from the one that is attached");
+    ensure!(names(&first, &["disk"])? == [first_snapshot.clone(), two.clone()], "the log has both");
+    ensure!(take_snapshot(&first, &["disk", "--uid", UID])? == two, "a restarted daemon knows the uid");
+    report::step("create a volume from the attached one");
     first.cli(&["create", "copy", "--from", "disk", "--store", "store"])?;
     let copy = first.cli(&["attach", "copy", "--store", "store"])?.trim().to_owned();
     first.vm().exec(&format!("cmp -n {COMPARED_BYTES} {device} {copy}"))?;
     first.cli(&["detach", "copy"])?;
-    ensure!(names(&first, &["disk"])? == [one.clone(), two.clone()], "its own snapshot is deleted");
+    ensure!(
+        names(&first, &["disk"])? == [first_snapshot.clone(), two.clone()],
+        "its own snapshot is deleted"
+    );
     report::step("delete one");
-    first.cli(&["snapshot", "delete", &one])?;
-    first.cli(&["snapshot", "delete", &one]).context("a deletion may be repeated")?;
+    first.cli(&["snapshot", "delete", &first_snapshot])?;
+    first.cli(&["snapshot", "delete", &first_snapshot]).context("a deletion may be repeated")?;
     ensure!(names(&first, &["disk"])? == [two.clone()], "one is left");
 
-    refusals(&first, &two)?;
-    elsewhere(world, &control, &first, &two)?;
-    unreachable(&s3, &first)
+    check_refusals(&first, &two)?;
+    check_other_node(world, &control, &first, &two)?;
+    check_unreachable_store(&s3, &first)
 }
 
 /// An impossible request is rejected with the alternative.
-fn refusals(node: &Node, there: &str) -> Result<()> {
+fn check_refusals(node: &Node, there: &str) -> Result<()> {
     let beyond = format!("{there}9");
     for (arguments, says) in [
         (&["create", "nothing"][..], "store"),
@@ -70,20 +73,20 @@ fn refusals(node: &Node, there: &str) -> Result<()> {
         (&["delete", "disk"], "names no snapshot: write <volume>@<number>"),
         (&["create", "disk", "--uid", "today"], "uid"),
     ] {
-        refused(node, arguments, says)?;
+        expect_refused(node, arguments, says)?;
     }
     Ok(())
 }
 
 /// A node that does not serve the volume refers to the one that does; for a detached volume, any node takes
 /// one.
-fn elsewhere(world: &World, control: &Control, first: &Node, there: &str) -> Result<()> {
+fn check_other_node(world: &World, control: &Control, first: &Node, there: &str) -> Result<()> {
     let second = Node::start(world.vm("b")?, control, "user-copy", "")?;
     let at_store = ["disk", "--store", "store"];
-    refused(&second, &["create", "disk", "--store", "store"], "take the snapshot on that node")?;
+    expect_refused(&second, &["create", "disk", "--store", "store"], "take the snapshot on that node")?;
     ensure!(names(&second, &at_store)? == [there.to_owned()], "any node lists them");
     first.cli(&["detach", "disk"])?;
-    let detached = take(&second, &at_store)?;
+    let detached = take_snapshot(&second, &at_store)?;
     ensure!(names(&second, &at_store)? == [there.to_owned(), detached.clone()], "the log has both");
     second.cli(&["snapshot", "delete", &detached, "--store", "store"])?;
     // The local data is still valid: only the list of snapshots changed.
@@ -94,14 +97,15 @@ fn elsewhere(world: &World, control: &Control, first: &Node, there: &str) -> Res
 
 /// With an unresponsive store, the command reports this and may be repeated. For a while after the outage,
 /// the node answers from its last attempt.
-fn unreachable(s3: &S3Server, node: &Node) -> Result<()> {
+fn check_unreachable_store(s3: &S3Server, node: &Node) -> Result<()> {
     report::step("take a snapshot while the store is unreachable, and again");
     s3.stop();
-    let refused = refused(node, &["create", "disk", "--uid", UID], "the object store is not available");
+    let refused =
+        expect_refused(node, &["create", "disk", "--uid", UID], "the object store is not available");
     s3.resume()?;
     refused?;
     until("the store to be reachable again", STORE_BACK_LIMIT, || {
-        match take(node, &["disk", "--uid", UID]) {
+        match take_snapshot(node, &["disk", "--uid", UID]) {
             Ok(name) => Ok(Some(name)),
             Err(error) if format!("{error:#}").contains("the object store is not available") => Ok(None),
             Err(error) => Err(error),
@@ -111,7 +115,7 @@ fn unreachable(s3: &S3Server, node: &Node) -> Result<()> {
     Ok(())
 }
 
-fn take(node: &Node, arguments: &[&str]) -> Result<String> {
+fn take_snapshot(node: &Node, arguments: &[&str]) -> Result<String> {
     let name = node.cli(&[&["snapshot", "create"], arguments].concat())?.trim().to_owned();
     ensure!(name.starts_with("disk@"), "create prints {name:?}");
     Ok(name)
@@ -128,7 +132,7 @@ fn names(node: &Node, arguments: &[&str]) -> Result<Vec<String>> {
     list.iter().map(|known| known["name"].as_str().map(str::to_owned).context("a name")).collect()
 }
 
-fn refused(node: &Node, arguments: &[&str], says: &str) -> Result<()> {
+fn expect_refused(node: &Node, arguments: &[&str], says: &str) -> Result<()> {
     let refused = node.cli(&[&["snapshot"], arguments].concat()).err();
     let refused = refused.with_context(|| format!("snapshot {arguments:?} should be refused"))?;
     report::step(format!("{refused:#}"));

@@ -38,7 +38,7 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
 
     let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
     first.kill()?;
-    held(&first, &device)?;
+    check_held_device(&first, &device)?;
     load.wait_progress()?;
     // The long-term kernel cannot resize a device in use.
     let grows = world.kernel() != LTS_KERNEL;
@@ -53,15 +53,15 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
             );
         }
     }
-    has_bytes(&first, &device, served_bytes)?;
+    check_device_bytes(&first, &device, served_bytes)?;
     load.wait_progress()?;
     first.terminate()?;
     first.restart()?;
     load.wait_progress()?;
     let load = configure(&first, load)?;
     load.stop()?;
-    flushes(&first, &device)?;
-    has_bytes(&first, &device, served_bytes)?;
+    check_flushes(&first, &device)?;
+    check_device_bytes(&first, &device, served_bytes)?;
     let smaller = first.cli(&["grow", "disk", "512Mi"]).err().context("a volume cannot shrink")?;
     ensure!(format!("{smaller:#}").contains("cannot shrink"), "{smaller:#}");
 
@@ -74,9 +74,9 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
 
     let second = Node::start(world.vm("b")?, control, transport, "")?;
     let device = attach(&second, &["--size", "2Gi"])?;
-    has_bytes(&second, &device, 2 << 30)?;
-    reads_ahead(&second, &device)?;
-    keeps_its_cache(&second, &device)?;
+    check_device_bytes(&second, &device, 2 << 30)?;
+    check_read_ahead(&second, &device)?;
+    check_cache_after_restart(&second, &device)?;
     let read = second.vm().exec(&format!(
         "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
          cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
@@ -87,7 +87,7 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
 }
 
 /// A node without any data of the volume reads ahead of a program that reads it sequentially.
-fn reads_ahead(node: &Node, device: &str) -> Result<()> {
+fn check_read_ahead(node: &Node, device: &str) -> Result<()> {
     node.vm().exec(&format!("dd if={device} of=/dev/null bs=128k count=2048 iflag=direct status=none"))?;
     let metrics = node.metrics()?;
     let used = metrics.lines().find_map(|line| line.strip_prefix("holdfast_read_ahead_used_blocks_total "));
@@ -97,10 +97,10 @@ fn reads_ahead(node: &Node, device: &str) -> Result<()> {
 }
 
 /// Permitted GETs of a daemon while a volume is read from the cache: checks of the end of its log.
-const LOOKS: f64 = 2.0;
+const MAX_LOG_CHECKS: f64 = 2.0;
 
 /// Blocks that a node fetched before its daemon was killed cost no request afterwards.
-fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
+fn check_cache_after_restart(node: &Node, device: &str) -> Result<()> {
     let read =
         || node.vm().exec(&format!("dd if={device} bs=128k count=1024 iflag=direct status=none | sha256sum"));
     let gets = || -> Result<f64> {
@@ -117,7 +117,7 @@ fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
     let before = gets()?;
     ensure!(read()? == sum, "after a restart the cache has other bytes");
     let fetched = gets()? - before;
-    ensure!(fetched <= LOOKS, "{fetched} GETs for what was read before the restart");
+    ensure!(fetched <= MAX_LOG_CHECKS, "{fetched} GETs for what was read before the restart");
     // The daemon has looked up each block once: the ring thread serves the next read of it.
     let count = |name| node.metric(name, "disk")?.with_context(|| format!("no {name}"));
     let counts = || -> Result<[f64; 2]> {
@@ -132,7 +132,7 @@ fn keeps_its_cache(node: &Node, device: &str) -> Result<()> {
     })
 }
 
-fn has_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
+fn check_device_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
     let found = node.vm().exec(&format!("blockdev --getsize64 {device}"))?;
     ensure!(found.trim() == bytes.to_string(), "{device} has {found} bytes, not {bytes}");
     Ok(())
@@ -140,19 +140,19 @@ fn has_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
 
 /// The settings change under load, and survive a kill.
 fn configure<'a>(node: &Node, load: Load<'a>) -> Result<Load<'a>> {
-    has_settings(node, "local", "30s")?;
+    check_settings(node, "local", "30s")?;
     node.cli(&["configure", "disk", "--durability", "object", "--max-dirty-age", "2s"])?;
-    has_settings(node, "object", "2s")?;
+    check_settings(node, "object", "2s")?;
     load.wait_progress()?;
     node.cli(&["configure", "disk", "--max-dirty-age", "1h"])?;
     node.kill()?;
     node.restart()?;
     load.wait_progress()?;
-    has_settings(node, "object", "1h")?;
+    check_settings(node, "object", "1h")?;
     Ok(load)
 }
 
-fn has_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
+fn check_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
     let list = node.cli(&["list"])?;
     let words: Vec<&str> = list.split_whitespace().collect();
     ensure!(
@@ -164,7 +164,7 @@ fn has_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
 
 /// With durability `object`, a FLUSH ends once the store has the data that it covers; with `local`, the store
 /// has it once its age limit is reached.
-fn flushes(node: &Node, device: &str) -> Result<()> {
+fn check_flushes(node: &Node, device: &str) -> Result<()> {
     let write =
         format!("dd if=/dev/urandom of={device} bs=64k count=1 oflag=direct conv=fsync,notrunc status=none");
     let dirty = || {
@@ -183,7 +183,7 @@ fn flushes(node: &Node, device: &str) -> Result<()> {
 
 /// A daemon that cannot recover the device reports this, gives it to no other volume, and recovers it once it
 /// can.
-fn held(node: &Node, device: &str) -> Result<()> {
+fn check_held_device(node: &Node, device: &str) -> Result<()> {
     let queues = device.replace("ublkb", "ublkc");
     node.vm().spawn("holder", &bash(&format!("exec 9<>{queues}; echo held; exec sleep 600")))?;
     node.vm().wait_log("holder", "held", LIMIT)?;

@@ -20,14 +20,14 @@ use serde_json::Value;
 use super::provisioning::{apply, object_store, volume};
 
 /// Time limit of the recovery.
-const CONTINUES: Duration = Duration::from_secs(30);
+const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum wait for a condition: a first byte after 10 s costs a probe three attempts.
-const SAID: Duration = Duration::from_secs(120);
+const CONDITION_LIMIT: Duration = Duration::from_secs(120);
 /// Servers that check before they store, each with another delay.
 const LOOKERS: u64 = 20;
 
 /// A dialect, and the messages about it.
-struct Row {
+struct DialectRow {
     name: &'static str,
     dialect: Dialect,
     /// The reason of the ObjectStore's condition; `None` if it is still Ready.
@@ -44,13 +44,13 @@ const fn row(
     reason: &'static str,
     state: &'static str,
     fix: &'static str,
-) -> Row {
-    Row { name, dialect, reason: Some(reason), state, fix }
+) -> DialectRow {
+    DialectRow { name, dialect, reason: Some(reason), state, fix }
 }
 
 /// Returns a dialect that requires no action by the user.
-const fn fine(name: &'static str, dialect: Dialect) -> Row {
-    Row { name, dialect, reason: None, state: "", fix: "" }
+const fn fine(name: &'static str, dialect: Dialect) -> DialectRow {
+    DialectRow { name, dialect, reason: None, state: "", fix: "" }
 }
 
 const fn answers(
@@ -69,7 +69,7 @@ const REGION_STATE: &str = "region: the bucket is not in us-east-1";
 const NOT_S3: &str = "endpoint: an answer is not that of an S3 server";
 const PUT: Option<&str> = Some("PUT");
 
-const ROWS: &[Row] = &[
+const ROWS: &[DialectRow] = &[
     row(
         "replaces",
         Dialect::CreateReplaces,
@@ -260,7 +260,7 @@ pub fn play(world: &World) -> Result<DialectsOutcome> {
     }));
     for (bucket, dialect) in &buckets {
         s3.create_bucket(bucket)?;
-        proxy.speak(bucket, *dialect);
+        proxy.set_dialect(bucket, *dialect);
     }
     world.operator()?;
     world.kubectl([
@@ -273,17 +273,17 @@ pub fn play(world: &World) -> Result<DialectsOutcome> {
         &format!("--from-literal=secretAccessKey={SECRET_KEY}"),
     ])?;
     let mut documents = String::new();
-    for Row { name, .. } in ROWS {
+    for DialectRow { name, .. } in ROWS {
         let store = object_store(name, name, "right", &proxy.endpoint());
         write!(documents, "{store}---\n{}---\n", volume(name, name, "1Gi"))?;
     }
     apply(world, &documents)?;
 
-    report::step("what preflight says");
-    let said = preflight(world, &proxy, buckets.keys())?;
-    let mut wrong = check_preflight(&said)?;
-    let found = lookers_found(&said)?;
-    report::step("what the ObjectStores say");
+    report::step("the reports of preflight");
+    let lines = preflight(world, &proxy, buckets.keys())?;
+    let mut wrong = check_preflight(&lines)?;
+    let found = count_detected_lookers(&lines)?;
+    report::step("the conditions of the ObjectStores");
     wrong.extend(check_stores(world)?);
 
     report::step("it is over");
@@ -292,15 +292,15 @@ pub fn play(world: &World) -> Result<DialectsOutcome> {
     let all_ready = || {
         let stores = conditions(world, "objectstores", "Ready")?;
         let volumes = conditions(world, "volumes", "Provisioned")?;
-        let ready = |found: &BTreeMap<String, Said>| {
-            ROWS.iter().all(|row| found.get(row.name).is_some_and(|said| said.status == "True"))
+        let ready = |found: &BTreeMap<String, ReportedCondition>| {
+            ROWS.iter().all(|row| found.get(row.name).is_some_and(|lines| lines.status == "True"))
         };
         Ok((ready(&stores) && ready(&volumes)).then_some(()))
     };
-    until("stores and volumes to be ready", SAID, all_ready)
+    until("stores and volumes to be ready", CONDITION_LIMIT, all_ready)
         .with_context(|| format!("{:?}", conditions(world, "volumes", "Provisioned")))?;
-    let took = over.elapsed();
-    ensure!(took <= CONTINUES, "it took {took:?} until everything continued");
+    let duration = over.elapsed();
+    ensure!(duration <= RECOVERY_LIMIT, "it took {duration:?} until everything continued");
     let mut lost = Vec::new();
     for bucket in buckets.keys() {
         let keys = s3.keys(bucket, "")?;
@@ -313,7 +313,7 @@ pub fn play(world: &World) -> Result<DialectsOutcome> {
         "{} dialects, {} of them wrong, {found} of {LOOKERS} lookers found, all continued after {:.1} s",
         ROWS.len(),
         wrong.len(),
-        took.as_secs_f64()
+        duration.as_secs_f64()
     ));
     Ok(DialectsOutcome { dialects: ROWS.len(), wrong, not_atomic: (LOOKERS, found), lost })
 }
@@ -342,26 +342,26 @@ fn preflight<'a>(
     // It fails: this host has no ublk driver.
     let done =
         Command::new(program).args(["preflight", "--config"]).arg(file).output().context("run preflight")?;
-    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&done.stdout).into_owned();
     let store = |line: &str| {
         let (_, rest) = line.split_once(" store ")?;
         let (name, _) = rest.split_once(": ")?;
         Some((name.to_owned(), line.to_owned()))
     };
-    let lines: BTreeMap<String, String> = said.lines().filter_map(store).collect();
-    ensure!(!lines.is_empty(), "no store in\n{said}{}", String::from_utf8_lossy(&done.stderr));
+    let lines: BTreeMap<String, String> = printed.lines().filter_map(store).collect();
+    ensure!(!lines.is_empty(), "no store in\n{printed}{}", String::from_utf8_lossy(&done.stderr));
     Ok(lines)
 }
 
-fn line<'a>(said: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str> {
-    said.get(name).map(String::as_str).with_context(|| format!("no line of {name}: {said:?}"))
+fn line<'a>(lines: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str> {
+    lines.get(name).map(String::as_str).with_context(|| format!("no line of {name}: {lines:?}"))
 }
 
 /// Returns the lines of preflight that lack the fault or its fix.
-fn check_preflight(said: &BTreeMap<String, String>) -> Result<Vec<String>> {
+fn check_preflight(lines: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
-    for Row { name, reason, state, fix, .. } in ROWS {
-        let line = line(said, name)?;
+    for DialectRow { name, reason, state, fix, .. } in ROWS {
+        let line = line(lines, name)?;
         let is_named = match (reason, line.split_once(". Fix: ")) {
             (None, _) => line.starts_with(&format!("PASS store {name}: ")),
             (Some(_), None) => false,
@@ -376,10 +376,10 @@ fn check_preflight(said: &BTreeMap<String, String>) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-fn lookers_found(said: &BTreeMap<String, String>) -> Result<u64> {
+fn count_detected_lookers(lines: &BTreeMap<String, String>) -> Result<u64> {
     let mut found = 0;
     for number in 0..LOOKERS {
-        let line = line(said, &format!("looker-{number}"))?;
+        let line = line(lines, &format!("looker-{number}"))?;
         found += u64::from(line.starts_with("FAIL ") && line.contains("(If-None-Match is not atomic)"));
     }
     Ok(found)
@@ -387,50 +387,50 @@ fn lookers_found(said: &BTreeMap<String, String>) -> Result<u64> {
 
 /// Waits until each ObjectStore reports its fault. Returns those that do not.
 fn check_stores(world: &World) -> Result<Vec<String>> {
-    let is_said = |row: &Row, found: &BTreeMap<String, Said>| {
-        let Some(said) = found.get(row.name) else { return false };
+    let is_reported = |row: &DialectRow, found: &BTreeMap<String, ReportedCondition>| {
+        let Some(condition) = found.get(row.name) else { return false };
         match row.reason {
-            None => said.status == "True",
+            None => condition.status == "True",
             Some(reason) => {
-                said.status == "False"
-                    && said.reason == reason
-                    && said.message.starts_with(&format!("spec.{}", row.state))
-                    && said.message.contains(row.fix)
+                condition.status == "False"
+                    && condition.reason == reason
+                    && condition.message.starts_with(&format!("spec.{}", row.state))
+                    && condition.message.contains(row.fix)
             }
         }
     };
     let mut wrong = Vec::new();
-    let all_said = || {
+    let all_reported = || {
         let found = conditions(world, "objectstores", "Ready")?;
-        let missing = ROWS.iter().filter(|row| !is_said(row, &found));
+        let missing = ROWS.iter().filter(|row| !is_reported(row, &found));
         wrong = missing.map(|row| format!("{}: {:?}", row.name, found.get(row.name))).collect();
         Ok(wrong.is_empty().then_some(()))
     };
-    let said = until("each ObjectStore to say its fault", SAID, all_said);
+    let reported = until("each ObjectStore to say its fault", CONDITION_LIMIT, all_reported);
     if wrong.is_empty() {
-        said?;
+        reported?;
     }
     Ok(wrong)
 }
 
 /// A condition.
 #[derive(Debug)]
-struct Said {
+struct ReportedCondition {
     status: String,
     reason: String,
     message: String,
 }
 
 /// Returns the condition of this type of each object of a kind that has it.
-fn conditions(world: &World, kind: &str, type_: &str) -> Result<BTreeMap<String, Said>> {
+fn conditions(world: &World, kind: &str, type_: &str) -> Result<BTreeMap<String, ReportedCondition>> {
     let list: Value =
         serde_json::from_str(&world.kubectl(["get", kind, "--output=json"])?).context("a list")?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let items = list["items"].as_array().context("a list without items")?;
-    let one = |item: &Value| {
+    let parse_item = |item: &Value| {
         let found = item["status"]["conditions"].as_array()?.iter().find(|found| found["type"] == type_)?;
         let [status, reason, message] = ["status", "reason", "message"].map(|field| text(&found[field]));
-        Some((text(&item["metadata"]["name"]), Said { status, reason, message }))
+        Some((text(&item["metadata"]["name"]), ReportedCondition { status, reason, message }))
     };
-    Ok(items.iter().filter_map(one).collect())
+    Ok(items.iter().filter_map(parse_item).collect())
 }

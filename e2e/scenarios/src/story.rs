@@ -1,5 +1,5 @@
-//! The main workflow: a user applies Volumes, real block devices backed by S3 appear on a node, survive
-//! failures of nodes, and their data is available on another node.
+//! The main workflow: a user applies Volumes, and real block devices backed by S3 appear on a node. They
+//! survive failures of nodes, and their data is available on another node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     report::step("ask node a to serve both volumes");
     let small = serve(world, &a, "small")?;
     let large = serve(world, &a, "large")?;
-    show(world)?;
+    print_volumes(world)?;
 
     report::step(format_args!("mkfs.ext4 {small}, mount it, copy a real tree"));
     let sum = a.vm().exec(&format!(
@@ -80,7 +80,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     load.wait_progress()?;
     load.stop()?;
     report::step("fio saw a pause and no error");
-    same(
+    check_sum(
         &sum,
         &a.vm().exec(&format!("mountpoint -q /mnt; echo 3 > /proc/sys/vm/drop_caches; cd /mnt; {SUM}"))?,
     )?;
@@ -100,19 +100,19 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     })?;
     let small = device_of(world, &a, "small")?;
     a.vm().exec(&format!("mount {small} /mnt; grep -qx kept /mnt/flushed; rm /mnt/flushed"))?;
-    same(&sum, &a.vm().exec(&format!("cd /mnt; {SUM}"))?)?;
+    check_sum(&sum, &a.vm().exec(&format!("cd /mnt; {SUM}"))?)?;
     a.vm().exec(&format!("umount /mnt; e2fsck -fn {small}"))?;
-    report::step("what was fsynced is there, fsck finds nothing");
+    report::step("fsynced data exists, and fsck finds no error");
 
     report::step("move the volume to node b, which has an empty cache");
     let b = Node::start(world.vm("b")?, &control, transport, "")?;
     let moved = serve(world, &b, "small")?;
-    show(world)?;
+    print_volumes(world)?;
     expect_no_device(a.vm(), &small)?;
     let read = b.vm().exec(&format!(
         "e2fsck -fn {moved} >&2; mount -o ro {moved} /mnt; cd /mnt; {SUM}; cd /; umount /mnt"
     ))?;
-    same(&sum, &read)?;
+    check_sum(&sum, &read)?;
     report::step("node b reads the same tree from S3");
 
     report::step("delete both volumes");
@@ -138,7 +138,7 @@ fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {
         apply(world, &volume(name, "store", size))?;
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
-    show(world)
+    print_volumes(world)
 }
 
 /// Applies the ObjectStore `store` with a new bucket of `s3`, and waits until it is Ready.
@@ -149,7 +149,7 @@ pub fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -> Resul
     provision_store_at(world, s3, bucket, &s3.endpoint_everywhere())
 }
 
-/// Does the same, with this endpoint of the server.
+/// Applies the ObjectStore `store` with a new bucket of `s3` and this endpoint, and waits until it is Ready.
 pub(super) fn provision_store_at(
     world: &World,
     s3: &Arc<S3Server>,
@@ -212,12 +212,12 @@ fn epoch_of(world: &World, name: &str) -> Result<u64> {
     Ok(if epoch.is_empty() { 0 } else { epoch.parse().with_context(|| format!("epoch {epoch:?}"))? })
 }
 
-fn show(world: &World) -> Result<()> {
+fn print_volumes(world: &World) -> Result<()> {
     report::step(format_args!("kubectl get volumes\n{}", world.kubectl(["get", "volumes"])?));
     Ok(())
 }
 
-fn same(expected: &str, found: &str) -> Result<()> {
+fn check_sum(expected: &str, found: &str) -> Result<()> {
     ensure!(expected == found, "the tree's sum was {expected} and is {found}");
     Ok(())
 }

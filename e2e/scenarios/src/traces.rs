@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::collector::{Collector, Span, tree};
-use holdfast_lab::csi::{LIMIT, NewVolume, Use, granted};
+use holdfast_lab::csi::{LIMIT, NewVolume, Use, expect_granted};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
@@ -51,19 +51,19 @@ pub(super) fn run(world: &World) -> Result<()> {
     let node = CsiNode::start(world.vm("a")?)?;
 
     report::step("create a claim, use it, write to it");
-    let how = Use::block();
-    let wanted = NewVolume::new(VOLUME, GIB, "store").used(&how).parameter("maxDirtyAge", "1s");
-    granted("create", csi.create(&wanted, LIMIT)?)?;
-    let claim = Claim { volume: VOLUME.to_owned(), context: publish(&csi, VOLUME, "a")?, how };
+    let usage = Use::block();
+    let wanted = NewVolume::new(VOLUME, GIB, "store").with_use(&usage).parameter("maxDirtyAge", "1s");
+    expect_granted("create", csi.create(&wanted, LIMIT)?)?;
+    let claim = Claim { volume: VOLUME.to_owned(), context: publish(&csi, VOLUME, "a")?, usage };
     use_claim(&node, &claim)?;
     let target = claim.target("pod");
     node.vm()
         .exec(&format!("echo first | dd of={target} bs=4096 conv=sync,fsync oflag=direct status=none"))?;
-    let first = traced(&collector, "CreateVolume", FIRST_USE)?;
+    let first = wait_trace(&collector, "CreateVolume", FIRST_USE)?;
 
-    report::step("use it again: a trace of its own");
+    report::step("use it again: a separate trace");
     release(&node, &claim, "pod")?;
-    granted("withdraw", csi.unpublish(VOLUME, "a", LIMIT)?)?;
+    expect_granted("withdraw", csi.unpublish(VOLUME, "a", LIMIT)?)?;
     let again = Claim { context: publish(&csi, VOLUME, "a")?, ..claim };
     use_claim(&node, &again)?;
     let later = until("another publication", LIMIT, || {
@@ -73,36 +73,36 @@ pub(super) fn run(world: &World) -> Result<()> {
         let attached = |span: &&Span| spans.iter().any(|s| s.trace == span.trace && s.name == "attach");
         Ok(spans.iter().filter(is_later).find(attached).map(|span| span.trace.clone()))
     })?;
-    complete(&collector, &later, LATER_USE)?;
+    check_trace(&collector, &later, LATER_USE)?;
     release(&node, &again, "pod")?;
-    granted("withdraw", csi.unpublish(VOLUME, "a", LIMIT)?)?;
-    granted("delete", csi.delete(VOLUME, LIMIT)?)?;
+    expect_granted("withdraw", csi.unpublish(VOLUME, "a", LIMIT)?)?;
+    expect_granted("delete", csi.delete(VOLUME, LIMIT)?)?;
     daemon.terminate()?;
     operator.stop()
 }
 
 fn use_claim(node: &CsiNode, claim: &Claim) -> Result<()> {
-    granted("stage", node.stage(claim, LIMIT)?)?;
-    granted("publish", node.publish(claim, "pod", false)?)
+    expect_granted("stage", node.stage(claim, LIMIT)?)?;
+    expect_granted("publish", node.publish(claim, "pod", false)?)
 }
 
 /// Waits until the trace that starts with the span of that name has all of `wanted`. Returns its id.
-fn traced(collector: &Collector, first: &str, wanted: &[(&str, &str)]) -> Result<String> {
+fn wait_trace(collector: &Collector, first: &str, wanted: &[(&str, &str)]) -> Result<String> {
     let trace = until("a trace", LIMIT, || {
         Ok(collector.spans().into_iter().find(|span| span.name == first).map(|span| span.trace))
     })?;
-    complete(collector, &trace, wanted)?;
+    check_trace(collector, &trace, wanted)?;
     Ok(trace)
 }
 
 /// Waits until all of `wanted` have arrived; the first of them must be the root.
-fn complete(collector: &Collector, trace: &str, wanted: &[(&str, &str)]) -> Result<()> {
+fn check_trace(collector: &Collector, trace: &str, wanted: &[(&str, &str)]) -> Result<()> {
     let of_trace = || collector.spans().into_iter().filter(|span| span.trace == trace).collect::<Vec<_>>();
     let missing = || {
         let spans = of_trace();
-        let there: BTreeSet<_> =
+        let received: BTreeSet<_> =
             spans.iter().map(|span| (span.service.as_str(), span.name.as_str())).collect();
-        let missing = wanted.iter().filter(|name| !there.contains(*name));
+        let missing = wanted.iter().filter(|name| !received.contains(*name));
         missing.map(|(service, name)| format!("{service} {name}")).collect::<Vec<_>>()
     };
     // A span arrives before its parent.

@@ -31,7 +31,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let direct = Control::standalone(&s3, BUCKET);
     let proxied = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
 
-    report::step("node a writes, and stands still");
+    report::step("node a writes, and is paused");
     let a = Node::start(world.vm("a")?, &direct, "auto", "")?;
     a.cli(&["create", VOLUME, "--size", "16Mi", "--store", "store"])?;
     let device = attach(&a, &["--max-dirty-age", "1h"])?;
@@ -41,11 +41,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("node b takes over");
     let b = Node::start(world.vm("b")?, &direct, "auto", "")?;
     let device = attach(&b, &["--take-over", "1", "--durability", "object"])?;
-    let taken = s3.keys(BUCKET, &log())?.len();
+    let taken = s3.keys(BUCKET, &log_prefix())?.len();
 
-    report::step("node c has read the log, and stands still before it creates its record");
+    report::step("node c has read the log, and is paused before it creates its record");
     let c = Node::start(world.vm("c")?, &proxied, "auto", "")?;
-    let next = format!("{}{:020}", log(), taken + 1);
+    let next = format!("{}{:020}", log_prefix(), taken + 1);
     proxy.set_rules(vec![Rule {
         method: Some("PUT"),
         target: next.clone(),
@@ -55,7 +55,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let words = ["holdfast-node", "attach", VOLUME, "--store", "store", "--take-over", "2"];
     c.vm().spawn("attach", &Program { argv: words.map(str::to_owned).to_vec(), ..Program::default() })?;
     until("its create", LIMIT, || {
-        Ok(proxy.passed().iter().any(|request| request.fault.is_some()).then_some(()))
+        Ok(proxy.received().iter().any(|request| request.fault.is_some()).then_some(()))
     })?;
     c.vm().signal(PROGRAM, SIGSTOP)?;
     proxy.hold_requests()?;
@@ -63,7 +63,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step(format_args!("node b flushes {COMMITS} times, and truncates"));
     write(b.vm(), &device, &format!("$(seq {COMMITS})"))?;
     let sum = sum(b.vm(), &device)?;
-    until("the log to be truncated", LIMIT, || Ok((s3.keys(BUCKET, &log())?.len() < KEPT).then_some(())))?;
+    until("the log to be truncated", LIMIT, || {
+        Ok((s3.keys(BUCKET, &log_prefix())?.len() < KEPT).then_some(()))
+    })?;
     ensure!(s3.keys(BUCKET, &next)?.is_empty(), "{next} was not truncated");
     let markers = s3.keys(BUCKET, &format!("volumes/{VOLUME}/truncated/"))?;
     ensure!(markers == [format!("volumes/{VOLUME}/truncated/{:020}", 64)], "markers: {markers:?}");
@@ -74,7 +76,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(refused.contains("`holdfast-node fenced list` shows"), "{refused}");
     a.terminate()?;
 
-    report::step("node c resumes: its create succeeds where a record was, which does not count as an attach");
+    report::step(
+        "node c resumes: its create succeeds at the position of a truncated record, which does not count as an attach",
+    );
     proxy.release();
     until("the late create", LIMIT, || Ok((!s3.keys(BUCKET, &next)?.is_empty()).then_some(())))?;
     c.vm().signal(PROGRAM, SIGCONT)?;
@@ -95,7 +99,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// Returns the prefix of the volume's log.
-fn log() -> String {
+fn log_prefix() -> String {
     format!("volumes/{VOLUME}/log/")
 }
 

@@ -27,18 +27,18 @@ const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
 pub(super) fn zero_copy(world: &World) -> Result<()> {
-    recovers_under_load(world, "zero-copy")
+    check_recovery_under_load(world, "zero-copy")
 }
 
 pub(super) fn user_copy(world: &World) -> Result<()> {
-    recovers_under_load(world, "user-copy")
+    check_recovery_under_load(world, "user-copy")
 }
 
 pub(super) fn kernel_copy(world: &World) -> Result<()> {
-    recovers_under_load(world, "kernel-copy")
+    check_recovery_under_load(world, "kernel-copy")
 }
 
-fn recovers_under_load(world: &World, transport: &str) -> Result<()> {
+fn check_recovery_under_load(world: &World, transport: &str) -> Result<()> {
     let vm = machine(world)?;
     let options = format!("--dir /var/lib/holdfast --transport {transport}");
     let ready = serve(&vm, "first", &options)?;
@@ -64,7 +64,7 @@ fn recovers_under_load(world: &World, transport: &str) -> Result<()> {
     vm.power_off()
 }
 
-pub(super) fn many(world: &World) -> Result<()> {
+pub(super) fn serve_many(world: &World) -> Result<()> {
     let vm = machine(world)?;
     let mut threads = Vec::new();
     for (name, devices) in [("one", 1), ("many", MANY)] {

@@ -53,13 +53,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     create(world)?;
     let a = world.node("a", "auto", "")?;
     let old = volumes(world, NAMESPACE)?;
-    let [first, second] = two_backups(world, &a, &old)?;
+    let [first, second] = create_two_backups(world, &a, &old)?;
 
     report::step("delete the namespace: its volumes wait for the snapshots of Velero");
     detach(world, &old)?;
     world.kubectl(["delete", "namespace", NAMESPACE, "--timeout=300s"])?;
     for volume in &old {
-        waits_for_snapshots(world, volume)?;
+        wait_for_snapshots(world, volume)?;
     }
     restore(world, &first)?;
     let new = volumes(world, NAMESPACE)?;
@@ -74,12 +74,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     drop((velero, claims));
     a.vm().cut_power();
     operator.kill();
-    in_another_cluster(world, &s3, &old, &second)
+    restore_in_new_cluster(world, &s3, &old, &second)
 }
 
 /// Creates two backups while the node serves the claims, with contents that differ from each other and from
 /// the final ones.
-fn two_backups(world: &World, node: &Node, volumes: &[String; 2]) -> Result<[Backup; 2]> {
+fn create_two_backups(world: &World, node: &Node, volumes: &[String; 2]) -> Result<[Backup; 2]> {
     let [files, raw] = [serve(world, node, &volumes[0])?, serve(world, node, &volumes[1])?];
     report::step("write, back up, write again, back up again, and write once more");
     node.vm().exec(&format!("mkfs.ext4 -q {files}; mkdir -p /mnt/files; mount {files} /mnt/files"))?;
@@ -101,8 +101,8 @@ fn two_backups(world: &World, node: &Node, volumes: &[String; 2]) -> Result<[Bac
 
 /// Uses the same bucket and ObjectStore in a new cluster, to which Velero restores the backup. The volumes of
 /// the backup were called `old`.
-fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &Backup) -> Result<()> {
-    let world = &lost.another("restored")?;
+fn restore_in_new_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &Backup) -> Result<()> {
+    let world = &lost.create_sibling("restored")?;
     let operator = world.operator()?;
     describe_store(world, &s3.endpoint_everywhere(), BUCKET)?;
     let _claims = ClaimControllers::start(world, "store", &json!({ CLASS_LABEL: "true" }))?;
@@ -112,11 +112,11 @@ fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &B
         Ok((phase.as_deref() == Some("Completed")).then_some(()))
     })?;
     report::step("a restore before the adoption waits for it");
-    ask_to_restore(world, backup, OTHER_NAMESPACE)?;
+    request_restore(world, backup, OTHER_NAMESPACE)?;
     wait_for_errors(world, backup.snapshots.len())?;
     adopt(world, backup)?;
     restore(world, backup)?;
-    completes(world, "restores.velero.io", OTHER_NAMESPACE)?;
+    wait_completed(world, "restores.velero.io", OTHER_NAMESPACE)?;
     let (new, early) = (volumes(world, NAMESPACE)?, volumes(world, OTHER_NAMESPACE)?);
     let b = world.node("b", "auto", "")?;
     for volumes in [&new, &early] {
@@ -125,21 +125,21 @@ fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &B
     }
     b.terminate()?;
 
-    report::step("delete the backup there, then the volumes that it is of, and sweep");
+    report::step("delete the backup there, then its volumes, and sweep");
     for handle in &backup.snapshots {
-        may_delete(world, SNAPSHOTS, handle)?;
+        permit_deletion(world, SNAPSHOTS, handle)?;
     }
     delete(world, backup)?;
     expect_snapshots(world, s3, &[])?;
     velero.check_running()?;
     for volume in old {
-        may_delete(world, "volume", volume)?;
+        permit_deletion(world, "volume", volume)?;
         world.kubectl(["delete", "volume", volume, "--timeout=300s"])?;
     }
     let c = Node::start(world.vm("c")?, &Control::standalone(s3, BUCKET), "auto", "")?;
     report::step(c.cli_with_retries(&["gc", "--store", "store", "--grace", "0s"])?);
     c.terminate()?;
-    report::step("a node without a cache reads the same from the objects that are left");
+    report::step("a node without a cache reads the same data from the remaining objects");
     let c = world.node("c", "auto", "")?;
     ensure!(read(world, &c, &new)? == backup.content, "a sweep after the deletions changed the claims");
     c.terminate()?;
@@ -150,8 +150,8 @@ fn in_another_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup: &B
 fn wait_for_errors(world: &World, count: usize) -> Result<()> {
     let errors = "--output=jsonpath={range .items[*]}{.status.error.message}{\"\\n\"}{end}";
     until("the snapshots to be missed", LIMIT, || {
-        let said = world.kubectl(["get", "volumesnapshotcontents.snapshot.storage.k8s.io", errors])?;
-        Ok((said.lines().filter(|line| line.contains("can not find snapshot")).count() == count)
+        let text = world.kubectl(["get", "volumesnapshotcontents.snapshot.storage.k8s.io", errors])?;
+        Ok((text.lines().filter(|line| line.contains("can not find snapshot")).count() == count)
             .then_some(()))
     })
 }
@@ -172,7 +172,7 @@ fn adopt(world: &World, backup: &Backup) -> Result<()> {
 }
 
 /// Permits the deletion of an adopted object to delete its volume or snapshot.
-fn may_delete(world: &World, kind: &str, name: &str) -> Result<()> {
+fn permit_deletion(world: &World, kind: &str, name: &str) -> Result<()> {
     let policy = "--patch={\"spec\":{\"deletionPolicy\":\"Delete\"}}";
     world.kubectl(["patch", kind, name, "--type=merge", policy]).map(drop)
 }
@@ -256,10 +256,10 @@ fn detach(world: &World, volumes: &[String]) -> Result<()> {
 }
 
 /// Waits until a deleted volume reports that it has snapshots.
-fn waits_for_snapshots(world: &World, volume: &str) -> Result<()> {
+fn wait_for_snapshots(world: &World, volume: &str) -> Result<()> {
     until("a volume to wait for its snapshots", LIMIT, || {
-        let said = condition(world, &format!("volume/{volume}"), "Provisioned")?;
-        Ok(said.starts_with("HasSnapshots: ").then_some(()))
+        let text = condition(world, &format!("volume/{volume}"), "Provisioned")?;
+        Ok(text.starts_with("HasSnapshots: ").then_some(()))
     })
 }
 
@@ -267,23 +267,23 @@ fn waits_for_snapshots(world: &World, volume: &str) -> Result<()> {
 fn back_up(world: &World, name: &str) -> Result<Vec<String>> {
     report::step(format_args!("Velero makes the backup {name}"));
     let before = snapshots(world)?;
-    ask(world, "Backup", name, &json!({ "includedNamespaces": [NAMESPACE] }))?;
-    completes(world, "backups.velero.io", name)?;
+    apply_object(world, "Backup", name, &json!({ "includedNamespaces": [NAMESPACE] }))?;
+    wait_completed(world, "backups.velero.io", name)?;
     let count = "{.status.csiVolumeSnapshotsAttempted} {.status.csiVolumeSnapshotsCompleted}";
     let counted = object(world, "backups.velero.io", name, count)?;
     ensure!(counted == "2 2", "the backup counts CSI snapshots {counted}");
     let left = world.kubectl(["get", "volumesnapshots.snapshot.storage.k8s.io", "--all-namespaces"])?;
     ensure!(left.is_empty(), "Velero left VolumeSnapshots: {left}");
-    let mut made = snapshots(world)?;
-    made.retain(|name| !before.contains(name));
-    ensure!(made.len() == 2, "the backup made the snapshots {made:?}");
-    Ok(made)
+    let mut created = snapshots(world)?;
+    created.retain(|name| !before.contains(name));
+    ensure!(created.len() == 2, "the backup made the snapshots {created:?}");
+    Ok(created)
 }
 
 fn restore(world: &World, backup: &Backup) -> Result<()> {
     report::step(format_args!("Velero restores the backup {}", backup.name));
-    ask_to_restore(world, backup, NAMESPACE)?;
-    completes(world, "restores.velero.io", NAMESPACE)?;
+    request_restore(world, backup, NAMESPACE)?;
+    wait_completed(world, "restores.velero.io", NAMESPACE)?;
     let namespace = format!("--namespace={NAMESPACE}");
     let settings = ["get", "configmap", "settings", &namespace, "--output=jsonpath={.data.colour}"];
     ensure!(world.kubectl(settings)? == "blue", "the ConfigMap was not restored");
@@ -291,25 +291,25 @@ fn restore(world: &World, backup: &Backup) -> Result<()> {
 }
 
 /// Requests that Velero restore a backup to this namespace, which also names the Restore.
-fn ask_to_restore(world: &World, backup: &Backup, namespace: &str) -> Result<()> {
+fn request_restore(world: &World, backup: &Backup, namespace: &str) -> Result<()> {
     let mut spec = json!({ "backupName": backup.name });
     if namespace != NAMESPACE {
         spec["namespaceMapping"] = json!({ NAMESPACE: namespace });
     }
-    ask(world, "Restore", namespace, &spec)
+    apply_object(world, "Restore", namespace, &spec)
 }
 
 /// Makes Velero delete a backup, and waits until it is gone.
 fn delete(world: &World, backup: &Backup) -> Result<()> {
     let name = backup.name;
     report::step(format_args!("Velero deletes the backup {name}"));
-    ask(world, "DeleteBackupRequest", name, &json!({ "backupName": name }))?;
+    apply_object(world, "DeleteBackupRequest", name, &json!({ "backupName": name }))?;
     let namespace = format!("--namespace={VELERO_NAMESPACE}");
     let gone = format!("backups.velero.io/{name}");
     world.kubectl(["wait", "--for=delete", &gone, &namespace, "--timeout=300s"]).map(drop)
 }
 
-/// Waits until these are the cluster's snapshots, and the only ones of the bucket that are not forgotten.
+/// Waits until the cluster has exactly these snapshots, and the bucket has no others that are not forgotten.
 fn expect_snapshots(world: &World, s3: &S3Server, expected: &[String]) -> Result<()> {
     until("the snapshots of the backup to be deleted", LIMIT, || {
         Ok((snapshots(world)? == expected).then_some(()))
@@ -333,14 +333,14 @@ fn snapshots(world: &World) -> Result<Vec<String>> {
 }
 
 /// Applies an object of Velero.
-fn ask(world: &World, kind: &str, name: &str, spec: &serde_json::Value) -> Result<()> {
+fn apply_object(world: &World, kind: &str, name: &str, spec: &serde_json::Value) -> Result<()> {
     let metadata = json!({ "name": name, "namespace": VELERO_NAMESPACE });
     let object = json!({ "apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": spec });
     apply(world, &object.to_string())
 }
 
 /// Waits until a backup or restore is Completed; any other final state is an error that shows the object.
-fn completes(world: &World, kind: &str, name: &str) -> Result<()> {
+fn wait_completed(world: &World, kind: &str, name: &str) -> Result<()> {
     until(&format!("{kind} {name} to be completed"), LIMIT, || {
         match object(world, kind, name, "{.status.phase}")?.as_str() {
             "Completed" => Ok(Some(())),

@@ -1,6 +1,7 @@
-//! VolumeSnapshots: of a served and of a detached Volume, during the death of the operator and of the daemon,
-//! deleted while they are taken, and blocking their Volume's deletion. Volumes created from them, on another
-//! node, outlive that Volume; once they are deleted, too, a sweep deletes the objects that they read.
+//! VolumeSnapshots are taken of a served and of a detached Volume, and during the death of the operator and
+//! of the daemon. Some are deleted while they are taken; they block their Volume's deletion. Volumes created
+//! from them, on another node, outlive that Volume. Once those are deleted, a sweep deletes the objects that
+//! they read.
 
 use std::time::Duration;
 
@@ -36,22 +37,22 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("take a snapshot of the Volume that node a serves");
     node.vm().exec(&format!("dd if=/dev/urandom of={device} bs=1M count=2 oflag=direct"))?;
-    let written = content(&node, &device)?;
+    let written = content_sum(&node, &device)?;
     apply(world, &snapshot("served", "data", "Delete"))?;
-    let first = taken(world, "served", &id, BY_NODE)?;
+    let first = wait_taken(world, "served", &id, BY_NODE)?;
     report::step(world.kubectl(["get", "volumesnapshots"])?);
 
-    report::step("kill operator and daemon: what is asked for meanwhile is taken once");
+    report::step("kill operator and daemon: snapshots requested meanwhile are taken once");
     operator.kill();
     apply(world, &snapshot("later", "data", "Delete"))?;
     operator.restart()?;
     world.wait_for("volumesnapshot/later", "jsonpath={.status.node}=a")?;
     node.kill()?;
     node.restart()?;
-    let second = taken(world, "later", &id, BY_NODE)?;
-    ensure!(first != second && roots(&s3, &id, "snapshots")? == 2, "{first}, {second}, and others");
+    let second = wait_taken(world, "later", &id, BY_NODE)?;
+    ensure!(first != second && count_objects(&s3, &id, "snapshots")? == 2, "{first}, {second}, and others");
 
-    report::step("delete one that waits for the store: nothing of it stays");
+    report::step("delete a snapshot that waits for the store: it leaves nothing behind");
     node.vm().exec(&format!("dd if=/dev/urandom of={device} bs=4k count=1 oflag=direct"))?;
     s3.stop();
     apply(world, &snapshot("waiting", "data", "Delete"))?;
@@ -60,61 +61,61 @@ pub(super) fn run(world: &World) -> Result<()> {
     s3.resume()?;
     world.kubectl(["wait", "--for=delete", "volumesnapshot/waiting", "--timeout=120s"])?;
     let live = |expected: usize| -> Result<()> {
-        let (all, forgotten) = (roots(&s3, &id, "snapshots")?, roots(&s3, &id, "forgotten")?);
+        let (all, forgotten) = (count_objects(&s3, &id, "snapshots")?, count_objects(&s3, &id, "forgotten")?);
         ensure!(all == expected + forgotten, "{all} snapshots, {forgotten} of them forgotten");
         Ok(())
     };
     live(2)?;
 
-    report::step("take one of the detached Volume");
+    report::step("take a snapshot of the detached Volume");
     let none = "{\"spec\": {\"nodeName\": null}}";
     world.kubectl(["patch", "volume", "data", "--type=merge", "--patch", none])?;
     world.wait_for("volume/data", "jsonpath={.status.phase}=Ready")?;
     apply(world, &snapshot("detached", "data", "Delete"))?;
-    taken(world, "detached", &id, BY_OPERATOR)?;
+    wait_taken(world, "detached", &id, BY_OPERATOR)?;
     live(3)?;
-    obstacles(world)?;
-    retained(world, &s3)?;
+    check_obstacles(world)?;
+    check_retained(world, &s3)?;
     let other = Node::start(world.vm("b")?, &control, "user-copy", "")?;
-    let copied = restored(world, &other, &first, &written)?;
-    cloned(world, &other, &copied)?;
+    let copied = check_restored_volumes(world, &other, &first, &written)?;
+    check_clones(world, &other, &copied)?;
 
     report::step("a Volume with snapshots is not removed");
     world.kubectl(["delete", "volume", "data", "--wait=false"])?;
-    waits(world, "HasSnapshots: ")?;
-    report::step("without, it goes although another Volume reads its objects, and that keeps its content");
+    wait_blocked_deletion(world, "HasSnapshots: ")?;
+    report::step("without snapshots, it is removed; another Volume that reads its objects keeps its content");
     world.kubectl(["delete", "volumesnapshot", "served", "later", "detached", "--timeout=60s"])?;
     world.kubectl(["wait", "--for=delete", "volume/data", "--timeout=120s"])?;
     let device = serve(world, &node, "copy")?;
-    ensure!(content(&node, &device)? == copied, "the copy lost content with the Volume");
+    ensure!(content_sum(&node, &device)? == copied, "the copy lost content with the Volume");
     world.kubectl(["delete", "volume", "copy", "--timeout=60s"])?;
     other.terminate()?;
     node.terminate()?;
-    swept(world, &s3, &id)?;
+    check_sweep(world, &s3, &id)?;
     operator.stop()
 }
 
 /// A sweep deletes the objects that the deleted volume `id` left for its readers.
-fn swept(world: &World, s3: &S3Server, id: &str) -> Result<()> {
+fn check_sweep(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     report::step("a sweep deletes the objects that no Volume reads any more");
-    ensure!(roots(s3, id, "segments")? > 0, "the Volume left nothing for the copy");
+    ensure!(count_objects(s3, id, "segments")? > 0, "the Volume left nothing for the copy");
     let node = Node::start(world.vm("a")?, &Control::standalone(s3, BUCKET), "user-copy", "")?;
     let young = node.cli_with_retries(&["gc", "--store", "store"])?;
-    ensure!(roots(s3, id, "segments")? > 0, "deleted within the grace: {young}");
+    ensure!(count_objects(s3, id, "segments")? > 0, "deleted within the grace: {young}");
     // The clock of the machine may be behind that of the server.
-    let said = until("the sweep to delete all of it", LIMIT, || {
-        let said = node.cli_with_retries(&["gc", "--store", "store", "--grace", "0s"])?;
-        Ok((roots(s3, id, "segments")? == 0).then_some(said))
+    let text = until("the sweep to delete all of it", LIMIT, || {
+        let text = node.cli_with_retries(&["gc", "--store", "store", "--grace", "0s"])?;
+        Ok((count_objects(s3, id, "segments")? == 0).then_some(text))
     })?;
-    report::step(said);
+    report::step(text);
     node.terminate()
 }
 
 /// Waits until the Volume reports that its deletion waits for this; it reports it once.
-fn waits(world: &World, reason: &str) -> Result<()> {
+fn wait_blocked_deletion(world: &World, reason: &str) -> Result<()> {
     until("the Volume to say what it waits for", LIMIT, || {
-        let said = condition(world, "volume/data", "Provisioned")?;
-        Ok(said.starts_with(reason).then_some(()))
+        let text = condition(world, "volume/data", "Provisioned")?;
+        Ok(text.starts_with(reason).then_some(()))
     })?;
     let version = || field(world, "volume/data", "{.metadata.resourceVersion}");
     let before = version()?;
@@ -125,33 +126,33 @@ fn waits(world: &World, reason: &str) -> Result<()> {
 
 /// Creates volumes from the snapshot `served`, whose name in the store is `first`, and from one that is taken
 /// later. Returns the sum of the content of the first of them, `copy`, afterwards.
-fn restored(world: &World, node: &Node, first: &str, expected: &str) -> Result<String> {
-    report::step("a Volume begins with a snapshot, and has its content on another node");
+fn check_restored_volumes(world: &World, node: &Node, first: &str, expected: &str) -> Result<String> {
+    report::step("a Volume is created from a snapshot, and has its content on another node");
     apply(world, &from_snapshot("copy", "served"))?;
     world.wait_for("volume/copy", "jsonpath={.status.phase}=Ready")?;
-    let made = field(world, "volume/copy", "{.spec.size} {.status.restoredFrom}")?;
-    ensure!(made == format!("1Gi {first}"), "the copy is {made}");
+    let copy = field(world, "volume/copy", "{.spec.size} {.status.restoredFrom}")?;
+    ensure!(copy == format!("1Gi {first}"), "the copy is {copy}");
     let device = serve(world, node, "copy")?;
-    ensure!(content(node, &device)? == expected, "the copy is not what the Volume was");
+    ensure!(content_sum(node, &device)? == expected, "the copy is not what the Volume was");
 
     report::step("a Volume that is smaller than its snapshot names the size to write");
     let small = from_snapshot("small", "served").replace("{objectStore", "{size: 64Mi, objectStore");
     apply(world, &small)?;
-    provisioning_waits(world, "volume/small", "InvalidSize: spec.size: ")?;
+    wait_unprovisioned(world, "volume/small", "InvalidSize: spec.size: ")?;
     world.kubectl(["delete", "volume", "small", "--timeout=60s"])?;
 
-    report::step("a Volume waits for its VolumeSnapshot, a snapshot of the copy, and begins with it");
+    report::step("a Volume waits for its VolumeSnapshot, a snapshot of the copy, and is created from it");
     apply(world, &from_snapshot("late", "after"))?;
-    provisioning_waits(world, "volume/late", "SnapshotNotFound: spec.source.snapshot.name: ")?;
+    wait_unprovisioned(world, "volume/late", "SnapshotNotFound: spec.source.snapshot.name: ")?;
     node.vm().exec(&format!("dd if=/dev/zero of={device} bs=1M count=1 oflag=direct"))?;
-    let changed = content(node, &device)?;
+    let changed = content_sum(node, &device)?;
     apply(world, &snapshot("after", "copy", "Delete"))?;
     world.wait_for("volumesnapshot/after", "condition=Ready")?;
     until("the Volume to be created", SOON, || {
         Ok((field(world, "volume/late", "{.status.phase}")? == "Ready").then_some(()))
     })?;
     let device = serve(world, node, "late")?;
-    ensure!(content(node, &device)? == changed && changed != expected, "it is not what the copy was");
+    ensure!(content_sum(node, &device)? == changed && changed != expected, "it is not what the copy was");
     world.kubectl(["delete", "volume", "late", "--timeout=60s"])?;
     world.kubectl(["delete", "volumesnapshot", "after", "--timeout=60s"])?;
     Ok(changed)
@@ -159,10 +160,10 @@ fn restored(world: &World, node: &Node, first: &str, expected: &str) -> Result<S
 
 /// Clones volumes: `copy`, which `node` serves and whose content is `expected`, and a detached one. The
 /// VolumeSnapshots created by the operator for this are deleted afterwards.
-fn cloned(world: &World, node: &Node, expected: &str) -> Result<()> {
-    report::step("a clone of a Volume that does not exist yet says so, and begins once it does");
+fn check_clones(world: &World, node: &Node, expected: &str) -> Result<()> {
+    report::step("a clone of a missing Volume reports this, and is created once the Volume exists");
     apply(world, &from_volume("twin", "parent"))?;
-    provisioning_waits(world, "volume/twin", "VolumeNotFound: spec.source.volume.name: ")?;
+    wait_unprovisioned(world, "volume/twin", "VolumeNotFound: spec.source.volume.name: ")?;
     apply(world, &volume("parent", "store", "64Mi"))?;
     until("the clone of a detached Volume", SOON, || {
         Ok((field(world, "volume/twin", "{.status.phase} {.spec.size}")? == "Ready 64Mi").then_some(()))
@@ -179,11 +180,11 @@ fn cloned(world: &World, node: &Node, expected: &str) -> Result<()> {
     let id = field(world, "volume/copy", "{.status.volumeId}")?;
     ensure!(restored.starts_with(&format!("{id}@")), "the clone begins with {restored}");
     let device = serve(world, node, "live")?;
-    ensure!(content(node, &device)? == expected, "the clone is not what the Volume was");
+    ensure!(content_sum(node, &device)? == expected, "the clone is not what the Volume was");
 
-    report::step("the snapshots of the clones are gone, and so is that of one that is deleted before");
+    report::step("the snapshots of the clones are deleted, including that of a clone deleted early");
     apply(world, &from_volume("never", "nothing"))?;
-    provisioning_waits(world, "volume/never", "VolumeNotFound: ")?;
+    wait_unprovisioned(world, "volume/never", "VolumeNotFound: ")?;
     world.kubectl(["delete", "volume", "never", "live", "twin", "parent", "--timeout=60s"])?;
     let left = world.kubectl(["get", "volumesnapshots", "--output=name"])?;
     ensure!(!left.contains("/clone-"), "left: {left}");
@@ -191,14 +192,14 @@ fn cloned(world: &World, node: &Node, expected: &str) -> Result<()> {
 }
 
 /// Waits until a Volume reports that it is not provisioned for this reason.
-fn provisioning_waits(world: &World, volume: &str, why: &str) -> Result<()> {
+fn wait_unprovisioned(world: &World, volume: &str, why: &str) -> Result<()> {
     until("the Volume to say what it lacks", LIMIT, || {
         Ok(condition(world, volume, "Provisioned")?.starts_with(why).then_some(()))
     })
 }
 
 /// Returns the sum of the first 2 MiB of a device.
-fn content(node: &Node, device: &str) -> Result<String> {
+fn content_sum(node: &Node, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M count=2 iflag=direct status=none | sha256sum"))
 }
 
@@ -219,8 +220,8 @@ pub fn from_volume(name: &str, source: &str) -> String {
 }
 
 /// A snapshot that cannot be taken reports this.
-fn obstacles(world: &World) -> Result<()> {
-    report::step("a snapshot of a Volume that does not exist says so, and can be deleted");
+fn check_obstacles(world: &World) -> Result<()> {
+    report::step("a snapshot of a missing Volume reports this, and can be deleted");
     apply(world, &snapshot("lost", "nothing", "Delete"))?;
     until("the snapshot to say what it lacks", LIMIT, || {
         Ok(condition(world, "volumesnapshot/lost", "Ready")?.starts_with("VolumeNotFound: ").then_some(()))
@@ -229,18 +230,18 @@ fn obstacles(world: &World) -> Result<()> {
 }
 
 /// `deletionPolicy: Retain` leaves the snapshot in the log.
-fn retained(world: &World, s3: &S3Server) -> Result<()> {
-    report::step("a snapshot that is to be retained stays in the log");
+fn check_retained(world: &World, s3: &S3Server) -> Result<()> {
+    report::step("a retained snapshot stays in the log");
     let policy = "{deletionPolicy: Retain, size";
     apply(world, &volume("other", "store", "64Mi").replace("{size", policy))?;
     world.wait_for("volume/other", "jsonpath={.status.phase}=Ready")?;
     let id = field(world, "volume/other", "{.status.volumeId}")?;
     apply(world, &snapshot("kept", "other", "Retain"))?;
-    taken(world, "kept", &id, BY_OPERATOR)?;
+    wait_taken(world, "kept", &id, BY_OPERATOR)?;
     world.kubectl(["delete", "volumesnapshot", "kept", "--timeout=60s"])?;
-    ensure!(roots(s3, &id, "forgotten")? == 0, "it was forgotten");
+    ensure!(count_objects(s3, &id, "forgotten")? == 0, "it was forgotten");
     world.kubectl(["delete", "volume", "other", "--timeout=60s"])?;
-    ensure!(roots(s3, &id, "snapshots")? == 1, "it was removed");
+    ensure!(count_objects(s3, &id, "snapshots")? == 1, "it was removed");
     Ok(())
 }
 
@@ -253,7 +254,7 @@ pub fn snapshot(name: &str, volume: &str, policy: &str) -> String {
 }
 
 /// Waits until a snapshot of the volume `id` is taken, and returns its name in the store.
-pub(super) fn taken(world: &World, name: &str, id: &str, by: &str) -> Result<String> {
+pub(super) fn wait_taken(world: &World, name: &str, id: &str, by: &str) -> Result<String> {
     let object = format!("volumesnapshot/{name}");
     world.wait_for(&object, "condition=Ready")?;
     let status = field(world, &object, "{.status.snapshotId} {.status.takenTime} {.status.sizeBytes}")?;
@@ -263,8 +264,8 @@ pub(super) fn taken(world: &World, name: &str, id: &str, by: &str) -> Result<Str
     ensure!(place.starts_with(&format!("{id}@")), "{object} is {status}");
     ensure!(at.is_some_and(|at| at.starts_with("20")), "{object} was taken at {at:?}");
     ensure!(size.is_some_and(|size| size.parse::<u64>().is_ok_and(|size| size > 0)), "{object}: {size:?}");
-    let said = condition(world, &object, "Ready")?;
-    ensure!(said.starts_with("Taken: ") && said.contains(by), "{object} says {said}");
+    let text = condition(world, &object, "Ready")?;
+    ensure!(text.starts_with("Taken: ") && text.contains(by), "{object} says {text}");
     until("no node to be asked for it", LIMIT, || {
         Ok(field(world, &object, "{.status.node}")?.is_empty().then_some(()))
     })?;
@@ -272,7 +273,7 @@ pub(super) fn taken(world: &World, name: &str, id: &str, by: &str) -> Result<Str
 }
 
 /// Returns the number of objects of a volume in this folder.
-fn roots(s3: &S3Server, id: &str, folder: &str) -> Result<usize> {
+fn count_objects(s3: &S3Server, id: &str, folder: &str) -> Result<usize> {
     Ok(s3.keys(BUCKET, &format!("volumes/{id}/{folder}/"))?.len())
 }
 

@@ -21,9 +21,9 @@ pub(super) struct Served {
 
 /// The current state of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Reported {
+pub(super) struct VolumeCondition {
     /// Its status and its reason, such as `False/StoreUnreachable`.
-    pub(super) what: String,
+    pub(super) status_and_reason: String,
     /// Message for a user.
     pub(super) message: String,
     /// Time of its last change of status, as RFC 3339: later times are greater.
@@ -69,7 +69,7 @@ pub(super) fn release(world: &World, name: &str) -> Result<()> {
 }
 
 /// Reads a condition of a volume; it must refer to the current spec.
-pub(super) fn reported(world: &World, volume: &str, type_: &str) -> Result<Reported> {
+pub(super) fn reported(world: &World, volume: &str, type_: &str) -> Result<VolumeCondition> {
     let path = format!(
         "{{.metadata.generation}}{{range .status.conditions[?(@.type==\"{type_}\")]}} {{.observedGeneration}} \
          {{.status}}/{{.reason}} {{.lastTransitionTime}} {{.message}}{{end}}"
@@ -80,5 +80,9 @@ pub(super) fn reported(world: &World, volume: &str, type_: &str) -> Result<Repor
         anyhow::bail!("volume {volume} has no condition {type_}: {text}");
     };
     ensure!(generation == observed, "{type_} of {volume} is of another generation: {text}");
-    Ok(Reported { what: what.to_owned(), message: message.to_owned(), since: since.to_owned() })
+    Ok(VolumeCondition {
+        status_and_reason: what.to_owned(),
+        message: message.to_owned(),
+        since: since.to_owned(),
+    })
 }

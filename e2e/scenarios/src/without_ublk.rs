@@ -21,7 +21,7 @@ const PAIR: [&str; 2] = ["first", "second"];
 /// Kills under load, and as many restarts by SIGTERM.
 const ENDS: usize = 6;
 /// Minimum number of writes that the kernel completes in between.
-const APART: u64 = 100;
+const MIN_WRITES_BETWEEN_ENDS: u64 = 100;
 /// No seals in the meantime, so that all data is in the side in which a discard punches holes.
 const DATA: &str = "seal_size = \"512Mi\"\nmax_dirty_age = \"1h\"\nmemory_volumes = \"1Gi\"";
 /// Keepers that replace the previous one.
@@ -47,34 +47,34 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(refused.contains("memory volumes need ublk"), "{refused}");
     ensure!(refused.contains("load the ublk_drv module"), "{refused}");
 
-    begin_together(&node)?;
+    attach_concurrently(&node)?;
     node.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
     let device = attach(&node)?;
     ensure!(device.starts_with("/dev/loop"), "attach prints {device:?}");
     let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
     ensure!(listed["volumes"][0]["device"]["transport"] == "fuse-loop", "{listed}");
-    is_direct(vm, &device)?;
+    check_direct_io(vm, &device)?;
 
     let load = Load::start(vm, &device, LOAD_SECONDS)?;
     for end in 0..ENDS {
         node.kill()?;
         node.restart()?;
-        load.wait_writes(APART)?;
+        load.wait_writes(MIN_WRITES_BETWEEN_ENDS)?;
         node.terminate()?;
         node.restart()?;
-        load.wait_writes(APART)?;
+        load.wait_writes(MIN_WRITES_BETWEEN_ENDS)?;
         if end == ENDS / 2 {
             replace_keeper(vm)?;
         }
     }
     hand_over(vm, &load)?;
     node.cli(&["grow", "disk", "2Gi"])?;
-    load.wait_writes(APART)?;
+    load.wait_writes(MIN_WRITES_BETWEEN_ENDS)?;
     load.stop()?;
-    has_grown(&node, &device)?;
-    long_requests(vm, &device)?;
-    discard(&node, &device)?;
-    let device = cleared_by_others(&node, &device)?;
+    check_growth(&node, &device)?;
+    check_long_requests(vm, &device)?;
+    check_discard(&node, &device)?;
+    let device = check_foreign_detach(&node, &device)?;
     // The journal copies each of these blocks into memory of the slab allocator, because it begins like one
     // of its own.
     let sums = vm.exec(&format!(
@@ -91,9 +91,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     let name = device.trim_start_matches("/dev/");
     vm.exec(&format!("! test -e /sys/block/{name}/loop"))?;
     // The last keeper runs in the foreground: it stays until it is asked to exit.
-    ensure!(keepers(vm)? == 1, "the last keeper stays");
+    ensure!(count_keepers(vm)? == 1, "the last keeper stays");
     vm.exec("kill -TERM $(pgrep -x holdfast-keeper)")?;
-    until("the keeper to end with its last device", LIMIT, || Ok((keepers(vm)? == 0).then_some(())))?;
+    until("the keeper to end with its last device", LIMIT, || Ok((count_keepers(vm)? == 0).then_some(())))?;
 
     let other = Node::start(world.vm("b")?, &control, "auto", "")?;
     let device = attach(&other)?;
@@ -125,7 +125,7 @@ pub fn replace_keepers(world: &World) -> Result<usize> {
     // The connections held by the keepers outlive the daemon.
     node.kill()?;
     node.restart()?;
-    load.wait_writes(APART)?;
+    load.wait_writes(MIN_WRITES_BETWEEN_ENDS)?;
     load.stop()?;
     node.cli(&["detach", "disk"])?;
     Ok(HAND_OVERS)
@@ -139,7 +139,7 @@ fn attach(node: &Node) -> Result<String> {
 
 /// Two volumes are attached concurrently while no keeper runs, and survive a kill; then each is detached
 /// while a program that wrote to it without a sync closes it, and has all of the data afterwards.
-fn begin_together(node: &Node) -> Result<()> {
+fn attach_concurrently(node: &Node) -> Result<()> {
     let vm = node.vm();
     for volume in PAIR {
         node.cli(&["create", volume, "--size", "256Mi", "--store", "store"])?;
@@ -147,7 +147,7 @@ fn begin_together(node: &Node) -> Result<()> {
     let attach = |volume| format!("holdfast-node attach {volume} --store store >/tmp/{volume}");
     let together = PAIR.map(attach).join(" & ");
     vm.exec(&format!("{together} & wait; cat /tmp/first /tmp/second | grep -c ^/dev/loop | grep -x 2"))?;
-    ensure!(keepers(vm)? == 1, "one keeper holds both connections");
+    ensure!(count_keepers(vm)? == 1, "one keeper holds both connections");
     node.kill()?;
     node.restart()?;
     for volume in PAIR {
@@ -157,28 +157,28 @@ fn begin_together(node: &Node) -> Result<()> {
              dd if=/dev/urandom of=/tmp/data bs=1M count=96 status=none; \
              dd if=/tmp/data of=$device bs=1M conv=notrunc status=none & \
              until ls -l /proc/$!/fd | grep -q $device || ! kill -0 $!; do :; done; \
-             until holdfast-node detach {volume} 2>/tmp/refused; do grep -q 'in use\\|held by' /tmp/refused; sleep 0.1; done; \
+             until holdfast-node detach {volume} 2>/tmp/refused; do grep -q 'in use\\|opener by' /tmp/refused; sleep 0.1; done; \
              wait $!; test $(cat /sys/block/$name/queue/max_sectors_kb) != 512; \
              device=$(holdfast-node attach {volume} --store store); cmp -n $((96 << 20)) /tmp/data $device; \
              holdfast-node detach {volume}; ! dmesg | grep -i 'I/O error'"
         ))?;
     }
-    restores_only_what_is_free(vm)
+    check_restore_of_free_device(vm)
 }
 
 /// A program that is about to bind a free device opens it exclusively: until then, its queue is unchanged.
-fn restores_only_what_is_free(vm: &Vm) -> Result<()> {
-    let held = "use Fcntl; sysopen(F, shift, O_RDONLY | O_EXCL) or die $!; system(@ARGV) == 0 or die";
+fn check_restore_of_free_device(vm: &Vm) -> Result<()> {
+    let opener = "use Fcntl; sysopen(F, shift, O_RDONLY | O_EXCL) or die $!; system(@ARGV) == 0 or die";
     vm.exec(&format!(
         "free=$(losetup --find); name=${{free#/dev/}}; limit=/sys/block/$name/queue/max_sectors_kb; echo 512 >$limit; \
          restore=\"holdfast-node loop-device restore ${{name#loop}}\"; \
-         perl -e '{held}' $free $restore; test $(cat $limit) = 512; $restore; test $(cat $limit) != 512"
+         perl -e '{opener}' $free $restore; test $(cat $limit) = 512; $restore; test $(cat $limit) != 512"
     ))
     .map(drop)
 }
 
 /// Checks that requests bypass the page cache of the file, in blocks of 4096 bytes.
-fn is_direct(vm: &Vm, device: &str) -> Result<()> {
+fn check_direct_io(vm: &Vm, device: &str) -> Result<()> {
     let shown =
         vm.exec(&format!("losetup --noheadings --output DIO,LOG-SEC {device}; blockdev --getss {device}"))?;
     let words: Vec<&str> = shown.split_whitespace().collect();
@@ -205,14 +205,14 @@ fn hand_over(vm: &Vm, load: &Load<'_>) -> Result<()> {
              ls -l /proc/$new/fd | grep /dev/fuse; \
              for pid in $old; do ! ls -l /proc/$pid/fd 2>&1 | grep /dev/fuse || exit 1; kill -TERM $pid || true; done"
         ))?;
-        load.wait_writes(APART)?;
-        until("one keeper", LIMIT, || Ok((keepers(vm)? == 1).then_some(())))?;
+        load.wait_writes(MIN_WRITES_BETWEEN_ENDS)?;
+        until("one keeper", LIMIT, || Ok((count_keepers(vm)? == 1).then_some(())))?;
     }
     Ok(())
 }
 
 /// Data beyond the device's earlier end is available after a restart.
-fn has_grown(node: &Node, device: &str) -> Result<()> {
+fn check_growth(node: &Node, device: &str) -> Result<()> {
     let vm = node.vm();
     vm.exec(&format!(
         "test $(blockdev --getsize64 {device}) = $((2 << 30)); \
@@ -230,7 +230,7 @@ fn has_grown(node: &Node, device: &str) -> Result<()> {
 
 /// A user has raised the maximum request size, and memory is aligned to 512 bytes: the kernel splits these
 /// requests, and each piece consists of whole sectors.
-fn long_requests(vm: &Vm, device: &str) -> Result<()> {
+fn check_long_requests(vm: &Vm, device: &str) -> Result<()> {
     let queue = format!("/sys/block/{}/queue", device.trim_start_matches("/dev/"));
     // The bytes of the string from $o on are aligned to 512, but not to a page.
     let program = "use Fcntl; sysopen(F, $ARGV[0], O_RDWR | O_DIRECT) or die; my $len = 1280 << 10; \
@@ -251,7 +251,7 @@ fn long_requests(vm: &Vm, device: &str) -> Result<()> {
 
 /// Another program detaches the device. While it is in use, an attach or a recovery cancels that. Afterwards
 /// the volume is unserved, and its next device is another one: its number has a file of that program.
-fn cleared_by_others(node: &Node, device: &str) -> Result<String> {
+fn check_foreign_detach(node: &Node, device: &str) -> Result<String> {
     let vm = node.vm();
     let name = device.trim_start_matches("/dev/");
     let pending = format!("losetup --detach {device}; grep -x 1 /sys/block/{name}/loop/autoclear >&2");
@@ -285,12 +285,12 @@ fn cleared_by_others(node: &Node, device: &str) -> Result<String> {
     Ok(other)
 }
 
-fn keepers(vm: &Vm) -> Result<usize> {
+fn count_keepers(vm: &Vm) -> Result<usize> {
     vm.exec("pgrep -cx holdfast-keeper || true")?.trim().parse().context("a number of processes")
 }
 
 /// A discarded range reads as zeros, and its space on the local disk is free.
-fn discard(node: &Node, device: &str) -> Result<()> {
+fn check_discard(node: &Node, device: &str) -> Result<()> {
     let used = || node.vm().exec("du -sk /state | cut -f1")?.trim().parse::<u64>().context("a size");
     let vm = node.vm();
     vm.exec(&format!(

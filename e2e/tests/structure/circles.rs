@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::source::{Crate, crates};
 
 /// Fewer imports between files would mean that the search is broken: there are twice as many.
-const LEAST_ARROWS: usize = 1000;
+const MIN_ARROWS: usize = 1000;
 
 /// Files imported by each file, with the names used.
 type Arrows = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
@@ -27,7 +27,7 @@ fn files_do_not_import_each_other() {
         found.extend(circles(&arrows).iter().map(|circle| describe(circle, &arrows)));
     }
     assert!(found.is_empty(), "files import each other:\n{found}");
-    assert!(count > LEAST_ARROWS, "{count} imports were found: the files were not read as they are written");
+    assert!(count > MIN_ARROWS, "{count} imports were found: the files were not read as they are written");
 }
 
 fn arrows(read: &Crate) -> Arrows {

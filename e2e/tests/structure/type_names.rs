@@ -9,7 +9,7 @@ use crate::source::crates;
 
 /// Reasons why several files may define a name. The first three are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Because {
+enum Exemption {
     /// At most one definition is visible outside its file.
     Private,
     /// At most one belongs to the product: the others belong to the harness, which uses no internal type.
@@ -21,17 +21,15 @@ enum Because {
     /// None: they should be renamed.
     Open,
 }
-use Because::{Harness, Model, Open, Private, Program};
+use Exemption::{Harness, Model, Open, Private, Program};
 
 /// Number of names on the list that should be renamed.
 const OPEN: usize = 27;
 
 /// Names defined in several files, with the number of files.
-const SEVERAL: &[(&str, usize, Because)] = &[
+const SEVERAL: &[(&str, usize, Exemption)] = &[
     ("Answer", 6, Open),
-    ("Asked", 2, Private),
-    ("Attach", 3, Open),
-    ("Behind", 2, Private),
+    ("Attach", 2, Open),
     ("Bench", 2, Private),
     ("Blocks", 3, Private),
     ("Call", 2, Model),
@@ -46,7 +44,7 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Counts", 2, Private),
     ("Crash", 2, Model),
     ("Create", 2, Open),
-    ("Cut", 3, Model),
+    ("Cut", 2, Model),
     ("CutStep", 2, Open),
     ("Daemon", 2, Private),
     ("Death", 2, Model),
@@ -56,24 +54,22 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Devices", 2, Model),
     ("Disk", 3, Private),
     ("Durability", 2, Open),
-    ("Ended", 3, Open),
+    ("Ended", 2, Open),
     ("Endpoint", 2, Private),
     ("Entry", 6, Open),
     ("Errno", 2, Open),
-    ("Fate", 2, Private),
     ("Fault", 3, Open),
     ("Faults", 2, Model),
     ("Figure", 2, Harness),
     ("FileSystem", 2, Private),
     ("Fingerprint", 2, Private),
-    ("Found", 4, Private),
+    ("Found", 2, Private),
     ("Gate", 2, Open),
     ("Handoff", 2, Program),
     ("Holder", 2, Private),
     ("Inner", 2, Private),
     ("Instance", 2, Private),
     ("Job", 3, Model),
-    ("Kept", 2, Private),
     ("Kernel", 3, Model),
     ("Kind", 4, Open),
     ("Known", 2, Private),
@@ -82,7 +78,7 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("LastRun", 2, Private),
     ("Layer", 2, Harness),
     ("Ledger", 2, Private),
-    ("Listed", 3, Private),
+    ("Listed", 2, Private),
     ("Merge", 2, Open),
     ("Message", 2, Private),
     ("Metrics", 2, Program),
@@ -93,7 +89,6 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Object", 3, Private),
     ("Objects", 2, Model),
     ("Options", 2, Private),
-    ("Order", 2, Private),
     ("Owner", 2, Model),
     ("Part", 3, Open),
     ("Parts", 3, Private),
@@ -106,7 +101,7 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Queue", 2, Open),
     ("Readiness", 4, Open),
     ("Record", 2, Private),
-    ("Refused", 3, Model),
+    ("Refused", 2, Model),
     ("Relocation", 2, Private),
     ("Replay", 2, Private),
     ("Reply", 3, Open),
@@ -114,13 +109,13 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Request", 4, Model),
     ("Ring", 2, Open),
     ("Room", 2, Private),
-    ("Row", 3, Private),
+    ("Row", 2, Private),
     ("Run", 2, Private),
     ("Runs", 2, Private),
     ("Scenario", 2, Harness),
     ("Schedule", 2, Private),
     ("Seen", 3, Private),
-    ("Sent", 3, Private),
+    ("Sent", 2, Private),
     ("Served", 3, Harness),
     ("Settings", 5, Open),
     ("Shown", 2, Private),
@@ -138,12 +133,11 @@ const SEVERAL: &[(&str, usize, Because)] = &[
     ("Tasks", 2, Model),
     ("Terms", 2, Model),
     ("Turn", 3, Private),
-    ("Unfit", 3, Open),
+    ("Unfit", 2, Open),
     ("Unit", 2, Private),
     ("Verdict", 3, Open),
     ("Violation", 2, Model),
     ("Volume", 2, Private),
-    ("Waiting", 2, Private),
     ("Work", 2, Private),
     ("World", 2, Harness),
     ("Writer", 2, Private),
@@ -156,7 +150,7 @@ const SEVERAL: &[(&str, usize, Because)] = &[
 struct Definition {
     file: String,
     /// True if another file may use it.
-    leaves: bool,
+    is_exported: bool,
 }
 
 /// Returns all definitions by name, for each name at most one per file.
@@ -170,7 +164,7 @@ fn definitions() -> BTreeMap<String, Vec<Definition>> {
         }
     }
     let all = |files: BTreeMap<String, bool>| {
-        files.into_iter().map(|(file, leaves)| Definition { file, leaves }).collect()
+        files.into_iter().map(|(file, is_exported)| Definition { file, is_exported }).collect()
     };
     found.into_iter().map(|(name, files)| (name, all(files))).collect()
 }
@@ -195,13 +189,13 @@ fn types(words: &[String]) -> Vec<(String, bool)> {
     found
 }
 
-impl Because {
-    fn is_true(self, definitions: &[Definition]) -> bool {
+impl Exemption {
+    fn is_justified(self, definitions: &[Definition]) -> bool {
         let most_one = |counts: fn(&Definition) -> bool| {
             definitions.iter().filter(|definition| counts(definition)).count() <= 1
         };
         match self {
-            Private => most_one(|one| one.leaves),
+            Private => most_one(|one| one.is_exported),
             Harness => most_one(|one| !one.file.starts_with("e2e/")),
             Model => most_one(|one| !one.file.starts_with("e2e/") && !one.file.starts_with("node/sim/")),
             Program => {
@@ -216,7 +210,7 @@ impl Because {
 }
 
 #[test]
-fn a_name_is_that_of_one_type() {
+fn each_name_has_one_type() {
     let found = definitions();
     let mut wrong = Vec::new();
     for (name, files) in found.iter().filter(|(_, files)| files.len() > 1) {
@@ -231,7 +225,7 @@ fn a_name_is_that_of_one_type() {
                         paths.join(", ")
                     ));
                 }
-                if !because.is_true(files) {
+                if !because.is_justified(files) {
                     wrong.push(format!("{name} is not {because:?} alone: {files:?}"));
                 }
             }

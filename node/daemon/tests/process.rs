@@ -66,8 +66,8 @@ impl Daemon {
         Self { child, metrics }
     }
 
-    /// Sends a request to the metrics listener and returns the whole response; `None` while there is no
-    /// listener.
+    /// Sends a request to the metrics listener and returns the whole response; `None` while no listener
+    /// exists.
     fn ask(&self, request: &str) -> Option<String> {
         let mut stream = TcpStream::connect(self.metrics).ok()?;
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -82,7 +82,7 @@ impl Daemon {
     }
 
     /// Polls until `/readyz` gives this response.
-    fn answers(&self, wanted: &str) {
+    fn wait_readyz(&self, wanted: &str) {
         until(&format!("/readyz to say {wanted:?}"), || {
             self.get("/readyz").is_some_and(|answer| answer.contains(wanted))
         });
@@ -104,7 +104,7 @@ impl Daemon {
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     }
 
-    fn ends(&mut self) -> ExitStatus {
+    fn wait_exit(&mut self) -> ExitStatus {
         until("the daemon to end", || self.child.try_wait().unwrap().is_some());
         self.child.wait().unwrap()
     }
@@ -124,23 +124,23 @@ fn line_with(lines: &Receiver<String>, text: &str) -> String {
     until_end.find(|line| line.contains(text)).unwrap_or_else(|| panic!("the daemon did not log {text:?}"))
 }
 
-/// Polls until the condition holds: there is no notification.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Polls until the condition holds, because no notification exists.
+fn until(description: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < LIMIT, "timed out waiting for {what}");
+        assert!(begun.elapsed() < LIMIT, "timed out waiting for {description}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// Returns standard error on a full disk.
-fn full() -> Stdio {
+fn full_disk_output() -> Stdio {
     fs::File::options().write(true).open("/dev/full").unwrap().into()
 }
 
 /// Regression: a command that failed to print its error panicked, with another exit code.
 #[test]
-fn a_full_log_ends_no_daemon_and_changes_no_exit_code() {
+fn a_full_log_stops_no_daemon_nor_changes_exit_codes() {
     let fails = |log: Stdio| {
         let mut command = Command::new(PROGRAM);
         command.args(["list", "--socket", "/nowhere/node.sock"]).stdout(Stdio::null()).stderr(log);
@@ -148,12 +148,12 @@ fn a_full_log_ends_no_daemon_and_changes_no_exit_code() {
     };
     let code = fails(Stdio::null());
     assert!(code.is_some_and(|code| code != 0 && code != 101), "{code:?}");
-    assert_eq!(fails(full()), code);
+    assert_eq!(fails(full_disk_output()), code);
     let dirs = Dirs::new();
-    let mut daemon = Daemon::start_with(&dirs, &[], full());
-    daemon.answers("200 OK");
+    let mut daemon = Daemon::start_with(&dirs, &[], full_disk_output());
+    daemon.wait_readyz("200 OK");
     daemon.terminate();
-    assert!(daemon.ends().success());
+    assert!(daemon.wait_exit().success());
 }
 
 /// Regression: a daemon that found the lock held exited with an error, and the kubelet backed off while
@@ -162,34 +162,34 @@ fn a_full_log_ends_no_daemon_and_changes_no_exit_code() {
 fn a_daemon_waits_for_the_lock_and_is_ready_then() {
     let dirs = Dirs::new();
     let mut first = Daemon::start(&dirs, &[]);
-    first.answers("200 OK");
+    first.wait_readyz("200 OK");
     let mut second = Daemon::start(&dirs, &[]);
-    second.answers("503 Service Unavailable");
-    second.answers("another holdfast-node holds the lock");
+    second.wait_readyz("503 Service Unavailable");
+    second.wait_readyz("another holdfast-node holds the lock");
     assert!(second.get("/healthz").unwrap().contains("200 OK"), "the process runs");
     assert!(first.get("/readyz").unwrap().contains("200 OK"), "the first still serves");
     let mut third = Daemon::start(&dirs, &[]);
-    third.answers("another holdfast-node holds the lock");
+    third.wait_readyz("another holdfast-node holds the lock");
     third.terminate();
-    assert!(third.ends().success(), "a signal ends the wait");
+    assert!(third.wait_exit().success(), "a signal ends the wait");
     first.child.kill().unwrap();
-    second.answers("200 OK");
+    second.wait_readyz("200 OK");
     second.terminate();
-    assert!(second.ends().success());
+    assert!(second.wait_exit().success());
 }
 
 /// Regression: nothing was served from the end of a pod until the next one's image was pulled and it ran.
 #[test]
-fn a_daemon_leaves_the_node_to_a_younger_instance() {
+fn a_daemon_leaves_the_node_to_a_newer_instance() {
     let dirs = Dirs::new();
     let start = |instance: &str| Daemon::start(&dirs, &[("HOLDFAST_INSTANCE", instance)]);
     let mut old = start("pod-1");
     let _lines = old.lines();
-    old.answers("200 OK");
+    old.wait_readyz("200 OK");
     let mut new = start("pod-2");
     let _lines = new.lines();
-    new.answers("200 OK");
-    assert!(old.ends().success(), "it was asked to leave");
+    new.wait_readyz("200 OK");
+    assert!(old.wait_exit().success(), "it was asked to leave");
 
     // The kubelet restarts the container of the old pod.
     let mut old = start("pod-1");
@@ -199,19 +199,19 @@ fn a_daemon_leaves_the_node_to_a_younger_instance() {
     assert!(new.child.try_wait().unwrap().is_none() && new.get("/readyz").unwrap().contains("200 OK"));
     // If the new one dies, the old one serves until it is back.
     new.child.kill().unwrap();
-    old.answers("200 OK");
+    old.wait_readyz("200 OK");
     let mut new = start("pod-2");
     let _lines = new.lines();
-    new.answers("200 OK");
-    assert!(old.ends().success(), "it is the older one still");
+    new.wait_readyz("200 OK");
+    assert!(old.wait_exit().success(), "it is the older one still");
 }
 
 /// A version that cannot read an attached volume would have quiesced every device of the node.
 #[test]
-fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
+fn a_daemon_requests_no_handoff_of_unreadable_volumes() {
     let dirs = Dirs::new();
     let mut old = Daemon::start(&dirs, &[]);
-    old.answers("200 OK");
+    old.wait_readyz("200 OK");
     // Like a later version.
     let volume = dirs.run.path().join("volumes.d/later");
     fs::create_dir_all(&volume).unwrap();
@@ -223,8 +223,8 @@ fn a_daemon_that_cannot_read_what_is_attached_does_not_ask() {
     assert!(old.child.try_wait().unwrap().is_none(), "it serves on");
     // It asks once it can read them.
     fs::remove_dir_all(&volume).unwrap();
-    new.answers("200 OK");
-    assert!(old.ends().success());
+    new.wait_readyz("200 OK");
+    assert!(old.wait_exit().success());
 }
 
 /// Regression: only ring threads were marked: an allocation in a thread of the runtime could wait for a
@@ -236,7 +236,7 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
     }
     let dirs = Dirs::new();
     let daemon = Daemon::start(&dirs, &[]);
-    daemon.answers("200 OK");
+    daemon.wait_readyz("200 OK");
     are_io_flushers(daemon.child.id(), &["holdfast-node", "ring-0", "log", "tokio-rt-worker"]);
 }
 
@@ -302,7 +302,7 @@ fn the_log_level_changes_without_a_restart() {
         let lines_of = std::io::BufReader::new(stderr).lines();
         lines_of.map_while(Result::ok).try_for_each(|line| lines.send(line))
     });
-    daemon.answers("200 OK");
+    daemon.wait_readyz("200 OK");
     let put = |level: &str| {
         let head = "PUT /log-level HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length:";
         daemon.ask(&format!("{head} {}\r\n\r\n{level}", level.len())).unwrap()
@@ -318,7 +318,7 @@ fn the_log_level_changes_without_a_restart() {
         assert!(begun.elapsed() < LIMIT, "no TRACE line");
     }
     daemon.terminate();
-    assert!(daemon.ends().success());
+    assert!(daemon.wait_exit().success());
     drop(logged);
     // The receiver may be gone: the reader may have stopped early.
     let _stopped = reads.join().unwrap();
@@ -334,7 +334,7 @@ fn a_silent_trace_collector_does_not_keep_the_lock() {
     let mut daemon = Daemon::start(&dirs, &environment);
     let mut stderr = daemon.child.stderr.take().unwrap();
     let reads = std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-    daemon.answers("200 OK");
+    daemon.wait_readyz("200 OK");
     // It creates spans.
     let list = Command::new(PROGRAM).arg("list").arg("--socket").arg(dirs.socket()).output().unwrap();
     assert!(list.status.success(), "{list:?}");
@@ -344,7 +344,7 @@ fn a_silent_trace_collector_does_not_keep_the_lock() {
     daemon.terminate();
     until("the lock", || lock.try_lock().is_ok());
     assert!(daemon.child.try_wait().unwrap().is_none(), "the lock was held to the end of the process");
-    assert!(daemon.ends().success());
+    assert!(daemon.wait_exit().success());
     assert!(begun.elapsed() < Duration::from_secs(20), "the last traces have a limit: {:?}", begun.elapsed());
     reads.join().unwrap().unwrap();
 }

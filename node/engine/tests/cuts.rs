@@ -55,7 +55,7 @@ fn log(snapshots: usize) -> Manifest {
 }
 
 impl Host {
-    fn over(log: Manifest) -> Self {
+    fn with_log(log: Manifest) -> Self {
         let header = Header {
             volume: log.volume().clone(),
             identity: log.identity(),
@@ -80,7 +80,7 @@ impl Host {
     }
 
     /// Sends an event, executes all resulting actions, and returns the reports.
-    fn tell(&mut self, event: Event) -> Vec<Report> {
+    fn send(&mut self, event: Event) -> Vec<Report> {
         let (mut events, mut seen) = (vec![event], Vec::new());
         while let Some(event) = events.pop() {
             let mut out = Vec::new();
@@ -97,12 +97,12 @@ impl Host {
     }
 
     fn write(&mut self, sector: u64) {
-        self.tell(Event::Request { id: RequestId(0), op: Op::Write, range: SectorRange::new(sector, 1) });
+        self.send(Event::Request { id: RequestId(0), op: Op::Write, range: SectorRange::new(sector, 1) });
     }
 
     /// Sends an event and returns the answers about cuts.
     fn cut(&mut self, event: Event) -> Vec<CutAnswer> {
-        let said = self.tell(event).into_iter();
+        let said = self.send(event).into_iter();
         said.filter_map(|report| if let Report::Cut { answer, .. } = report { Some(answer) } else { None })
             .collect()
     }
@@ -147,13 +147,13 @@ fn prepare(uid: SnapshotUid) -> Event {
 
 #[test]
 fn a_cut_ends_in_a_snapshot_of_its_point() {
-    let mut host = Host::over(log(0));
+    let mut host = Host::with_log(log(0));
     host.write(1);
     assert_eq!(host.cut(prepare(UID)), [CutAnswer::Prepared]);
     host.write(2);
     assert_eq!(host.cut(Event::Cut { uid: UID }), [CutAnswer::Held]);
     assert_eq!(host.cut(Event::ReleaseCut { uid: UID }), [CutAnswer::Released]);
-    let said = host.tell(Event::AwaitCut { uid: UID });
+    let said = host.send(Event::AwaitCut { uid: UID });
     assert!(matches!(said[..], [Report::SnapshotTaken(taken)] if taken.uid == UID), "{said:?}");
 }
 
@@ -161,10 +161,10 @@ fn a_cut_ends_in_a_snapshot_of_its_point() {
 /// reports it. Its successor supports cuts, and is to make one of the same name: the snapshot of that name
 /// in the log is of another point, and must never be reported together with `Released`.
 #[test]
-fn a_snapshot_of_an_earlier_point_is_never_that_of_a_cut() {
-    let mut host = Host::over(log(0));
+fn an_earlier_snapshot_never_counts_as_that_of_a_cut() {
+    let mut host = Host::with_log(log(0));
     host.write(1);
-    let said = host.tell(Event::Snapshot { uid: UID, forgotten: Vec::new() });
+    let said = host.send(Event::Snapshot { uid: UID, forgotten: Vec::new() });
     assert!(said.iter().any(|report| matches!(report, Report::SnapshotTaken(_))), "{said:?}");
     // Completed after the snapshot, and before the cut.
     host.write(2);
@@ -177,8 +177,8 @@ fn a_snapshot_of_an_earlier_point_is_never_that_of_a_cut() {
 /// Two groups with common volumes may each have a volume that the other waits for. Nodes keep a cut
 /// prepared while the request is repeated, so without a bound neither would ever be taken.
 #[test]
-fn a_volume_does_not_stay_prepared_for_a_group_that_does_not_come_on() {
-    let mut host = Host::over(log(0));
+fn a_volume_leaves_a_cut_that_makes_no_progress() {
+    let mut host = Host::with_log(log(0));
     assert_eq!(host.cut(prepare(UID)), [CutAnswer::Prepared]);
     let mut said = Vec::new();
     for _ in 0..60 {
@@ -195,9 +195,9 @@ fn a_volume_does_not_stay_prepared_for_a_group_that_does_not_come_on() {
 
 /// A volume with the most snapshots: its writes would wait for each attempt, and each would fail.
 #[test]
-fn a_volume_with_as_many_snapshots_as_it_can_have_is_not_prepared() {
-    let mut host = Host::over(log(MAX_SNAPSHOTS));
-    let said = host.tell(prepare(UID));
+fn a_volume_with_the_maximum_of_snapshots_is_not_prepared() {
+    let mut host = Host::with_log(log(MAX_SNAPSHOTS));
+    let said = host.send(prepare(UID));
     assert!(matches!(said[..], [Report::SnapshotRefused { uid: UID, .. }]), "{said:?}");
     assert_eq!(host.cut(Event::Cut { uid: UID }), [CutAnswer::Lapsed]);
 }

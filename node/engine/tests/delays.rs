@@ -55,7 +55,7 @@ fn volume() -> Volume<Vec<u8>> {
     Volume::attach(setup, memory, AttachState::in_log(manifest), 1000, &mut Vec::new())
 }
 
-fn tell(volume: &mut Volume<Vec<u8>>, now: u64, event: Event) -> Vec<Action> {
+fn send(volume: &mut Volume<Vec<u8>>, now: u64, event: Event) -> Vec<Action> {
     let mut actions = Vec::new();
     volume.handle(now, event, &mut actions);
     actions
@@ -67,23 +67,23 @@ fn a_full_run_directory_is_named_until_there_is_room() {
     let mut volume = volume();
     let prepare = [Action::PrepareMap { chunk: Chunk(0) }];
     let write = Event::Request { id: RequestId(0), op: Op::Write, range: SectorRange::new(0, 1) };
-    assert_eq!(tell(&mut volume, 1000, write), prepare);
+    assert_eq!(send(&mut volume, 1000, write), prepare);
     assert_eq!(volume.status().delayed, None, "it is being tried");
     let full = Event::MapPrepared { chunk: Chunk(0), result: Err(Unprepared::RunDir(Errno::ENOSPC)) };
-    assert_eq!(tell(&mut volume, 1000, full), []);
-    assert_eq!(tell(&mut volume, 3000, Event::Tick), prepare, "it is tried again");
+    assert_eq!(send(&mut volume, 1000, full), []);
+    assert_eq!(send(&mut volume, 3000, Event::Tick), prepare, "it is tried again");
     let status = volume.status();
     assert_eq!((status.delayed, status.full.run_dir), (Some((Delay::RunDirFull, 2000)), true));
     let disk = Event::MapPrepared { chunk: Chunk(0), result: Err(Unprepared::Disk(Errno::ENOSPC)) };
-    tell(&mut volume, 3000, disk);
+    send(&mut volume, 3000, disk);
     assert_eq!(volume.status().delayed, Some((Delay::DiskFull, 2000)));
-    tell(&mut volume, 4000, Event::Tick);
+    send(&mut volume, 4000, Event::Tick);
     assert_eq!(volume.status().unkept, None);
     let broken = Event::MapPrepared { chunk: Chunk(0), result: Err(Unprepared::Disk(Errno::EROFS)) };
-    tell(&mut volume, 4000, broken);
+    send(&mut volume, 4000, broken);
     assert_eq!(volume.status().unkept, Some((Errno::EROFS, 3000)));
-    tell(&mut volume, 4000, Event::Tick);
-    let done = tell(&mut volume, 4000, Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
+    send(&mut volume, 4000, Event::Tick);
+    let done = send(&mut volume, 4000, Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
     assert!(matches!(done[0], Action::Write { .. }), "{done:?}");
     let status = volume.status();
     assert_eq!((status.delayed, status.full.run_dir, status.unkept), (None, false, None));
@@ -94,13 +94,13 @@ fn a_full_run_directory_is_named_until_there_is_room() {
 fn a_round_that_fails_before_a_commit_is_named() {
     let mut volume = volume();
     drive(&mut volume, 1000, request(0, Op::Write, 0, 256), Ok(()));
-    assert_eq!(tell(&mut volume, 62_000, Event::Tick), [Action::ReadRecord { seq: Seq(3) }]);
-    let round = tell(&mut volume, 62_000, Event::RecordRead { seq: Seq(3), bytes: None });
+    assert_eq!(send(&mut volume, 62_000, Event::Tick), [Action::ReadRecord { seq: Seq(3) }]);
+    let round = send(&mut volume, 62_000, Event::RecordRead { seq: Seq(3), bytes: None });
     assert_eq!(round, Side::BOTH.map(|side| Action::SyncSide { side }));
     let [_, written] =
-        Side::BOTH.map(|side| tell(&mut volume, 62_000, Event::SideSynced { side, result: Ok(()) }));
+        Side::BOTH.map(|side| send(&mut volume, 62_000, Event::SideSynced { side, result: Ok(()) }));
     assert!(matches!(written[..], [Action::WriteMap(_)]), "{written:?}");
-    tell(&mut volume, 62_000, Event::MapWritten { result: Err(Errno::EROFS) });
+    send(&mut volume, 62_000, Event::MapWritten { result: Err(Errno::EROFS) });
     assert_eq!(volume.status().unkept, Some((Errno::EROFS, 0)));
     drive(&mut volume, 65_000, Event::Tick, Ok(()));
     assert_eq!((volume.status().unkept, volume.status().dirty_bytes), (None, 0), "the next one is written");
@@ -118,7 +118,7 @@ fn times_follow_a_clock_that_is_set_later() {
 
 /// The volume's reactions.
 #[derive(Default)]
-struct Heard {
+struct Reactions {
     /// The requests that completed.
     completed: Vec<(RequestId, Result<(), Errno>)>,
     /// Number of ranges that were evicted.
@@ -128,23 +128,23 @@ struct Heard {
 }
 
 /// Sends `event` to the volume and answers all actions; syncs of sides end with `synced`.
-fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<(), Errno>) -> Heard {
-    let (mut events, mut heard) = (vec![event], Heard::default());
+fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<(), Errno>) -> Reactions {
+    let (mut events, mut reactions) = (vec![event], Reactions::default());
     while let Some(event) = events.pop() {
         let mut answers = Vec::new();
-        for action in tell(volume, now, event) {
+        for action in send(volume, now, event) {
             let result = Ok(());
             answers.push(match action {
                 Action::Write { id, .. } | Action::Read { id, .. } | Action::Punch { id, .. } => {
                     Event::IoCompleted { id, result }
                 }
                 Action::Evict { .. } => {
-                    heard.evicted += 1;
+                    reactions.evicted += 1;
                     Event::Evicted { result }
                 }
                 Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
                 Action::ReleaseMap { chunk } => {
-                    heard.released.push(chunk);
+                    reactions.released.push(chunk);
                     continue;
                 }
                 Action::SyncSide { side } => Event::SideSynced { side, result: synced },
@@ -169,7 +169,7 @@ fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<()
                 Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: None },
                 Action::WriteCheckpoint { seq, .. } => Event::CheckpointWritten { seq, written: true },
                 Action::Complete { id, result } => {
-                    heard.completed.push((id, result));
+                    reactions.completed.push((id, result));
                     continue;
                 }
                 Action::Report(_) => continue,
@@ -178,7 +178,7 @@ fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<()
         }
         events.splice(0..0, answers.into_iter().rev());
     }
-    heard
+    reactions
 }
 
 fn request(id: u32, op: Op, start: u64, sectors: u64) -> Event {
@@ -192,8 +192,8 @@ fn clean_with_a_failed_sync() -> Volume<Vec<u8>> {
     drive(&mut volume, 62_000, Event::Tick, Ok(()));
     assert_eq!((volume.status().dirty_bytes, volume.status().seal.begun), (0, 1));
     // A failed write to an unwritten range dirties nothing, and still the side must be synced.
-    tell(&mut volume, 62_000, request(0, Op::Write, 4096, 8));
-    tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
+    send(&mut volume, 62_000, request(0, Op::Write, 4096, 8));
+    send(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
     let flushed = drive(&mut volume, 62_000, request(0, Op::Flush, 0, 0), Err(Errno::EIO));
     assert_eq!(flushed.completed, [(RequestId(0), Err(Errno::EIO))]);
     let status = volume.status();
@@ -204,7 +204,7 @@ fn clean_with_a_failed_sync() -> Volume<Vec<u8>> {
 /// Regression: clean data could not be evicted without a commit, no dirty data could be committed, and no
 /// write that would create some was admitted: writes waited until the next attach.
 #[test]
-fn after_a_failed_sync_a_full_cache_takes_the_write_it_needs() {
+fn after_a_failed_sync_a_full_cache_admits_one_write() {
     let mut volume = clean_with_a_failed_sync();
     let (mut now, mut evictions) = (63_000, 0);
     let mut completed = Vec::new();
@@ -233,7 +233,7 @@ fn an_eviction_whose_round_ends_at_once_punches_at_once() {
     drive(&mut volume, 1000, request(0, Op::Flush, 0, 0), Ok(()));
     let excess = Event::Space { excess_bytes: 1 << 20, room_bytes: 1 << 20 };
     let whole = SectorRange::new(0, SECTORS);
-    assert_eq!(tell(&mut volume, 1000, excess), [Action::Evict { range: whole, side: Side::B }]);
+    assert_eq!(send(&mut volume, 1000, excess), [Action::Evict { range: whole, side: Side::B }]);
 }
 
 /// Returns a volume whose first sectors are clean on the inactive side.
@@ -249,14 +249,14 @@ const EXCESS: Event = Event::Space { excess_bytes: 1 << 20, room_bytes: 1 << 20 
 
 /// Regression: each 128 MiB ever written kept 16 KiB of the run directory until the next attach.
 #[test]
-fn a_chunk_that_holds_nothing_local_gives_its_memory_back() {
+fn a_chunk_without_local_data_returns_its_memory() {
     let mut volume = with_clean_data();
     let chunk = Chunk(0);
     assert_eq!(drive(&mut volume, 62_000, EXCESS, Ok(())).released, [chunk]);
-    let read = tell(&mut volume, 62_000, request(0, Op::Read, 0, 1));
+    let read = send(&mut volume, 62_000, request(0, Op::Read, 0, 1));
     assert!(matches!(read[..], [Action::ReadCold { .. }]), "{read:?}");
-    assert_eq!(tell(&mut volume, 62_000, request(1, Op::Write, 9, 1)), [], "it is not there yet, nor gone");
-    assert_eq!(tell(&mut volume, 62_000, Event::MapReleased { chunk }), [Action::PrepareMap { chunk }]);
+    assert_eq!(send(&mut volume, 62_000, request(1, Op::Write, 9, 1)), [], "it is not there yet, nor gone");
+    assert_eq!(send(&mut volume, 62_000, Event::MapReleased { chunk }), [Action::PrepareMap { chunk }]);
     let written = drive(&mut volume, 62_000, Event::MapPrepared { chunk, result: Ok(()) }, Ok(()));
     assert_eq!(written.completed, [(RequestId(1), Ok(()))]);
     assert_eq!(volume.status().dirty_bytes, 4096);
@@ -265,10 +265,10 @@ fn a_chunk_that_holds_nothing_local_gives_its_memory_back() {
 #[test]
 fn a_chunk_with_a_write_in_flight_keeps_its_memory() {
     let mut volume = with_clean_data();
-    let write = tell(&mut volume, 62_000, request(1, Op::Write, 4097, 1));
+    let write = send(&mut volume, 62_000, request(1, Op::Write, 4097, 1));
     assert!(matches!(write[..], [Action::Write { .. }]), "{write:?}");
-    let heard = drive(&mut volume, 62_000, EXCESS, Ok(()));
-    assert!(heard.evicted > 0 && heard.released.is_empty());
+    let reactions = drive(&mut volume, 62_000, EXCESS, Ok(()));
+    assert!(reactions.evicted > 0 && reactions.released.is_empty());
     drive(&mut volume, 62_000, Event::IoCompleted { id: RequestId(1), result: Ok(()) }, Ok(()));
     assert_eq!(volume.status().dirty_bytes, 4096);
 }
@@ -282,14 +282,14 @@ fn a_chunk_that_changed_since_the_round_keeps_its_memory() {
     }
     drive(&mut volume, 62_000, Event::Tick, Ok(()));
     assert_eq!(volume.status().dirty_bytes, 0);
-    let round = tell(&mut volume, 62_000, EXCESS);
+    let round = send(&mut volume, 62_000, EXCESS);
     assert!(matches!(round[..], [Action::WriteMap(_)]), "{round:?}: of the first page");
     // The rest becomes remote after the round has copied it.
-    let read = tell(&mut volume, 62_000, request(0, Op::Read, 4096, 256));
+    let read = send(&mut volume, 62_000, request(0, Op::Read, 4096, 256));
     assert!(matches!(read[..], [Action::Read { .. }]), "{read:?}");
-    tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
-    let heard = drive(&mut volume, 62_000, Event::MapWritten { result: Ok(()) }, Ok(()));
-    assert!(heard.evicted > 0 && heard.released.is_empty(), "{:?}", heard.released);
+    send(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
+    let reactions = drive(&mut volume, 62_000, Event::MapWritten { result: Ok(()) }, Ok(()));
+    assert!(reactions.evicted > 0 && reactions.released.is_empty(), "{:?}", reactions.released);
 }
 
 /// Regression: a record with a larger size cannot be read, and the volume was lost with it.
@@ -298,7 +298,7 @@ fn a_growth_beyond_the_largest_size_never_reaches_the_log() {
     let mut volume = volume();
     let mut grow = |sectors| {
         volume.memory_mut().resize(usize::try_from(map_bytes(2 * SECTORS)).unwrap(), 0);
-        tell(&mut volume, 1000, Event::Grow { sectors })
+        send(&mut volume, 1000, Event::Grow { sectors })
     };
     assert_eq!(grow(MAX_SECTORS + 1), []);
     assert!(
@@ -314,8 +314,8 @@ fn the_direct_path_takes_no_request_beyond_the_end() {
     let mut volume = volume();
     let inside = SectorRange::new(0, 1);
     assert_eq!(volume.begin(1000, RequestId(0), Op::Write, inside), None, "the map has no place yet");
-    tell(&mut volume, 1000, Event::Request { id: RequestId(0), op: Op::Write, range: inside });
-    tell(&mut volume, 1000, Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
+    send(&mut volume, 1000, Event::Request { id: RequestId(0), op: Op::Write, range: inside });
+    send(&mut volume, 1000, Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
     assert!(volume.end(1000, RequestId(0)));
     for op in [Op::Read, Op::Write] {
         assert_eq!(volume.begin(1000, RequestId(0), op, inside), Some(Side::A), "{op:?}");
@@ -327,7 +327,7 @@ fn the_direct_path_takes_no_request_beyond_the_end() {
     for (op, start) in [(Op::Write, SECTORS - 1), (Op::Write, SECTORS), (Op::Read, SECTORS - 1)] {
         let range = SectorRange::new(start, 2);
         assert_eq!(volume.begin(1000, RequestId(0), op, range), None, "{op:?} {range:?}");
-        let refused = tell(&mut volume, 1000, Event::Request { id: RequestId(0), op, range });
+        let refused = send(&mut volume, 1000, Event::Request { id: RequestId(0), op, range });
         assert_eq!(refused, [Action::Complete { id: RequestId(0), result: Err(Errno::EIO) }]);
     }
 }

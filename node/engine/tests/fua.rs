@@ -22,7 +22,7 @@ const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 3
 struct Bench {
     volume: Volume<Vec<u8>>,
     /// Unanswered actions of the volume, oldest first.
-    asked: Vec<Action>,
+    actions: Vec<Action>,
     completed: Vec<(u32, Result<(), Errno>)>,
     fenced: bool,
 }
@@ -62,18 +62,18 @@ impl Bench {
         };
         let memory = vec![0; map_bytes(SECTORS) as usize];
         let volume = Volume::attach(setup, memory, AttachState::in_log(manifest), 0, &mut Vec::new());
-        let mut bench = Self { volume, asked: Vec::new(), completed: Vec::new(), fenced: false };
-        bench.ask(7, Op::Write, 9000);
-        bench.tell(Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
-        bench.asked.retain(|action| !matches!(action, Action::PrepareMap { .. }));
+        let mut bench = Self { volume, actions: Vec::new(), completed: Vec::new(), fenced: false };
+        bench.request(7, Op::Write, 9000);
+        bench.send(Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
+        bench.actions.retain(|action| !matches!(action, Action::PrepareMap { .. }));
         bench.finish();
-        bench.ask(7, Op::Flush, 0);
+        bench.request(7, Op::Flush, 0);
         bench.finish();
         bench.completed.clear();
         bench
     }
 
-    fn tell(&mut self, event: Event) {
+    fn send(&mut self, event: Event) {
         let mut out = Vec::new();
         self.volume.handle(0, event, &mut out);
         for action in out {
@@ -82,20 +82,20 @@ impl Bench {
             } else if let Action::Report(report) = action {
                 self.fenced |= report == Report::Fenced;
             } else {
-                self.asked.push(action);
+                self.actions.push(action);
             }
         }
     }
 
-    fn ask(&mut self, id: u32, op: Op, sector: u64) {
+    fn request(&mut self, id: u32, op: Op, sector: u64) {
         let range = SectorRange::new(sector, u64::from(op != Op::Flush));
-        self.tell(Event::Request { id: RequestId(id), op, range });
+        self.send(Event::Request { id: RequestId(id), op, range });
     }
 
     /// Answers the oldest action that `wanted` selects.
     fn answer(&mut self, wanted: impl Fn(&Action) -> bool, result: Result<(), Errno>) {
-        let at = self.asked.iter().position(wanted).expect("it was asked for");
-        let event = match self.asked.remove(at) {
+        let at = self.actions.iter().position(wanted).expect("it was asked for");
+        let event = match self.actions.remove(at) {
             Action::Write { id, .. } | Action::Punch { id, .. } => Event::IoCompleted { id, result },
             Action::Evict { .. } => Event::Evicted { result },
             Action::ReleaseMap { chunk } => Event::MapReleased { chunk },
@@ -128,11 +128,11 @@ impl Bench {
             | Action::WriteCheckpoint { .. }
             | Action::Report(_)) => unreachable!("{other:?}"),
         };
-        self.tell(event);
+        self.send(event);
     }
 
     fn configure(&mut self, durability: Durability) {
-        self.tell(Event::Configure(Settings { max_age_ms: LIMITS.max_age_ms, durability }));
+        self.send(Event::Configure(Settings { max_age_ms: LIMITS.max_age_ms, durability }));
     }
 
     fn store(&mut self, id: u32) {
@@ -141,18 +141,18 @@ impl Bench {
 
     /// Answers all actions, oldest first, until none is left.
     fn finish(&mut self) {
-        while !self.asked.is_empty() {
+        while !self.actions.is_empty() {
             self.answer(|_| true, Ok(()));
         }
     }
 
     /// Lets the volume find another writer's record at the next position of the log.
     fn fence(&mut self) {
-        self.volume.handle(1 << 41, Event::Tick, &mut self.asked);
+        self.volume.handle(1 << 41, Event::Tick, &mut self.actions);
         let probe = |action: &Action| matches!(action, Action::ReadRecord { .. });
-        let at = self.asked.iter().position(probe).expect("an idle writer looks");
-        self.asked.remove(at);
-        self.tell(Event::RecordRead { seq: Seq(3), bytes: Some(b"another's".to_vec()) });
+        let at = self.actions.iter().position(probe).expect("an idle writer looks");
+        self.actions.remove(at);
+        self.send(Event::RecordRead { seq: Seq(3), bytes: Some(b"another's".to_vec()) });
         assert!(self.fenced);
     }
 
@@ -162,7 +162,7 @@ impl Bench {
             matches!(action, Action::SyncSide { .. } | Action::WriteMap(_) | Action::SyncMap)
         };
         let before = self.completed.len();
-        while self.completed.len() == before && self.asked.iter().any(of_round) {
+        while self.completed.len() == before && self.actions.iter().any(of_round) {
             self.answer(of_round, Ok(()));
         }
     }
@@ -172,31 +172,31 @@ impl Bench {
 fn a_fua_write_completes_at_the_end_of_its_round() {
     let mut bench = Bench::new(Durability::Local);
     // The first write of a map page writes a header, too.
-    bench.ask(7, Op::Write, 4);
+    bench.request(7, Op::Write, 4);
     bench.finish();
-    bench.ask(7, Op::Flush, 0);
+    bench.request(7, Op::Flush, 0);
     bench.finish();
     bench.completed.clear();
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
-    assert!(matches!(bench.asked[..], [Action::SyncSide { side: Side::A }]), "{:?}", bench.asked);
+    assert!(matches!(bench.actions[..], [Action::SyncSide { side: Side::A }]), "{:?}", bench.actions);
     bench.answer(|_| true, Ok(()));
-    assert!(matches!(bench.asked[..], [Action::WriteMap(_)]), "{:?}", bench.asked);
+    assert!(matches!(bench.actions[..], [Action::WriteMap(_)]), "{:?}", bench.actions);
     bench.answer(|_| true, Ok(()));
-    assert_eq!(bench.asked, [Action::SyncMap]);
+    assert_eq!(bench.actions, [Action::SyncMap]);
     assert_eq!(bench.completed, [], "its map page is not synced");
     bench.answer(|_| true, Ok(()));
-    assert_eq!((bench.completed, bench.asked), (vec![(0, Ok(()))], vec![]));
+    assert_eq!((bench.completed, bench.actions), (vec![(0, Ok(()))], vec![]));
 }
 
 /// A round that began before the data was stored may have synced the side too early.
 #[test]
 fn a_round_begun_before_does_not_complete_a_fua_write() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::Write, 3);
+    bench.request(0, Op::Write, 3);
     bench.store(0);
-    bench.ask(1, Op::WriteFua, 4);
-    bench.ask(2, Op::Flush, 0);
+    bench.request(1, Op::WriteFua, 4);
+    bench.request(2, Op::Flush, 0);
     bench.completed.clear();
     bench.store(1);
     bench.finish_round();
@@ -208,24 +208,24 @@ fn a_round_begun_before_does_not_complete_a_fua_write() {
 #[test]
 fn fua_writes_and_flushes_share_one_round() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
     for id in 1..4 {
-        bench.ask(id, Op::WriteFua, 4 + u64::from(id));
+        bench.request(id, Op::WriteFua, 4 + u64::from(id));
         bench.store(id);
     }
-    bench.ask(4, Op::Flush, 0);
+    bench.request(4, Op::Flush, 0);
     bench.finish_round();
     assert_eq!(bench.completed, [(0, Ok(()))]);
     bench.finish_round();
     assert_eq!(bench.completed.len(), 5);
-    assert_eq!(bench.asked, []);
+    assert_eq!(bench.actions, []);
 }
 
 #[test]
 fn a_round_that_fails_fails_its_fua_writes() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
     bench.answer(|action| matches!(action, Action::SyncSide { .. }), Ok(()));
     bench.answer(|action| matches!(action, Action::WriteMap(_)), Err(Errno::EIO));
@@ -233,16 +233,16 @@ fn a_round_that_fails_fails_its_fua_writes() {
 }
 
 #[test]
-fn after_a_failed_sync_a_fua_write_waits_for_a_commit() {
+fn fua_writes_wait_for_a_commit_after_a_failed_sync() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
     bench.answer(|action| matches!(action, Action::SyncSide { .. }), Err(Errno::EIO));
     assert_eq!(bench.completed, [(0, Err(Errno::EIO))]);
     bench.finish();
-    bench.ask(1, Op::WriteFua, 3);
+    bench.request(1, Op::WriteFua, 3);
     bench.store(1);
-    assert!(matches!(bench.asked[..], [Action::Upload { .. }]), "{:?}", bench.asked);
+    assert!(matches!(bench.actions[..], [Action::Upload { .. }]), "{:?}", bench.actions);
     bench.answer(|_| true, Ok(()));
     bench.answer(|action| matches!(action, Action::StorePending { .. }), Ok(()));
     assert_eq!(bench.completed.len(), 1, "its record is not in the log");
@@ -253,9 +253,9 @@ fn after_a_failed_sync_a_fua_write_waits_for_a_commit() {
 #[test]
 fn with_durability_object_a_fua_write_waits_for_its_commit() {
     let mut bench = Bench::new(Durability::Object);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
-    while !matches!(bench.asked[..], [Action::CreateRecord { .. }]) {
+    while !matches!(bench.actions[..], [Action::CreateRecord { .. }]) {
         assert_eq!(bench.completed, []);
         bench.answer(|_| true, Ok(()));
     }
@@ -269,17 +269,17 @@ fn with_durability_object_a_fua_write_waits_for_its_commit() {
 fn reads_are_served_while_fua_writes_wait_for_the_store() {
     let mut bench = Bench::new(Durability::Object);
     for id in 0..7 {
-        bench.ask(id, Op::WriteFua, 3 + u64::from(id));
+        bench.request(id, Op::WriteFua, 3 + u64::from(id));
         bench.store(id);
     }
     let is_local = |action: &Action| !matches!(action, Action::Upload { .. });
-    while bench.asked.iter().any(is_local) {
+    while bench.actions.iter().any(is_local) {
         bench.answer(is_local, Ok(()));
     }
     assert_eq!((bench.completed.len(), bench.volume.status().parked), (0, 7));
-    bench.ask(7, Op::Read, 4);
-    let Some(Action::Read { id, .. }) = bench.asked.pop() else { panic!("{:?}", bench.asked) };
-    bench.tell(Event::IoCompleted { id, result: Ok(()) });
+    bench.request(7, Op::Read, 4);
+    let Some(Action::Read { id, .. }) = bench.actions.pop() else { panic!("{:?}", bench.actions) };
+    bench.send(Event::IoCompleted { id, result: Ok(()) });
     assert_eq!(bench.completed, [(7, Ok(()))]);
     bench.finish();
     assert_eq!(bench.completed.len(), 8);
@@ -288,10 +288,10 @@ fn reads_are_served_while_fua_writes_wait_for_the_store() {
 #[test]
 fn a_fua_write_without_space_is_written_again() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.answer(|action| matches!(action, Action::Write { .. }), Err(Errno::ENOSPC));
-    assert_eq!((&bench.completed, &bench.asked), (&vec![], &vec![]));
-    bench.tell(Event::Tick);
+    assert_eq!((&bench.completed, &bench.actions), (&vec![], &vec![]));
+    bench.send(Event::Tick);
     bench.store(0);
     assert_eq!(bench.completed, []);
     bench.finish();
@@ -301,10 +301,10 @@ fn a_fua_write_without_space_is_written_again() {
 /// The discard was issued while the data of the FUA write was not stored: either may be the last, and both
 /// are durable.
 #[test]
-fn a_fua_write_beside_a_discard_is_durable() {
+fn a_fua_write_concurrent_with_a_discard_is_durable() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
-    bench.ask(1, Op::Discard, 3);
+    bench.request(0, Op::WriteFua, 3);
+    bench.request(1, Op::Discard, 3);
     bench.store(0);
     bench.answer(|action| matches!(action, Action::Punch { .. }), Ok(()));
     assert_eq!(bench.completed, [(1, Ok(()))]);
@@ -316,23 +316,23 @@ fn a_fua_write_beside_a_discard_is_durable() {
 #[test]
 fn a_fua_write_stored_after_the_fencing_fails() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.fence();
     bench.store(0);
     assert_eq!(bench.completed, [(0, Err(Errno::EIO))]);
-    assert_eq!(bench.asked, []);
+    assert_eq!(bench.actions, []);
 }
 
 /// Regression: the round synced everything, so a flush in it succeeded, although the volume belonged to
-/// another writer by then and a successful flush guarantees that the volume keeps the covered data.
+/// another writer by then. A successful flush guarantees that the volume keeps the covered data.
 #[test]
 fn flushes_of_a_round_that_runs_at_the_fencing_fail() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::Write, 3);
+    bench.request(0, Op::Write, 3);
     bench.store(0);
     bench.completed.clear();
-    bench.ask(1, Op::Flush, 0);
-    bench.ask(2, Op::Flush, 0);
+    bench.request(1, Op::Flush, 0);
+    bench.request(2, Op::Flush, 0);
     bench.fence();
     let failed = |id| (id, Err(Errno::EIO));
     assert_eq!(bench.completed, [failed(1), failed(2)], "the next round's fail with it");
@@ -342,12 +342,12 @@ fn flushes_of_a_round_that_runs_at_the_fencing_fail() {
 
 /// The durability in effect when the write completes counts.
 #[test]
-fn a_fua_write_in_a_round_waits_once_durability_is_object() {
+fn durability_object_also_delays_fua_writes_in_a_round() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
     // One in the round, and one for the next.
-    bench.ask(1, Op::Flush, 0);
+    bench.request(1, Op::Flush, 0);
     bench.configure(Durability::Object);
     let in_log = |bench: &Bench| bench.volume.status().committed;
     let before = in_log(&bench);
@@ -362,17 +362,17 @@ fn a_fua_write_in_a_round_waits_once_durability_is_object() {
 #[test]
 fn flushes_stop_waiting_for_commits_once_durability_is_local() {
     let mut bench = Bench::new(Durability::Object);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
     let is_local = |action: &Action| !matches!(action, Action::Upload { .. });
-    while bench.asked.iter().any(is_local) {
+    while bench.actions.iter().any(is_local) {
         bench.answer(is_local, Ok(()));
     }
-    bench.ask(1, Op::Write, 4);
+    bench.request(1, Op::Write, 4);
     bench.store(1);
     bench.completed.clear();
     // Its round is not over.
-    bench.ask(2, Op::Flush, 0);
+    bench.request(2, Op::Flush, 0);
     bench.configure(Durability::Local);
     assert_eq!(bench.completed, [(0, Ok(()))]);
     bench.finish_round();
@@ -383,12 +383,12 @@ fn flushes_stop_waiting_for_commits_once_durability_is_local() {
 
 /// Local syncs no longer prove anything, whatever the setting.
 #[test]
-fn after_a_failed_sync_flushes_wait_whatever_durability_becomes() {
+fn after_a_failed_sync_flushes_wait_with_any_durability() {
     let mut bench = Bench::new(Durability::Object);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
     bench.answer(|action| matches!(action, Action::SyncSide { .. }), Err(Errno::EIO));
-    bench.ask(1, Op::Flush, 0);
+    bench.request(1, Op::Flush, 0);
     bench.completed.clear();
     bench.configure(Durability::Local);
     assert_eq!(bench.completed, []);
@@ -397,9 +397,9 @@ fn after_a_failed_sync_flushes_wait_whatever_durability_becomes() {
 }
 
 #[test]
-fn a_fenced_writer_takes_settings_and_answers_nothing_twice() {
+fn a_fenced_writer_accepts_settings_and_repeats_no_answer() {
     let mut bench = Bench::new(Durability::Local);
-    bench.ask(0, Op::WriteFua, 3);
+    bench.request(0, Op::WriteFua, 3);
     bench.store(0);
     bench.fence();
     bench.configure(Durability::Object);

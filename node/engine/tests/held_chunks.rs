@@ -60,7 +60,7 @@ impl Host {
     }
 
     /// Sends an event, executes all resulting actions, and returns them, except those of a commit.
-    fn tell(&mut self, now: u64, event: Event) -> Vec<Action> {
+    fn send(&mut self, now: u64, event: Event) -> Vec<Action> {
         let (mut events, mut seen) = (vec![event], Vec::new());
         while let Some(event) = events.pop() {
             let mut out = Vec::new();
@@ -110,7 +110,7 @@ impl Host {
     }
 
     fn request(&mut self, now: u64, op: Op, range: SectorRange) -> Vec<Action> {
-        self.tell(now, Event::Request { id: RequestId(0), op, range })
+        self.send(now, Event::Request { id: RequestId(0), op, range })
     }
 }
 
@@ -124,7 +124,7 @@ fn chunks_between_scattered_writes_hold_nothing() {
         for chunk in &written {
             host.request(0, Op::Write, SectorRange::new(chunk * CHUNK_SECTORS, 1));
         }
-        host.tell(round * MAX_AGE, Event::Tick);
+        host.send(round * MAX_AGE, Event::Tick);
         let held: Vec<u64> = (0..CHUNKS).filter(|chunk| host.log.may_hold(Chunk(*chunk))).collect();
         assert_eq!(held, written);
     }

@@ -20,7 +20,7 @@ use holdfast_types::{Epoch, Nonce, Place, RunId, SectorRange, SegmentId, Seq};
 const NONCE: Nonce = Nonce([7; 16]);
 const SECTORS: u64 = 8192;
 
-fn applied(log: &mut Manifest, epoch: u64, body: Body) {
+fn apply(log: &mut Manifest, epoch: u64, body: Body) {
     let (volume, seq) = (log.volume().clone(), log.seq().next());
     log.apply(&Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body }).unwrap();
 }
@@ -29,9 +29,9 @@ fn applied(log: &mut Manifest, epoch: u64, body: Body) {
 /// actions.
 fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
     let mut log = Manifest::empty("v".parse().unwrap());
-    applied(&mut log, 0, Body::create(SECTORS));
+    apply(&mut log, 0, Body::create(SECTORS));
     let attach = || Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
-    applied(&mut log, 1, attach());
+    apply(&mut log, 1, attach());
     for (name, sectors) in [(1, 5), (2, 1 << 20)] {
         let id = SegmentId::new(Place::until(Seq(100)), 1, [name; 10]);
         let chunks = Fence::around([(0, 1)]);
@@ -46,7 +46,7 @@ fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
             snapshots: SnapshotChange::default(),
             sectors: None,
         };
-        applied(&mut log, 1, change);
+        apply(&mut log, 1, change);
     }
     let header = Header {
         volume: log.volume().clone(),
@@ -71,7 +71,7 @@ fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
     (volume, out)
 }
 
-fn tell(volume: &mut Volume<Vec<u8>>, event: Event) -> Vec<Action> {
+fn send(volume: &mut Volume<Vec<u8>>, event: Event) -> Vec<Action> {
     let mut actions = Vec::new();
     volume.handle(1000, event, &mut actions);
     actions
@@ -81,7 +81,7 @@ fn tell(volume: &mut Volume<Vec<u8>>, event: Event) -> Vec<Action> {
 /// elsewhere deleted the inputs. After the network recovered, a client's read was answered before the
 /// writer had read its record back: it failed for an object that the record had replaced (invariant 7).
 #[test]
-fn a_read_planned_before_a_merge_in_doubt_does_not_fail() {
+fn a_read_planned_before_an_ambiguous_merge_succeeds() {
     let (mut volume, out) = attached();
     let plan = out.iter().find_map(|action| {
         let Action::Merge(plan) = action else { return None };
@@ -97,20 +97,20 @@ fn a_read_planned_before_a_merge_in_doubt_does_not_fail() {
         sectors: 5,
         chunks: Fence::around([(0, 1)]),
     };
-    let stored = tell(&mut volume, Event::Merged { kind: plan.kind, output: Box::new(run) });
+    let stored = send(&mut volume, Event::Merged { kind: plan.kind, output: Box::new(run) });
     assert!(matches!(stored[..], [Action::StorePending { .. }]), "{stored:?}");
-    let created = tell(&mut volume, Event::PendingStored { result: Ok(()) });
+    let created = send(&mut volume, Event::PendingStored { result: Ok(()) });
     let [Action::CreateRecord { bytes, seq }] = &created[..] else { panic!("{created:?}") };
     let id = RequestId(0);
-    let read = tell(&mut volume, Event::Request { id, op: Op::Read, range: SectorRange::new(0, 1) });
+    let read = send(&mut volume, Event::Request { id, op: Op::Read, range: SectorRange::new(0, 1) });
     let [Action::ReadCold { runs, .. }] = &read[..] else { panic!("{read:?}") };
     assert_eq!(runs.len(), 2);
     // The record is in the log. A sweep on another node deletes the two segments.
-    let asked = tell(&mut volume, Event::CreateAnswered(CreateAnswer::Ambiguous));
-    assert_eq!(asked, [Action::ReadRecord { seq: *seq }]);
-    let failed = tell(&mut volume, Event::ColdReadCompleted { id, result: Err(Errno::EIO) });
+    let actions = send(&mut volume, Event::CreateAnswered(CreateAnswer::Ambiguous));
+    assert_eq!(actions, [Action::ReadRecord { seq: *seq }]);
+    let failed = send(&mut volume, Event::ColdReadCompleted { id, result: Err(Errno::EIO) });
     assert!(!failed.contains(&Action::Complete { id, result: Err(Errno::EIO) }), "{failed:?}");
     let found = Event::RecordRead { seq: *seq, bytes: Some(bytes.clone()) };
-    let again = tell(&mut volume, found);
+    let again = send(&mut volume, found);
     assert!(again.iter().any(|action| matches!(action, Action::ReadCold { runs, .. } if runs.len() == 1)));
 }

@@ -1,8 +1,7 @@
 //! Writes that are faster than the store, in simulated time.
 //!
-//! The clock is that of the ring thread: the time of an event is that of the last message (a tick each 250
-//! ms, a background answer) or of the end of the last pause, regardless of the actual time. Completions in
-//! the ring itself set no clock.
+//! The clock is that of the ring thread. The time of an event is that of the last message (a tick each 250
+//! ms, a background answer), or the end of the last pause. Completions in the ring itself set no clock.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::collections::BTreeMap;
@@ -35,7 +34,7 @@ const DISK_MS: Millis = 1000 * (WRITERS as u64 * WRITE_SECTORS * 4096) / (3 * RA
 const BAR_MS: Millis = 200;
 
 /// A future event, and whether it sets the clock of the ring thread.
-struct Coming {
+struct FutureEvent {
     event: Event,
     sets_clock: bool,
 }
@@ -46,7 +45,7 @@ struct Host {
     now: Millis,
     clock: Millis,
     /// By time and order.
-    coming: BTreeMap<(Millis, u64), Coming>,
+    future_events: BTreeMap<(Millis, u64), FutureEvent>,
     order: u64,
     /// The rates of the store, each from this time on, newest last.
     rates: Vec<(Millis, u64)>,
@@ -97,7 +96,7 @@ impl Host {
             volume,
             now: 0,
             clock: 0,
-            coming: BTreeMap::new(),
+            future_events: BTreeMap::new(),
             order: 0,
             rates: vec![(0, RATE)],
             began: [0; WRITERS as usize],
@@ -105,14 +104,14 @@ impl Host {
             next_sector: 0,
             delays: vec![(0, None)],
         };
-        host.comes(250, Event::Tick, true);
+        host.schedule(250, Event::Tick, true);
         (0..WRITERS).for_each(|writer| host.write(RequestId(writer)));
         host
     }
 
-    fn comes(&mut self, after_ms: Millis, event: Event, sets_clock: bool) {
+    fn schedule(&mut self, after_ms: Millis, event: Event, sets_clock: bool) {
         self.order += 1;
-        self.coming.insert((self.now + after_ms, self.order), Coming { event, sets_clock });
+        self.future_events.insert((self.now + after_ms, self.order), FutureEvent { event, sets_clock });
     }
 
     fn write(&mut self, id: RequestId) {
@@ -121,21 +120,21 @@ impl Host {
         self.next_sector = (self.next_sector + WRITE_SECTORS) % SECTORS;
         // Like the ring thread.
         match self.volume.begin(self.clock, id, Op::Write, range) {
-            Some(_side) => self.comes(DISK_MS, Event::IoCompleted { id, result: Ok(()) }, false),
-            None => self.tell(Event::Request { id, op: Op::Write, range }),
+            Some(_side) => self.schedule(DISK_MS, Event::IoCompleted { id, result: Ok(()) }, false),
+            None => self.send(Event::Request { id, op: Op::Write, range }),
         }
     }
 
-    fn wrote(&mut self, id: RequestId) {
+    fn end_write(&mut self, id: RequestId) {
         self.writes.push((self.began[id.0 as usize], self.now));
         self.write(id);
     }
 
-    fn tell(&mut self, event: Event) {
+    fn send(&mut self, event: Event) {
         if let Event::IoCompleted { id, result: Ok(()) } = event
             && self.volume.end(self.clock, id)
         {
-            return self.wrote(id);
+            return self.end_write(id);
         }
         let mut actions = Vec::new();
         self.volume.handle(self.clock, event, &mut actions);
@@ -148,7 +147,7 @@ impl Host {
             Action::Write { id, .. } => (DISK_MS, Event::IoCompleted { id, result }, false),
             Action::Complete { id, result } => {
                 result.unwrap();
-                return self.wrote(id);
+                return self.end_write(id);
             }
             Action::PrepareMap { chunk } => (0, Event::MapPrepared { chunk, result: Ok(()) }, false),
             Action::SyncSide { side } => (5, Event::SideSynced { side, result }, false),
@@ -184,7 +183,7 @@ impl Host {
             | Action::ReleaseMap { .. }
             | Action::StoreRoot { .. } => unreachable!("{action:?}"),
         };
-        self.comes(after_ms, event, sets_clock);
+        self.schedule(after_ms, event, sets_clock);
     }
 
     /// Returns the time that the store takes for `bytes`, starting now.
@@ -207,19 +206,19 @@ impl Host {
 
     /// Runs until `until`.
     fn run(&mut self, until: Millis) {
-        while let Some(first) = self.coming.first_entry()
+        while let Some(first) = self.future_events.first_entry()
             && first.key().0 <= until
         {
             let (at, _) = *first.key();
-            let Coming { event, sets_clock } = first.remove();
+            let FutureEvent { event, sets_clock } = first.remove();
             self.now = at;
             if sets_clock {
                 self.clock = at;
             }
             if event == Event::Tick {
-                self.comes(250, Event::Tick, true);
+                self.schedule(250, Event::Tick, true);
             }
-            self.tell(event);
+            self.send(event);
             let delay = self.volume.status().delayed.map(|(delay, _)| delay);
             if self.delays.last().unwrap().1 != delay {
                 self.delays.push((at, delay));
@@ -229,7 +228,7 @@ impl Host {
     }
 
     /// Returns the longest wait of the writes that ended in this interval.
-    fn longest(&self, from: Millis, until: Millis) -> Millis {
+    fn longest_wait(&self, from: Millis, until: Millis) -> Millis {
         let ended = self.writes.iter().filter(|(_, end)| (from..until).contains(end));
         ended.map(|(begin, end)| end - begin).max().unwrap()
     }
@@ -253,10 +252,10 @@ fn is_about(rate: u64, of: u64) -> bool {
 /// Regression: a client that wrote three times as fast as its store was stopped for more than two seconds
 /// with each commit.
 #[test]
-fn a_faster_client_is_slowed_to_the_rate_of_its_store() {
+fn a_faster_client_is_slowed_to_its_stores_rate() {
     let mut host = Host::new();
     host.run(90_000);
-    let (longest, rate) = (host.longest(0, 90_000), host.rate(30_000, 90_000));
+    let (longest, rate) = (host.longest_wait(0, 90_000), host.rate(30_000, 90_000));
     println!("longest wait {longest} ms, {} KiB/s of {}", rate >> 10, RATE >> 10);
     assert!(longest <= BAR_MS && is_about(rate, RATE), "{longest} ms, {rate} bytes/s");
     assert_eq!(host.delays.len(), 1, "{:?}", host.delays);
@@ -274,8 +273,8 @@ fn a_client_as_fast_as_its_store_is_not_delayed() {
     host.run(40_000);
     let delayed = host.volume.status().pace.delayed_writes - before;
     println!("{before} writes delayed, later {delayed}");
-    assert_eq!((delayed, host.longest(10_000, 40_000)), (0, DISK_MS));
-    assert!(host.longest(0, 10_000) <= BAR_MS);
+    assert_eq!((delayed, host.longest_wait(10_000, 40_000)), (0, DISK_MS));
+    assert!(host.longest_wait(0, 10_000) <= BAR_MS);
 }
 
 /// Writes to a store that suddenly becomes slower wait longer for one commit, and are not stopped.
@@ -285,10 +284,10 @@ fn a_store_that_becomes_four_times_slower_slows_its_client() {
     host.rates.push((40_000, RATE / 4));
     host.run(160_000);
     for begin in (35_000..155_000).step_by(5000) {
-        let (longest, rate) = (host.longest(begin, begin + 5000), host.rate(begin, begin + 5000));
+        let (longest, rate) = (host.longest_wait(begin, begin + 5000), host.rate(begin, begin + 5000));
         println!("{begin}: longest wait {longest} ms, {} KiB/s", rate >> 10);
     }
-    let (worst, settled) = (host.longest(40_000, 70_000), host.longest(90_000, 160_000));
+    let (worst, settled) = (host.longest_wait(40_000, 70_000), host.longest_wait(90_000, 160_000));
     let rate = host.rate(90_000, 160_000);
     println!("longest wait {worst} ms, later {settled} ms, {} KiB/s", rate >> 10);
     assert!(worst <= 2000 && settled <= 2 * BAR_MS && is_about(rate, RATE / 4));
@@ -313,7 +312,7 @@ fn a_silent_store_stops_writes_once_until_it_answers() {
     host.run(180_000);
     assert_eq!(host.delays.len(), 3, "{:?}", host.delays);
     for (begin, end) in [(124_000, 150_000), (150_000, 180_000)] {
-        let (longest, rate) = (host.longest(begin, end), host.rate(begin, end));
+        let (longest, rate) = (host.longest_wait(begin, end), host.rate(begin, end));
         println!("{begin}: longest wait {longest} ms, {} KiB/s", rate >> 10);
         assert!(is_about(rate, RATE) && longest <= BAR_MS, "{longest} ms, {rate} bytes/s");
     }

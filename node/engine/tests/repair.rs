@@ -132,7 +132,7 @@ impl Host {
     }
 
     /// Crashes the process with this record stored for the position after `self.log`; another takes over.
-    fn die_before(&mut self, body: Body) {
+    fn die_with_pending(&mut self, body: Body) {
         self.volume = Self::new().volume;
         let memory = Mapping { bytes: self.tmpfs.take(), home: Rc::clone(&self.tmpfs) };
         let pending = Pending { seq: self.log.seq().next(), bytes: self.next_record(body).encode() };
@@ -145,7 +145,7 @@ impl Host {
     }
 
     fn write(&mut self, start: u64, sectors: u64) {
-        self.tell(Event::Request {
+        self.send(Event::Request {
             id: RequestId(0),
             op: Op::Write,
             range: SectorRange::new(start, sectors),
@@ -154,17 +154,17 @@ impl Host {
 
     /// Returns the source of a sector's newest bytes.
     fn read(&mut self, sector: u64) -> Source {
-        self.tell(Event::Request { id: RequestId(1), op: Op::Read, range: SectorRange::new(sector, 1) });
+        self.send(Event::Request { id: RequestId(1), op: Op::Read, range: SectorRange::new(sector, 1) });
         self.reads.pop().unwrap()
     }
 
     /// Advances the time until dirty data is too old.
     fn commit(&mut self) {
         self.now += MAX_AGE;
-        self.tell(Event::Tick);
+        self.send(Event::Tick);
     }
 
-    fn tell(&mut self, event: Event) {
+    fn send(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let mut out = Vec::new();
@@ -200,12 +200,12 @@ impl Host {
             Action::StorePending { .. } => Event::PendingStored { result: done },
             Action::StoreRoot { .. } => Event::RootStored,
             Action::CreateRecord { bytes, .. } => {
-                let there = self.late.is_some() || self.answers_exist;
+                let exists = self.late.is_some() || self.answers_exist;
                 let record = Record::decode(&bytes).unwrap();
-                if !there && matches!(record.body, Body::Change { .. }) {
+                if !exists && matches!(record.body, Body::Change { .. }) {
                     self.log.apply(&record).unwrap();
                 }
-                Event::CreateAnswered(if there { CreateAnswer::Exists } else { CreateAnswer::Created })
+                Event::CreateAnswered(if exists { CreateAnswer::Exists } else { CreateAnswer::Created })
             }
             Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.late.clone() },
             Action::Report(report) => {
@@ -250,7 +250,7 @@ fn block(a: u32, b: u32) -> Vec<DirtyBlock> {
 #[test]
 fn clean_data_of_either_side_is_stored_again() {
     let mut host = Host::with_clean_sectors_on_both_sides();
-    host.tell(Event::Repair {
+    host.send(Event::Repair {
         ranges: vec![SectorRange::new(2, 30), SectorRange::new(999, 10)],
         checkpoint: false,
     });
@@ -261,9 +261,9 @@ fn clean_data_of_either_side_is_stored_again() {
 }
 
 #[test]
-fn a_repair_of_data_that_is_not_here_fails_at_once() {
+fn a_repair_of_absent_data_fails_at_once() {
     let mut host = Host::with_clean_sectors_on_both_sides();
-    host.tell(Event::Repair { ranges: vec![SectorRange::new(500, 10)], checkpoint: false });
+    host.send(Event::Repair { ranges: vec![SectorRange::new(500, 10)], checkpoint: false });
     assert!(host.uploads.is_empty());
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
 }
@@ -272,12 +272,12 @@ fn a_repair_of_data_that_is_not_here_fails_at_once() {
 fn requests_continue_while_the_inactive_side_is_stored_again() {
     let mut host = Host::with_clean_sectors_on_both_sides();
     host.store_answers = false;
-    host.tell(Event::Repair { ranges: vec![SectorRange::new(10, 2)], checkpoint: false });
+    host.send(Event::Repair { ranges: vec![SectorRange::new(10, 2)], checkpoint: false });
     host.write(11, 1);
     assert_eq!(host.read(10), Source::Side(Side::B));
     assert_eq!(host.read(11), Source::Side(Side::A), "the newer bytes");
     host.store_answers = true;
-    host.tell(segment());
+    host.send(segment());
     assert_eq!(host.uploads, [block(0, 0b11 << 10)]);
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
     assert_eq!(host.volume.status().dirty_bytes, 4096, "what was written since is not committed");
@@ -291,15 +291,15 @@ fn a_repair_waits_for_the_commit_in_progress() {
     host.store_answers = false;
     host.write(3, 1);
     host.commit();
-    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 12)], checkpoint: false });
+    host.send(Event::Repair { ranges: vec![SectorRange::new(0, 12)], checkpoint: false });
     assert_eq!(host.uploads, [block(0b1000, 0)]);
     host.store_answers = true;
-    host.tell(segment());
+    host.send(segment());
     assert_eq!(host.uploads[1..], [block(0b1111, 0), block(0, 0b11 << 10)]);
 }
 
 #[test]
-fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
+fn the_map_of_a_fenced_writer_names_unflushed_data() {
     let mut host = Host::with_clean_sectors_on_both_sides();
     host.store_answers = false;
     host.write(1, 1);
@@ -312,13 +312,13 @@ fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
     host.volume.handle(host.now, segment(), &mut out);
     host.volume.handle(host.now, Event::PendingStored { result: Ok(()) }, &mut out);
     host.volume.handle(host.now, Event::CreateAnswered(CreateAnswer::Exists), &mut out);
-    host.tell(Event::RecordRead { seq: Seq(5), bytes: Some(b"another's".to_vec()) });
+    host.send(Event::RecordRead { seq: Seq(5), bytes: Some(b"another's".to_vec()) });
     assert_eq!(host.reports, [Report::Fenced]);
-    host.tell(Event::Detach);
+    host.send(Event::Detach);
     assert_eq!(host.reports, [Report::Fenced, Report::Preserved { complete: true }]);
-    host.tell(Event::Tick);
+    host.send(Event::Tick);
     assert_eq!(host.reports.len(), 2, "it is said once");
-    host.tell(Event::Detach);
+    host.send(Event::Detach);
     assert_eq!(host.reports.len(), 3, "each detach is answered");
     assert_eq!(host.reports[2], host.reports[1]);
     let (_, header) = Header::newest(&host.map[..8192]).unwrap().unwrap();
@@ -334,10 +334,10 @@ fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
 }
 
 #[test]
-fn a_lost_part_of_the_log_is_replaced_by_a_checkpoint() {
+fn a_checkpoint_replaces_a_lost_part_of_the_log() {
     let mut host = Host::with_clean_sectors_on_both_sides();
     assert!(host.checkpoints.is_empty());
-    host.tell(Event::Repair { ranges: Vec::new(), checkpoint: true });
+    host.send(Event::Repair { ranges: Vec::new(), checkpoint: true });
     assert_eq!(host.checkpoints, [Seq(4); 2]);
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
 }
@@ -357,11 +357,11 @@ fn a_late_detach_of_its_own_fences_no_writer() {
         [(None, Report::Detached), (late(NONCE), Report::Detached), (late(Nonce([8; 16])), fenced)]
     {
         let mut host = Host::new();
-        host.die_before(Body::Detach { root: None });
+        host.die_with_pending(Body::Detach { root: None });
         host.late = late;
-        host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+        host.send(Event::ManifestLoaded(Box::new(host.log.clone())));
         host.late = None;
-        host.tell(Event::Detach);
+        host.send(Event::Detach);
         assert!(host.reports.contains(&end), "{:?}", host.reports);
         assert_eq!(host.volume.status().fenced, end == fenced);
     }
@@ -369,15 +369,15 @@ fn a_late_detach_of_its_own_fences_no_writer() {
 
 /// Regression, found by seed 767 of the simulation: a commit followed the writer's own detach record.
 #[test]
-fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
+fn nothing_is_repaired_after_the_writers_own_detach() {
     let mut host = Host::new();
     host.write(0, 8);
     host.commit();
-    host.die_before(Body::Detach { root: None });
-    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
-    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+    host.die_with_pending(Body::Detach { root: None });
+    host.send(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
+    host.send(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
-    host.tell(Event::Detach);
+    host.send(Event::Detach);
     assert_eq!(host.reports.last(), Some(&Report::Detached));
     assert_eq!(host.uploads.len(), 1, "the store has what was written, and no more");
 }
@@ -389,14 +389,14 @@ fn a_fenced_writer_answers_repairs_at_once() {
     host.store_answers = false;
     host.write(20, 1);
     host.commit();
-    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
+    host.send(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
     host.reports.clear();
     host.store_answers = true;
     host.late = Some(b"another's".to_vec());
     host.answers_exist = true;
-    host.tell(segment());
+    host.send(segment());
     assert_eq!(host.reports, [Report::Repaired, Report::Fenced], "what waited does not wait any longer");
-    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: true });
+    host.send(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: true });
     assert_eq!(host.reports[2..], [Report::Repaired]);
     assert!(!host.volume.status().repairing);
 }
@@ -458,11 +458,11 @@ fn output(name: u8) -> RunRef {
 /// Regression, found by the simulation: a dead process's record carried a merge, and its successor merged
 /// the same runs again while it sent that record.
 #[test]
-fn nothing_is_merged_before_the_left_record_is_in_the_log() {
+fn nothing_is_merged_before_a_leftover_record() {
     for (merges, inputs) in [(false, 9), (true, 0)] {
         let mut host = Host::with_segments(8);
         let merges = merges.then(|| host.merge_of(0..8));
-        host.die_before(change(9, merges.into_iter().collect()));
+        host.die_with_pending(change(9, merges.into_iter().collect()));
         let sent = host.turn(Event::ManifestLoaded(Box::new(host.log.clone())));
         assert!(matches!(sent[..], [Action::CreateRecord { .. }]), "{sent:?}");
         let won = host.turn(Event::CreateAnswered(CreateAnswer::Created));
@@ -510,7 +510,7 @@ fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
         if !is_recorded {
             continue;
         }
-        host.tell(Event::PendingStored { result: Ok(()) });
+        host.send(Event::PendingStored { result: Ok(()) });
         let left = usize::from(segments) + 1 + usize::from(sectors > 0) - inputs;
         assert_eq!((host.log.runs().len(), host.log.data_seq()), (left, data_seq));
         assert_eq!(host.volume.status().index.merges, 1);
@@ -519,10 +519,10 @@ fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
 
 /// Mistaken for the record of the dead process's seal, it would make dirty data clean.
 #[test]
-fn a_left_record_with_merges_alone_commits_no_seal() {
+fn a_leftover_record_of_merges_commits_no_seal() {
     let mut host = Host::with_segments(8);
     // As if all of them were from its attach.
-    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+    host.send(Event::ManifestLoaded(Box::new(host.log.clone())));
     host.store_answers = false;
     host.write(3, 1);
     host.commit();
@@ -530,7 +530,7 @@ fn a_left_record_with_merges_alone_commits_no_seal() {
     let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
     let snapshots = SnapshotChange::default();
     let closed = merges[0].output.id.place().next();
-    host.die_before(Body::Change {
+    host.die_with_pending(Body::Change {
         segments,
         chunks,
         invalidated,
@@ -541,7 +541,7 @@ fn a_left_record_with_merges_alone_commits_no_seal() {
         sectors: None,
     });
     host.uploads.clear();
-    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+    host.send(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(host.log.runs().len(), 1, "the record is in the log");
     assert_eq!(host.volume.status().dirty_bytes, 4096);
     assert_eq!(host.uploads, [block(1 << 3, 0)], "the seal is uploaded");
@@ -564,14 +564,14 @@ fn registered(reports: &[Report]) -> Vec<(u64, u8)> {
 /// Dirty data goes into the record that registers the snapshot; without any, the snapshot has a separate
 /// record.
 #[test]
-fn a_snapshot_commits_what_is_dirty_and_registers_itself() {
+fn a_snapshot_commits_dirty_data_and_registers_itself() {
     let mut host = Host::new();
     host.write(0, 4);
     let ask = |name| Event::Snapshot { uid: SnapshotUid([name; 16]), forgotten: Vec::new() };
-    host.tell(ask(1));
+    host.send(ask(1));
     assert_eq!((host.uploads.len(), registered(&host.reports)), (1, vec![(3, 1)]));
-    host.tell(ask(2));
-    host.tell(ask(1));
+    host.send(ask(2));
+    host.send(ask(1));
     assert_eq!((host.uploads.len(), registered(&host.reports)), (1, vec![(3, 1), (4, 2), (3, 1)]));
     assert_eq!((host.log.seq(), host.log.data_seq(), host.log.snapshots().len()), (Seq(4), Seq(3), 2));
     assert_eq!(host.volume.status().dirty_bytes, 0);
@@ -584,9 +584,9 @@ fn a_repeated_snapshot_leaves_the_sealed_side_dirty() {
     host.write(0, 4);
     host.store_answers = false;
     host.commit();
-    host.die_before(Body::of_snapshots(taken(1)));
+    host.die_with_pending(Body::of_snapshots(taken(1)));
     host.uploads.clear();
-    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+    host.send(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(registered(&host.reports), [(3, 1)]);
     assert_eq!((host.uploads.len(), host.volume.status().dirty_bytes), (1, 4 * 4096));
 }
@@ -599,7 +599,7 @@ fn a_fenced_writer_refuses_snapshots() {
     host.answers_exist = true;
     let (uid, why) = (SnapshotUid([1; 16]), SnapshotRefused::Fenced);
     for _ in 0..2 {
-        host.tell(Event::Snapshot { uid, forgotten: Vec::new() });
+        host.send(Event::Snapshot { uid, forgotten: Vec::new() });
         assert!(host.reports.contains(&Report::SnapshotRefused { uid, why }), "{:?}", host.reports);
         host.reports.clear();
     }

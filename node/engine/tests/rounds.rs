@@ -78,7 +78,7 @@ struct Turns {
     uploads: u64,
     completed: u64,
     /// Maximum accesses to the live map in one turn.
-    most_steps: u64,
+    max_steps: u64,
 }
 
 struct Host {
@@ -98,7 +98,7 @@ struct Host {
     /// True if uploads are not answered.
     holds_uploads: bool,
     /// The place of the unanswered upload.
-    held: Option<Place>,
+    held_upload: Option<Place>,
     /// The log, if every record of the volume was created here.
     log: Manifest,
 }
@@ -131,7 +131,7 @@ impl Host {
     fn with_all_touched(sectors: u64, keeps_file: bool) -> Self {
         let mut host = Self::new(sectors, keeps_file, limits(sectors));
         for page in 0..sectors.div_ceil(PAGE_SECTORS) {
-            host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
+            host.request(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
         }
         host
     }
@@ -173,7 +173,7 @@ impl Host {
             fails_at: None,
             unreadable: None,
             holds_uploads: false,
-            held: None,
+            held_upload: None,
             log,
         }
     }
@@ -203,7 +203,7 @@ impl Host {
     }
 
     /// Sends a request, and answers all actions at once.
-    fn ask(&mut self, op: Op, range: SectorRange) {
+    fn request(&mut self, op: Op, range: SectorRange) {
         let actions = self.turn(Event::Request { id: RequestId(0), op, range });
         self.drive(actions);
     }
@@ -226,7 +226,7 @@ impl Host {
         let elapsed = begun.elapsed();
         self.turns.longest = self.turns.longest.max(elapsed);
         self.turns.all += elapsed;
-        self.turns.most_steps = self.turns.most_steps.max(self.steps.get() - steps);
+        self.turns.max_steps = self.turns.max_steps.max(self.steps.get() - steps);
         let cleared = dirty_bytes.saturating_sub(volume.status().dirty_bytes) / 4096;
         self.turns.max_cleared = self.turns.max_cleared.max(cleared);
         self.turns.max_actions = self.turns.max_actions.max(out.len());
@@ -277,7 +277,7 @@ impl Host {
                 self.turns.uploaded_blocks = self.turns.uploaded_blocks.max(blocks.len());
                 self.turns.uploads += 1;
                 if self.holds_uploads {
-                    self.held = Some(place);
+                    self.held_upload = Some(place);
                     return None;
                 }
                 if let Some(range) = self.unreadable.take() {
@@ -312,7 +312,7 @@ impl Host {
     }
 
     /// Returns the pages that an attach finds after the loss of the host.
-    fn found(&self) -> Vec<FoundPage> {
+    fn found_pages(&self) -> Vec<FoundPage> {
         self.header_and_pages().2
     }
 
@@ -380,7 +380,7 @@ fn no_turn_of_a_round_grows_with_the_volume() {
     let resumed = begun.elapsed();
     let before_bytes = forget_peak();
     let begun = Instant::now();
-    host.ask(Op::Flush, SectorRange::new(0, 0));
+    host.request(Op::Flush, SectorRange::new(0, 0));
     let pages = TEBIBYTE / PAGE_SECTORS;
     let turns = &host.turns;
     println!("resume {resumed:?}, flush {:?}; {turns:?}", begun.elapsed());
@@ -418,7 +418,7 @@ fn no_turn_of_a_seal_grows_with_the_volume() {
 /// Writes a sector of each of these blocks.
 fn write_blocks(host: &mut Host, blocks: std::ops::Range<u64>) {
     for block in blocks {
-        host.ask(Op::Write, SectorRange::new(block * BLOCK_SECTORS, 1));
+        host.request(Op::Write, SectorRange::new(block * BLOCK_SECTORS, 1));
     }
 }
 
@@ -430,14 +430,14 @@ fn a_trim_of_everything_is_sealed_in_parts() {
     let mut host = Host::new(3 * SEAL_BLOCKS * BLOCK_SECTORS, false, never);
     for first in (0..3 * SEAL_BLOCKS).step_by(CHUNK_BLOCKS as usize) {
         write_blocks(&mut host, first..first + CHUNK_BLOCKS);
-        host.ask(Op::Discard, SectorRange::new(first * BLOCK_SECTORS, CHUNK_SECTORS));
+        host.request(Op::Discard, SectorRange::new(first * BLOCK_SECTORS, CHUNK_SECTORS));
     }
     assert_eq!((host.turns.uploads, host.turns.uploaded_blocks as u64), (3, SEAL_BLOCKS));
 }
 
 /// While a commit is in progress, the number of dirty blocks stays within that of the next seal's list.
 #[test]
-fn writes_and_discards_wait_at_the_most_blocks_of_a_seal() {
+fn writes_and_discards_wait_at_a_seals_block_limit() {
     let never = DirtyLimits { seal_bytes: 1 << 50, ..limits(TEBIBYTE) };
     let blocks = SEAL_BLOCKS + MAX_DIRTY_BLOCKS;
     let mut host = Host::new((blocks + CHUNK_BLOCKS) * BLOCK_SECTORS, false, never);
@@ -445,14 +445,14 @@ fn writes_and_discards_wait_at_the_most_blocks_of_a_seal() {
     write_blocks(&mut host, 0..blocks);
     let status = |host: &Host| host.volume.as_ref().unwrap().status();
     assert_eq!((host.turns.uploads, status(&host).parked), (1, 0));
-    host.ask(Op::Discard, SectorRange::new(0, CHUNK_SECTORS));
+    host.request(Op::Discard, SectorRange::new(0, CHUNK_SECTORS));
     let write = Event::Request { id: RequestId(1), op: Op::Write, range: SectorRange::new(0, 1) };
     let actions = host.turn(write);
     host.drive(actions);
     assert_eq!(status(&host).parked, 2);
     assert_eq!(status(&host).delayed.map(|(delay, _)| delay), Some(Delay::DirtyLimit));
     host.holds_uploads = false;
-    let place = host.held.take().unwrap();
+    let place = host.held_upload.take().unwrap();
     let actions = host.turn(stored(place));
     host.drive(actions);
     assert_eq!((status(&host).parked, host.turns.completed), (0, blocks + 2));
@@ -460,16 +460,16 @@ fn writes_and_discards_wait_at_the_most_blocks_of_a_seal() {
     assert_eq!((host.turns.uploads, host.turns.uploaded_blocks as u64), (2, MAX_DIRTY_BLOCKS + CHUNK_BLOCKS));
 }
 
-/// The work of one event is the same in a volume of 10 GiB and in one a hundred times as large, however
-/// scattered the committed data is. Data on more map pages needs more turns.
+/// One event needs the same work in a volume of 10 GiB and in one of 1000 GiB, however scattered the
+/// committed data is. Data on more map pages needs more turns.
 #[test]
-fn no_event_of_a_commit_does_more_in_a_larger_volume() {
+fn commit_events_cost_the_same_in_a_larger_volume() {
     const WRITES: u64 = 16_384;
     let [small, large] = [10 << 30, 1 << 40].map(|bytes| {
         let sectors = bytes / 4096;
         let mut host = Host::new(sectors, false, limits(TEBIBYTE));
         for write in 0..WRITES {
-            host.ask(Op::Write, SectorRange::new(write * (sectors / WRITES), 1));
+            host.request(Op::Write, SectorRange::new(write * (sectors / WRITES), 1));
         }
         host.turns = Turns::default();
         // The last commit.
@@ -479,12 +479,11 @@ fn no_event_of_a_commit_does_more_in_a_larger_volume() {
         println!("{bytes} bytes: {:?}", host.turns);
         host.turns
     });
-    let figures = |turns: &Turns| {
-        format!("{{\"most_steps\":{},\"all_ns\":{}}}", turns.most_steps, turns.all.as_nanos())
-    };
+    let figures =
+        |turns: &Turns| format!("{{\"most_steps\":{},\"all_ns\":{}}}", turns.max_steps, turns.all.as_nanos());
     println!("{{\"turns_of\":\"commit\",\"10gib\":{},\"1tib\":{}}}", figures(&small), figures(&large));
     assert_eq!((small.uploaded_blocks, large.uploaded_blocks), (WRITES as usize, WRITES as usize));
-    assert!(2 * large.most_steps <= 3 * small.most_steps, "{} and {}", large.most_steps, small.most_steps);
+    assert!(2 * large.max_steps <= 3 * small.max_steps, "{} and {}", large.max_steps, small.max_steps);
     assert!(large.max_writes <= 2 * MAP_WRITE_PAGES && large.max_actions <= 3, "{large:?}");
     // Each of two rounds has two groups. Each of these is one record, some after a fill with a separate
     // sync; in addition, both headers are written.
@@ -492,10 +491,10 @@ fn no_event_of_a_commit_does_more_in_a_larger_volume() {
 }
 
 /// Scattered changes go to the journal; once it is full, all pages with changes in it are written, and it
-/// restarts. An attach after the loss of the host finds all flushed data, after each round, and after a
+/// restarts. An attach after the loss of the host finds all flushed data: after each round, and after a
 /// crash of the process that began the journal.
 #[test]
-fn what_is_flushed_is_found_however_full_the_journal_is() {
+fn flushed_data_is_found_with_any_journal_fill() {
     const PAGES: u64 = 256;
     const ROUNDS: u64 = 200;
     /// Changed pages per round: enough for a slot of the journal.
@@ -506,14 +505,14 @@ fn what_is_flushed_is_found_however_full_the_journal_is() {
         for change in 0..CHANGED {
             let page = (round * 7 + change * 16) % PAGES;
             let sector = page * PAGE_SECTORS + (round * 331 + change) % PAGE_SECTORS;
-            host.ask(Op::Write, SectorRange::new(sector, 1));
+            host.request(Op::Write, SectorRange::new(sector, 1));
             written.insert(sector);
         }
         if round == ROUNDS / 2 {
             host.resume();
         }
-        host.ask(Op::Flush, SectorRange::new(0, 0));
-        let found = host.found();
+        host.request(Op::Flush, SectorRange::new(0, 0));
+        let found = host.found_pages();
         let runs = found.iter().flat_map(FoundPage::dirty_runs);
         let sectors: BTreeSet<u64> = runs.flat_map(|(range, _)| range.start.0..range.end()).collect();
         assert!(sectors == written, "round {round}");
@@ -524,15 +523,15 @@ fn what_is_flushed_is_found_however_full_the_journal_is() {
     assert!(2 * (host.turns.map_writes - PAGES) < changes, "{:?}", host.turns);
 }
 
-/// Regression: a round wrote all pages of a newly used chunk. Empty pages are not written; a page first
-/// written later is covered by a header like the others, so that zeros in its place are corruption and not
-/// a torn write.
+/// Regression: a round wrote all pages of a newly used chunk. Empty pages are not written. A page first
+/// written later is covered by a header like the others: zeros in its place are corruption and not a torn
+/// write.
 #[test]
 fn a_page_is_first_written_when_it_holds_something() {
     let mut host = Host::new(4 * PAGE_SECTORS, true, limits(TEBIBYTE));
     for (page, rounds) in [(0, 1), (2, 2)] {
-        host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS, 1));
-        host.ask(Op::Flush, SectorRange::new(0, 0));
+        host.request(Op::Write, SectorRange::new(page * PAGE_SECTORS, 1));
+        host.request(Op::Flush, SectorRange::new(0, 0));
         assert_eq!(host.turns.map_writes, rounds * 3, "both slots of a page, and the header");
     }
     let header = Header::newest(&host.file[..8192]).unwrap().unwrap().1;
@@ -554,7 +553,7 @@ fn a_write_waits_until_both_sides_are_clean() {
     let mut host = Host::with_all_touched(pages * PAGE_SECTORS, false);
     let lost = SectorRange::new(0, 1);
     host.unreadable = Some(lost);
-    host.ask(Op::Write, SectorRange::new(9, 1));
+    host.request(Op::Write, SectorRange::new(9, 1));
     assert!(
         host.volume.as_ref().unwrap().status().unreadable.is_some(),
         "one side is sealed, and cannot be read"
@@ -585,11 +584,11 @@ fn a_write_waits_until_both_sides_are_clean() {
     assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 4096, "the late write is dirty");
 }
 
-/// Both sides hold a sector when they are committed together, and the process dies at the end of one of
-/// the turns that clear their marks. Regression: the mark of the newer copy was cleared first, and the
-/// next commit was of the older one.
+/// Both sides hold a sector when they are committed together. The process dies at the end of one of the
+/// turns that clear their marks. Regression: the mark of the newer copy was cleared first, and the next
+/// commit was of the older one.
 #[test]
-fn a_death_while_both_sides_become_clean_leaves_no_older_copy_to_commit() {
+fn a_death_while_marks_are_cleared_commits_no_older_copy() {
     let pages = 2 * MAP_WRITE_PAGES as u64;
     let last = SectorRange::new((pages - 1) * PAGE_SECTORS + (pages - 1) % 7, 1);
     for newer in Side::BOTH {
@@ -607,8 +606,8 @@ fn a_death_while_both_sides_become_clean_leaves_no_older_copy_to_commit() {
     }
 }
 
-/// Commits a volume of this many map pages with a sector dirty in each on one side, and `twice` on both, with
-/// the newer copy on `newer`. Both sides are committed together, and the process dies after this many of the
+/// Commits a volume of this many map pages with a sector dirty in each on one side. `twice` is dirty on both,
+/// with the newer copy on `newer`. Both sides are committed together. The process dies after this many of the
 /// turns that clear the marks. Returns the next process's upload; `None` if all marks were cleared before.
 fn uploaded_after_a_death(
     pages: u64,
@@ -619,13 +618,13 @@ fn uploaded_after_a_death(
     let mut host = Host::with_all_touched(pages * PAGE_SECTORS, false);
     if newer == Side::A {
         // Side A is committed, and the same sector is written to side B.
-        host.ask(Op::Write, SectorRange::new(9, 1));
+        host.request(Op::Write, SectorRange::new(9, 1));
         for page in 0..pages {
-            host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
+            host.request(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
         }
     }
     host.unreadable = Some(twice);
-    host.ask(Op::Write, SectorRange::new(11, 1));
+    host.request(Op::Write, SectorRange::new(11, 1));
     assert!(host.volume.as_ref().unwrap().status().unreadable.is_some(), "one side is sealed");
     let records = host.log.seq();
     let write = Event::Request { id: RequestId(0), op: Op::Write, range: twice };
@@ -664,7 +663,7 @@ fn a_round_of_several_groups_makes_every_page_durable() {
     host.drive(actions);
     host.drive(round);
     assert_eq!(host.turns.side_syncs, 3, "the side that was written once more, for the second group");
-    let found = host.found();
+    let found = host.found_pages();
     let runs: Vec<_> = found.iter().flat_map(FoundPage::dirty_runs).collect();
     let mut expected: Vec<_> = (0..=last).map(written).collect();
     expected.push((late, Side::A));
@@ -672,18 +671,18 @@ fn a_round_of_several_groups_makes_every_page_durable() {
 }
 
 #[test]
-fn a_round_that_fails_half_way_is_repeated_for_the_rest() {
+fn a_partly_failed_round_repeats_the_other_pages() {
     let mut host = Host::with_all_touched(SEVERAL, true);
     host.resume();
     let group = 2 * ROUND_PAGES as u64;
     host.fails_at = Some(group + 1);
-    host.ask(Op::Flush, SectorRange::new(0, 0));
+    host.request(Op::Flush, SectorRange::new(0, 0));
     host.fails_at = None;
     host.turns = Turns::default();
-    host.ask(Op::Flush, SectorRange::new(0, 0));
+    host.request(Op::Flush, SectorRange::new(0, 0));
     let pages = SEVERAL / PAGE_SECTORS;
     assert_eq!(host.turns.map_writes, 2 * pages - group + 1, "the first group is durable");
-    let found = host.found();
+    let found = host.found_pages();
     let runs: Vec<_> = found.iter().flat_map(FoundPage::dirty_runs).collect();
     assert_eq!(runs, (0..pages).map(written).collect::<Vec<_>>());
 }
@@ -691,14 +690,14 @@ fn a_round_that_fails_half_way_is_repeated_for_the_rest() {
 /// Regression: a bucket was restored while the daemon was down: evicted clean sectors were read from older
 /// objects.
 #[test]
-fn a_log_set_back_under_a_live_map_is_not_served() {
+fn a_live_map_newer_than_the_log_is_refused() {
     let sectors = 3 * PAGE_SECTORS;
     for (known, is_fenced) in [(2, false), (3, true)] {
         let mut host = Host::with_all_touched(sectors, false);
         host.header.seq = Seq(known);
         host.resume();
-        let told = host.turn(Event::ManifestLoaded(Box::new(attached(sectors))));
-        assert_eq!(told.contains(&Action::Report(Report::Fenced)), is_fenced, "{told:?}");
+        let actions = host.turn(Event::ManifestLoaded(Box::new(attached(sectors))));
+        assert_eq!(actions.contains(&Action::Report(Report::Fenced)), is_fenced, "{actions:?}");
     }
 }
 
@@ -706,13 +705,13 @@ fn a_log_set_back_under_a_live_map_is_not_served() {
 /// power, and the bucket was set back to before the commit. Data that was clean in the pages was neither
 /// in the log nor, according to the header, missing there: the attach served the sectors' older content.
 #[test]
-fn pages_without_their_header_tell_that_the_log_was_set_back() {
+fn pages_without_their_header_reveal_a_log_set_back() {
     for dies in [false, true] {
         let sectors = 3 * PAGE_SECTORS;
         let mut host = Host::with_all_touched(sectors, true);
-        host.ask(Op::Flush, SectorRange::new(0, 0));
+        host.request(Op::Flush, SectorRange::new(0, 0));
         // The third record commits the seal.
-        host.ask(Op::Write, SectorRange::new(9, 1));
+        host.request(Op::Write, SectorRange::new(9, 1));
         if dies {
             // The next process cannot read the log yet.
             host.resume();
@@ -722,7 +721,7 @@ fn pages_without_their_header_tell_that_the_log_was_set_back() {
         host.turns.map_writes = 0;
         // The header follows the three pages.
         host.fails_at = Some(4);
-        host.ask(Op::Flush, SectorRange::new(0, 0));
+        host.request(Op::Flush, SectorRange::new(0, 0));
         let found = host.found_map();
         assert_eq!((found.header.seq, found.known_seq()), (Seq(2), Seq(3)), "{dies}");
         assert_eq!(worth(&attached(sectors), Some(&found)), LocalData::Foreign(Foreign::LogSetBack));
@@ -732,12 +731,12 @@ fn pages_without_their_header_tell_that_the_log_was_set_back() {
 
 /// Regression: the process that cleared the dirty marks died before a flush round recorded this.
 #[test]
-fn a_live_map_tells_that_the_log_was_set_back() {
+fn a_live_map_reveals_a_log_that_was_set_back() {
     let sectors = 3 * PAGE_SECTORS;
     let mut host = Host::with_all_touched(sectors, true);
-    host.ask(Op::Flush, SectorRange::new(0, 0));
-    host.ask(Op::Write, SectorRange::new(9, 1));
+    host.request(Op::Flush, SectorRange::new(0, 0));
+    host.request(Op::Write, SectorRange::new(9, 1));
     host.resume();
-    let told = host.turn(Event::ManifestLoaded(Box::new(attached(sectors))));
-    assert!(told.contains(&Action::Report(Report::Fenced)), "{told:?}");
+    let actions = host.turn(Event::ManifestLoaded(Box::new(attached(sectors))));
+    assert!(actions.contains(&Action::Report(Report::Fenced)), "{actions:?}");
 }

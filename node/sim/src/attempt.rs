@@ -4,7 +4,7 @@ use holdfast_types::Epoch;
 
 /// Result of an attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Attach {
+pub enum AttachResult {
     /// This host is the writer.
     Acquired,
     /// Another writer holds the volume.
@@ -20,7 +20,7 @@ pub enum Attach {
 pub enum AttachStep {
     /// The intent is in the header's file.
     HeaderWritten,
-    /// It is synced.
+    /// The intent is synced.
     HeaderSynced,
     /// The record's PUT was sent.
     RecordSent,
@@ -28,10 +28,10 @@ pub enum AttachStep {
 
 /// The writer that an attach replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Displaces {
-    /// None.
+pub(crate) enum DisplacedWriter {
+    /// No writer.
     None,
-    /// The one of this epoch.
+    /// The writer of this epoch.
     Epoch(Epoch),
     /// The model cannot know if the disk has all of the writer's data.
     Unclear,
@@ -39,44 +39,44 @@ pub(crate) enum Displaces {
 
 /// An attach of one host.
 pub(crate) struct Attempt {
-    came_of: Option<Attach>,
+    result: Option<AttachResult>,
     writers_before: usize,
-    displaces: Displaces,
+    displaced: DisplacedWriter,
 }
 
 impl Attempt {
     /// Returns the state of a host that never attached.
     pub(crate) const fn none() -> Self {
-        Self { came_of: None, writers_before: 0, displaces: Displaces::None }
+        Self { result: None, writers_before: 0, displaced: DisplacedWriter::None }
     }
 
     /// Begins another attach, after this many writers.
     pub(crate) fn begin(&mut self, writers_before: usize) {
-        self.came_of = None;
+        self.result = None;
         self.writers_before = writers_before;
     }
 
-    pub(crate) fn end(&mut self, came_of: Attach) {
-        self.came_of = Some(came_of);
+    pub(crate) fn end(&mut self, result: AttachResult) {
+        self.result = Some(result);
     }
 
-    /// Takes its result, once.
-    pub(crate) fn take_result(&mut self) -> Option<Attach> {
-        self.came_of.take()
+    /// Takes the attach's result. Later calls return `None`.
+    pub(crate) fn take_result(&mut self) -> Option<AttachResult> {
+        self.result.take()
     }
 
-    /// Returns true if no writer was added since it began, when there were `writers`.
-    pub(crate) fn began_after(&self, writers: usize) -> bool {
+    /// Returns true if no writer was added since the attach began; `writers` is the current number.
+    pub(crate) fn has_no_rival(&self, writers: usize) -> bool {
         self.writers_before == writers
     }
 
-    /// Notes that its record is in the log.
-    pub(crate) fn replaced(&mut self, displaces: Displaces) {
-        self.displaces = displaces;
+    /// Records that the attach's record is in the log, and the writer that it replaced.
+    pub(crate) fn note_record(&mut self, displaced: DisplacedWriter) {
+        self.displaced = displaced;
     }
 
-    /// Returns the writer that it replaced, according to the model.
-    pub(crate) fn displaces(&self) -> Displaces {
-        self.displaces
+    /// Returns the replaced writer, according to the model.
+    pub(crate) fn displaced(&self) -> DisplacedWriter {
+        self.displaced
     }
 }

@@ -27,14 +27,14 @@ pub enum Mutation {
 }
 
 impl Bug {
-    /// All of them.
+    /// Returns all bugs.
     pub fn all() -> impl Iterator<Item = Self> {
         let mutations = [Mutation::CompletedTwice, Mutation::ZerosNotFilled, Mutation::RecordNeedsRoom];
         Safeguard::ALL.map(Self::Missing).into_iter().chain(mutations.map(Self::Mutation))
     }
 
     /// Returns true if only several volumes of a host reveal the bug.
-    pub const fn is_shared(self) -> bool {
+    pub const fn needs_fleet(self) -> bool {
         match self {
             Self::Missing(safeguard) => safeguard.is_shared(),
             Self::Mutation(_) => false,
@@ -42,12 +42,12 @@ impl Bug {
     }
 
     /// Returns true if only living volumes that are forked from each other reveal the bug.
-    pub const fn is_of_families(self) -> bool {
+    pub const fn needs_family(self) -> bool {
         matches!(self, Self::Missing(Safeguard::ForksOfForksCount))
     }
 
     /// Returns true if only memory volumes reveal the bug.
-    pub const fn is_of_memory(self) -> bool {
+    pub const fn needs_memory_volume(self) -> bool {
         match self {
             Self::Missing(safeguard) => safeguard.is_of_memory(),
             Self::Mutation(_) => false,
@@ -55,7 +55,7 @@ impl Bug {
     }
 
     /// Returns the number of the invariant that the bug breaks, in `docs/invariants.md`.
-    pub const fn breaks(self) -> u8 {
+    pub const fn invariant_number(self) -> u8 {
         match self {
             Self::Missing(safeguard) => safeguard.upholds(),
             Self::Mutation(Mutation::CompletedTwice) => 8,

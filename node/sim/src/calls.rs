@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 /// A request to the store.
 #[derive(Debug, Clone)]
-pub(crate) enum StoreAsk {
+pub(crate) enum StoreCall {
     Get { key: String },
     GetRange { key: String, range: Range<u64> },
     Create { key: String, body: Bytes },
@@ -31,7 +31,7 @@ pub(crate) enum StoreAsk {
 
 /// A request to the local disk.
 #[derive(Debug, Clone)]
-pub(crate) enum LocalAsk {
+pub(crate) enum LocalCall {
     /// Read the sealed side; its bytes are taken when the answer is received.
     ReadSides,
     StorePending(Pending),
@@ -53,9 +53,9 @@ pub(crate) enum LocalAsk {
 
 /// A call that a future waits for.
 #[derive(Debug, Clone)]
-pub(crate) enum Ask {
-    Store(StoreAsk),
-    Local(LocalAsk),
+pub(crate) enum CallKind {
+    Store(StoreCall),
+    Local(LocalCall),
     Sleep(Duration),
 }
 
@@ -88,7 +88,7 @@ struct Slot {
 /// A call in flight.
 #[derive(Debug)]
 pub(crate) struct Call {
-    pub(crate) ask: Ask,
+    pub(crate) kind: CallKind,
     slot: Arc<Mutex<Slot>>,
 }
 
@@ -109,23 +109,23 @@ impl Call {
 pub(crate) struct Calls(Arc<Mutex<VecDeque<Call>>>);
 
 impl Calls {
-    /// Sends `ask` and waits for its answer.
-    pub(crate) fn send(&self, ask: Ask) -> Waiting {
+    /// Sends `kind` and waits for its answer.
+    pub(crate) fn send(&self, kind: CallKind) -> PendingAnswer {
         let slot = Arc::<Mutex<Slot>>::default();
-        self.0.lock().push_back(Call { ask, slot: Arc::clone(&slot) });
-        Waiting(slot)
+        self.0.lock().push_back(Call { kind, slot: Arc::clone(&slot) });
+        PendingAnswer(slot)
     }
 
     /// Takes the oldest call that was not accepted yet.
-    pub(crate) fn take(&self) -> Option<Call> {
+    pub(crate) fn pop(&self) -> Option<Call> {
         self.0.lock().pop_front()
     }
 }
 
 /// Waits for the answer to a call.
-pub(crate) struct Waiting(Arc<Mutex<Slot>>);
+pub(crate) struct PendingAnswer(Arc<Mutex<Slot>>);
 
-impl Future for Waiting {
+impl Future for PendingAnswer {
     type Output = Answer;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {

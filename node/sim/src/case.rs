@@ -8,7 +8,7 @@ use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
 /// Steps per operation after which a run without progress ends.
-pub(crate) const IDLE: u64 = 100;
+pub(crate) const IDLE_STEPS: u64 = 100;
 
 /// A reproducible run: the same case gives the same outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,19 +45,21 @@ pub struct CaseOutcome {
 impl Case {
     /// Runs the case and keeps the last `story` lines of its story; without a story it is faster.
     pub fn run(self, story: usize) -> CaseOutcome {
-        self.run_steps(0..self.operations.saturating_mul(IDLE), story)
+        self.run_steps(0..self.operations.saturating_mul(IDLE_STEPS), story)
     }
 
     /// Returns the first of `seeds` seeds that detects the planted `bug`, and its violation: of the
     /// invariant that the bug is declared to break, in a run that has no violation without it. The seeds
     /// start at 0, or are those of the profile whose runs reach the bug.
-    pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
-        let (first, step) = Profile::that_meets(bug).map_or((0, 1), Profile::seeds);
+    pub fn first_detecting(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
+        let (first, step) = Profile::for_bug(bug).map_or((0, 1), Profile::seeds);
         (0..seeds).map(|number| first + number * step).find_map(|seed| {
             let case = Self { seed, operations, bug: Some(bug) };
             let violation = case.run(0).violation?;
-            let said = violation.invariant.is_some_and(|invariant| invariant.number() == bug.breaks());
-            (said && Self { bug: None, ..case }.run(0).violation.is_none()).then_some((case, violation))
+            let matches_bug =
+                violation.invariant.is_some_and(|invariant| invariant.number() == bug.invariant_number());
+            (matches_bug && Self { bug: None, ..case }.run(0).violation.is_none())
+                .then_some((case, violation))
         })
     }
 
@@ -78,7 +80,7 @@ impl Case {
         let world = &mut run.world;
         CaseOutcome {
             digest: world.trace.digest(),
-            steps: run.taken,
+            steps: run.steps_taken,
             operations: world.trace.operations,
             requests: world.requests(),
             truncated: world.store.truncated,
@@ -88,7 +90,7 @@ impl Case {
         }
     }
 
-    /// Removes steps of a case with a violation as long as a similar violation remains, with at most
+    /// Removes steps of a case with a violation while a similar violation remains, with at most
     /// `tries` runs. Returns the outcome, or `None` if the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<CaseOutcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
@@ -104,16 +106,16 @@ impl fmt::Display for Case {
     }
 }
 
-/// Removes steps of a run whose outcome `whole` is a violation as long as a similar one remains, with at
+/// Removes steps of a run whose outcome `original` is a violation while a similar one remains, with at
 /// most `tries` runs.
 pub(crate) fn shrink(
     run: impl Fn(Vec<u64>, usize) -> CaseOutcome,
-    whole: CaseOutcome,
+    original: CaseOutcome,
     tries: usize,
     story: usize,
 ) -> Option<CaseOutcome> {
-    let sought = whole.violation?;
-    let mut steps: Vec<u64> = (0..whole.steps).collect();
+    let sought = original.violation?;
+    let mut steps: Vec<u64> = (0..original.steps).collect();
     let mut size = steps.len().div_ceil(2);
     let mut tried = 0;
     while size > 0 && tried < tries {

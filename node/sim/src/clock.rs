@@ -23,7 +23,7 @@ impl Clock {
     }
 
     /// Returns the counter of the clock, for a process.
-    pub(crate) fn hand(&self) -> &Arc<AtomicU64> {
+    pub(crate) fn counter(&self) -> &Arc<AtomicU64> {
         &self.now
     }
 

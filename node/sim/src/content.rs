@@ -7,18 +7,19 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::volume::{SealStatus, Status};
 
 use crate::disk::{DirtySectors, Disk};
-use crate::expect::{Cut, Expect};
+use crate::expect::{Cut, VolumeModel};
 
 /// Allowed content of the volume on one host.
 #[derive(Default)]
 pub(crate) struct Content {
     /// Contents that each sector may read as.
-    pub(crate) expect: Expect,
+    pub(crate) model: VolumeModel,
     /// The content captured by the current seal.
     sealed: Option<Rc<Cut>>,
     /// The content captured by the last commit.
     committed: Rc<Cut>,
-    /// The content captured by its own last commit, or else by the last one before its writes.
+    /// The content captured by the last commit of this host's writer. Before its first one, the content of
+    /// the last commit before its writes.
     base: Rc<Cut>,
     /// True if the process was killed inside the engine: it may have begun a seal.
     killed_inside: bool,
@@ -47,22 +48,22 @@ impl Content {
     pub(crate) fn lose_host(&mut self) {
         self.sealed = None;
         self.killed_inside = false;
-        self.expect.lose_host();
+        self.model.lose_host();
     }
 
     /// Handles a commit of any writer in the log.
-    pub(crate) fn saw_commit(&mut self, cut: &Rc<Cut>) {
+    pub(crate) fn note_commit(&mut self, cut: &Rc<Cut>) {
         self.committed = Rc::clone(cut);
     }
 
-    /// Handles a commit of its own.
-    pub(crate) fn own_commit(&mut self, cut: Rc<Cut>) {
-        self.expect.make_durable(cut.at);
+    /// Handles a commit of this host's writer.
+    pub(crate) fn note_own_commit(&mut self, cut: Rc<Cut>) {
+        self.model.make_durable(cut.at);
         self.base = cut;
     }
 
-    /// Handles its attach in the log, whose last commit captured `cut`.
-    pub(crate) fn attached_after(&mut self, cut: Rc<Cut>) {
+    /// Handles this host's attach in the log, whose last commit captured `cut`.
+    pub(crate) fn note_attach_after(&mut self, cut: Rc<Cut>) {
         self.base = cut;
     }
 
@@ -77,11 +78,11 @@ impl Content {
         let SealStatus { in_progress, covers_both, begun: _ } = seal;
         self.sealed = match self.sealed.take() {
             // Both sides are sealed again.
-            Some(_) if covers_both => Some(self.expect.cut()),
-            Some(cut) if in_progress && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
+            Some(_) if covers_both => Some(self.model.cut()),
+            Some(cut) if in_progress && self.killed_inside => Some(Rc::new(cut.union(&self.model.cut()))),
             Some(cut) if in_progress => Some(cut),
-            None if in_progress && self.killed_inside => Some(self.committed_or_now()),
-            None if in_progress => Some(self.expect.cut()),
+            None if in_progress && self.killed_inside => Some(self.repair_cut()),
+            None if in_progress => Some(self.model.cut()),
             Some(_) | None => None,
         };
         self.killed_inside = false;
@@ -90,12 +91,12 @@ impl Content {
     /// Handles the start of a seal, of both sides if `both`.
     pub(crate) fn seal(&mut self, status: &Status, both: bool) {
         let repairing = status.repairing && !both;
-        self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });
+        self.sealed = Some(if repairing { self.repair_cut() } else { self.model.cut() });
     }
 
-    /// Describes a sector whose last content, as seen by the client, is neither in `dirty`, the dirty
-    /// sectors of the disk's map, nor, if it is not dirty there, in `base`.
-    pub(crate) fn lacks(
+    /// Describes a sector that lost the last content seen by the client. `dirty` are the dirty sectors of
+    /// the disk's map; a sector that is not dirty must have the content of `base`.
+    pub(crate) fn describe_lost_sector(
         &self,
         disk: &Disk,
         header: &Header,
@@ -103,9 +104,9 @@ impl Content {
         base: &Cut,
     ) -> Option<String> {
         dirty.retain(|_, side| !header.invalidated.contains(*side));
-        let touched: BTreeSet<u64> = self.expect.touched().into_iter().chain(base.touched()).collect();
+        let touched: BTreeSet<u64> = self.model.touched().into_iter().chain(base.touched()).collect();
         touched.into_iter().find_map(|sector| {
-            let allowed = self.expect.allowed(sector);
+            let allowed = self.model.allowed(sector);
             let (stamps, place) = match dirty.get(&sector) {
                 Some(side) => (vec![disk.sides[*side as usize].read(sector)], "in the local files"),
                 None => (base.allowed(sector), "committed"),
@@ -118,8 +119,8 @@ impl Content {
 
     /// Returns the content of a repair's seal, which may be of the side sealed before: it captures the
     /// content of the last commit, and covers no uncommitted data.
-    fn committed_or_now(&mut self) -> Rc<Cut> {
-        let mut cut = self.committed.or(&self.expect.cut());
+    fn repair_cut(&mut self) -> Rc<Cut> {
+        let mut cut = self.committed.union(&self.model.cut());
         cut.at = 0;
         Rc::new(cut)
     }

@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use holdfast_format::crash_point::CrashPoint;
 
-pub use refused::{Refused, RefusedWrite, refuse_each, writes};
+pub use refused::{RefusalReport, RefusedWrite, refuse_each, writes};
 pub use scenario::Scenario;
 
 use crate::disk::Fate;
@@ -66,7 +66,7 @@ pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
 }
 
 /// Returns the invariant violated in `scenario` without a death.
-pub fn violation_alive(scenario: Scenario, seed: u64) -> Option<Violation> {
+pub fn violation_without_death(scenario: Scenario, seed: u64) -> Option<Violation> {
     violation::catch(|| drop(visits(scenario, seed))).err()
 }
 
@@ -76,7 +76,7 @@ impl Crash {
         let _watch = Watch::begin(Some((self.point, self.visit)));
         let mut world = self.scenario.world(self.seed);
         if matches!(self.death, Death::Host(_) | Death::HostByChance(_)) {
-            world.keep_every_outcome_open();
+            world.keep_all_outcomes();
         }
         let Err(died) = self.scenario.play(&mut world) else { panic!("{self}: the point was not visited") };
         (world, died)
@@ -88,7 +88,8 @@ impl Crash {
         world.outcomes(died)
     }
 
-    /// Dies, recovers, and compares with the model: on the same host, from the store alone, on another host.
+    /// Runs the death and the recovery, and compares with the model: on the same host, from the store alone,
+    /// and on another host.
     ///
     /// # Errors
     /// The violated invariant.
@@ -184,7 +185,7 @@ impl FromStr for Crash {
 
 /// Results of a campaign.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct CampaignReport {
     /// Number of deaths.
     pub deaths: u64,
     /// Visits of each point that ended in a death.
@@ -195,7 +196,7 @@ pub struct Found {
     pub violations: Vec<(Crash, Violation)>,
 }
 
-impl Found {
+impl CampaignReport {
     /// Returns the points that no scenario reached.
     pub fn missed(&self) -> Vec<CrashPoint> {
         CrashPoint::ALL.iter().copied().filter(|point| !self.visited.contains_key(point)).collect()
@@ -204,20 +205,20 @@ impl Found {
 
 /// Ends each of `scenarios` with `seed` at every visit of every point, in every way.
 ///
-/// Of the outcomes of a host loss at one visit, all are tried if they are at most `outcomes`, else that
-/// many, chosen by the seed.
-pub fn campaign(scenarios: &[Scenario], seed: u64, outcomes: u64) -> Found {
-    let mut found = Found::default();
+/// At most `outcomes` outcomes of a host loss are tried at one visit. If there are more, the seed chooses
+/// them.
+pub fn campaign(scenarios: &[Scenario], seed: u64, outcomes: u64) -> CampaignReport {
+    let mut found = CampaignReport::default();
     for &scenario in scenarios {
         for (point, count) in visits(scenario, seed) {
             for visit in 0..count {
                 let crash = Crash { scenario, seed, point, visit, death: Death::Process };
                 *found.visited.entry(point).or_default() += 1;
-                let there = crash.outcomes();
+                let possible = crash.outcomes();
                 let mut deaths = vec![Death::Process, Death::ProcessThenHost, Death::HostForGood];
-                if there <= outcomes {
+                if possible <= outcomes {
                     found.exhausted += 1;
-                    deaths.extend((0..there).map(Death::Host));
+                    deaths.extend((0..possible).map(Death::Host));
                 } else {
                     let mut rng = Rng::new(seed ^ visit);
                     deaths.extend((0..outcomes).map(|_| Death::HostByChance(rng.bits())));

@@ -5,7 +5,7 @@ use holdfast_engine::settings::Durability;
 use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};
-use crate::expect::{Cut, Expect};
+use crate::expect::{Cut, VolumeModel};
 use crate::invariant::Invariant;
 
 /// A request that the client waits for.
@@ -15,8 +15,9 @@ pub(crate) struct Request {
     /// Unique; the stamp of the data that a write stores.
     pub(crate) serial: u64,
     pub(crate) issued: u64,
-    /// For a read: the allowed stamps of each sector, and the returned ones.
+    /// The stamps that a read may return, by sector.
     allowed: Vec<Vec<Stamp>>,
+    /// The stamps that the read returned so far, by sector.
     filled: Vec<Option<Stamp>>,
     /// True if a part of it failed: a retry may fill the buffer again.
     part_failed: bool,
@@ -29,8 +30,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Returns the content of its sectors afterwards, if it changes any.
-    pub(crate) fn stores(&self) -> Option<Stamp> {
+    /// Returns the stamp of the request's sectors after its completion; `None` if it changes none.
+    pub(crate) fn stored_stamp(&self) -> Option<Stamp> {
         match self.op {
             Op::Write | Op::WriteFua => Some(self.serial),
             Op::Discard | Op::WriteZeroes => Some(0),
@@ -88,13 +89,13 @@ impl Device {
     }
 
     /// Records that the engine completed a request, before the client receives the answer.
-    pub(crate) fn answers(&mut self, id: RequestId, durability: Durability) {
+    pub(crate) fn note_answer(&mut self, id: RequestId, durability: Durability) {
         self.request(id).answered_as = durability;
     }
 
     /// Notes a change of the durability: answers that the client receives out of order are judged only by
     /// the local disk from here on.
-    pub(crate) fn durability_changes(&mut self) {
+    pub(crate) fn note_durability_change(&mut self) {
         for request in self.slots.iter_mut().flatten() {
             request.answered_as = Durability::Local;
         }
@@ -118,7 +119,7 @@ impl Device {
     }
 
     /// Ends a piece of a read with the store's error.
-    pub(crate) fn store_failed(&mut self, id: RequestId, was_replaced: bool) {
+    pub(crate) fn fail_piece(&mut self, id: RequestId, was_replaced: bool) {
         let request = self.request(id);
         (request.part_failed, request.store_failed) = (true, true);
         request.was_replaced |= was_replaced;
@@ -126,16 +127,16 @@ impl Device {
 
     /// Returns the requests in flight, as the kernel reissues them after a crash of the daemon.
     pub(crate) fn reissue(&mut self) -> Vec<(RequestId, Op, SectorRange)> {
-        let mut again = Vec::new();
+        let mut reissued = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate() {
             if let Some(request) = slot {
                 request.filled.fill(None);
                 (request.part_failed, request.store_failed) = (false, false);
                 request.was_replaced = false;
-                again.push((RequestId(at as u32), request.op, request.range));
+                reissued.push((RequestId(at as u32), request.op, request.range));
             }
         }
-        again
+        reissued
     }
 
     pub(crate) fn issue(
@@ -144,7 +145,7 @@ impl Device {
         op: Op,
         range: SectorRange,
         serial: u64,
-        expect: &mut Expect,
+        expect: &mut VolumeModel,
     ) {
         let mut request = Request {
             op,
@@ -162,13 +163,13 @@ impl Device {
             request.allowed = sectors(range).map(|sector| expect.allowed(sector)).collect();
             request.filled = vec![None; range.sectors as usize];
         }
-        if let Some(stamp) = request.stores() {
+        if let Some(stamp) = request.stored_stamp() {
             expect.issue(range, serial, stamp);
             for other in self.slots.iter().flatten() {
-                if other.stores().is_some_and(|theirs| (theirs == 0) != (stamp == 0))
+                if other.stored_stamp().is_some_and(|theirs| (theirs == 0) != (stamp == 0))
                     && let Some(both) = range.intersect(other.range)
                 {
-                    expect.raced(both);
+                    expect.note_race(both);
                 }
             }
             for read in self.slots.iter_mut().flatten().filter(|other| other.op == Op::Read) {
@@ -185,13 +186,13 @@ impl Device {
         &mut self,
         id: RequestId,
         result: Result<(), Errno>,
-        expect: &mut Expect,
+        expect: &mut VolumeModel,
         in_store: Option<&Cut>,
     ) {
         let Some(request) = self.slots[id.0 as usize].take() else {
             Invariant::CompletedOnce.broken(&format!("request {} is completed again", id.0))
         };
-        if request.stores().is_some() {
+        if request.stored_stamp().is_some() {
             expect.end(request.range, request.serial, result.is_ok());
         }
         match request.op {
@@ -201,10 +202,10 @@ impl Device {
                         Invariant::ReadsAreTiled.broken(&format!("sector {sector} was not filled"))
                     };
                     let allowed = &request.allowed[index];
-                    expect.reads_by(sector).check(allowed.contains(&stamp), || {
+                    expect.read_invariant(sector).check(allowed.contains(&stamp), || {
                         format!("sector {sector} reads as write {stamp}; allowed: {allowed:?}")
                     });
-                    expect.saw(sector, stamp, request.issued);
+                    expect.note_read(sector, stamp, request.issued);
                 }
             }
             Op::Flush if result.is_ok() => {

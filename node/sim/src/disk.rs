@@ -162,32 +162,32 @@ pub(crate) struct SyncMark(u64);
 pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are not a hole.
-    pub(crate) held: u64,
+    pub(crate) data_sectors: u64,
     /// True if a sync failed and the process that had requested it died: the kernel reports the failure to
     /// the next process that syncs.
-    pub(crate) failed_unheard: bool,
+    pub(crate) unreported_failure: bool,
     /// Sectors that are unreadable until they are overwritten.
     pub(crate) corrupted: BTreeSet<u64>,
 }
 
 impl Default for SideFile {
     fn default() -> Self {
-        Self { cells: Cells::new(0), held: 0, failed_unheard: false, corrupted: BTreeSet::new() }
+        Self { cells: Cells::new(0), data_sectors: 0, unreported_failure: false, corrupted: BTreeSet::new() }
     }
 }
 
 impl SideFile {
     pub(crate) fn write(&mut self, sector: u64, stamp: Stamp) {
-        self.held += u64::from(stamp != 0);
-        self.held -= u64::from(self.read(sector) != 0);
+        self.data_sectors += u64::from(stamp != 0);
+        self.data_sectors -= u64::from(self.read(sector) != 0);
         self.corrupted.remove(&sector);
         self.cells.write(sector, stamp);
     }
 
-    /// Writes `stamp` to those sectors of `range` that `reaches` selects.
-    pub(crate) fn write_part(&mut self, range: SectorRange, stamp: Stamp, mut reaches: impl FnMut() -> bool) {
+    /// Writes `stamp` to those sectors of `range` for which `selects` returns true.
+    pub(crate) fn write_part(&mut self, range: SectorRange, stamp: Stamp, mut selects: impl FnMut() -> bool) {
         for sector in sectors(range) {
-            if reaches() {
+            if selects() {
                 self.write(sector, stamp);
             }
         }
@@ -202,14 +202,14 @@ impl SideFile {
     }
 
     /// Returns true if all of `range` is readable.
-    pub(crate) fn reads(&self, range: SectorRange) -> bool {
+    pub(crate) fn is_readable(&self, range: SectorRange) -> bool {
         self.corrupted.range(sectors(range)).next().is_none()
     }
 
     /// Makes a sector with data unreadable: the one at or after `sector`.
     pub(crate) fn corrupt(&mut self, sector: u64) {
-        let held = self.cells.cells.range(sector..).map(|(at, _)| *at).find(|at| self.read(*at) != 0);
-        self.corrupted.extend(held);
+        let nonzero = self.cells.cells.range(sector..).map(|(at, _)| *at).find(|at| self.read(*at) != 0);
+        self.corrupted.extend(nonzero);
     }
 
     pub(crate) fn read(&self, sector: u64) -> Stamp {
@@ -231,8 +231,8 @@ impl SideFile {
 
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
         self.cells.lose_power(fate);
-        self.failed_unheard = false;
-        self.held = self.cells.cells.keys().filter(|sector| self.read(**sector) != 0).count() as u64;
+        self.unreported_failure = false;
+        self.data_sectors = self.cells.cells.keys().filter(|sector| self.read(**sector) != 0).count() as u64;
     }
 
     pub(crate) fn outcomes(&self) -> u64 {
@@ -253,14 +253,14 @@ impl Default for MapFile {
 }
 
 impl MapFile {
-    /// Writes those units of `write` that `reaches` selects.
-    pub(crate) fn write(&mut self, write: &MapWrite, mut reaches: impl FnMut() -> bool) {
+    /// Writes those units of `write` for which `selects` returns true.
+    pub(crate) fn write(&mut self, write: &MapWrite, mut selects: impl FnMut() -> bool) {
         assert!(
             write.offset.is_multiple_of(4096) && write.bytes.len().is_multiple_of(4096),
             "whole slots only"
         );
         for (index, unit) in write.bytes.as_chunks::<UNIT>().0.iter().enumerate() {
-            if reaches() {
+            if selects() {
                 self.0.write(write.offset / UNIT as u64 + index as u64, *unit);
             }
         }
@@ -334,7 +334,7 @@ impl Disk {
         match from {
             Source::Side(side) => {
                 let side = &self.sides[side as usize];
-                (!fails && side.reads(range))
+                (!fails && side.is_readable(range))
                     .then(|| sectors(range).map(|sector| side.read(sector)).collect())
             }
             // A hole: the disk is not read.
@@ -353,8 +353,9 @@ impl Disk {
     /// Writes those sectors of `range` that are not holes, like a full disk. Returns true if these are all.
     pub(crate) fn overwrite(&mut self, side: Side, range: SectorRange, stamp: Stamp) -> bool {
         let side = self.side(side);
-        let (held, holes): (Vec<u64>, Vec<u64>) = sectors(range).partition(|sector| side.read(*sector) != 0);
-        held.into_iter().for_each(|sector| side.write(sector, stamp));
+        let (nonzero, holes): (Vec<u64>, Vec<u64>) =
+            sectors(range).partition(|sector| side.read(*sector) != 0);
+        nonzero.into_iter().for_each(|sector| side.write(sector, stamp));
         holes.is_empty()
     }
 

@@ -1,22 +1,22 @@
 //! The past of a host's disk: its known history, and whether the host still has its own disk.
 
 use crate::disk::{Disk, Fate};
-use crate::expect::Expect;
+use crate::expect::VolumeModel;
 
 /// A disk in a state that a power cut could have left at some time.
 #[derive(Clone)]
 pub(crate) struct Snapshot {
     pub(crate) disk: Disk,
-    pub(crate) expect: Expect,
+    pub(crate) model: VolumeModel,
     pub(crate) age: Age,
 }
 
 impl Snapshot {
     /// Creates a snapshot of a disk with that content, at that time.
-    pub(crate) fn new(mut disk: Disk, mut expect: Expect, age: Age, fate: &mut Fate<'_>) -> Self {
+    pub(crate) fn new(mut disk: Disk, mut model: VolumeModel, age: Age, fate: &mut Fate<'_>) -> Self {
         disk.lose_power(fate);
-        expect.lose_host();
-        Self { disk, expect, age }
+        model.lose_host();
+        Self { disk, model, age }
     }
 }
 
@@ -33,14 +33,14 @@ pub(crate) struct Age {
 
 /// Replacements of a host's disk.
 #[derive(Clone, Copy)]
-pub(crate) enum OtherDisk {
-    /// Nothing.
+pub(crate) enum DiskReplacement {
+    /// An empty disk.
     Empty,
-    /// An older state of its own disk, or one of another host's.
+    /// An older state of the host's own disk, or a state of another host's disk.
     Copy(Age),
     /// The disk of an earlier volume.
     OtherVolume,
-    /// Its own disk, after the log was set back.
+    /// The host's own disk, after the log was set back.
     SetBackLog,
 }
 
@@ -48,17 +48,17 @@ pub(crate) enum OtherDisk {
 #[derive(Default)]
 pub(crate) struct DiskPast {
     snapshot: Option<Snapshot>,
-    other: Option<OtherDisk>,
+    replacement: Option<DiskReplacement>,
     /// True if the last attach was with the disk of an earlier volume.
     was_of_other_volume: bool,
     disks: u64,
-    keeps: bool,
+    has_unpreserved_data: bool,
     was_full: bool,
     header_decayed: bool,
 }
 
 impl DiskPast {
-    /// Returns its last snapshot.
+    /// Returns the last snapshot of the disk.
     pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
         self.snapshot.as_ref()
     }
@@ -68,8 +68,8 @@ impl DiskPast {
     }
 
     /// Returns the replacement of the disk of the host's last attach, until the host attaches.
-    pub(crate) fn other(&self) -> Option<OtherDisk> {
-        self.other
+    pub(crate) fn replacement(&self) -> Option<DiskReplacement> {
+        self.replacement
     }
 
     /// Returns the number of disks that the host had.
@@ -78,39 +78,39 @@ impl DiskPast {
     }
 
     /// Replaces the disk, including the preserved data of a fenced writer.
-    pub(crate) fn replace(&mut self, other: OtherDisk) {
-        self.other = Some(other);
+    pub(crate) fn replace(&mut self, replacement: DiskReplacement) {
+        self.replacement = Some(replacement);
         self.disks += 1;
-        self.keeps = false;
+        self.has_unpreserved_data = false;
     }
 
     /// Replaces the volume's log: snapshots of data from the previous one are useless.
-    pub(crate) fn change_log(&mut self, other: OtherDisk) {
+    pub(crate) fn change_log(&mut self, replacement: DiskReplacement) {
         self.snapshot = None;
-        self.replace(other);
+        self.replace(replacement);
     }
 
     /// Notes that the host attached with its current disk.
-    pub(crate) fn make_own(&mut self) {
-        self.was_of_other_volume = matches!(self.other.take(), Some(OtherDisk::OtherVolume));
+    pub(crate) fn note_attach(&mut self) {
+        self.was_of_other_volume = matches!(self.replacement.take(), Some(DiskReplacement::OtherVolume));
     }
 
     /// Returns true if the disk is that of an earlier volume, or was until the last attach.
     pub(crate) fn is_of_other_volume(&self) -> bool {
-        self.was_of_other_volume || matches!(self.other, Some(OtherDisk::OtherVolume))
+        self.was_of_other_volume || matches!(self.replacement, Some(DiskReplacement::OtherVolume))
     }
 
     /// Returns true if a fenced writer released its files here, and its durable map names uncommitted
     /// data, until that is preserved.
-    pub(crate) fn keeps(&self) -> bool {
-        self.keeps
+    pub(crate) fn has_unpreserved_data(&self) -> bool {
+        self.has_unpreserved_data
     }
 
-    pub(crate) fn set_keeps(&mut self, keeps: bool) {
-        self.keeps = keeps;
+    pub(crate) fn set_unpreserved_data(&mut self, has_data: bool) {
+        self.has_unpreserved_data = has_data;
     }
 
-    /// Returns true if it was full at some time.
+    /// Returns true if the disk was full at some time.
     pub(crate) fn was_full(&self) -> bool {
         self.was_full
     }
@@ -119,7 +119,7 @@ impl DiskPast {
         self.was_full = true;
     }
 
-    /// Returns true if a slot of its durable map's header decayed.
+    /// Returns true if a slot of the header of the disk's durable map decayed.
     pub(crate) fn header_decayed(&self) -> bool {
         self.header_decayed
     }

@@ -25,7 +25,7 @@ pub fn until(world: &mut World, host: usize, done: impl Fn(&World) -> bool) {
 pub fn step(world: &mut World, host: usize) {
     if world.hosts[host].process.is_none() {
         if !world.resume(host) {
-            let replaces = world.holder();
+            let replaces = world.attached_epoch();
             world.begin_attach(host, replaces, None);
         }
         return;
@@ -47,7 +47,7 @@ pub fn is_idle(world: &World, host: usize) -> bool {
 /// Reads every sector that the client ever touched; each answer is checked against the model.
 pub fn read_all(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
-    let touched = world.hosts[host].content.expect.touched();
+    let touched = world.hosts[host].content.model.touched();
     for run in touched.chunk_by(|one, next| next - one == 1) {
         for piece in SectorRange::new(run[0], run.len() as u64).split_at_multiples(64) {
             world.request(host, Op::Read, piece).expect("the device is idle");

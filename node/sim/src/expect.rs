@@ -48,7 +48,7 @@ pub(crate) struct Cut {
 
 impl Cut {
     /// Returns the union of two cuts.
-    pub(crate) fn or(&self, other: &Self) -> Self {
+    pub(crate) fn union(&self, other: &Self) -> Self {
         let mut either = self.clone();
         either.at = self.at.min(other.at);
         for sector in self.sectors.keys().chain(other.sectors.keys()) {
@@ -71,37 +71,37 @@ impl Cut {
 
 /// The model of one writer's volume.
 #[derive(Debug, Clone)]
-pub(crate) struct Expect {
+pub(crate) struct VolumeModel {
     /// Invariant of the volume's last incident, and its time: a read that sees disallowed data in a sector
     /// not written since breaks it.
-    reads_by: Invariant,
-    since: u64,
+    incident: Invariant,
+    incident_at: u64,
     clock: u64,
     sectors: BTreeMap<u64, Vec<Written>>,
     /// Sectors with concurrent writes of zeros and data.
     raced: BTreeSet<u64>,
 }
 
-impl Default for Expect {
+impl Default for VolumeModel {
     fn default() -> Self {
         let (sectors, raced) = (BTreeMap::new(), BTreeSet::new());
-        Self { reads_by: Invariant::ReadsTheNewest, since: 0, clock: 0, sectors, raced }
+        Self { incident: Invariant::ReadsTheNewest, incident_at: 0, clock: 0, sectors, raced }
     }
 }
 
-impl Expect {
+impl VolumeModel {
     /// Returns the invariant that a read of `sector` breaks if it sees disallowed data.
-    pub(crate) fn reads_by(&self, sector: u64) -> Invariant {
+    pub(crate) fn read_invariant(&self, sector: u64) -> Invariant {
         let mut writes = self.sectors.get(&sector).into_iter().flatten();
-        if writes.any(|write| write.succeeded && write.issued > self.since) {
+        if writes.any(|write| write.succeeded && write.issued > self.incident_at) {
             Invariant::ReadsTheNewest
         } else {
-            self.reads_by
+            self.incident
         }
     }
 
     /// Creates the model of a volume that reads as `cut`.
-    pub(crate) fn after(cut: &Cut) -> Self {
+    pub(crate) fn from_cut(cut: &Cut) -> Self {
         let known = |stamp: &Stamp| Written {
             op: *stamp,
             stamp: *stamp,
@@ -113,8 +113,8 @@ impl Expect {
         let sectors =
             cut.sectors.iter().map(|(sector, stamps)| (*sector, stamps.iter().map(known).collect()));
         Self {
-            reads_by: Invariant::StoreIsAPrefix,
-            since: 1,
+            incident: Invariant::StoreIsAPrefix,
+            incident_at: 1,
             clock: 1,
             sectors: sectors.collect(),
             raced: BTreeSet::new(),
@@ -161,7 +161,7 @@ impl Expect {
     }
 
     /// Returns the minimum and maximum number of written sectors that are not in `cut`.
-    pub(crate) fn not_in(&self, cut: &Cut) -> (u64, u64) {
+    pub(crate) fn missing_sectors(&self, cut: &Cut) -> (u64, u64) {
         let (mut surely, mut at_most) = (0, 0);
         for (sector, writes) in &self.sectors {
             let until = superseded_until(writes, u64::MAX);
@@ -175,13 +175,13 @@ impl Expect {
     }
 
     /// Records that zeros and data for these sectors were in flight concurrently.
-    pub(crate) fn raced(&mut self, range: SectorRange) {
+    pub(crate) fn note_race(&mut self, range: SectorRange) {
         self.raced.extend(sectors(range));
     }
 
     /// Records that a read issued at `issued` saw `stamp`: if every write had ended by then, the sector
     /// has that content.
-    pub(crate) fn saw(&mut self, sector: u64, stamp: Stamp, issued: u64) {
+    pub(crate) fn note_read(&mut self, sector: u64, stamp: Stamp, issued: u64) {
         let now = self.now();
         let Some(writes) = self.sectors.get_mut(&sector) else { return };
         if writes.iter().any(|w| w.ended.is_none_or(|at| at >= issued)) {
@@ -252,9 +252,9 @@ impl Expect {
 
     /// Handles the loss of the host: any write may reappear unless a durable one supersedes it.
     pub(crate) fn lose_host(&mut self) {
-        self.reads_by = Invariant::FlushedSurvives;
+        self.incident = Invariant::FlushedSurvives;
         let now = self.now();
-        self.since = now;
+        self.incident_at = now;
         // Zeros in the durable map may have been overwritten since.
         self.raced.extend(self.sectors.keys());
         for write in self.sectors.values_mut().flatten() {

@@ -3,7 +3,7 @@
 //! Owns: the fate of each request to the store and of each job of a disk. Checks that hold only if a kind
 //! of failure never happened query it.
 
-use crate::calls::StoreAsk;
+use crate::calls::StoreCall;
 use crate::rng::Rng;
 
 /// Frequency of faults: once in this many times, `None` never.
@@ -26,17 +26,18 @@ pub struct Faults {
 /// Fates of a request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestFate {
-    Fine,
-    /// It has no effect, and the sender learns that.
-    Before,
-    /// It has its effect, but the answer is lost.
+    /// The store executes the request and answers.
+    Answered,
+    /// The request has no effect, and the sender gets an error.
+    Rejected,
+    /// The store executes the request, but the answer is lost.
     ReplyLost,
-    /// It is lost before it arrives, and the sender does not learn that.
+    /// The request is lost before it arrives, and the sender gets no answer.
     RequestLost,
-    /// It has its effect after its sender stopped waiting.
+    /// The store executes the request after its sender stopped waiting.
     Late,
     /// A create whose internal retry found its own success.
-    MetItself,
+    FoundItself,
 }
 
 /// The failures of one world.
@@ -66,7 +67,7 @@ impl Failures {
     }
 
     /// Notes that a disk has failed.
-    pub(crate) fn disk_failed(&mut self) {
+    pub(crate) fn note_disk_failure(&mut self) {
         self.disks_are_sound = false;
     }
 
@@ -85,8 +86,8 @@ impl Failures {
         self.denies_deletes = denies;
     }
 
-    pub(crate) fn denies(&self, ask: &StoreAsk) -> bool {
-        self.denies_deletes && matches!(ask, StoreAsk::Delete { .. })
+    pub(crate) fn denies(&self, call: &StoreCall) -> bool {
+        self.denies_deletes && matches!(call, StoreCall::Delete { .. })
     }
 
     /// From now on, submitted writes of a dying process are stored but not synced.
@@ -99,35 +100,35 @@ impl Failures {
     }
 
     /// Returns true if the next local read, write or sync of the map fails.
-    pub(crate) fn local(&self, rng: &mut Rng) -> bool {
-        strikes(rng, self.faults.local)
+    pub(crate) fn local_fails(&self, rng: &mut Rng) -> bool {
+        is_drawn(rng, self.faults.local)
     }
 
     /// Returns true if the next sync of a side fails.
-    pub(crate) fn sync(&self, rng: &mut Rng) -> bool {
-        strikes(rng, self.faults.sync)
+    pub(crate) fn sync_fails(&self, rng: &mut Rng) -> bool {
+        is_drawn(rng, self.faults.sync)
     }
 
-    /// Returns the number of recent changes of the store that the answer to `ask` omits.
-    pub(crate) fn behind(&self, ask: &StoreAsk, rng: &mut Rng) -> u64 {
-        let lists = matches!(ask, StoreAsk::List { .. });
-        if lists && strikes(rng, self.faults.stale_list) { 1 + rng.below(12) as u64 } else { 0 }
+    /// Returns the number of recent changes of the store that the answer to `call` omits.
+    pub(crate) fn list_lag(&self, call: &StoreCall, rng: &mut Rng) -> u64 {
+        let lists = matches!(call, StoreCall::List { .. });
+        if lists && is_drawn(rng, self.faults.stale_list) { 1 + rng.below(12) as u64 } else { 0 }
     }
 
-    pub(crate) fn fate(&self, ask: &StoreAsk, rng: &mut Rng) -> RequestFate {
-        use RequestFate::{Before, Late, MetItself, ReplyLost, RequestLost};
-        let (once_in, fates): (_, &[RequestFate]) = match ask {
-            StoreAsk::Create { .. } => {
-                (self.faults.create, &[Before, ReplyLost, RequestLost, Late, MetItself])
+    pub(crate) fn fate(&self, call: &StoreCall, rng: &mut Rng) -> RequestFate {
+        use RequestFate::{FoundItself, Late, Rejected, ReplyLost, RequestLost};
+        let (once_in, fates): (_, &[RequestFate]) = match call {
+            StoreCall::Create { .. } => {
+                (self.faults.create, &[Rejected, ReplyLost, RequestLost, Late, FoundItself])
             }
-            StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. } => {
-                (self.faults.store, &[Before, ReplyLost, RequestLost, Late])
+            StoreCall::PutSegment { .. } | StoreCall::Delete { .. } => {
+                (self.faults.store, &[Rejected, ReplyLost, RequestLost, Late])
             }
-            StoreAsk::Get { .. } | StoreAsk::GetRange { .. } | StoreAsk::List { .. } => {
-                (self.faults.read, &[Before, ReplyLost])
+            StoreCall::Get { .. } | StoreCall::GetRange { .. } | StoreCall::List { .. } => {
+                (self.faults.read, &[Rejected, ReplyLost])
             }
         };
-        if strikes(rng, once_in) { *rng.pick(fates) } else { RequestFate::Fine }
+        if is_drawn(rng, once_in) { *rng.pick(fates) } else { RequestFate::Answered }
     }
 }
 
@@ -135,6 +136,6 @@ fn spares_disks(faults: &Faults) -> bool {
     faults.local.is_none() && faults.sync.is_none()
 }
 
-fn strikes(rng: &mut Rng, once_in: Option<u64>) -> bool {
+fn is_drawn(rng: &mut Rng, once_in: Option<u64>) -> bool {
     once_in.is_some_and(|times| rng.once_in(times))
 }

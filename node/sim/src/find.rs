@@ -2,7 +2,7 @@
 
 use crate::bug::{Bug, plant};
 use crate::case::Case;
-use crate::crash::{Scenario, campaign, violation_alive};
+use crate::crash::{Scenario, campaign, violation_without_death};
 use crate::fleet::{FamilyCase, FleetCase};
 use crate::memory_volume::MemoryCase;
 use crate::violation::Violation;
@@ -15,7 +15,7 @@ const OUTCOMES: u64 = 8;
 /// Returns the first seed whose run detects the planted `bug`, and the violation. The bug determines the kind
 /// of run: crash points, memory volume, family, fleet, or single volume.
 pub fn search(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
-    if let Some(scenario) = Scenario::that_meets(bug) {
+    if let Some(scenario) = Scenario::for_bug(bug) {
         let deaths = |bug| {
             plant(bug);
             let found = campaign(&[scenario], 0, OUTCOMES);
@@ -24,28 +24,29 @@ pub fn search(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)>
         };
         let run_without_deaths = |bug| {
             plant(bug);
-            let found = violation_alive(scenario, 0);
+            let found = violation_without_death(scenario, 0);
             plant(None);
             found
         };
-        let matches_bug =
-            |violation: &Violation| violation.invariant.is_some_and(|it| it.number() == bug.breaks());
+        let matches_bug = |violation: &Violation| {
+            violation.invariant.is_some_and(|it| it.number() == bug.invariant_number())
+        };
         if let Some(violation) = run_without_deaths(Some(bug)) {
             return (matches_bug(&violation) && run_without_deaths(None).is_none()).then_some((0, violation));
         }
         let found = deaths(Some(bug)).into_iter().find(|(_, violation)| matches_bug(violation));
         return found.filter(|_| deaths(None).is_empty()).map(|(crash, violation)| (crash.seed, violation));
     }
-    if bug.is_of_memory() {
-        return MemoryCase::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
+    if bug.needs_memory_volume() {
+        return MemoryCase::first_detecting(bug, seeds, operations).map(|(case, found)| (case.seed, found));
     }
-    if bug.is_of_families() {
-        return FamilyCase::that_finds(bug, seeds, FLEET, FLEET as u64 * operations)
+    if bug.needs_family() {
+        return FamilyCase::first_detecting(bug, seeds, FLEET, FLEET as u64 * operations)
             .map(|(case, found)| (case.seed, found));
     }
-    if !bug.is_shared() {
-        return Case::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
+    if !bug.needs_fleet() {
+        return Case::first_detecting(bug, seeds, operations).map(|(case, found)| (case.seed, found));
     }
-    FleetCase::that_finds(bug, seeds, FLEET, FLEET as u64 * operations)
+    FleetCase::first_detecting(bug, seeds, FLEET, FLEET as u64 * operations)
         .map(|(case, found)| (case.seed, found))
 }

@@ -22,7 +22,7 @@ use crate::process::Job;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
-use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::shared::{ProcessResources, UPLOAD_BYTES};
 use crate::store::Bucket;
 use crate::world::{Company, Death, Outage, World};
 
@@ -81,7 +81,7 @@ pub(crate) struct Fleet {
     seed: u64,
     rng: Rng,
     /// Steps taken.
-    pub(crate) taken: u64,
+    pub(crate) steps_taken: u64,
 }
 
 /// The store of a volume.
@@ -97,7 +97,7 @@ impl Fleet {
         let (upload_bytes, kinds) =
             if turn == TIGHT { (TIGHT_BYTES, &TIGHT_KINDS[..]) } else { (UPLOAD_BYTES, &KINDS[..]) };
         let mut rng = Rng::new(seed);
-        let shared = vec![Shared::new(upload_bytes); HOSTS];
+        let shared = vec![ProcessResources::new(upload_bytes); HOSTS];
         let crowd: Vec<Schedule> = (0..volumes)
             .map(|volume| {
                 let name = format!("volume-{volume}").parse().expect("a volume id");
@@ -118,7 +118,7 @@ impl Fleet {
             bucket: None,
             seed,
             rng,
-            taken: 0,
+            steps_taken: 0,
         }
     }
 
@@ -136,15 +136,15 @@ impl Fleet {
         self.volumes[volume].world.trace.begin_step(number);
         match self.rng.below(24) {
             0 => self.outages.step(&mut self.rng, &mut self.volumes),
-            1 => self.other_program(host),
-            2 if self.rng.once_in(100) => self.strike(host, Death::Process),
+            1 => self.step_other_program(host),
+            2 if self.rng.once_in(100) => self.apply_death(host, Death::Process),
             3..=6 => {
                 let home = self.volumes[volume].home();
                 let at = if self.rng.once_in(3) { host } else { home };
                 self.step_device(at, volume);
             }
             // Otherwise few deaths would be in the middle of a slot, or before it is named.
-            _ if self.rng.once_in(64) && self.fills_slot(host) => self.strike(host, Death::Process),
+            _ if self.rng.once_in(64) && self.fills_slot(host) => self.apply_death(host, Death::Process),
             _ => self.step_volume(volume, |schedule| schedule.step(number)),
         }
     }
@@ -156,24 +156,24 @@ impl Fleet {
     }
 
     fn begin_step(&mut self, number: u64) {
-        self.taken += 1;
+        self.steps_taken += 1;
         let seed = Rng::new(!self.seed).bits() ^ number;
         self.rng = Rng::new(Rng::new(seed).bits());
     }
 
-    /// Lets one volume act, with the shared bucket if there is one.
-    fn with<T>(&mut self, volume: usize, act: impl FnOnce(&mut Schedule) -> T) -> T {
+    /// Lets one volume act, with the shared bucket if one exists.
+    fn with_volume<T>(&mut self, volume: usize, act: impl FnOnce(&mut Schedule) -> T) -> T {
         let schedule = &mut self.volumes[volume];
         let Some(bucket) = &mut self.bucket else { return act(schedule) };
-        schedule.world.store.exchange(bucket);
+        schedule.world.store.swap_bucket(bucket);
         let done = act(schedule);
-        schedule.world.store.exchange(bucket);
+        schedule.world.store.swap_bucket(bucket);
         done
     }
 
     /// Lets one volume take a step, and applies the effects on their hosts to the others.
     fn step_volume(&mut self, volume: usize, step: impl FnOnce(&mut Schedule)) {
-        self.with(volume, step);
+        self.with_volume(volume, step);
         self.share_deaths();
         self.share_fault(volume);
         self.share_time();
@@ -185,14 +185,14 @@ impl Fleet {
     fn share_deaths(&mut self) {
         for volume in 0..self.volumes.len() {
             for (host, death) in self.volumes[volume].world.take_deaths() {
-                self.strike(host, death);
+                self.apply_death(host, death);
             }
         }
     }
 
-    fn strike(&mut self, host: usize, death: Death) {
+    fn apply_death(&mut self, host: usize, death: Death) {
         for volume in 0..self.volumes.len() {
-            self.with(volume, |schedule| match death {
+            self.with_volume(volume, |schedule| match death {
                 Death::Process => schedule.world.kill(host),
                 Death::Host => schedule.world.lose_host(host, None),
             });
@@ -202,12 +202,12 @@ impl Fleet {
             Death::Process => old.of_next_process(),
             Death::Host => old.after_power_cut(&mut self.rng),
         };
-        let shared = Shared::over(slab, self.upload_bytes);
+        let shared = ProcessResources::with_slab(slab, self.upload_bytes);
         for schedule in &mut self.volumes {
             let world = &mut schedule.world;
             // All volumes have had this death; one of another host can come only from a volume's own step.
             world.forget_deaths(host);
-            world.share(host, shared.clone());
+            world.set_shared(host, shared.clone());
         }
         let Node { kernel, devices } = &mut self.nodes[host];
         match death {
@@ -221,7 +221,7 @@ impl Fleet {
             }
         }
         for volume in 0..self.volumes.len() {
-            self.grant(host, volume);
+            self.update_access(host, volume);
         }
     }
 
@@ -233,11 +233,11 @@ impl Fleet {
             let (now, runs) = (here.fault, here.process.is_some());
             for other in (0..self.volumes.len()).filter(|other| *other != volume) {
                 let world = &mut self.volumes[other].world;
-                let theirs = world.hosts[host].fault;
+                let fault = world.hosts[host].fault;
                 let paused =
-                    if runs { now.paused && world.hosts[host].process.is_some() } else { theirs.paused };
+                    if runs { now.paused && world.hosts[host].process.is_some() } else { fault.paused };
                 let is_same_store = self.bucket.is_some() || store_of(other) == store_of(volume);
-                let cut_off = if is_same_store { now.cut_off } else { theirs.cut_off };
+                let cut_off = if is_same_store { now.cut_off } else { fault.cut_off };
                 world.set_fault(host, HostFault { cut_off, paused, ..now });
             }
         }
@@ -250,7 +250,7 @@ impl Fleet {
             let piece = owed.min(PIECE_MS);
             owed -= piece;
             for volume in 0..self.volumes.len() {
-                self.with(volume, |schedule| schedule.world.pass_here(piece));
+                self.with_volume(volume, |schedule| schedule.world.pass_volume_time(piece));
             }
             self.share_deaths();
             self.poll();
@@ -260,7 +260,7 @@ impl Fleet {
     /// Polls all futures: a future of one volume may wait for memory that another returned.
     fn poll(&mut self) {
         for volume in 0..self.volumes.len() {
-            self.with(volume, |schedule| (0..HOSTS).for_each(|host| schedule.world.run_woken(host)));
+            self.with_volume(volume, |schedule| (0..HOSTS).for_each(|host| schedule.world.run_woken(host)));
         }
         self.share_deaths();
     }
@@ -277,14 +277,14 @@ impl Fleet {
         if let Some((number, words)) = devices.step(kernel, volume, now) {
             world.trace.host_event(host, number, words);
         }
-        self.grant(host, volume);
+        self.update_access(host, volume);
         if self.nodes[host].devices.access(volume) == Access::Gone {
             self.step_volume(volume, |schedule| schedule.world.begin_detach(host));
         }
     }
 
     /// Allows requests while the device is served, and the engine's detach once it is removed.
-    fn grant(&mut self, host: usize, volume: usize) {
+    fn update_access(&mut self, host: usize, volume: usize) {
         let access = self.nodes[host].devices.access(volume);
         self.volumes[volume].world.hosts[host].access = Some(access);
     }
@@ -294,20 +294,20 @@ impl Fleet {
         for host in 0..HOSTS {
             let here = &self.volumes[volume].world.hosts[host];
             let runs = here.process.as_ref().is_some_and(|process| process.volume.is_some());
-            if !runs && !here.tmpfs.holds_a_map() {
+            if !runs && !here.tmpfs.has_map() {
                 let Node { kernel, devices } = &mut self.nodes[host];
-                devices.left(kernel, volume);
-                self.grant(host, volume);
+                devices.forget_volume(kernel, volume);
+                self.update_access(host, volume);
             }
         }
     }
 
     /// Adds, serves or deletes a device of another program; or deletes one whose server has exited.
-    fn other_program(&mut self, host: usize) {
+    fn step_other_program(&mut self, host: usize) {
         let Node { kernel, devices } = &mut self.nodes[host];
-        let there: Vec<_> = kernel.list().filter(|device| device.is_foreign()).collect();
-        match (self.rng.below(6), there.last()) {
-            (0, _) if there.len() < 2 => {
+        let foreign: Vec<_> = kernel.list().filter(|device| device.is_foreign()).collect();
+        match (self.rng.below(6), foreign.last()) {
+            (0, _) if foreign.len() < 2 => {
                 // The second installation on a host marks its devices like the first.
                 let tag = if self.rng.once_in(2) {
                     0
@@ -341,7 +341,7 @@ impl Fleet {
             self.step_volume(volume, Schedule::begin_leaving);
         }
         let mut taken = vec![0; self.volumes.len()];
-        while let Some(volume) = self.still_here() {
+        while let Some(volume) = self.remaining_volume() {
             taken[volume] += 1;
             self.step_volume(volume, |schedule| schedule.leave_step(taken[volume]));
             for host in 0..HOSTS {
@@ -352,13 +352,13 @@ impl Fleet {
             node.devices.check_end(&mut node.kernel);
         }
         for schedule in &mut self.volumes {
-            schedule.world.part();
+            schedule.world.leave_company();
             schedule.finish();
         }
     }
 
     /// Returns any volume that has not left.
-    fn still_here(&mut self) -> Option<usize> {
+    fn remaining_volume(&mut self) -> Option<usize> {
         let first = self.rng.below(self.volumes.len());
         let mut order = (0..self.volumes.len()).map(|at| (first + at) % self.volumes.len());
         order.find(|volume| !self.volumes[*volume].has_left())

@@ -17,29 +17,29 @@ use crate::disk::SharedDisk;
 use crate::disk_past::DiskPast;
 use crate::expect::Cut;
 use crate::lag::Lag;
-use crate::memory::{Fuse, Killed, LiveMemory, Tmpfs};
-use crate::process::{Ended, Process};
+use crate::memory::{DeathCounter, Killed, LiveMemory, Tmpfs};
+use crate::process::{Process, TaskResult};
 use crate::trace::Trace;
 
 /// Faults of a host that last for a while.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct HostFault {
-    /// Its requests do not reach the store.
+    /// Requests of the host do not reach the store.
     pub(crate) cut_off: bool,
-    /// Its process does not run; its submitted requests proceed.
+    /// The process does not run; its submitted requests proceed.
     pub(crate) paused: bool,
-    /// Its disk accepts no more data.
+    /// The disk accepts no more data.
     pub(crate) full: bool,
-    /// Its disk is slow.
+    /// The disk is slow.
     pub(crate) slow: bool,
 }
 
 /// The access to the kernel's device of a volume on one host, if several volumes share the hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Its client may use it.
+    /// The client may use the device.
     Open,
-    /// Its client waits, and its engine may not detach.
+    /// The client waits, and the engine must not detach.
     Shut,
     /// The device does not exist: the engine is to detach.
     Gone,
@@ -60,17 +60,17 @@ pub(crate) struct Host {
     /// Allowed content of the volume here.
     pub(crate) content: Content,
     /// Point at which the process dies inside the engine.
-    pub(crate) fuse: Fuse,
+    pub(crate) death_counter: DeathCounter,
     /// Its current faults.
     pub(crate) fault: HostFault,
     pub(crate) lag: Lag,
     pub(crate) attempt: Attempt,
     /// Snapshots that its client requested since the attach, and the volume's content at the first request.
-    pub(crate) asked: BTreeMap<SnapshotUid, Rc<Cut>>,
+    pub(crate) requested_snapshots: BTreeMap<SnapshotUid, Rc<Cut>>,
     /// The cut of its volume in progress, and the last answer to it.
     pub(crate) cut: Option<(SnapshotUid, Option<CutAnswer>)>,
     /// Content of the volume at the release of each cut since the attach.
-    pub(crate) released: BTreeMap<SnapshotUid, Rc<Cut>>,
+    pub(crate) released_cuts: BTreeMap<SnapshotUid, Rc<Cut>>,
     /// `None` if the volume is alone: then its client and its engine need no permission.
     pub(crate) access: Option<Access>,
 }
@@ -87,13 +87,13 @@ impl Host {
             settings: Settings::default(),
             nonce: None,
             content: Content::default(),
-            fuse: Fuse::default(),
+            death_counter: DeathCounter::default(),
             fault: HostFault::default(),
             lag: Lag::default(),
             attempt: Attempt::none(),
-            asked: BTreeMap::new(),
+            requested_snapshots: BTreeMap::new(),
             cut: None,
-            released: BTreeMap::new(),
+            released_cuts: BTreeMap::new(),
             access: None,
         }
     }
@@ -104,18 +104,18 @@ impl Host {
     }
 
     /// Returns true if the engine must not detach yet.
-    pub(crate) fn is_held(&self) -> bool {
+    pub(crate) fn must_not_detach(&self) -> bool {
         self.access.is_some_and(|access| access != Access::Gone)
     }
 
     /// Runs `step` of the engine; `None` if the process was killed inside it.
     pub(crate) fn run<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        let ended = self.survive(step);
-        self.fuse.set(None);
+        let ended = self.run_unless_killed(step);
+        self.death_counter.set(None);
         ended
     }
 
-    fn survive<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> Option<T> {
+    fn run_unless_killed<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> Option<T> {
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(self))) {
             Ok(value) => Some(value),
             Err(payload) if payload.is::<Killed>() => {
@@ -127,26 +127,28 @@ impl Host {
     }
 
     /// Sends the engine an event. Returns true if the process survived it.
-    pub(crate) fn tell(&mut self, now: Millis, event: Event, trace: &mut Trace) -> bool {
+    pub(crate) fn send_event(&mut self, now: Millis, event: Event, trace: &mut Trace) -> bool {
         trace.event(self.name, &event);
         let mut out = Vec::new();
-        let told = self.run(|host| {
+        let survived = self.run(|host| {
             let process = host.process.as_mut().expect("a process takes events");
             let volume = process.volume.as_mut().expect("an attached one");
-            if !(DIRECT.get() && directly(volume, now, &event, &mut out)) {
+            if !(DIRECT.get() && handle_directly(volume, now, &event, &mut out)) {
                 volume.handle(now, event, &mut out);
             }
         });
-        if told.is_some() {
-            self.take(now, out, trace);
+        if survived.is_some() {
+            self.start_actions(now, out, trace);
         }
-        told.is_some()
+        survived.is_some()
     }
 
     /// Polls the pipeline's futures until one ends, or none can proceed; `None` if the process was killed
     /// in one.
-    pub(crate) fn run_pipeline(&mut self) -> Option<Option<Ended>> {
-        self.survive(|host| host.process.as_mut().expect("a process has a pipeline").tasks.next_ended())
+    pub(crate) fn run_pipeline(&mut self) -> Option<Option<TaskResult>> {
+        self.run_unless_killed(|host| {
+            host.process.as_mut().expect("a process has a pipeline").tasks.next_ended()
+        })
     }
 
     /// Begins to serve `volume` in the process here, with `out` to execute.
@@ -163,10 +165,10 @@ impl Host {
         process.sealing = seal.in_progress;
         process.seals = seal.begun;
         process.volume = Some(volume);
-        self.take(now, out, trace);
+        self.start_actions(now, out, trace);
     }
 
-    fn take(&mut self, now: Millis, out: Vec<Action>, trace: &mut Trace) {
+    fn start_actions(&mut self, now: Millis, out: Vec<Action>, trace: &mut Trace) {
         let process = self.process.as_mut().expect("a process has things to do");
         let status = process.volume.as_ref().map(Volume::status).unwrap_or_default();
         let sealing = status.seal.in_progress;
@@ -181,10 +183,10 @@ impl Host {
         let durability = self.settings.durability;
         for action in out {
             if let (Action::Complete { id, .. }, Some(device)) = (&action, &mut self.device) {
-                device.answers(*id, durability);
+                device.note_answer(*id, durability);
             }
             if let Action::Report(Report::Cut { uid, answer: CutAnswer::Released }) = action {
-                self.released.insert(uid, self.content.expect.cut());
+                self.released_cuts.insert(uid, self.content.model.cut());
             }
             trace.action(self.name, &action);
             process.begin(action, now, &mut self.device, &self.disk, self.content.sealed());
@@ -204,7 +206,7 @@ pub fn use_direct_path(is_used: bool) {
 /// Handles an event like the daemon: first by the planner's direct path ([`Volume::begin`],
 /// [`Volume::begin_known`], [`Volume::end`]), if that accepts it. The actions are those with which it
 /// would have answered the event.
-fn directly<M: AsRef<[u8]> + AsMut<[u8]>>(
+fn handle_directly<M: AsRef<[u8]> + AsMut<[u8]>>(
     volume: &mut Volume<M>,
     now: Millis,
     event: &Event,

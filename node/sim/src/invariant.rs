@@ -76,7 +76,7 @@ pub enum Invariant {
     /// A registered snapshot permanently keeps the content captured by its commit, and everything that had
     /// completed before its request.
     SnapshotIsItsCut = 29,
-    /// A fork has the content of its snapshot, as long as it exists.
+    /// A fork has the content of its snapshot while the fork exists.
     ForkIsItsSnapshot = 30,
     /// A volume has a size once its log says so, and keeps it.
     SizeIsKept = 31,
@@ -87,7 +87,7 @@ pub enum Invariant {
 }
 
 impl Invariant {
-    /// All of them, in order of their numbers.
+    /// All invariants, in order of their numbers.
     pub const ALL: [Self; 32] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
@@ -123,7 +123,7 @@ impl Invariant {
         Self::MemoryPageIsWhole,
     ];
 
-    /// Returns its number in `docs/invariants.md`.
+    /// Returns the invariant's number in `docs/invariants.md`.
     pub const fn number(self) -> u8 {
         self as u8
     }

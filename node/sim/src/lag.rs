@@ -29,7 +29,7 @@ pub(crate) struct Lag {
 
 impl Lag {
     /// Notes a tick of the engine.
-    pub(crate) fn tick(&mut self, now: Millis) {
+    pub(crate) fn note_tick(&mut self, now: Millis) {
         self.ticked = now;
     }
 
@@ -38,17 +38,17 @@ impl Lag {
     }
 
     /// Notes that a write ended, at this time of the model's clock.
-    pub(crate) fn wrote(&mut self, ended: u64, now: Millis) {
+    pub(crate) fn note_write(&mut self, ended: u64, now: Millis) {
         self.uncommitted.push_back((ended, now));
     }
 
     /// Notes a commit of the writes that had ended by this time of the model's clock.
-    pub(crate) fn committed(&mut self, at: u64) {
+    pub(crate) fn note_commit(&mut self, at: u64) {
         self.uncommitted.retain(|(ended, _)| *ended > at);
     }
 
     /// Notes a change of the age limit: older data must be committed now.
-    pub(crate) fn configured(&mut self, now: Millis) {
+    pub(crate) fn note_age_limit(&mut self, now: Millis) {
         self.configured = now;
     }
 
@@ -58,13 +58,13 @@ impl Lag {
     }
 
     /// Notes that the process does not run now, or has not read the log.
-    pub(crate) fn down(&mut self, now: Millis) {
+    pub(crate) fn note_down(&mut self, now: Millis) {
         self.down_until = now;
     }
 
     /// Returns the end of the oldest write, and the deadline of its commit, with the age limit
     /// `max_age_ms`. After a takeover the commit of the dead process comes first.
-    pub(crate) fn oldest(&self, max_age_ms: Millis) -> Option<(Millis, Millis)> {
+    pub(crate) fn oldest_write(&self, max_age_ms: Millis) -> Option<(Millis, Millis)> {
         let (_, ended) = self.uncommitted.front()?;
         let due = (ended + max_age_ms).max(self.configured).max(self.down_until + COMMIT_MS);
         Some((*ended, due + TICK_MS + JOB_MS + COMMIT_MS))

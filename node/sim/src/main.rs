@@ -20,22 +20,22 @@ use holdfast_sim::fleet::{FamilyCase, FleetCase};
 use holdfast_sim::tiers::{Figures, WORKLOADS};
 
 /// Printed lines of a run that ends in a violation.
-const STORY: usize = 120;
+const STORY_LINES: usize = 120;
 /// Runs spent on removing steps from it.
-const SHRINKING: usize = 400;
+const SHRINK_RUNS: usize = 400;
 
 /// Simulates the volume engine with faults and deaths; fails when an invariant is broken.
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Options {
     #[command(subcommand)]
-    other: Option<Other>,
+    command: Option<SimCommand>,
     #[command(flatten)]
     runs: Runs,
 }
 
 #[derive(Subcommand)]
-enum Other {
+enum SimCommand {
     /// Ends scenarios at every visit of every crash point and compares what is left with the model.
     CrashPoints(CrashPoints),
     /// Removes one safeguard at a time from the engine and fails unless the simulation detects each.
@@ -46,7 +46,7 @@ enum Other {
 
 #[derive(clap::Args)]
 struct PlantedBugs {
-    /// Maximum seeds to try for each.
+    /// Maximum seeds to try for each bug.
     #[arg(long, default_value_t = 400)]
     seeds: u64,
     /// Operations of each run.
@@ -104,10 +104,10 @@ fn bug(name: &str) -> Result<Bug, String> {
 fn main() -> anyhow::Result<ExitCode> {
     let options = Options::parse();
     let out = std::io::stdout().lock();
-    let found = match options.other {
-        Some(Other::CrashPoints(crashes)) => end_at_crash_points(out, &crashes)?,
-        Some(Other::PlantedBugs(bugs)) => plant_each(out, &bugs)?,
-        Some(Other::Tiers) => play_tiers(out)?,
+    let found = match options.command {
+        Some(SimCommand::CrashPoints(crashes)) => end_at_crash_points(out, &crashes)?,
+        Some(SimCommand::PlantedBugs(bugs)) => plant_each(out, &bugs)?,
+        Some(SimCommand::Tiers) => play_tiers(out)?,
         None => run_seeds(out, &options.runs)?,
     };
     Ok(if found > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -116,7 +116,7 @@ fn main() -> anyhow::Result<ExitCode> {
 /// Prints the figures of each workload.
 fn play_tiers(mut out: impl Write) -> anyhow::Result<usize> {
     let lines = WORKLOADS.map(|workload| {
-        let figures = workload.play();
+        let figures = workload.run();
         let Figures { runs_max, runs_mean, merges, root_bytes, record_bytes_max, .. } = figures;
         let Figures { index_percent_of_written, index_percent_read, largest_run_bytes, .. } = figures;
         let largest_run_mib = largest_run_bytes / f64::from(1 << 20);
@@ -137,7 +137,7 @@ fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usiz
         match search(bug, options.seeds, options.operations) {
             Some((seed, found)) => {
                 caught += 1;
-                writeln!(out, "{bug:?}: seed {seed}: {} ({})", found.words, found.check)?;
+                writeln!(out, "{bug:?}: seed {seed}: {} ({})", found.message, found.check)?;
             }
             None => writeln!(out, "{bug:?} is not found in {} seeds", options.seeds)?,
         }
@@ -158,7 +158,7 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
     if let Some(crash) = options.crash {
         let found = crash.run().err();
         match &found {
-            Some(violation) => writeln!(out, "{} ({})", violation.words, violation.check)?,
+            Some(violation) => writeln!(out, "{} ({})", violation.message, violation.check)?,
             None => writeln!(out, "no invariant is broken")?,
         }
         return Ok(usize::from(found.is_some()));
@@ -174,7 +174,7 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
         visited.extend(found.visited.into_keys());
         violations += found.violations.len();
         for (crash, violation) in found.violations {
-            writeln!(out, "{} ({})\nrepeat with: {crash}{planted}", violation.words, violation.check)?;
+            writeln!(out, "{} ({})\nrepeat with: {crash}{planted}", violation.message, violation.check)?;
         }
     }
     for missed in CrashPoint::ALL.iter().filter(|point| !visited.contains(point)) {
@@ -223,7 +223,7 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
                 writeln!(out, "digest {}", outcome.digest)?;
             }
             if let Some(found) = outcome.violation {
-                writeln!(out, "{} ({})\nrepeat with: {case}", found.words, found.check)?;
+                writeln!(out, "{} ({})\nrepeat with: {case}", found.message, found.check)?;
                 broken.push(case);
             }
         }
@@ -231,7 +231,7 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     })?;
     let seconds = began.elapsed().as_secs_f64();
     if let Some(case) = broken.first() {
-        tell(&mut out, case)?;
+        print_story(&mut out, case)?;
     }
     let (speed, violations) = (operations as f64 / seconds, broken.len());
     writeln!(
@@ -270,9 +270,9 @@ impl AnyCase {
 
     fn shrink(&self) -> Option<CaseOutcome> {
         match self {
-            Self::One(case) => case.shrink(SHRINKING, STORY),
-            Self::Several(case) => case.shrink(SHRINKING, STORY),
-            Self::Family(case) => case.shrink(SHRINKING, STORY),
+            Self::One(case) => case.shrink(SHRINK_RUNS, STORY_LINES),
+            Self::Several(case) => case.shrink(SHRINK_RUNS, STORY_LINES),
+            Self::Family(case) => case.shrink(SHRINK_RUNS, STORY_LINES),
         }
     }
 }
@@ -288,7 +288,7 @@ impl std::fmt::Display for AnyCase {
 }
 
 /// Prints the story of a case that ends in a violation, shortened as far as possible.
-fn tell(out: &mut impl Write, case: &AnyCase) -> anyhow::Result<()> {
+fn print_story(out: &mut impl Write, case: &AnyCase) -> anyhow::Result<()> {
     let Some(shrunk) = case.shrink() else {
         bail!("{case} ended otherwise when it was repeated: the simulation is not deterministic");
     };
@@ -297,7 +297,7 @@ fn tell(out: &mut impl Write, case: &AnyCase) -> anyhow::Result<()> {
         writeln!(out, "  {line}")?;
     }
     if let Some(found) = shrunk.violation {
-        writeln!(out, "  {}", found.words)?;
+        writeln!(out, "  {}", found.message)?;
     }
     Ok(())
 }

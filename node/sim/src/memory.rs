@@ -10,16 +10,16 @@ pub(crate) struct Killed;
 
 /// Changes of the live map after which the process dies; unset if it survives.
 #[derive(Clone, Default)]
-pub(crate) struct Fuse(Rc<RefCell<Option<u32>>>);
+pub(crate) struct DeathCounter(Rc<RefCell<Option<u32>>>);
 
-impl Fuse {
+impl DeathCounter {
     /// Makes the process die after that many more changes.
     pub(crate) fn set(&self, changes: Option<u32>) {
         *self.0.borrow_mut() = changes;
     }
 
     /// Counts a change that is about to be made.
-    fn burn(&self) {
+    fn count_change(&self) {
         let mut left = self.0.borrow_mut();
         match &mut *left {
             Some(0) => {
@@ -46,14 +46,14 @@ struct TmpfsFile {
 }
 
 impl Tmpfs {
-    /// Maps the existing or new zeroed memory, for a process that dies by `fuse`.
-    pub(crate) fn map(&self, bytes: u64, fuse: Fuse) -> LiveMemory {
+    /// Maps the existing or new zeroed memory, for a process whose death `death_counter` decides.
+    pub(crate) fn map(&self, bytes: u64, death_counter: DeathCounter) -> LiveMemory {
         let found = self.0.borrow_mut().bytes.take();
         let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).expect("a map fits")]);
-        LiveMemory { bytes, home: self.clone(), fuse }
+        LiveMemory { bytes, home: self.clone(), death_counter }
     }
 
-    pub(crate) fn holds_a_map(&self) -> bool {
+    pub(crate) fn has_map(&self) -> bool {
         self.0.borrow().bytes.is_some()
     }
 
@@ -83,12 +83,12 @@ impl Tmpfs {
 pub(crate) struct LiveMemory {
     bytes: Vec<u8>,
     home: Tmpfs,
-    fuse: Fuse,
+    death_counter: DeathCounter,
 }
 
 impl LiveMemory {
     /// Maps `bytes` of the file, which is extended to that length if it is shorter.
-    pub(crate) fn lengthen(&mut self, bytes: u64) {
+    pub(crate) fn extend_to(&mut self, bytes: u64) {
         let bytes = usize::try_from(bytes).expect("a map fits");
         self.bytes.resize(bytes.max(self.bytes.len()), 0);
     }
@@ -108,7 +108,7 @@ impl AsRef<[u8]> for LiveMemory {
 
 impl AsMut<[u8]> for LiveMemory {
     fn as_mut(&mut self) -> &mut [u8] {
-        self.fuse.burn();
+        self.death_counter.count_change();
         self.show_holes();
         &mut self.bytes
     }

@@ -41,7 +41,7 @@ type PageBytes = Box<[u8; PAGE_BYTES]>;
 struct MortalMemory {
     memory: HeapMemory,
     /// Stores left in the life of the process.
-    left: usize,
+    stores_left: usize,
     /// Bytes written of the store in which it ends.
     last_bytes: usize,
 }
@@ -49,8 +49,8 @@ struct MortalMemory {
 impl MortalMemory {
     /// Counts a store, before which the process may end.
     fn store(&mut self) {
-        let Some(left) = self.left.checked_sub(1) else { panic_any(Killed) };
-        self.left = left;
+        let Some(left) = self.stores_left.checked_sub(1) else { panic_any(Killed) };
+        self.stores_left = left;
     }
 }
 
@@ -69,7 +69,7 @@ impl PageMemory for MortalMemory {
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) {
-        if self.left == 0 {
+        if self.stores_left == 0 {
             self.memory.write(offset, &bytes[..bytes.len().min(self.last_bytes)]);
         }
         self.store();
@@ -106,7 +106,7 @@ enum MemoryRequestKind {
 struct UnansweredRequest {
     request: MemoryRequest,
     began: u64,
-    /// By page: the contents that a read may find, as of its start.
+    /// The contents that a read may find, as of its start, by page.
     seen: Vec<Vec<PageBytes>>,
 }
 
@@ -115,7 +115,7 @@ struct UnansweredRequest {
 struct Candidate {
     page: PageBytes,
     /// The request that writes it; `None` for the first content.
-    by: Option<u64>,
+    request: Option<u64>,
     /// Time at which that request was answered.
     ended: Option<u64>,
 }
@@ -149,7 +149,7 @@ pub struct MemoryCase {
 
 impl MemoryCase {
     /// Returns the first seed that detects the planted `bug` and has no violation without it.
-    pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
+    pub fn first_detecting(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
         (0..seeds).find_map(|seed| {
             let case = Self { seed, operations };
             plant(Some(bug));
@@ -157,8 +157,9 @@ impl MemoryCase {
             plant(None);
             let violation = found?;
             // A panic of the volume itself, such as by a slot that is freed twice, has no number.
-            let said = violation.invariant.is_none_or(|invariant| invariant.number() == bug.breaks());
-            (said && case.run().is_none()).then_some((case, violation))
+            let matches_bug =
+                violation.invariant.is_none_or(|invariant| invariant.number() == bug.invariant_number());
+            (matches_bug && case.run().is_none()).then_some((case, violation))
         })
     }
 
@@ -175,9 +176,9 @@ struct MemoryRun {
     now: u64,
     /// Bytes of noise in most pages that this process writes.
     usual_bytes: usize,
-    /// By page.
+    /// The possible contents by page.
     candidates: Vec<Vec<Candidate>>,
-    open: BTreeMap<u64, UnansweredRequest>,
+    unanswered: BTreeMap<u64, UnansweredRequest>,
     disk: Vec<PageBytes>,
     /// Pages available to the spill file in its filesystem.
     disk_pages: u64,
@@ -187,7 +188,7 @@ struct MemoryRun {
 impl MemoryRun {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let first = || vec![Candidate { page: Box::new([0; PAGE_BYTES]), by: None, ended: Some(0) }];
+        let first = || vec![Candidate { page: Box::new([0; PAGE_BYTES]), request: None, ended: Some(0) }];
         let slabs = 1 + rng.below(5) as u32;
         let pages = *rng.pick(&[PAGES / 2, PAGES]) as u64;
         let spill_pages = *rng.pick(&[0, 6, pages]);
@@ -197,7 +198,7 @@ impl MemoryRun {
             now: 0,
             usual_bytes: PAGE_BYTES,
             candidates: (0..PAGES).map(|_| first()).collect(),
-            open: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             disk: (0..PAGES).map(|_| Box::new(HOLE)).collect(),
             disk_pages: 4 + rng.below(PAGES) as u64,
             in_flight: Vec::new(),
@@ -210,26 +211,26 @@ impl MemoryRun {
         let mut left = operations;
         while left > 0 {
             let (stores, last_bytes) = (self.rng.below(STORES), self.rng.below(PAGE_BYTES));
-            let volume = self.recover(MortalMemory { memory, left: stores, last_bytes });
-            self.look(&volume);
-            let ended = catch_unwind(AssertUnwindSafe(|| self.live(&volume, &mut left)));
+            let volume = self.recover(MortalMemory { memory, stores_left: stores, last_bytes });
+            self.check_pages(&volume);
+            let ended = catch_unwind(AssertUnwindSafe(|| self.serve_until_death(&volume, &mut left)));
             if let Err(other) = ended
                 && !other.is::<Killed>()
             {
                 resume_unwind(other);
             }
             left = left.saturating_sub(1);
-            self.die();
+            self.end_process();
             memory = volume.into_memory().memory;
         }
     }
 
     /// Completes some pages of the operations in flight, and drops the others.
-    fn die(&mut self) {
+    fn end_process(&mut self) {
         for operation in std::mem::take(&mut self.in_flight) {
             for at in operation.run.range() {
                 if self.rng.once_in(2) {
-                    self.land(&operation, at as usize);
+                    self.complete_page(&operation, at as usize);
                 }
             }
         }
@@ -242,7 +243,7 @@ impl MemoryRun {
 
     /// Opens the volume that a predecessor left, and punches pages of the spill file that no word names.
     fn recover(&mut self, memory: MortalMemory) -> MemoryVolume<MortalMemory> {
-        let volume = self.open(self.larger(memory));
+        let volume = self.open(self.extend_memory(memory));
         let mut named = [false; PAGES];
         for page in volume.spilled_runs(0, self.head.pages).flat_map(|run| run.range()) {
             named[page as usize] = true;
@@ -261,7 +262,7 @@ impl MemoryRun {
     }
 
     /// Extends the memory to the size in the head.
-    fn larger(&self, memory: MortalMemory) -> MortalMemory {
+    fn extend_memory(&self, memory: MortalMemory) -> MortalMemory {
         let larger = memory.memory.larger(self.pages(), self.head.slabs as usize);
         MortalMemory { memory: larger, ..memory }
     }
@@ -278,17 +279,17 @@ impl MemoryRun {
         if self.rng.once_in(3) {
             panic_any(Killed);
         }
-        let memory = self.larger(volume.with_memory(MortalMemory::clone));
+        let memory = self.extend_memory(volume.with_memory(MortalMemory::clone));
         let slabs = PoolExtension::new(from.slabs, self.head.slabs);
         let TableHead { pages, spill_pages, .. } = self.head;
         volume.grow(MemoryGrowth { memory, pages, slabs, spill_pages });
     }
 
     /// Serves requests, the unanswered ones first, until the process ends.
-    fn live(&mut self, volume: &MemoryVolume<MortalMemory>, left: &mut u64) {
+    fn serve_until_death(&mut self, volume: &MemoryVolume<MortalMemory>, left: &mut u64) {
         self.usual_bytes = 1024 * (1 + self.rng.below(4));
         let mut side = SpillRequests::default();
-        for id in self.open.keys().copied().collect::<Vec<_>>() {
+        for id in self.unanswered.keys().copied().collect::<Vec<_>>() {
             self.admit(volume, &mut side, id);
         }
         while *left > 0 {
@@ -296,43 +297,43 @@ impl MemoryRun {
             if self.rng.once_in(30) {
                 self.grow(volume);
             }
-            let is_new = self.open.len() < REQUESTS && self.rng.once_in(2);
+            let is_new = self.unanswered.len() < REQUESTS && self.rng.once_in(2);
             if is_new || self.in_flight.is_empty() {
-                let id = self.begin();
+                let id = self.begin_request();
                 self.admit(volume, &mut side, id);
             } else {
-                self.advance(volume, &mut side);
+                self.advance_disk(volume, &mut side);
             }
-            if self.open.is_empty() {
-                self.look(volume);
-                self.at_rest(volume);
+            if self.unanswered.is_empty() {
+                self.check_pages(volume);
+                self.check_at_rest(volume);
             }
         }
         while !self.in_flight.is_empty() {
-            self.advance(volume, &mut side);
+            self.advance_disk(volume, &mut side);
         }
-        let is_at_rest = self.open.is_empty() && side.is_idle();
-        Invariant::MemoryPageIsWhole.check(is_at_rest, || format!("{:?} never end", self.open.keys()));
+        let is_at_rest = self.unanswered.is_empty() && side.is_idle();
+        Invariant::MemoryPageIsWhole.check(is_at_rest, || format!("{:?} never end", self.unanswered.keys()));
     }
 
     /// Checks, with nothing in flight, that a successor finds the volume's counts, and that the disk has
     /// only counted pages.
-    fn at_rest(&self, volume: &MemoryVolume<MortalMemory>) {
+    fn check_at_rest(&self, volume: &MemoryVolume<MortalMemory>) {
         let found = self.open(volume.with_memory(MortalMemory::clone)).figures();
         let counted = MemoryFigures { refused_pages: 0, moved_pages: 0, ..volume.figures() };
         Invariant::MemoryPageIsWhole.check(found == counted, || format!("{counted:?} became {found:?}"));
-        let held = self.held();
-        let is_all = held == counted.spilled_pages;
-        Invariant::MemoryPageIsWhole.check(is_all, || format!("{held} pages on disk: {counted:?}"));
+        let stored = self.data_pages();
+        let is_all = stored == counted.spilled_pages;
+        Invariant::MemoryPageIsWhole.check(is_all, || format!("{stored} pages on disk: {counted:?}"));
     }
 
     /// Returns the number of pages of the spill file that are not holes.
-    fn held(&self) -> u64 {
+    fn data_pages(&self) -> u64 {
         self.disk.iter().filter(|page| ***page != HOLE).count() as u64
     }
 
     /// Begins a new request.
-    fn begin(&mut self) -> u64 {
+    fn begin_request(&mut self) -> u64 {
         self.now += 1;
         let id = self.now;
         let request = self.request();
@@ -341,10 +342,10 @@ impl MemoryRun {
         let seen = seen.map(|page| page.iter().map(|candidate| candidate.page.clone()).collect()).collect();
         if request.kind != MemoryRequestKind::Read {
             for (candidates, page) in self.candidates[pages].iter_mut().zip(&request.pages) {
-                candidates.push(Candidate { page: page.clone(), by: Some(id), ended: None });
+                candidates.push(Candidate { page: page.clone(), request: Some(id), ended: None });
             }
         }
-        self.open.insert(id, UnansweredRequest { request, began: self.now, seen });
+        self.unanswered.insert(id, UnansweredRequest { request, began: self.now, seen });
         id
     }
 
@@ -354,7 +355,7 @@ impl MemoryRun {
         side: &mut SpillRequests<u64, Refusal>,
         id: u64,
     ) {
-        let MemoryRequest { first, pages, kind } = &self.open[&id].request;
+        let MemoryRequest { first, pages, kind } = &self.unanswered[&id].request;
         let (first, pages) = (*first as u64, pages.len() as u64);
         let request = SpillRequest { request: id, first, pages, is_read: *kind == MemoryRequestKind::Read };
         if let Some(request) = side.admit(request) {
@@ -369,7 +370,7 @@ impl MemoryRun {
         request: SpillRequest<u64>,
     ) {
         let id = request.request;
-        let open = self.open.get_mut(&id).expect("it was not answered");
+        let open = self.unanswered.get_mut(&id).expect("it was not answered");
         let MemoryRequest { first, pages, kind } = &mut open.request;
         let count = pages.len();
         let mut runs = Vec::new();
@@ -401,21 +402,21 @@ impl MemoryRun {
     }
 
     /// Lets the disk do a page of one of its operations, or end one.
-    fn advance(&mut self, volume: &MemoryVolume<MortalMemory>, side: &mut SpillRequests<u64, Refusal>) {
+    fn advance_disk(&mut self, volume: &MemoryVolume<MortalMemory>, side: &mut SpillRequests<u64, Refusal>) {
         let chosen = self.rng.below(self.in_flight.len());
         let mut operation = self.in_flight.swap_remove(chosen);
         let at = (operation.run.first + u64::from(operation.done)) as usize;
         let is_write = matches!(operation.run.operation, DiskOperation::Write | DiskOperation::Rewrite);
         let mut outcome = Ok(());
         if operation.done < operation.run.pages {
-            let is_full = *self.disk[at] == HOLE && self.held() >= self.disk_pages;
+            let is_full = *self.disk[at] == HOLE && self.data_pages() >= self.disk_pages;
             if is_write && is_full {
                 volume.refuse(1);
                 outcome = Err(Refusal::Page(PageError::NoSpace));
             } else if is_write && self.rng.once_in(40) {
                 outcome = Err(Refusal::Disk);
             } else {
-                self.land(&operation, at);
+                self.complete_page(&operation, at);
                 operation.done += 1;
                 return self.in_flight.push(operation);
             }
@@ -435,22 +436,23 @@ impl MemoryRun {
     }
 
     /// Completes a page of a disk operation.
-    fn land(&mut self, operation: &DiskInFlight, at: usize) {
+    fn complete_page(&mut self, operation: &DiskInFlight, at: usize) {
         let MemoryRequest { first, pages, .. } =
-            &mut self.open.get_mut(&operation.id).expect("it was not answered").request;
+            &mut self.unanswered.get_mut(&operation.id).expect("it was not answered").request;
         match operation.run.operation {
             DiskOperation::Read => pages[at - *first].clone_from(&self.disk[at]),
             DiskOperation::Hole => *self.disk[at] = HOLE,
             DiskOperation::Write | DiskOperation::Rewrite => self.disk[at].clone_from(&pages[at - *first]),
         }
-        let (held, limit) = (self.held(), self.head.spill_pages);
-        Invariant::MemoryPageIsWhole.check(held <= limit, || format!("{held} of {limit} pages on disk"));
+        let (stored, limit) = (self.data_pages(), self.head.spill_pages);
+        Invariant::MemoryPageIsWhole.check(stored <= limit, || format!("{stored} of {limit} pages on disk"));
     }
 
     /// Handles the answer to a request.
     fn answer(&mut self, id: u64, result: Result<(), Refusal>) {
         self.now += 1;
-        let UnansweredRequest { request, began, seen } = self.open.remove(&id).expect("it was not answered");
+        let UnansweredRequest { request, began, seen } =
+            self.unanswered.remove(&id).expect("it was not answered");
         let MemoryRequest { first, pages, kind } = request;
         let may_fail =
             kind == MemoryRequestKind::Write && !matches!(result, Err(Refusal::Page(PageError::Damaged(_))));
@@ -468,14 +470,14 @@ impl MemoryRun {
             if result.is_ok() {
                 candidates.retain(|other| other.ended.is_none_or(|ended| ended >= began));
             }
-            let own = candidates.iter_mut().find(|other| other.by == Some(id));
+            let own = candidates.iter_mut().find(|other| other.request == Some(id));
             own.expect("it stays until a later one replaces it").ended = Some(self.now);
         }
     }
 
     /// Reads all pages while nothing is in flight: each must have an allowed content. Unless an open
     /// request writes the page, that becomes its only content.
-    fn look(&mut self, volume: &MemoryVolume<MortalMemory>) {
+    fn check_pages(&mut self, volume: &MemoryVolume<MortalMemory>) {
         let mut data = vec![1; self.pages() * PAGE_BYTES];
         let read = volume.read(&mut self.codecs, 0, &mut data);
         Invariant::MemoryPageIsWhole.check(read.is_ok(), || format!("{read:?}"));
@@ -517,8 +519,8 @@ impl MemoryRun {
                 page.as_chunks_mut::<8>().0.fill(pattern);
             }
             _ => {
-                // Of few lengths, so that slots are reused, and mostly of one, so that pages leave many slabs
-                // partly used when the next process writes others.
+                // Few lengths, so that slots are reused. Mostly one length, so that pages leave many slabs
+                // partly used when the next process writes other pages.
                 let noisy =
                     if self.rng.once_in(4) { 1024 * (1 + self.rng.below(4)) } else { self.usual_bytes };
                 let noise: [u8; PAGE_BYTES] = self.rng.bytes();
@@ -543,8 +545,8 @@ mod tests {
 
     #[test]
     fn each_planted_bug_of_memory_volumes_is_found() {
-        for bug in Bug::all().filter(|bug| bug.is_of_memory()) {
-            let found = MemoryCase::that_finds(bug, 100, 300);
+        for bug in Bug::all().filter(|bug| bug.needs_memory_volume()) {
+            let found = MemoryCase::first_detecting(bug, 100, 300);
             assert!(found.is_some(), "{bug:?}");
         }
     }

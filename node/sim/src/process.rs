@@ -26,19 +26,19 @@ use holdfast_types::{Mask, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;
 
 use crate::attempt::AttachStep;
-use crate::calls::{Answer, Ask, Call, Calls, LocalAsk, LocalError, StoreAsk};
+use crate::calls::{Answer, Call, CallKind, Calls, LocalCall, LocalError, StoreCall};
 use crate::device::{Device, Request};
 use crate::disk::{SharedDisk, SyncMark};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 use crate::memory::LiveMemory;
 use crate::rng::Rng;
-use crate::shared::Shared;
+use crate::shared::ProcessResources;
 use crate::surroundings::{Restored, SimFiles, SimObjects, SimTime};
 use crate::tasks::Tasks;
 
 /// Kinds of jobs of a process.
-pub(crate) enum What {
+pub(crate) enum JobKind {
     /// Requested by the engine, on its own thread.
     Action(Action),
     /// Requested by a future of the pipeline.
@@ -46,28 +46,28 @@ pub(crate) enum What {
 }
 
 /// Result of a completed job.
-pub(crate) enum Heard {
+pub(crate) enum JobResult {
     Event(Event),
     Answer(Answer),
 }
 
 /// Returns the side whose sync failed according to `event`.
-pub(crate) fn failed_sync(event: &Event) -> Option<Side> {
+pub(crate) fn failed_sync_side(event: &Event) -> Option<Side> {
     let Event::SideSynced { side, result: Err(_) } = event else { return None };
     Some(*side)
 }
 
 /// Work in progress.
 pub(crate) struct Job {
-    pub(crate) what: What,
-    /// For a sync: the writes that it covers.
+    pub(crate) kind: JobKind,
+    /// The writes that a sync covers.
     pub(crate) mark: Option<SyncMark>,
     /// Time at which it was requested, or done.
     pub(crate) since: Millis,
-    /// For a timer or a pause: its end.
+    /// The end of a timer or a pause.
     pub(crate) until: Option<Millis>,
     /// Its result, once it is done.
-    pub(crate) heard: Option<Heard>,
+    pub(crate) result: Option<JobResult>,
     /// True for one in four, which takes much longer than the others.
     pub(crate) slow: bool,
 }
@@ -75,19 +75,19 @@ pub(crate) struct Job {
 impl Job {
     /// Returns true if it writes or names a slot of the slab.
     pub(crate) fn fills_slot(&self) -> bool {
-        let What::Call(Call { ask: Ask::Local(ask), .. }) = &self.what else { return false };
-        matches!(ask, LocalAsk::WriteSlot { .. } | LocalAsk::NameSlot)
+        let JobKind::Call(Call { kind: CallKind::Local(call), .. }) = &self.kind else { return false };
+        matches!(call, LocalCall::WriteSlot { .. } | LocalCall::NameSlot)
     }
 
     /// Returns true if it reads an object.
-    pub(crate) fn fetches(&self) -> bool {
-        let What::Call(Call { ask: Ask::Store(ask), .. }) = &self.what else { return false };
-        self.heard.is_none() && matches!(ask, StoreAsk::Get { .. } | StoreAsk::GetRange { .. })
+    pub(crate) fn is_object_read(&self) -> bool {
+        let JobKind::Call(Call { kind: CallKind::Store(call), .. }) = &self.kind else { return false };
+        self.result.is_none() && matches!(call, StoreCall::Get { .. } | StoreCall::GetRange { .. })
     }
 }
 
 /// Result of a future of the pipeline.
-pub(crate) enum Ended {
+pub(crate) enum TaskResult {
     /// Work of the volume; its answer and follow-up deletions.
     Answered(Event, Option<Tidy>),
     /// The deletions after a checkpoint.
@@ -111,18 +111,18 @@ pub(crate) struct Process {
     /// `None` while it attaches.
     pub(crate) volume: Option<Volume<LiveMemory>>,
     pub(crate) jobs: Vec<Job>,
-    pub(crate) tasks: Tasks<Ended>,
+    pub(crate) tasks: Tasks<TaskResult>,
     calls: Calls,
     background: Arc<Background<SimFiles, SimTime>>,
-    shared: Shared,
+    shared: ProcessResources,
     /// Blocks of the volume that are known to be in the slab.
     pub(crate) known: KnownBlocks,
     /// Blocks of the upload in progress, and the content captured by its seal.
     pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
     /// True if a detach was requested; once is enough.
-    pub(crate) detaching: bool,
+    pub(crate) detach_requested: bool,
     /// The attach step after which it dies.
-    pub(crate) dies: Option<AttachStep>,
+    pub(crate) dies_after: Option<AttachStep>,
     pub(crate) sealing: bool,
     /// Number of seals that its engine has begun.
     pub(crate) seals: u64,
@@ -138,7 +138,7 @@ impl Process {
         volume: &VolumeId,
         disk: &SharedDisk,
         now: &Arc<AtomicU64>,
-        shared: Shared,
+        shared: ProcessResources,
         seed: u64,
     ) -> Self {
         let calls = Calls::default();
@@ -161,8 +161,8 @@ impl Process {
             shared,
             known: KnownBlocks::default(),
             upload: None,
-            detaching: false,
-            dies: None,
+            detach_requested: false,
+            dies_after: None,
             sealing: false,
             seals: 0,
             fenced: false,
@@ -176,7 +176,7 @@ impl Process {
         let background = Arc::clone(&self.background);
         self.tasks.start(async move {
             let Background { volume, objects, sides, time, .. } = &*background;
-            Ended::Attached(Box::new(acquire(&**objects, volume, sides, &claim, time).await))
+            TaskResult::Attached(Box::new(acquire(&**objects, volume, sides, &claim, time).await))
         });
     }
 
@@ -185,24 +185,24 @@ impl Process {
         let background = Arc::clone(&self.background);
         self.tasks.start(async move {
             let Background { volume, objects, time, .. } = &*background;
-            Ended::Manifest(load_manifest(&**objects, volume, time).await)
+            TaskResult::Manifest(load_manifest(&**objects, volume, time).await)
         });
     }
 
-    fn work(&mut self, work: Work) {
+    fn start_work(&mut self, work: Work) {
         let background = Arc::clone(&self.background);
         self.tasks.start(async move {
             let (event, tidy) = background.perform(work).await;
-            Ended::Answered(event, tidy)
+            TaskResult::Answered(event, tidy)
         });
     }
 
     /// Begins the deletions that follow a checkpoint.
-    pub(crate) fn tidy(&mut self, tidy: Tidy) {
+    pub(crate) fn start_tidy(&mut self, tidy: Tidy) {
         let background = Arc::clone(&self.background);
         self.tasks.start(async move {
             background.tidy(tidy).await;
-            Ended::Tidied
+            TaskResult::Tidied
         });
     }
 
@@ -211,12 +211,12 @@ impl Process {
         let known = self.known.find(range.start.block(), Mask::of(range), &runs);
         self.tasks.start(async move {
             let Background { objects, time, .. } = &*background;
-            let Shared { pools: Pools { indexes, .. }, fetches, slab, .. } = &shared;
+            let ProcessResources { pools: Pools { indexes, .. }, fetches, slab, .. } = &shared;
             let reader = &fetches.reader();
             if let (Some(slab), Some(slot)) = (slab, known)
                 && let Some(bytes) = slab.read_known(&time.calls, &slot).await
             {
-                return Ended::Cold { id, range, at, block: Ok(ColdBlock { bytes, found: None }) };
+                return TaskResult::Cold { id, range, at, block: Ok(ColdBlock { bytes, found: None }) };
             }
             let block = match slab {
                 Some(slab) => {
@@ -228,7 +228,7 @@ impl Process {
                     read.map(|bytes| ColdBlock { bytes, found: None })
                 }
             };
-            Ended::Cold { id, range, at, block }
+            TaskResult::Cold { id, range, at, block }
         });
     }
 
@@ -248,7 +248,7 @@ impl Process {
                 check_store(device, id, range, matches!(action, Action::Write { .. }));
                 Invariant::FencedChangesNothing
                     .check(!self.fenced, || format!("{action:?} after its fencing"));
-                let uploading = self.upload.as_ref().is_some_and(|(dirty, _)| uploads(dirty, side));
+                let uploading = self.upload.as_ref().is_some_and(|(dirty, _)| has_uploads_from(dirty, side));
                 Invariant::StoresItsOwnRange
                     .check(!uploading, || format!("{side:?} changes while it is uploaded"));
             }
@@ -257,27 +257,27 @@ impl Process {
                 let cut = Rc::clone(sealed.expect("an upload belongs to a seal"));
                 self.check_upload(&blocks);
                 self.upload = Some((blocks.clone(), cut));
-                return self.work(Work::Upload { place, blocks });
+                return self.start_work(Work::Upload { place, blocks });
             }
             Action::Merge(plan) => {
                 self.check_commit();
-                return self.work(Work::Merge(plan));
+                return self.start_work(Work::Merge(plan));
             }
             Action::StorePending { seq, bytes } => {
                 self.check_commit();
-                return self.work(Work::StorePending(Pending { seq, bytes }));
+                return self.start_work(Work::StorePending(Pending { seq, bytes }));
             }
             Action::StoreRoot { seq, bytes } => {
                 self.check_commit();
-                return self.work(Work::StoreRoot { seq, bytes });
+                return self.start_work(Work::StoreRoot { seq, bytes });
             }
             Action::CreateRecord { seq, bytes } => {
                 self.check_commit();
-                return self.work(Work::CreateRecord { seq, bytes });
+                return self.start_work(Work::CreateRecord { seq, bytes });
             }
-            Action::ReadRecord { seq } => return self.work(Work::ReadRecord { seq }),
+            Action::ReadRecord { seq } => return self.start_work(Work::ReadRecord { seq }),
             Action::WriteCheckpoint { seq, bytes } => {
-                return self.work(Work::WriteCheckpoint { seq, bytes });
+                return self.start_work(Work::WriteCheckpoint { seq, bytes });
             }
             Action::ReadCold { id, range, at, runs } => return self.read_cold(id, range, at, runs),
             Action::SyncSide { side } => mark = Some(disk.lock().sides[side as usize].mark()),
@@ -297,25 +297,25 @@ impl Process {
             | Action::WriteMap(_)
             | Action::NextTurn
             | Action::Report(_) => {}
-            Action::Pause => return self.add(What::Action(action), None, now, Some(now + PAUSE_MS)),
+            Action::Pause => return self.add_job(JobKind::Action(action), None, now, Some(now + PAUSE_MS)),
         }
-        self.add(What::Action(action), mark, now, None);
+        self.add_job(JobKind::Action(action), mark, now, None);
     }
 
     /// Converts the calls of the futures to jobs.
     pub(crate) fn accept_calls(&mut self, now: Millis) {
-        while let Some(call) = self.calls.take() {
-            let until = match &call.ask {
-                Ask::Sleep(time) => Some(now + time.as_millis() as Millis),
-                Ask::Store(_) | Ask::Local(_) => None,
+        while let Some(call) = self.calls.pop() {
+            let until = match &call.kind {
+                CallKind::Sleep(time) => Some(now + time.as_millis() as Millis),
+                CallKind::Store(_) | CallKind::Local(_) => None,
             };
-            self.add(What::Call(call), None, now, until);
+            self.add_job(JobKind::Call(call), None, now, until);
         }
     }
 
-    fn add(&mut self, what: What, mark: Option<SyncMark>, since: Millis, until: Option<Millis>) {
+    fn add_job(&mut self, kind: JobKind, mark: Option<SyncMark>, since: Millis, until: Option<Millis>) {
         let slow = self.slowness.once_in(4);
-        self.jobs.push(Job { what, mark, since, until, heard: None, slow });
+        self.jobs.push(Job { kind, mark, since, until, result: None, slow });
     }
 
     fn check_upload(&self, dirty: &[DirtyBlock]) {
@@ -326,10 +326,10 @@ impl Process {
             });
         }
         for job in &self.jobs {
-            if let (What::Action(Action::Write { side, .. } | Action::Punch { side, .. }), None) =
-                (&job.what, &job.heard)
+            if let (JobKind::Action(Action::Write { side, .. } | Action::Punch { side, .. }), None) =
+                (&job.kind, &job.result)
             {
-                Invariant::StoresItsOwnRange.check(!uploads(dirty, *side), || {
+                Invariant::StoresItsOwnRange.check(!has_uploads_from(dirty, *side), || {
                     format!("{side:?} is uploaded with a write in flight on it")
                 });
             }
@@ -340,11 +340,11 @@ impl Process {
         Invariant::FencedChangesNothing.check(!self.fenced, || "an eviction after its fencing".into());
         let uploading = self.upload.iter().flat_map(|(dirty, _)| dirty);
         let uploaded = uploading.into_iter().any(|block| overlaps(block, range, side));
-        let stored = self.jobs.iter().any(|job| match (&job.what, &job.heard) {
-            (What::Action(Action::Write { side: on, .. } | Action::Punch { side: on, .. }), None) => {
+        let stored = self.jobs.iter().any(|job| match (&job.kind, &job.result) {
+            (JobKind::Action(Action::Write { side: on, .. } | Action::Punch { side: on, .. }), None) => {
                 *on == side
             }
-            (What::Action(_) | What::Call(_), _) => false,
+            (JobKind::Action(_) | JobKind::Call(_), _) => false,
         });
         Invariant::StoresItsOwnRange.check(!uploaded && !stored, || {
             format!("{range:?} of {side:?} is evicted while it is uploaded or written")
@@ -369,7 +369,7 @@ impl Process {
     }
 }
 
-fn uploads(dirty: &[DirtyBlock], side: Side) -> bool {
+fn has_uploads_from(dirty: &[DirtyBlock], side: Side) -> bool {
     dirty.iter().any(|block| match side {
         Side::A => !block.a.is_empty(),
         Side::B => !block.b.is_empty(),

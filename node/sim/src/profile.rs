@@ -52,7 +52,7 @@ pub(crate) struct Deaths {
 
 /// Frequency of faults that a host survives: one chance in this many at each opportunity; `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Ailments {
+pub(crate) struct FaultRates {
     pub(crate) cut_off: Option<u64>,
     pub(crate) pause: Option<u64>,
     pub(crate) fill: Option<u64>,
@@ -64,7 +64,7 @@ pub(crate) struct Ailments {
 }
 
 impl Profile {
-    /// All of them.
+    /// All profiles.
     pub const ALL: [Self; 13] = [
         Self::Calm,
         Self::BadStore,
@@ -93,7 +93,7 @@ impl Profile {
     }
 
     /// Returns the profile whose runs reveal a missing safeguard, if few or no others do; otherwise `None`.
-    pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
+    pub(crate) fn for_bug(bug: Bug) -> Option<Self> {
         let safeguard = match bug {
             Bug::Missing(safeguard) => safeguard,
             Bug::Mutation(Mutation::RecordNeedsRoom) => return Some(Self::Timely),
@@ -161,15 +161,15 @@ impl Profile {
         }
     }
 
-    pub(crate) fn ailments(self) -> Ailments {
-        let never = Ailments::default();
+    pub(crate) fn fault_rates(self) -> FaultRates {
+        let never = FaultRates::default();
         match self {
             Self::Calm | Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals => never,
             // Commits need no space.
-            Self::Timely => Ailments { fill: Some(250), ..never },
-            Self::BadDisk => Ailments { corruption: Some(150), ..never },
-            Self::LongLives => Ailments { corruption: Some(300), ..never },
-            Self::Everything => Ailments {
+            Self::Timely => FaultRates { fill: Some(250), ..never },
+            Self::BadDisk => FaultRates { corruption: Some(150), ..never },
+            Self::LongLives => FaultRates { corruption: Some(300), ..never },
+            Self::Everything => FaultRates {
                 cut_off: Some(900),
                 pause: Some(900),
                 fill: Some(1500),
@@ -177,10 +177,10 @@ impl Profile {
                 corruption: Some(500),
                 ..never
             },
-            Self::Partitions => Ailments { cut_off: Some(300), pause: Some(300), ..never },
-            Self::FullDisks => Ailments { fill: Some(250), slow: Some(400), ..never },
-            Self::Sleepers => Ailments { pause: Some(1000), ..never },
-            Self::OtherDisks => Ailments { other_disk: Some(25), pause: Some(1500), ..never },
+            Self::Partitions => FaultRates { cut_off: Some(300), pause: Some(300), ..never },
+            Self::FullDisks => FaultRates { fill: Some(250), slow: Some(400), ..never },
+            Self::Sleepers => FaultRates { pause: Some(1000), ..never },
+            Self::OtherDisks => FaultRates { other_disk: Some(25), pause: Some(1500), ..never },
         }
     }
 

@@ -1,8 +1,8 @@
 //! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
 
 mod crowd;
+mod family_member;
 mod forks;
-mod kin;
 
 use holdfast_engine::event::Op;
 use holdfast_engine::round_size::RoundSize;
@@ -11,10 +11,10 @@ use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 use crate::host::HostFault;
 use crate::invariant::Invariant;
-use crate::profile::{Ailments, Deaths, Profile};
+use crate::profile::{Deaths, FaultRates, Profile};
 use crate::rng::Rng;
 use crate::trace::Trace;
-use crate::world::{Attach, AttachStep, Faults, World};
+use crate::world::{AttachResult, AttachStep, Faults, World};
 
 /// Hosts of a run.
 pub(crate) const HOSTS: usize = 3;
@@ -23,7 +23,7 @@ const SECTORS: u64 = 70_000;
 /// Initial size of some volumes: two chunks, the last page of the map partial. They grow later.
 const FEWER_SECTORS: u64 = 50_001;
 /// Positions at which something begins or ends: blocks, map pages, chunks, the volume.
-const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
+const HOT_SECTORS: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
 /// Limits of the sides in sectors, for runs that have one.
 const SHARES: [u64; 4] = [16, 64, 200, 600];
 /// Steps after which a volume that has not come to rest is stuck.
@@ -38,16 +38,16 @@ pub(crate) struct Schedule {
     pub(crate) world: World,
     seed: u64,
     /// Steps taken.
-    pub(crate) taken: u64,
+    pub(crate) steps_taken: u64,
     deaths: Deaths,
-    ailments: Ailments,
+    fault_rates: FaultRates,
     home: usize,
     /// True if the volume is to leave its home, and attach there next.
-    leaving: bool,
+    is_leaving: bool,
     /// The epoch of the attached writer when the API server was last queried.
-    view: Option<Epoch>,
+    seen_epoch: Option<Epoch>,
     /// True if processes pause for a long time.
-    sleeps: bool,
+    has_long_pauses: bool,
     /// Number of volumes that share the faults of their hosts.
     crowd: u64,
     /// True if some writes are FUA writes.
@@ -57,7 +57,7 @@ pub(crate) struct Schedule {
 fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
     let longest = if rng.once_in(60) { 1500 } else { *rng.pick(&[1, 2, 8, 64]) };
     let length = 1 + rng.below(longest) as u64;
-    let start = (rng.pick(&HOT) + rng.below(40) as u64).min(sectors - 1);
+    let start = (rng.pick(&HOT_SECTORS) + rng.below(40) as u64).min(sectors - 1);
     SectorRange::new(start, length.min(sectors - start).min(1500))
 }
 
@@ -82,7 +82,7 @@ impl Schedule {
         Self::of_volume("model".parse().expect("a volume id"), seed, Profile::of(seed), story)
     }
 
-    /// Does the same for a volume with its own name and any profile.
+    /// Creates three hosts around a new volume of this name, with any profile.
     pub(crate) fn of_volume(volume: VolumeId, seed: u64, profile: Profile, story: usize) -> Self {
         let sectors = if Rng::new(seed).once_in(3) { FEWER_SECTORS } else { SECTORS };
         let mut world = World::of_volume(volume, seed, HOSTS, sectors, LIMITS, profile.faults());
@@ -110,20 +110,20 @@ impl Schedule {
             let journal_slots = Some(if has_journal { *world.rng.pick(&[0, 2, 3, 5]) } else { 0 });
             world.slice_rounds(RoundSize { copied, journaled, written, saved: 1, journal_slots });
         }
-        Self::around(world, seed, profile)
+        Self::with_world(world, seed, profile)
     }
 
-    fn around(world: World, seed: u64, profile: Profile) -> Self {
+    fn with_world(world: World, seed: u64, profile: Profile) -> Self {
         Self {
             world,
             seed,
-            taken: 0,
+            steps_taken: 0,
             deaths: profile.deaths(),
-            ailments: profile.ailments(),
+            fault_rates: profile.fault_rates(),
             home: 0,
-            leaving: false,
-            view: None,
-            sleeps: profile == Profile::Sleepers,
+            is_leaving: false,
+            seen_epoch: None,
+            has_long_pauses: profile == Profile::Sleepers,
             crowd: 1,
             // Every profile is run with and without, for both durabilities; but timely runs measure the
             // age of uncommitted data by writes that complete once they are stored.
@@ -135,7 +135,7 @@ impl Schedule {
         &mut self.world.rng
     }
 
-    fn client(&mut self, host: usize) {
+    fn step_client(&mut self, host: usize) {
         let Some(device) = &self.world.hosts[host].device else { return };
         let sectors = device.sectors;
         if self.world.hosts[host].is_shut() || !device.ready || device.closing || device.free_slot().is_none()
@@ -174,56 +174,60 @@ impl Schedule {
     }
 
     /// Runs one job of `host`.
-    fn daemon(&mut self, host: usize) {
+    fn step_daemon(&mut self, host: usize) {
         let Some(process) = &self.world.hosts[host].process else { return };
         let jobs = process.jobs.len();
         if jobs == 0 {
             return;
         }
         let job = self.rng().below(jobs);
-        let turns = self.world.turns(host, job);
+        let turns = self.world.mean_wait_turns(host, job);
         if self.world.is_due(host, job) && turns.is_none_or(|turns| self.rng().once_in(turns)) {
             self.world.step_job(host, job);
         }
     }
 
-    fn chance(&mut self, once_in: Option<u64>) -> bool {
+    fn roll(&mut self, once_in: Option<u64>) -> bool {
         once_in.is_some_and(|times| self.rng().once_in(times))
     }
 
-    fn disaster(&mut self, host: usize) {
-        if self.chance(self.deaths.kill) {
+    fn step_deaths(&mut self, host: usize) {
+        if self.roll(self.deaths.kill) {
             self.world.kill(host);
         }
         // A record in flight is the worst state to leave behind, but a paused process resumes with it.
-        let sleeps = self.sleeps && self.world.hosts[host].fault.paused;
-        if !sleeps && self.deaths.kill.is_some() && self.world.is_creating(host) && self.dies_creating() {
+        let sleeps = self.has_long_pauses && self.world.hosts[host].fault.paused;
+        if !sleeps
+            && self.deaths.kill.is_some()
+            && self.world.has_record_in_flight(host)
+            && self.roll_death_during_create()
+        {
             self.world.kill(host);
         }
-        if self.chance(self.deaths.kill_inside) {
+        if self.roll(self.deaths.kill_inside) {
             let after = *self.rng().pick(&[0, 1, 3, 10, 60, 300]);
             self.world.kill_inside(host, after);
         }
-        if self.chance(self.ailments.other_disk) {
-            self.other_disk(host);
+        if self.roll(self.fault_rates.other_disk) {
+            self.replace_state(host);
         }
-        if self.chance(self.deaths.lose_host) {
+        if self.roll(self.deaths.lose_host) {
             self.world.lose_host(host, None);
             if host == self.home && self.deaths.take_over.is_some() && self.rng().once_in(2) {
-                self.home = self.elsewhere();
+                self.home = self.pick_other_host();
             }
         }
-        if host == self.home && self.chance(self.deaths.take_over) {
-            self.home = self.elsewhere();
+        if host == self.home && self.roll(self.deaths.take_over) {
+            self.home = self.pick_other_host();
         }
-        if host == self.home && self.chance(self.deaths.detach) {
-            self.leaving = true;
+        if host == self.home && self.roll(self.deaths.detach) {
+            self.is_leaving = true;
         }
     }
 
     /// Replaces the disk of a host, sets the bucket back, or creates the volume again in an emptied
     /// bucket.
-    fn other_disk(&mut self, host: usize) {
+    fn replace_state(&mut self, host: usize) {
         // Most snapshots are kept until commits have made them old.
         let is_old = self.world.has_old_snapshot(host);
         match self.rng().below(26) {
@@ -245,77 +249,78 @@ impl Schedule {
     }
 
     /// Decides if the process of `host` pauses now. In a run of sleepers that is most likely after it has
-    /// read the log or while a record is in flight; then the volume is moved elsewhere.
-    fn falls_asleep(&mut self, host: usize) -> bool {
+    /// read the log or while a record is in flight; then the volume is moved to another host.
+    fn decide_pause(&mut self, host: usize) -> bool {
         let Some(process) = &self.world.hosts[host].process else { return false };
-        if self.sleeps && self.world.hosts.iter().any(|host| host.fault.paused) {
+        if self.has_long_pauses && self.world.hosts.iter().any(|host| host.fault.paused) {
             return false;
         }
-        let often = match (self.sleeps, process.volume.is_none(), self.world.is_creating(host)) {
-            (true, true, true) => Some(3),
-            (true, false, true) => Some(40),
-            (true | false, ..) => self.ailments.pause,
-        };
-        let falls = self.chance(often);
-        if falls && self.sleeps && host == self.home {
-            self.home = self.elsewhere();
+        let often =
+            match (self.has_long_pauses, process.volume.is_none(), self.world.has_record_in_flight(host)) {
+                (true, true, true) => Some(3),
+                (true, false, true) => Some(40),
+                (true | false, ..) => self.fault_rates.pause,
+            };
+        let falls = self.roll(often);
+        if falls && self.has_long_pauses && host == self.home {
+            self.home = self.pick_other_host();
         }
         falls
     }
 
     /// Begins or ends the faults of limited duration.
-    fn fault(&mut self, host: usize) {
+    fn step_faults(&mut self, host: usize) {
         let HostFault { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].fault;
         let turn = |run: &mut Self, now: bool, begins| {
-            if now { !run.rng().once_in(FAULT_TURNS) } else { run.chance(begins) }
+            if now { !run.rng().once_in(FAULT_TURNS) } else { run.roll(begins) }
         };
-        cut_off = turn(self, cut_off, self.ailments.cut_off);
-        let wakes = if self.sleeps { LONG_SLEEP } else { FAULT_TURNS };
-        paused = if paused { !self.rng().once_in(wakes) } else { self.falls_asleep(host) };
-        full = turn(self, full, self.ailments.fill);
-        slow = turn(self, slow, self.ailments.slow);
-        if self.chance(self.ailments.corruption) {
+        cut_off = turn(self, cut_off, self.fault_rates.cut_off);
+        let wakes = if self.has_long_pauses { LONG_SLEEP } else { FAULT_TURNS };
+        paused = if paused { !self.rng().once_in(wakes) } else { self.decide_pause(host) };
+        full = turn(self, full, self.fault_rates.fill);
+        slow = turn(self, slow, self.fault_rates.slow);
+        if self.roll(self.fault_rates.corruption) {
             let sector = self.rng().below(SECTORS as usize) as u64;
-            let near = *self.rng().pick(&[sector, HOT[0], HOT[3]]);
+            let near = *self.rng().pick(&[sector, HOT_SECTORS[0], HOT_SECTORS[3]]);
             self.world.corrupt(host, near);
         }
         paused &= self.world.hosts[host].process.is_some();
         self.world.set_fault(host, HostFault { cut_off, paused, full, slow });
     }
 
-    fn elsewhere(&mut self) -> usize {
+    fn pick_other_host(&mut self) -> usize {
         let hosts = self.world.hosts.len();
         (self.home + 1 + self.rng().below(hosts - 1)) % hosts
     }
 
     /// Returns the writer that the next attach may replace, as the API server shows it to that host:
     /// sometimes none, sometimes an outdated one.
-    fn permission(&mut self) -> Option<Epoch> {
+    fn pick_permission(&mut self) -> Option<Epoch> {
         if self.rng().once_in(4) {
             return None;
         }
         if !self.rng().once_in(3) {
-            self.view = self.world.holder();
+            self.seen_epoch = self.world.attached_epoch();
         }
-        self.view
+        self.seen_epoch
     }
 
     /// Starts missing processes and stops superfluous ones.
-    fn attend(&mut self, host: usize) {
+    fn start_or_stop_process(&mut self, host: usize) {
         let here = &self.world.hosts[host];
         if here.device.as_ref().is_some_and(|device| device.fenced && device.is_idle())
             && here.process.is_some()
         {
             return self.world.begin_detach(host);
         }
-        if self.world.hosts[host].attempt.take_result() == Some(Attach::Died)
+        if self.world.hosts[host].attempt.take_result() == Some(AttachResult::Died)
             && self.deaths.lose_host.is_some()
             && self.rng().once_in(2)
         {
             return self.world.lose_host(host, None);
         }
         let here = &self.world.hosts[host];
-        if here.process.is_none() && here.tmpfs.holds_a_map() {
+        if here.process.is_none() && here.tmpfs.has_map() {
             if self.rng().once_in(10) {
                 // The time of day may have been changed in the meantime.
                 let unix_ms = self.rng().bits() >> 23;
@@ -330,17 +335,17 @@ impl Schedule {
                 AttachStep::HeaderSynced,
                 AttachStep::RecordSent,
             ]);
-            let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
-            self.world.terms.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
-            let replaces = self.permission();
-            self.world.begin_attach(host, replaces, dies);
+            let dies_after = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
+            self.world.terms.grow_to = self.roll(self.deaths.grow).then_some(SECTORS);
+            let replaces = self.pick_permission();
+            self.world.begin_attach(host, replaces, dies_after);
         }
-        if host == self.home && self.leaving {
+        if host == self.home && self.is_leaving {
             let here = &self.world.hosts[host];
             match (&here.device, &here.process) {
                 (None, None) => {
-                    self.leaving = false;
-                    self.home = if self.rng().once_in(2) { host } else { self.elsewhere() };
+                    self.is_leaving = false;
+                    self.home = if self.rng().once_in(2) { host } else { self.pick_other_host() };
                 }
                 (Some(device), Some(_)) if !device.fenced => self.world.begin_detach(host),
                 _ => {}
@@ -355,7 +360,7 @@ impl Schedule {
         self.world.grow(host, (sectors + more).min(SECTORS));
     }
 
-    /// Gives the volume other settings while it is served, or the same again.
+    /// Changes the settings of the served volume, or repeats the current ones.
     fn configure(&mut self, host: usize) {
         if self.world.status(host).is_none() {
             return;
@@ -372,13 +377,13 @@ impl Schedule {
     }
 
     /// Acts on snapshots. The control plane hurries while no writer is attached.
-    fn snapshots(&mut self, host: usize) {
-        let again = self.rng().once_in(4);
+    fn step_snapshots(&mut self, host: usize) {
+        let repeat = self.rng().once_in(4);
         match self.rng().below(12) {
-            0 | 1 => self.world.ask_snapshot(host, again),
-            2 => self.world.check_a_snapshot(),
+            0 | 1 => self.world.request_snapshot(host, repeat),
+            2 => self.world.check_random_snapshot(),
             3 if self.world.control_is_idle() => self.world.begin_forget(),
-            4 if self.world.control_is_idle() => self.world.begin_control_snapshot(again),
+            4 if self.world.control_is_idle() => self.world.begin_control_snapshot(repeat),
             5 if self.world.control_is_idle() => self.world.begin_sweep(),
             _ => {
                 let steps = if self.rng().once_in(2) { 1 } else { 8 };
@@ -390,26 +395,26 @@ impl Schedule {
     /// Takes step `number`. It has its own randomness, so that it makes the same choices even if earlier
     /// steps are left out.
     pub(crate) fn step(&mut self, number: u64) {
-        self.taken += 1;
+        self.steps_taken += 1;
         self.world.trace.begin_step(number);
         let seed = Rng::new(self.seed).bits() ^ number;
         self.world.rng = Rng::new(Rng::new(seed).bits());
         let hosts = self.world.hosts.len();
         let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
-        self.fault(host);
+        self.step_faults(host);
         if self.world.hosts[host].fault.paused {
-            return self.disaster(host);
+            return self.step_deaths(host);
         }
-        self.attend(host);
+        self.start_or_stop_process(host);
         match self.rng().below(20) {
             // Sleepers' clients send few requests, so that most of the run is commits.
-            0..=3 if self.sleeps => self.daemon(host),
-            0..=4 => self.client(host),
+            0..=3 if self.has_long_pauses => self.step_daemon(host),
+            0..=4 => self.step_client(host),
             5 => {
                 let passed = self.rng().below(400) as u64;
                 self.world.tick(host, passed);
             }
-            6 if self.rng().once_in(16) => self.world.land_late(),
+            6 if self.rng().once_in(16) => self.world.land_late_request(),
             // The model treats a repair's commit as one without new data, which says nothing about time.
             7 if !self.world.terms.timely && self.rng().once_in(20) => {
                 let sectors = self.world.terms.sectors;
@@ -417,32 +422,32 @@ impl Schedule {
                 let checkpoint = self.rng().once_in(4);
                 self.world.repair(host, ranges, checkpoint);
             }
-            8 if self.rng().once_in(3) => self.snapshots(host),
+            8 if self.rng().once_in(3) => self.step_snapshots(host),
             // A cut survives neither its process nor its disk.
-            11 if self.ailments.other_disk.is_none() && self.rng().once_in(3) => {
+            11 if self.fault_rates.other_disk.is_none() && self.rng().once_in(3) => {
                 let hasty = self.rng().once_in(8);
                 self.world.advance_cut(host, hasty);
             }
-            9 if self.chance(self.deaths.grow) => self.grow(host),
+            9 if self.roll(self.deaths.grow) => self.grow(host),
             10 if self.rng().once_in(4) => self.configure(host),
-            _ => self.daemon(host),
+            _ => self.step_daemon(host),
         }
-        self.disaster(host);
+        self.step_deaths(host);
     }
 
     /// Ends all failures and requests.
-    fn calm(&mut self) {
+    fn end_failures(&mut self) {
         self.world.set_faults(Faults::default());
         self.deaths = Deaths::default();
-        self.ailments = Ailments::default();
+        self.fault_rates = FaultRates::default();
         for host in 0..self.world.hosts.len() {
             self.world.restore_reads(host);
         }
         for host in &mut self.world.hosts {
-            host.fuse.set(None);
+            host.death_counter.set(None);
             host.fault = HostFault::default();
             if let Some(process) = &mut host.process {
-                process.dies = None;
+                process.dies_after = None;
             }
         }
     }
@@ -454,27 +459,27 @@ impl Schedule {
         if self.world.hosts[host].fault.paused {
             return;
         }
-        self.attend(host);
+        self.start_or_stop_process(host);
         if self.rng().once_in(30) {
             self.world.tick(host, 200);
         } else {
-            self.daemon(host);
+            self.step_daemon(host);
         }
     }
 
     /// Brings everything to rest.
     fn settle(&mut self, until: impl Fn(&Self) -> bool) {
-        self.calm();
+        self.end_failures();
         for _ in 0..PATIENCE {
             if until(self) {
                 return;
             }
             self.settle_step();
         }
-        self.is_stuck()
+        self.fail_as_stuck()
     }
 
-    fn is_stuck(&self) -> ! {
+    fn fail_as_stuck(&self) -> ! {
         let home = &self.world.hosts[self.home];
         let jobs = self.world.describe_jobs(self.home);
         Invariant::ComesToRest.broken(&format!(
@@ -490,7 +495,7 @@ impl Schedule {
     }
 
     fn read_all(&mut self) {
-        let touched = self.world.hosts[self.home].content.expect.touched();
+        let touched = self.world.hosts[self.home].content.model.touched();
         for pair in touched.chunks(24) {
             let (first, last) = (pair[0], pair[pair.len() - 1]);
             let pieces: Vec<_> = if last - first < 200 {
@@ -517,7 +522,7 @@ impl Schedule {
         self.world.check_whole();
         // Every profile is run with and without this.
         if self.world.company.is_none() && (self.seed / Profile::ALL.len() as u64).is_multiple_of(3) {
-            self.live_on();
+            self.continue_in_forks();
         }
         self.world.check_decay(Rng::new(self.seed));
         self.world.check_removal();
@@ -552,7 +557,7 @@ impl Schedule {
 
     /// Returns true if the home detached; if it was fenced instead, it is ready to attach again.
     fn read_and_leave(&mut self) -> bool {
-        self.leaving = false;
+        self.is_leaving = false;
         self.settle(|run| {
             let device = run.world.hosts[run.home].device.as_ref();
             device.is_some_and(|device| device.fenced || device.closing || (device.ready && device.is_idle()))
@@ -561,9 +566,9 @@ impl Schedule {
         if self.device_is_idle() && !self.world.hosts[home].device.as_ref().is_some_and(|d| d.closing) {
             self.read_all();
         }
-        self.leaving = true;
+        self.is_leaving = true;
         self.settle(|run| run.world.hosts[home].device.is_none());
-        self.leaving = false;
+        self.is_leaving = false;
         self.world.has_released(home)
     }
 }

@@ -21,7 +21,7 @@ const COMPRESSORS: usize = 2;
 
 /// Resources that the daemon's process on a host shares between all volumes.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct ProcessResources {
     pub(crate) pools: Pools,
     pub(crate) fetches: Arc<Fetches<Vec<u8>>>,
     /// The store of this volume.
@@ -30,9 +30,9 @@ pub(crate) struct Shared {
     pub(crate) slab: Option<Arc<Slab>>,
 }
 
-impl Shared {
-    /// Creates the state of a new process with one volume.
-    pub(crate) fn alone() -> Self {
+impl ProcessResources {
+    /// Creates the resources of a new process with one volume.
+    pub(crate) fn for_one_volume() -> Self {
         Self::with(UPLOAD_BYTES)
     }
 
@@ -52,13 +52,14 @@ impl Shared {
         }
     }
 
-    /// Creates the state of a new process with several volumes and this upload memory, on a separate host.
+    /// Creates the resources of a new process with several volumes and this upload memory, on a separate
+    /// host.
     pub(crate) fn new(upload_bytes: u64) -> Self {
-        Self::over(Slab::new(), upload_bytes)
+        Self::with_slab(Slab::new(), upload_bytes)
     }
 
-    /// Does the same on a host with this slab.
-    pub(crate) fn over(slab: Slab, upload_bytes: u64) -> Self {
+    /// Creates the resources of a new process with several volumes, on a host with this slab.
+    pub(crate) fn with_slab(slab: Slab, upload_bytes: u64) -> Self {
         Self { slab: Some(Arc::new(slab)), ..Self::with(upload_bytes) }
     }
 }

@@ -18,7 +18,7 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
 use parking_lot::Mutex;
 
-use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError};
+use crate::calls::{Answer, CallKind, Calls, LocalCall, LocalError};
 use crate::rng::Rng;
 use crate::surroundings::SimTime;
 
@@ -28,7 +28,7 @@ const SPARE_SLOTS: u32 = 3;
 
 /// The bytes of a slot, empty if it was never written, and its entry in the file's table.
 #[derive(Clone, Default)]
-struct OnDisk {
+struct StoredSlot {
     bytes: Vec<u8>,
     entry: Option<SlabEntry>,
 }
@@ -36,16 +36,16 @@ struct OnDisk {
 /// Blocks and their content.
 struct Blocks {
     table: SlotTable,
-    file: Mutex<Vec<OnDisk>>,
+    file: Mutex<Vec<StoredSlot>>,
 }
 
 impl Blocks {
     fn new() -> Self {
-        Self::over(vec![OnDisk::default(); SLOTS as usize])
+        Self::with_file(vec![StoredSlot::default(); SLOTS as usize])
     }
 
     /// Creates the blocks of a new process, over the file of an earlier one.
-    fn over(file: Vec<OnDisk>) -> Self {
+    fn with_file(file: Vec<StoredSlot>) -> Self {
         let old = (0..).zip(&file).filter_map(|(slot, stored)| Some((slot, stored.entry?)));
         Self { table: SlotTable::with_old(SLOTS, SPARE_SLOTS, 1, old), file: Mutex::new(file) }
     }
@@ -85,7 +85,7 @@ impl Slab {
 
     /// Returns the slab of the next process, after the current one has died.
     pub(crate) fn of_next_process(&self) -> Self {
-        Self { disk: Blocks::over(self.disk.file.lock().clone()), memory: Blocks::new() }
+        Self { disk: Blocks::with_file(self.disk.file.lock().clone()), memory: Blocks::new() }
     }
 
     /// Returns the slab after the loss of the host.
@@ -99,7 +99,7 @@ impl Slab {
                 file[slot].bytes.resize(BLOCK_BYTES as usize, 0);
             }
         }
-        Self { disk: Blocks::over(file), memory: Blocks::new() }
+        Self { disk: Blocks::with_file(file), memory: Blocks::new() }
     }
 
     /// Returns the bytes of `range`'s block, of which at least those of `range` match the store, and the
@@ -121,7 +121,7 @@ impl Slab {
             let whole = || reader.block(objects, runs.lineage(), &plan);
             let write = |slot, block| self.fill(calls, plan.key, slot, block);
             let is_proven = async |slot: Slot, entry: SlabEntry| {
-                ask(calls, LocalAsk::ReadSlot).await.map(|()| entry.is_of(&self.disk.read(&slot)))
+                call(calls, LocalCall::ReadSlot).await.map(|()| entry.is_of(&self.disk.read(&slot)))
             };
             let slot = match self.disk.table.slot(&plan.key, is_proven, whole(), write).await {
                 Ok(slot) => slot,
@@ -148,7 +148,7 @@ impl Slab {
         if slot.is_in_memory() {
             return Some(self.memory.read(slot.slot()));
         }
-        if ask(calls, LocalAsk::ReadSlot).await.is_err() {
+        if call(calls, LocalCall::ReadSlot).await.is_err() {
             self.disk.table.forget(slot.slot());
             return None;
         }
@@ -185,11 +185,11 @@ impl Slab {
     ) -> (Arc<Vec<u8>>, io::Result<()>) {
         let has_room = !self.disk.file.lock()[slot.number() as usize].bytes.is_empty();
         self.disk.write_half(&slot, &block);
-        let written = ask(calls, LocalAsk::WriteSlot { has_room }).await;
+        let written = call(calls, LocalCall::WriteSlot { has_room }).await;
         if written.is_ok() {
             self.disk.write(&slot, &block);
             // The process may die between the two.
-            let named = ask(calls, LocalAsk::NameSlot).await;
+            let named = call(calls, LocalCall::NameSlot).await;
             if named.is_ok() {
                 self.disk.name(&slot, key, &block);
             }
@@ -198,8 +198,8 @@ impl Slab {
     }
 }
 
-async fn ask(calls: &Calls, ask: LocalAsk) -> io::Result<()> {
-    match calls.send(Ask::Local(ask)).await {
+async fn call(calls: &Calls, call: LocalCall) -> io::Result<()> {
+    match calls.send(CallKind::Local(call)).await {
         Answer::Local(Ok(_)) => Ok(()),
         Answer::Local(Err(LocalError::Io(error))) => Err(error),
         Answer::Local(Err(LocalError::Damaged(_))) => unreachable!("no map is read"),

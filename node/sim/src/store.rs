@@ -23,7 +23,7 @@ use holdfast_objects::{CreateError, Created, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{BLOCK_SECTORS, Block, Epoch, Nonce, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId};
 
-use crate::calls::{Answer, StoreAsk};
+use crate::calls::{Answer, StoreCall};
 use crate::disk::{Stamp, sectors};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
@@ -50,7 +50,7 @@ pub(crate) struct Store {
     /// Records that arrived at the position of a truncated one.
     pub(crate) strays: u64,
     /// Requests in flight whose sender no longer waits for the response.
-    pub(crate) late: Vec<(StoreAsk, Option<Rc<Cut>>)>,
+    pub(crate) late: Vec<(StoreCall, Option<Rc<Cut>>)>,
     pub(crate) requests: u64,
 }
 
@@ -76,7 +76,7 @@ impl Store {
     }
 
     /// Swaps its bucket with `bucket`.
-    pub(crate) fn exchange(&mut self, bucket: &mut Bucket) {
+    pub(crate) fn swap_bucket(&mut self, bucket: &mut Bucket) {
         std::mem::swap(&mut self.bucket, bucket);
     }
 
@@ -91,7 +91,7 @@ impl Store {
     }
 
     /// Replaces the bucket by another one, or by an earlier state. Requests in flight are lost.
-    pub(crate) fn become_like(&mut self, other: Self) {
+    pub(crate) fn replace_bucket(&mut self, other: Self) {
         let Self { truncated, strays, requests, .. } = *self;
         *self = Self { truncated, strays, requests, late: Vec::new(), ..other };
         self.take_landed();
@@ -116,12 +116,12 @@ impl Store {
     }
 
     /// Executes a request. `cut` is the content captured by the sender's seal; LIST shows the state
-    /// `behind` changes ago.
-    pub(crate) fn apply(&mut self, ask: &StoreAsk, cut: Option<&Rc<Cut>>, behind: u64) -> Answer {
+    /// `lag` changes ago.
+    pub(crate) fn apply(&mut self, call: &StoreCall, cut: Option<&Rc<Cut>>, lag: u64) -> Answer {
         self.requests += 1;
-        match ask {
-            StoreAsk::Get { key } => Answer::Bytes(self.get(key).cloned()),
-            StoreAsk::GetRange { key, range } => {
+        match call {
+            StoreCall::Get { key } => Answer::Bytes(self.get(key).cloned()),
+            StoreCall::GetRange { key, range } => {
                 let Range { start, end } = range;
                 Answer::Bytes(self.get(key).and_then(|body| {
                     let range = *start as usize..*end as usize;
@@ -129,20 +129,20 @@ impl Store {
                     (range.end <= body.len()).then(|| body.slice(range)).ok_or_else(short)
                 }))
             }
-            StoreAsk::Create { key, body } => Answer::Created(if self.create(key, body.clone()) {
+            StoreCall::Create { key, body } => Answer::Created(if self.create(key, body.clone()) {
                 Ok(Created)
             } else {
                 Err(CreateError::Exists { key: key.clone() })
             }),
-            StoreAsk::PutSegment { key, body } => {
+            StoreCall::PutSegment { key, body } => {
                 self.bucket.stored.put(key, body, cut);
                 Answer::Stored(Ok(()))
             }
-            StoreAsk::List { prefix, start_after, limit } => {
+            StoreCall::List { prefix, start_after, limit } => {
                 let objects = &self.bucket.stored.objects;
-                Answer::Listed(Ok(objects.list(prefix, start_after.as_deref(), *limit, behind)))
+                Answer::Listed(Ok(objects.list(prefix, start_after.as_deref(), *limit, lag)))
             }
-            StoreAsk::Delete { key } => {
+            StoreCall::Delete { key } => {
                 self.delete(key);
                 Answer::Stored(Ok(()))
             }
@@ -195,27 +195,27 @@ impl Store {
     }
 
     /// Returns the objects under `prefix`.
-    fn under(&self, prefix: String) -> impl Iterator<Item = &[u8]> {
+    fn objects_under(&self, prefix: String) -> impl Iterator<Item = &[u8]> {
         self.bucket.stored.objects.under(&prefix).map(|(_, body)| &body[..])
     }
 
     /// Returns the records of the log, oldest first.
     pub(crate) fn log(&self) -> impl Iterator<Item = &[u8]> {
-        self.under(log_prefix(&self.volume))
+        self.objects_under(log_prefix(&self.volume))
     }
 
     /// Returns the checkpoints, oldest first.
     pub(crate) fn checkpoints(&self) -> impl Iterator<Item = &[u8]> {
-        self.under(checkpoint_prefix(&self.volume))
+        self.objects_under(checkpoint_prefix(&self.volume))
     }
 
     /// Returns the segments, each a whole object.
     pub(crate) fn segments(&self) -> impl Iterator<Item = &[u8]> {
-        self.under(format!("volumes/{}/segments/", self.volume))
+        self.objects_under(format!("volumes/{}/segments/", self.volume))
     }
 
     /// Returns true if the attach of `writer` is at `seq` of the log.
-    pub(crate) fn holds_attach(&self, seq: Seq, writer: Option<Nonce>) -> bool {
+    pub(crate) fn has_attach(&self, seq: Seq, writer: Option<Nonce>) -> bool {
         let record = self.ledger().history.get(&seq).and_then(|body| Record::decode(body).ok());
         record
             .is_some_and(|record| Some(record.nonce) == writer && matches!(record.body, Body::Attach { .. }))

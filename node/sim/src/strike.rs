@@ -3,15 +3,15 @@
 //! Owns: the count of each kind of write in a world, and the one that fails. Does not own: random faults
 //! (`failures.rs`), the randomly full disk (`HostFault`).
 //!
-//! A lasting [`Condition`] ends with `World::end_strike`. Until then a full disk fails operations that
-//! need space, the others fail every write to the disk, and the run directory fails only its own.
+//! A lasting [`Condition`] ends with `World::end_strike`. Until then a full disk fails the operations that
+//! need space, and the run directory fails its own. Other conditions fail every write to the disk.
 
 use std::collections::BTreeMap;
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::Errno;
 
-use crate::calls::LocalAsk;
+use crate::calls::LocalCall;
 
 /// A kind of write to the state file system, or to the run directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,15 +94,15 @@ impl WriteStep {
     }
 
     /// Returns the write of a pipeline request, if it is one.
-    pub(crate) fn of_ask(ask: &LocalAsk) -> Option<Self> {
-        match ask {
-            LocalAsk::StorePending(_) => Some(Self::StorePending),
-            LocalAsk::Preserve => Some(Self::Preserve),
-            LocalAsk::Discard => Some(Self::Discard),
-            LocalAsk::WriteHeader(_) => Some(Self::WriteHeader),
-            LocalAsk::SyncHeader => Some(Self::SyncHeader),
-            LocalAsk::WriteSlot { .. } => Some(Self::WriteSlot),
-            LocalAsk::ReadSides | LocalAsk::ReadMap | LocalAsk::NameSlot | LocalAsk::ReadSlot => None,
+    pub(crate) fn of_call(call: &LocalCall) -> Option<Self> {
+        match call {
+            LocalCall::StorePending(_) => Some(Self::StorePending),
+            LocalCall::Preserve => Some(Self::Preserve),
+            LocalCall::Discard => Some(Self::Discard),
+            LocalCall::WriteHeader(_) => Some(Self::WriteHeader),
+            LocalCall::SyncHeader => Some(Self::SyncHeader),
+            LocalCall::WriteSlot { .. } => Some(Self::WriteSlot),
+            LocalCall::ReadSides | LocalCall::ReadMap | LocalCall::NameSlot | LocalCall::ReadSlot => None,
         }
     }
 
@@ -114,9 +114,9 @@ impl WriteStep {
 /// State of a file system that fails a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Condition {
-    /// It has 0 bytes free: ENOSPC.
+    /// The file system has 0 bytes free: ENOSPC.
     Full,
-    /// Its device fails: EIO.
+    /// The device of the file system fails: EIO.
     Broken,
     /// The kernel made it read-only: EROFS.
     ReadOnly,
@@ -145,7 +145,7 @@ pub struct Strike {
     /// Cause of the failure.
     pub condition: Condition,
     /// True if the condition lasts; otherwise the next write succeeds.
-    pub lasts: bool,
+    pub is_lasting: bool,
 }
 
 impl Strike {
@@ -168,7 +168,7 @@ impl Strike {
 
     /// Returns true if the state file system is full while this lasts.
     pub(crate) fn fills_disk(self) -> bool {
-        self.lasts && self.condition == Condition::Full && self.step != WriteStep::GrowLiveMap
+        self.is_lasting && self.condition == Condition::Full && self.step != WriteStep::GrowLiveMap
     }
 }
 
@@ -177,7 +177,7 @@ impl Strike {
 pub(crate) struct Strikes {
     visits: BTreeMap<WriteStep, u64>,
     armed: Option<Strike>,
-    struck: Option<usize>,
+    failed_host: Option<usize>,
     lasting: Option<(usize, Strike)>,
 }
 
@@ -193,12 +193,12 @@ impl Strikes {
     }
 
     /// Returns the host whose write failed.
-    pub(crate) fn struck(&self) -> Option<usize> {
-        self.struck
+    pub(crate) fn failed_host(&self) -> Option<usize> {
+        self.failed_host
     }
 
     /// Counts a write on `host`, and returns its failure, if any, with true for the first one.
-    pub(crate) fn meet(&mut self, host: usize, step: WriteStep) -> Option<(Strike, bool)> {
+    pub(crate) fn count_write(&mut self, host: usize, step: WriteStep) -> Option<(Strike, bool)> {
         let visits = self.visits.entry(step).or_default();
         let visit = std::mem::replace(visits, *visits + 1);
         if let Some((on, strike)) = self.lasting
@@ -208,8 +208,8 @@ impl Strikes {
             return Some((strike, false));
         }
         let strike = self.armed.take_if(|strike| strike.step == step && strike.visit == visit)?;
-        self.struck = Some(host);
-        self.lasting = strike.lasts.then_some((host, strike));
+        self.failed_host = Some(host);
+        self.lasting = strike.is_lasting.then_some((host, strike));
         Some((strike, true))
     }
 

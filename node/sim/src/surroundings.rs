@@ -19,7 +19,7 @@ use holdfast_objects::{
 use holdfast_types::{Epoch, SectorRange};
 use parking_lot::Mutex;
 
-use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError, StoreAsk};
+use crate::calls::{Answer, CallKind, Calls, LocalCall, LocalError, StoreCall};
 use crate::disk::{SharedDisk, sectors};
 use crate::rng::Rng;
 use crate::store::fill;
@@ -29,22 +29,23 @@ use crate::store::fill;
 pub(crate) struct SimObjects(pub(crate) Calls);
 
 impl SimObjects {
-    async fn ask(&self, ask: StoreAsk) -> Answer {
-        self.0.send(Ask::Store(ask)).await
+    async fn call(&self, call: StoreCall) -> Answer {
+        self.0.send(CallKind::Store(call)).await
     }
 }
 
 #[async_trait]
 impl ObjectStore for SimObjects {
     async fn get(&self, key: &str, _max_bytes: u64) -> Result<Bytes, StoreError> {
-        let Answer::Bytes(answer) = self.ask(StoreAsk::Get { key: key.to_owned() }).await else {
+        let Answer::Bytes(answer) = self.call(StoreCall::Get { key: key.to_owned() }).await else {
             unreachable!("a GET has another answer")
         };
         answer
     }
 
     async fn get_range(&self, key: &str, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
-        let Answer::Bytes(answer) = self.ask(StoreAsk::GetRange { key: key.to_owned(), range }).await else {
+        let Answer::Bytes(answer) = self.call(StoreCall::GetRange { key: key.to_owned(), range }).await
+        else {
             unreachable!("a GET has another answer")
         };
         answer
@@ -57,7 +58,7 @@ impl ObjectStore for SimObjects {
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        let Answer::Created(answer) = self.ask(StoreAsk::Create { key: key.to_owned(), body }).await else {
+        let Answer::Created(answer) = self.call(StoreCall::Create { key: key.to_owned(), body }).await else {
             unreachable!("a create has another answer")
         };
         answer
@@ -66,7 +67,7 @@ impl ObjectStore for SimObjects {
     /// Stores the segment at once when the last part has arrived.
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         let body = collect(parts).await?;
-        let Answer::Stored(answer) = self.ask(StoreAsk::PutSegment { key: key.to_owned(), body }).await
+        let Answer::Stored(answer) = self.call(StoreCall::PutSegment { key: key.to_owned(), body }).await
         else {
             unreachable!("a PUT has another answer")
         };
@@ -76,7 +77,7 @@ impl ObjectStore for SimObjects {
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         let start_after = start_after.map(str::to_owned);
         let Answer::Listed(answer) =
-            self.ask(StoreAsk::List { prefix: prefix.to_owned(), start_after, limit }).await
+            self.call(StoreCall::List { prefix: prefix.to_owned(), start_after, limit }).await
         else {
             unreachable!("a LIST has another answer")
         };
@@ -86,7 +87,7 @@ impl ObjectStore for SimObjects {
     /// Deletes each object at a separate time, or not at all: a request for many is not atomic.
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         let delete = async |key: &&str| {
-            let Answer::Stored(answer) = self.ask(StoreAsk::Delete { key: (*key).to_owned() }).await else {
+            let Answer::Stored(answer) = self.call(StoreCall::Delete { key: (*key).to_owned() }).await else {
                 unreachable!("a DELETE has another answer")
             };
             answer
@@ -105,7 +106,7 @@ pub(crate) struct SimTime {
 
 impl Environment for SimTime {
     async fn sleep(&self, time: Duration) {
-        self.calls.send(Ask::Sleep(time)).await;
+        self.calls.send(CallKind::Sleep(time)).await;
     }
 
     fn now_ms(&self) -> u64 {
@@ -129,8 +130,8 @@ pub(crate) struct SimFiles {
 }
 
 impl SimFiles {
-    async fn ask(&self, ask: LocalAsk) -> Result<Option<FoundMap>, LocalError> {
-        let Answer::Local(answer) = self.calls.send(Ask::Local(ask)).await else {
+    async fn call(&self, call: LocalCall) -> Result<Option<FoundMap>, LocalError> {
+        let Answer::Local(answer) = self.calls.send(CallKind::Local(call)).await else {
             unreachable!("the local disk has another answer")
         };
         answer
@@ -140,7 +141,7 @@ impl SimFiles {
 impl SideReader for SimFiles {
     fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> std::io::Result<()> {
         let disk = self.disk.lock();
-        if !disk.sides[side as usize].reads(range) {
+        if !disk.sides[side as usize].is_readable(range) {
             return Err(std::io::Error::other("simulated"));
         }
         for (sector, bytes) in sectors(range).zip(buffer.chunks_mut(4096)) {
@@ -154,7 +155,7 @@ impl Sides for SimFiles {
     async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         let DirtyBlock { block, a, b } = batch.blocks()[0];
         // Once per attempt, since most segments have few blocks.
-        if batch.is_first() && self.ask(LocalAsk::ReadSides).await.is_err() {
+        if batch.is_first() && self.call(LocalCall::ReadSides).await.is_err() {
             let (first, sectors) = a.union(b).runs().next().expect("it is dirty");
             let ranges =
                 vec![SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(sectors))];
@@ -170,7 +171,7 @@ impl Sides for SimFiles {
     }
 
     async fn store_pending(&self, pending: Pending) -> std::io::Result<()> {
-        match self.ask(LocalAsk::StorePending(pending)).await {
+        match self.call(LocalCall::StorePending(pending)).await {
             Ok(_stored) => Ok(()),
             Err(LocalError::Io(error)) => Err(error),
             Err(LocalError::Damaged(_)) => unreachable!("nothing is read"),
@@ -186,15 +187,15 @@ impl LocalState for SimFiles {
     type Files = Restored;
 
     async fn read_map(&self) -> Result<Option<FoundMap>, LocalError> {
-        self.ask(LocalAsk::ReadMap).await
+        self.call(LocalCall::ReadMap).await
     }
 
     async fn preserve(&self, _epoch: Epoch) -> Result<(), LocalError> {
-        self.ask(LocalAsk::Preserve).await.map(drop)
+        self.call(LocalCall::Preserve).await.map(drop)
     }
 
     async fn discard(&self) -> Result<(), LocalError> {
-        self.ask(LocalAsk::Discard).await.map(drop)
+        self.call(LocalCall::Discard).await.map(drop)
     }
 
     /// Reserves the space for commits with the header, which follows.
@@ -208,7 +209,7 @@ impl LocalState for SimFiles {
     async fn write_header(&self, _: &Restored, header: &Header, generation: u64) -> Result<(), LocalError> {
         let slot = u8::from(generation % 2 == 1);
         let write = MapWrite { offset: header_offset(slot), bytes: header.encode(generation) };
-        self.ask(LocalAsk::WriteHeader(write)).await?;
-        self.ask(LocalAsk::SyncHeader).await.map(drop)
+        self.call(LocalCall::WriteHeader(write)).await?;
+        self.call(LocalCall::SyncHeader).await.map(drop)
     }
 }

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 type Ready = Arc<Mutex<VecDeque<u64>>>;
 
-struct Knock {
+struct TaskWaker {
     task: u64,
     ready: Ready,
 }
 
-impl Wake for Knock {
+impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
         self.ready.lock().push_back(self.task);
     }
@@ -42,7 +42,7 @@ impl<T> Tasks<T> {
     pub(crate) fn start(&mut self, future: impl Future<Output = T> + 'static) {
         let task = self.started;
         self.started += 1;
-        let waker = Waker::from(Arc::new(Knock { task, ready: Arc::clone(&self.ready) }));
+        let waker = Waker::from(Arc::new(TaskWaker { task, ready: Arc::clone(&self.ready) }));
         self.tasks.insert(task, Task { future: Box::pin(future), waker });
         self.ready.lock().push_back(task);
     }

@@ -128,14 +128,14 @@ impl Tier {
 
 /// Bytes of indexes.
 #[derive(Debug, Default)]
-struct OfIndexes {
+struct IndexBytes {
     uploaded: f64,
     read: f64,
     merges: u64,
     largest: f64,
 }
 
-impl OfIndexes {
+impl IndexBytes {
     fn count(&mut self, inputs: &[Tier], merged: &Tier) {
         // Indexes of level 0 were created by this writer.
         self.read += inputs.iter().filter(|run| run.level > 0).map(Tier::bytes).sum::<f64>();
@@ -147,10 +147,10 @@ impl OfIndexes {
 
 impl Workload {
     /// Runs the workload.
-    pub fn play(&self) -> Figures {
+    pub fn run(&self) -> Figures {
         let mut list: Vec<Tier> = Vec::new();
         let mut chosen: Option<Choice> = None;
-        let mut of_indexes = OfIndexes::default();
+        let mut of_indexes = IndexBytes::default();
         let (mut most, mut total) = (0, 0);
         for _ in 0..self.commits {
             let added = Tier { level: 0, entries: self.entries as f64, segments: 1 };

@@ -10,27 +10,27 @@ use holdfast_engine::event::{CreateAnswer, Errno, Event, Unprepared};
 use holdfast_engine::settings::{Durability, Settings};
 use holdfast_objects::{CreateError, StoreError};
 
-use crate::calls::{Answer, Ask, LocalAsk, StoreAsk};
+use crate::calls::{Answer, CallKind, LocalCall, StoreCall};
 
 /// The trace of one run.
 pub(crate) struct Trace {
     hasher: blake3::Hasher,
-    /// Not yet hashed.
-    waiting: Vec<u8>,
+    /// Changes that are not yet hashed.
+    unhashed: Vec<u8>,
     /// Requests, completed jobs, answers, deaths: every change.
     pub(crate) operations: u64,
     /// Lines, each with its step.
     story: VecDeque<(u64, String)>,
     /// Number of lines to keep; with zero, no text is generated.
-    keep: usize,
+    max_lines: usize,
     step: u64,
 }
 
 impl Trace {
-    /// Creates a trace that keeps `keep` lines of story.
-    pub(crate) fn new(keep: usize) -> Self {
+    /// Creates a trace that keeps `max_lines` lines of story.
+    pub(crate) fn new(max_lines: usize) -> Self {
         let (hasher, story) = (blake3::Hasher::new(), VecDeque::new());
-        Self { hasher, waiting: Vec::with_capacity(4096), operations: 0, story, keep, step: 0 }
+        Self { hasher, unhashed: Vec::with_capacity(4096), operations: 0, story, max_lines, step: 0 }
     }
 
     pub(crate) fn begin_step(&mut self, step: u64) {
@@ -40,47 +40,47 @@ impl Trace {
     pub(crate) fn event(&mut self, host: usize, event: &Event) {
         self.operations += 1;
         let (tag, numbers) = event_numbers(event);
-        self.feed(tag, host, numbers);
-        self.tell(host, || format!("<- {}", event_words(event)));
+        self.hash(tag, host, numbers);
+        self.add_line(host, || format!("<- {}", describe_event(event)));
     }
 
     pub(crate) fn action(&mut self, host: usize, action: &Action) {
         let (tag, numbers) = action_numbers(action);
-        self.feed(tag, host, numbers);
-        self.tell(host, || format!("-> {}", action_words(action)));
+        self.hash(tag, host, numbers);
+        self.add_line(host, || format!("-> {}", describe_action(action)));
     }
 
     /// Records the end of a pipeline call.
-    pub(crate) fn call(&mut self, host: usize, ask: &Ask, answer: &Answer) {
-        let (tag, size) = ask_numbers(ask);
-        let (words, found) = answer_words(answer);
-        self.feed(tag, host, [size, found, words.len() as u64, 0]);
-        self.tell(host, || format!("   {}: {words}", ask_words(ask)));
+    pub(crate) fn call(&mut self, host: usize, call: &CallKind, answer: &Answer) {
+        let (tag, size) = call_numbers(call);
+        let (words, found) = describe_answer(answer);
+        self.hash(tag, host, [size, found, words.len() as u64, 0]);
+        self.add_line(host, || format!("   {}: {words}", describe_call(call)));
     }
 
     /// Records an event of a host.
     pub(crate) fn host_event(&mut self, host: usize, tag: u8, what: &str) {
         self.operations += 1;
-        self.feed(tag, host, [0; 4]);
-        self.tell(host, || what.to_owned());
+        self.hash(tag, host, [0; 4]);
+        self.add_line(host, || what.to_owned());
     }
 
-    fn feed(&mut self, tag: u8, host: usize, numbers: [u64; 4]) {
-        self.waiting.extend_from_slice(&[tag, host as u8]);
+    fn hash(&mut self, tag: u8, host: usize, numbers: [u64; 4]) {
+        self.unhashed.extend_from_slice(&[tag, host as u8]);
         for number in numbers {
-            self.waiting.extend_from_slice(&number.to_le_bytes());
+            self.unhashed.extend_from_slice(&number.to_le_bytes());
         }
-        if self.waiting.len() > 4000 {
-            self.hasher.update(&self.waiting);
-            self.waiting.clear();
+        if self.unhashed.len() > 4000 {
+            self.hasher.update(&self.unhashed);
+            self.unhashed.clear();
         }
     }
 
-    fn tell(&mut self, host: usize, words: impl FnOnce() -> String) {
-        if self.keep == 0 {
+    fn add_line(&mut self, host: usize, words: impl FnOnce() -> String) {
+        if self.max_lines == 0 {
             return;
         }
-        if self.story.len() == self.keep {
+        if self.story.len() == self.max_lines {
             self.story.pop_front();
         }
         self.story.push_back((self.step, format!("host {host}  {}", words())));
@@ -91,45 +91,45 @@ impl Trace {
         self.story.drain(..).map(|(step, line)| format!("step {step:5}  {line}")).collect()
     }
 
-    /// Takes the same lines, each with the number of its step.
+    /// Takes the last lines, oldest first, each with the number of its step.
     pub(crate) fn take_numbered_story(&mut self) -> Vec<(u64, String)> {
         self.story.drain(..).collect()
     }
 
     /// Returns the digest of everything so far, in hexadecimal.
     pub(crate) fn digest(&mut self) -> String {
-        self.hasher.update(&self.waiting);
-        self.waiting.clear();
+        self.hasher.update(&self.unhashed);
+        self.unhashed.clear();
         self.hasher.finalize().to_hex().to_string()
     }
 }
 
 /// Represents bytes in an envelope: part of the checksum in its head.
-fn sum(bytes: &[u8]) -> u64 {
+fn checksum(bytes: &[u8]) -> u64 {
     bytes.get(16..24).map_or(0, |head| u64::from_le_bytes(head.try_into().expect("8 bytes")))
 }
 
-fn came_of(result: Result<(), Errno>) -> u64 {
+fn result_number(result: Result<(), Errno>) -> u64 {
     result.map_or_else(|errno| errno.0 as u64, |()| 0)
 }
 
 fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
     match event {
         Event::Request { id, op, range } => (1, [id.0.into(), *op as u64, range.start.0, range.sectors]),
-        Event::IoCompleted { id, result } => (2, [id.0.into(), came_of(*result), 0, 0]),
-        Event::ColdReadCompleted { id, result } => (17, [id.0.into(), came_of(*result), 0, 0]),
-        Event::Evicted { result } => (15, [came_of(*result), 0, 0, 0]),
+        Event::IoCompleted { id, result } => (2, [id.0.into(), result_number(*result), 0, 0]),
+        Event::ColdReadCompleted { id, result } => (17, [id.0.into(), result_number(*result), 0, 0]),
+        Event::Evicted { result } => (15, [result_number(*result), 0, 0, 0]),
         Event::Space { excess_bytes, room_bytes } => (16, [*excess_bytes, *room_bytes, 0, 0]),
         Event::MapPrepared { chunk, result } => {
             let result = result.map_err(|(Unprepared::RunDir(errno) | Unprepared::Disk(errno))| errno);
-            (3, [chunk.0, came_of(result), 0, 0])
+            (3, [chunk.0, result_number(result), 0, 0])
         }
         Event::MapReleased { chunk } => (22, [chunk.0, 0, 0, 0]),
-        Event::SideSynced { side, result } => (4, [*side as u64, came_of(*result), 0, 0]),
-        Event::MapWritten { result } => (5, [came_of(*result), 0, 0, 0]),
+        Event::SideSynced { side, result } => (4, [*side as u64, result_number(*result), 0, 0]),
+        Event::MapWritten { result } => (5, [result_number(*result), 0, 0, 0]),
         Event::NextTurn => (19, [0; 4]),
         Event::PauseEnded => (53, [0; 4]),
-        Event::MapSynced { result } => (6, [came_of(*result), 0, 0, 0]),
+        Event::MapSynced { result } => (6, [result_number(*result), 0, 0, 0]),
         Event::ManifestLoaded(manifest) => (7, [manifest.seq().0, manifest.epoch().0, 0, 0]),
         Event::Uploaded(segment) => {
             let (id, chunks) = (segment.id.0.ulid.0 as u64, segment.chunks.runs().len() as u64);
@@ -142,9 +142,9 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
             (20, [run.id.0.ulid.0 as u64, run.bytes, run.sectors, u64::from(run.level) << 8 | *kind as u64])
         }
         Event::MergeFailed { kind, barred } => (21, [*kind as u64, barred.ulid.0 as u64, 0, 0]),
-        Event::PendingStored { result } => (9, [came_of(*result), 0, 0, 0]),
+        Event::PendingStored { result } => (9, [result_number(*result), 0, 0, 0]),
         Event::CreateAnswered(answer) => (10, [answer_number(*answer), 0, 0, 0]),
-        Event::RecordRead { seq, bytes } => (11, [seq.0, bytes.as_deref().map_or(0, sum), 0, 0]),
+        Event::RecordRead { seq, bytes } => (11, [seq.0, bytes.as_deref().map_or(0, checksum), 0, 0]),
         Event::CheckpointWritten { seq, written } => (12, [seq.0, u64::from(*written), 0, 0]),
         Event::Snapshot { uid, forgotten } => (24, [uid.0[0].into(), forgotten.len() as u64, 0, 0]),
         Event::RootStored => (23, [0; 4]),
@@ -187,12 +187,12 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
         Action::Write { id, range, side } => (35, [id.0.into(), range.start.0, range.sectors, *side as u64]),
         Action::Punch { id, range, side } => (36, [id.0.into(), range.start.0, range.sectors, *side as u64]),
         Action::Evict { range, side } => (48, [range.start.0, range.sectors, *side as u64, 0]),
-        Action::Complete { id, result } => (37, [id.0.into(), came_of(*result), 0, 0]),
+        Action::Complete { id, result } => (37, [id.0.into(), result_number(*result), 0, 0]),
         Action::PrepareMap { chunk } => (38, [chunk.0, 0, 0, 0]),
         Action::ReleaseMap { chunk } => (51, [chunk.0, 0, 0, 0]),
         Action::SyncSide { side } => (39, [*side as u64, 0, 0, 0]),
         Action::WriteMap(writes) => {
-            let sums = writes.iter().fold(0u64, |all, one| all.rotate_left(7) ^ sum(&one.bytes));
+            let sums = writes.iter().fold(0u64, |all, one| all.rotate_left(7) ^ checksum(&one.bytes));
             (40, [writes.len() as u64, writes.first().map_or(0, |first| first.offset), sums, 0])
         }
         Action::SyncMap => (41, [0; 4]),
@@ -208,61 +208,63 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
             50,
             [plan.place.stored(), plan.inputs.len() as u64, u64::from(plan.level), u64::from(plan.is_oldest)],
         ),
-        Action::StoreRoot { seq, bytes } => (52, [seq.0, sum(bytes), 0, 0]),
-        Action::StorePending { seq, bytes } => (43, [seq.0, sum(bytes), 0, 0]),
-        Action::CreateRecord { seq, bytes } => (44, [seq.0, sum(bytes), 0, 0]),
+        Action::StoreRoot { seq, bytes } => (52, [seq.0, checksum(bytes), 0, 0]),
+        Action::StorePending { seq, bytes } => (43, [seq.0, checksum(bytes), 0, 0]),
+        Action::CreateRecord { seq, bytes } => (44, [seq.0, checksum(bytes), 0, 0]),
         Action::ReadRecord { seq } => (45, [seq.0, 0, 0, 0]),
-        Action::WriteCheckpoint { seq, bytes } => (46, [seq.0, sum(bytes), 0, 0]),
+        Action::WriteCheckpoint { seq, bytes } => (46, [seq.0, checksum(bytes), 0, 0]),
         Action::Report(_) => (47, [0; 4]),
     }
 }
 
 /// Returns a number for the kind of a call, and its size.
-fn ask_numbers(ask: &Ask) -> (u8, u64) {
-    match ask {
-        Ask::Store(StoreAsk::Get { key }) => (81, key.len() as u64),
-        Ask::Store(StoreAsk::GetRange { range, .. }) => (82, range.end - range.start),
-        Ask::Store(StoreAsk::Create { body, .. }) => (83, sum(body)),
-        Ask::Store(StoreAsk::PutSegment { body, .. }) => (84, body.len() as u64),
-        Ask::Store(StoreAsk::List { prefix, .. }) => (85, prefix.len() as u64),
-        Ask::Store(StoreAsk::Delete { key }) => (86, key.len() as u64),
-        Ask::Local(LocalAsk::ReadSides) => (87, 0),
-        Ask::Local(LocalAsk::StorePending(pending)) => (88, pending.seq.0),
-        Ask::Local(LocalAsk::ReadMap) => (89, 0),
-        Ask::Local(LocalAsk::Preserve) => (90, 0),
-        Ask::Local(LocalAsk::Discard) => (91, 0),
-        Ask::Local(LocalAsk::WriteHeader(write)) => (92, sum(&write.bytes)),
-        Ask::Local(LocalAsk::SyncHeader) => (93, 0),
-        Ask::Local(LocalAsk::WriteSlot { .. }) => (95, 0),
-        Ask::Local(LocalAsk::ReadSlot) => (105, 0),
-        Ask::Local(LocalAsk::NameSlot) => (109, 0),
-        Ask::Sleep(time) => (94, time.as_millis() as u64),
+fn call_numbers(call: &CallKind) -> (u8, u64) {
+    match call {
+        CallKind::Store(StoreCall::Get { key }) => (81, key.len() as u64),
+        CallKind::Store(StoreCall::GetRange { range, .. }) => (82, range.end - range.start),
+        CallKind::Store(StoreCall::Create { body, .. }) => (83, checksum(body)),
+        CallKind::Store(StoreCall::PutSegment { body, .. }) => (84, body.len() as u64),
+        CallKind::Store(StoreCall::List { prefix, .. }) => (85, prefix.len() as u64),
+        CallKind::Store(StoreCall::Delete { key }) => (86, key.len() as u64),
+        CallKind::Local(LocalCall::ReadSides) => (87, 0),
+        CallKind::Local(LocalCall::StorePending(pending)) => (88, pending.seq.0),
+        CallKind::Local(LocalCall::ReadMap) => (89, 0),
+        CallKind::Local(LocalCall::Preserve) => (90, 0),
+        CallKind::Local(LocalCall::Discard) => (91, 0),
+        CallKind::Local(LocalCall::WriteHeader(write)) => (92, checksum(&write.bytes)),
+        CallKind::Local(LocalCall::SyncHeader) => (93, 0),
+        CallKind::Local(LocalCall::WriteSlot { .. }) => (95, 0),
+        CallKind::Local(LocalCall::ReadSlot) => (105, 0),
+        CallKind::Local(LocalCall::NameSlot) => (109, 0),
+        CallKind::Sleep(time) => (94, time.as_millis() as u64),
     }
 }
 
-fn ask_words(ask: &Ask) -> String {
-    match ask {
-        Ask::Store(StoreAsk::Get { key } | StoreAsk::GetRange { key, .. }) => format!("GET {key}"),
-        Ask::Store(StoreAsk::Create { key, .. }) => format!("create {key}"),
-        Ask::Store(StoreAsk::PutSegment { key, .. }) => format!("PUT {key}"),
-        Ask::Store(StoreAsk::List { prefix, .. }) => format!("LIST {prefix}"),
-        Ask::Store(StoreAsk::Delete { key }) => format!("DELETE {key}"),
-        Ask::Local(LocalAsk::ReadSides) => "read the sealed side".into(),
-        Ask::Local(LocalAsk::StorePending(pending)) => format!("keep the record of log/{}", pending.seq.0),
-        Ask::Local(LocalAsk::ReadMap) => "read the durable map".into(),
-        Ask::Local(LocalAsk::Preserve) => "preserve the local files".into(),
-        Ask::Local(LocalAsk::Discard) => "throw the local files away".into(),
-        Ask::Local(LocalAsk::WriteHeader(_)) => "write the header".into(),
-        Ask::Local(LocalAsk::SyncHeader) => "sync the header".into(),
-        Ask::Local(LocalAsk::WriteSlot { .. }) => "write a slot of the slab".into(),
-        Ask::Local(LocalAsk::NameSlot) => "name a slot of the slab".into(),
-        Ask::Local(LocalAsk::ReadSlot) => "read a slot of the slab".into(),
-        Ask::Sleep(time) => format!("wait {} ms", time.as_millis()),
+fn describe_call(call: &CallKind) -> String {
+    match call {
+        CallKind::Store(StoreCall::Get { key } | StoreCall::GetRange { key, .. }) => format!("GET {key}"),
+        CallKind::Store(StoreCall::Create { key, .. }) => format!("create {key}"),
+        CallKind::Store(StoreCall::PutSegment { key, .. }) => format!("PUT {key}"),
+        CallKind::Store(StoreCall::List { prefix, .. }) => format!("LIST {prefix}"),
+        CallKind::Store(StoreCall::Delete { key }) => format!("DELETE {key}"),
+        CallKind::Local(LocalCall::ReadSides) => "read the sealed side".into(),
+        CallKind::Local(LocalCall::StorePending(pending)) => {
+            format!("keep the record of log/{}", pending.seq.0)
+        }
+        CallKind::Local(LocalCall::ReadMap) => "read the durable map".into(),
+        CallKind::Local(LocalCall::Preserve) => "preserve the local files".into(),
+        CallKind::Local(LocalCall::Discard) => "throw the local files away".into(),
+        CallKind::Local(LocalCall::WriteHeader(_)) => "write the header".into(),
+        CallKind::Local(LocalCall::SyncHeader) => "sync the header".into(),
+        CallKind::Local(LocalCall::WriteSlot { .. }) => "write a slot of the slab".into(),
+        CallKind::Local(LocalCall::NameSlot) => "name a slot of the slab".into(),
+        CallKind::Local(LocalCall::ReadSlot) => "read a slot of the slab".into(),
+        CallKind::Sleep(time) => format!("wait {} ms", time.as_millis()),
     }
 }
 
 /// Returns a description of the result of a call, and its size.
-fn answer_words(answer: &Answer) -> (&'static str, u64) {
+fn describe_answer(answer: &Answer) -> (&'static str, u64) {
     match answer {
         Answer::Bytes(Ok(bytes)) => ("found", bytes.len() as u64),
         Answer::Bytes(Err(StoreError::NotFound { .. })) => ("not there", 0),
@@ -278,7 +280,7 @@ fn answer_words(answer: &Answer) -> (&'static str, u64) {
     }
 }
 
-fn event_words(event: &Event) -> String {
+fn describe_event(event: &Event) -> String {
     match event {
         Event::Request { id, op, range } => {
             format!("client: {op:?} of {} sectors at {} (request {})", range.sectors, range.start.0, id.0)
@@ -321,7 +323,7 @@ fn event_words(event: &Event) -> String {
     }
 }
 
-fn action_words(action: &Action) -> String {
+fn describe_action(action: &Action) -> String {
     match action {
         Action::Read { id, range, from, .. } => {
             format!("read {} sectors at {} from {from:?} (request {})", range.sectors, range.start.0, id.0)

@@ -13,7 +13,7 @@ pub struct Violation {
     /// The violated invariant; `None` if an assertion of the engine failed.
     pub invariant: Option<Invariant>,
     /// The observation.
-    pub words: String,
+    pub message: String,
     /// The check that detected it: `file:line`.
     pub check: String,
 }
@@ -42,9 +42,9 @@ pub(crate) fn silence() {
             if !CATCHING.get() {
                 return rest(info);
             }
-            let words = info.payload_as_str().unwrap_or("a panic without words").to_owned();
+            let message = info.payload_as_str().unwrap_or("a panic without a message").to_owned();
             let check = info.location().map(|at| format!("{}:{}", at.file(), at.line())).unwrap_or_default();
-            CAUGHT.set(Some(Violation { invariant: invariant::take_broken(), words, check }));
+            CAUGHT.set(Some(Violation { invariant: invariant::take_broken(), message, check }));
         }));
     });
 }

@@ -1,7 +1,7 @@
 //! Hosts around one bucket: the daemon's execution of actions, and the faults.
 //!
-//! Owns: the order of everything. Each step is one completed job or one delivered answer, so that a test
-//! can choose the order and stop the world between any two of them.
+//! Owns: the order of everything. A step is one completed job or one delivered answer. A test can choose the
+//! order of steps, and stop the world between any two.
 
 mod answer;
 mod attach;
@@ -10,20 +10,20 @@ mod company;
 mod corruption;
 mod cuts;
 mod dirty;
+mod family_member;
 mod forks;
-mod kept;
-mod kin;
+mod inspect;
 mod life;
-mod look;
 mod other_disk;
 mod perform;
 mod refuse;
 mod snapshots;
 mod space;
+mod store_checks;
 #[cfg(test)]
 mod tests;
 mod timing;
-mod whole;
+mod uncommitted;
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Errno, Event};
@@ -34,13 +34,13 @@ use holdfast_format::index::policy;
 use holdfast_format::log_length;
 use holdfast_types::{Millis, Nonce, Sector, VolumeId};
 
-use crate::calls::{Ask, Call};
+use crate::calls::{Call, CallKind};
 use crate::clock::Clock;
-use crate::expect::Expect;
+use crate::expect::VolumeModel;
 use crate::failures::Failures;
 use crate::host::Host;
 use crate::invariant::Invariant;
-use crate::process::{ColdBlock, Ended, Heard, Job, What, failed_sync};
+use crate::process::{ColdBlock, Job, JobKind, JobResult, TaskResult, failed_sync_side};
 use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
 use crate::strike::Strikes;
@@ -48,12 +48,12 @@ use crate::terms::Terms;
 use crate::trace::Trace;
 use crate::writers::Writers;
 
-pub use crate::attempt::{Attach, AttachStep};
+pub use crate::attempt::{AttachResult, AttachStep};
 pub use crate::failures::Faults;
 use client::Stamps;
 pub(crate) use company::{Company, Death, Outage};
 use dirty::DirtyCheck;
-use forks::Behind;
+use forks::Ancestor;
 use snapshots::ControlPlane;
 pub(crate) use snapshots::Settled;
 
@@ -76,7 +76,7 @@ pub struct World {
     /// Number of cuts begun.
     cuts: u64,
     /// The ancestors of the served volume.
-    behind: Vec<Behind>,
+    ancestors: Vec<Ancestor>,
     /// Set if the volume shares its hosts and its store with others.
     pub(crate) company: Option<Company>,
 }
@@ -88,7 +88,7 @@ impl World {
         Self::of_volume(volume, seed, hosts, sectors, limits, faults)
     }
 
-    /// Does the same for a volume with its own name.
+    /// Creates hosts with empty disks around a store with a volume of this name.
     pub(crate) fn of_volume(
         volume: VolumeId,
         seed: u64,
@@ -105,11 +105,11 @@ impl World {
         // Chunk 1 is between writes to chunks 0 and 2.
         fence::scale(Some(1 + (seed % 2) as usize));
         let store = Store::new(volume, sectors, Nonce::default());
-        Self::around(store, seed, hosts, Terms::new(sectors, limits), faults)
+        Self::with_store(store, seed, hosts, Terms::new(sectors, limits), faults)
     }
 
     /// Creates new hosts around `store`.
-    fn around(store: Store, seed: u64, hosts: usize, terms: Terms, faults: Faults) -> Self {
+    fn with_store(store: Store, seed: u64, hosts: usize, terms: Terms, faults: Faults) -> Self {
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
             store,
@@ -125,7 +125,7 @@ impl World {
             dirty_check: DirtyCheck::default(),
             control: ControlPlane::default(),
             cuts: 0,
-            behind: Vec::new(),
+            ancestors: Vec::new(),
             company: None,
         }
     }
@@ -142,28 +142,28 @@ impl World {
 
     /// Advances the time, and sends it to the engine of `host`.
     pub fn tick(&mut self, host: usize, passed: Millis) {
-        self.pass(passed);
-        self.tell_time(host);
+        self.pass_time(passed);
+        self.send_tick(host);
     }
 
-    fn tell_time(&mut self, host: usize) {
-        self.hosts[host].lag.tick(self.clock.now());
-        self.tell(host, Event::Tick);
+    fn send_tick(&mut self, host: usize) {
+        self.hosts[host].lag.note_tick(self.clock.now());
+        self.send_event(host, Event::Tick);
         self.measure_space(host);
         if self.dirty_check.count_tick() {
             self.check_dirty(host);
         }
     }
 
-    fn tell(&mut self, host: usize, event: Event) {
-        self.tell_engine(host, event);
+    fn send_event(&mut self, host: usize, event: Event) {
+        self.send_engine_event(host, event);
         self.run_tasks(host);
     }
 
-    fn tell_engine(&mut self, host: usize, event: Event) {
+    fn send_engine_event(&mut self, host: usize, event: Event) {
         let here = &mut self.hosts[host];
         let serves = here.process.as_ref().is_some_and(|process| process.volume.is_some());
-        if serves && !here.tell(self.clock.now(), event, &mut self.trace) {
+        if serves && !here.send_event(self.clock.now(), event, &mut self.trace) {
             self.process_died(host);
         }
     }
@@ -173,63 +173,69 @@ impl World {
     /// Returns true if the job at `index` can proceed now: only time itself ends a timer.
     pub(crate) fn is_due(&self, host: usize, index: usize) -> bool {
         let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
-        job.is_some_and(|job| match &job.what {
-            What::Action(Action::Pause) | What::Call(Call { ask: Ask::Sleep(_), .. }) => {
+        job.is_some_and(|job| match &job.kind {
+            JobKind::Action(Action::Pause) | JobKind::Call(Call { kind: CallKind::Sleep(_), .. }) => {
                 job.until.is_none_or(|until| until <= self.clock.now())
             }
-            What::Call(Call { ask: Ask::Store(_), .. }) if job.heard.is_none() => self.is_heard(job.since),
-            What::Action(_) | What::Call(_) => true,
+            JobKind::Call(Call { kind: CallKind::Store(_), .. }) if job.result.is_none() => {
+                self.is_answered(job.since)
+            }
+            JobKind::Action(_) | JobKind::Call(_) => true,
         })
     }
 
     /// Does one pending job, or delivers the answer of a completed one.
     pub(crate) fn step_job(&mut self, host: usize, index: usize) {
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
-        if process.jobs[index].fetches() && process.jobs.iter().filter(|job| job.fetches()).count() > 1 {
-            return self.fetch(host);
+        if process.jobs[index].is_object_read()
+            && process.jobs.iter().filter(|job| job.is_object_read()).count() > 1
+        {
+            return self.complete_object_reads(host);
         }
         let mut job = process.jobs.remove(index);
-        match (job.heard.take(), job.what) {
-            (Some(Heard::Event(event)), _) => {
-                let failed = failed_sync(&event);
-                self.tell(host, event);
+        match (job.result.take(), job.kind) {
+            (Some(JobResult::Event(event)), _) => {
+                let failed = failed_sync_side(&event);
+                self.send_event(host, event);
                 if self.hosts[host].process.is_none() {
-                    self.fail_unheard(host, failed);
+                    self.note_unreported_failure(host, failed);
                 }
             }
-            (Some(Heard::Answer(answer)), What::Call(call)) => {
+            (Some(JobResult::Answer(answer)), JobKind::Call(call)) => {
                 call.answer(answer);
                 self.run_tasks(host);
             }
-            (Some(Heard::Answer(_)), What::Action(_)) => unreachable!("an action is answered with an event"),
+            (Some(JobResult::Answer(_)), JobKind::Action(_)) => {
+                unreachable!("an action is answered with an event")
+            }
             (None, what) => {
                 self.trace.operations += 1;
-                job.heard = match &what {
-                    What::Action(action) => self.perform(host, action, job.mark).map(Heard::Event),
-                    What::Call(call) => self.answer(host, &call.ask).map(Heard::Answer),
+                job.result = match &what {
+                    JobKind::Action(action) => self.perform(host, action, job.mark).map(JobResult::Event),
+                    JobKind::Call(call) => self.answer(host, &call.kind).map(JobResult::Answer),
                 };
-                job.what = what;
+                job.kind = what;
                 job.since = self.clock.now();
                 // At its old position: the test chooses the order of the others.
-                if job.heard.is_some()
+                if job.result.is_some()
                     && let Some(process) = &mut self.hosts[host].process
                 {
                     process.jobs.insert(index.min(process.jobs.len()), job);
                 }
             }
         }
-        self.take_note();
+        self.note_landed_records();
     }
 
     /// Completes concurrently requested objects together, as one operation: objects never change, so their
     /// order does not matter.
-    fn fetch(&mut self, host: usize) {
+    fn complete_object_reads(&mut self, host: usize) {
         self.trace.operations += 1;
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
-        let fetches: Vec<Job> = process.jobs.extract_if(.., |job| job.fetches()).collect();
+        let fetches: Vec<Job> = process.jobs.extract_if(.., |job| job.is_object_read()).collect();
         for job in fetches {
-            if let What::Call(call) = job.what
-                && let Some(answer) = self.answer(host, &call.ask)
+            if let JobKind::Call(call) = job.kind
+                && let Some(answer) = self.answer(host, &call.kind)
             {
                 call.answer(answer);
             }
@@ -253,22 +259,22 @@ impl World {
         }
     }
 
-    fn task_ended(&mut self, host: usize, ended: Ended) {
+    fn task_ended(&mut self, host: usize, ended: TaskResult) {
         let event = match ended {
-            Ended::Answered(event, tidy) => {
+            TaskResult::Answered(event, tidy) => {
                 let process = self.hosts[host].process.as_mut().expect("it ran the task");
                 if matches!(event, Event::Uploaded(_) | Event::SidesUnreadable(_)) {
                     process.upload = None;
                 }
                 if let Some(tidy) = tidy {
-                    process.tidy(tidy);
+                    process.start_tidy(tidy);
                 }
                 event
             }
-            Ended::Tidied => return,
-            Ended::Manifest(manifest) => Event::ManifestLoaded(Box::new(manifest)),
-            Ended::Attached(came_of) => return self.attach_ended(host, *came_of),
-            Ended::Cold { id, range, at, block } => {
+            TaskResult::Tidied => return,
+            TaskResult::Manifest(manifest) => Event::ManifestLoaded(Box::new(manifest)),
+            TaskResult::Attached(result) => return self.attach_ended(host, *result),
+            TaskResult::Cold { id, range, at, block } => {
                 let bytes = match block {
                     Ok(ColdBlock { bytes, found }) => {
                         let process = self.hosts[host].process.as_mut().expect("it ran the task");
@@ -287,9 +293,9 @@ impl World {
                         broken.check(self.store.is_swept(&error), || format!("{error}"));
                         let was_replaced = !self.writers.is_last(host);
                         let device = self.hosts[host].device.as_mut().expect("a read has a device");
-                        device.store_failed(id, was_replaced);
+                        device.fail_piece(id, was_replaced);
                         let result = Err(Errno::EIO);
-                        return self.tell_engine(host, Event::ColdReadCompleted { id, result });
+                        return self.send_engine_event(host, Event::ColdReadCompleted { id, result });
                     }
                 };
                 let first = range.start.in_block() as usize;
@@ -299,10 +305,10 @@ impl World {
                 Event::ColdReadCompleted { id, result: Ok(()) }
             }
         };
-        self.tell_engine(host, event);
+        self.send_engine_event(host, event);
     }
 
-    fn reported(&mut self, host: usize, report: Report) {
+    fn handle_report(&mut self, host: usize, report: Report) {
         let here = &mut self.hosts[host];
         match report {
             Report::Ready => {
@@ -356,30 +362,30 @@ impl World {
             | Report::UploadReadable => {}
             Report::Preserved { complete } => {
                 if complete {
-                    self.check_kept(host);
+                    self.check_uncommitted_data(host);
                     let here = &mut self.hosts[host];
-                    here.disk_past.set_keeps(here.disk.lock().holds_dirty());
+                    here.disk_past.set_unpreserved_data(here.disk.lock().holds_dirty());
                 }
-                self.has_ended(host);
+                self.end_released_process(host);
             }
-            Report::Detached => self.has_ended(host),
+            Report::Detached => self.end_released_process(host),
         }
     }
 
     /// Handles records that reached the log.
-    fn take_note(&mut self) {
+    fn note_landed_records(&mut self) {
         for landed in self.store.take_landed() {
             match landed {
                 Landed::Commit(nonce, cut) => {
-                    self.writers.commit();
+                    self.writers.count_commit();
                     for host in &mut self.hosts {
-                        host.content.saw_commit(&cut);
+                        host.content.note_commit(&cut);
                     }
                     let writer = self.writers.host_of(nonce).expect("only these hosts write");
                     let here = &mut self.hosts[writer];
                     if here.nonce == Some(nonce) {
-                        here.lag.committed(cut.at);
-                        here.content.own_commit(cut);
+                        here.lag.note_commit(cut.at);
+                        here.content.note_own_commit(cut);
                     }
                 }
                 Landed::Attach(nonce, node, replaced) => {
@@ -397,25 +403,25 @@ impl World {
         let here = &mut self.hosts[host];
         here.nonce = Some(nonce);
         here.lag.clear();
-        here.content.attached_after(self.store.last_cut());
-        if here.disk_past.other().is_some() {
+        here.content.note_attach_after(self.store.last_cut());
+        if here.disk_past.replacement().is_some() {
             self.attached_with_other_disk(host, nonce);
         } else if !self.writers.is_last(host) {
             let holds = here.disk.lock().holds_dirty();
             Invariant::FencedIsKept
                 .check(!holds, || "what a fenced writer left is mistaken for the volume's".into());
-            here.content.expect = Expect::after(&self.store.last_cut());
+            here.content.model = VolumeModel::from_cut(&self.store.last_cut());
         }
         self.writers.set_last(Some(host));
     }
 
     /// Lets a request arrive whose sender no longer waits.
-    pub(crate) fn land_late(&mut self) {
+    pub(crate) fn land_late_request(&mut self) {
         if !self.store.late.is_empty() {
             let at = self.rng.below(self.store.late.len());
-            let (ask, cut) = self.store.late.swap_remove(at);
-            self.store.apply(&ask, cut.as_ref(), 0);
-            self.take_note();
+            let (call, cut) = self.store.late.swap_remove(at);
+            self.store.apply(&call, cut.as_ref(), 0);
+            self.note_landed_records();
         }
     }
 
@@ -429,7 +435,7 @@ impl World {
     pub fn check_store(&mut self, host: usize) {
         let manifest = self.store.manifest();
         let cut = self.store.last_cut();
-        let mut touched = self.hosts[host].content.expect.touched();
+        let mut touched = self.hosts[host].content.model.touched();
         touched.extend(cut.touched());
         let mut read = (u64::MAX, Vec::new());
         for sector in touched {
@@ -438,7 +444,7 @@ impl World {
                 read = (block.0, self.store.read_remote(&manifest, block));
             }
             let stamp = read.1[Sector(sector).in_block() as usize];
-            let allowed = self.hosts[host].content.expect.allowed(sector);
+            let allowed = self.hosts[host].content.model.allowed(sector);
             Invariant::StoreIsAPrefix.check(allowed.contains(&stamp), || {
                 format!("the store has write {stamp} in sector {sector}; allowed: {allowed:?}")
             });

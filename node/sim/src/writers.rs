@@ -3,16 +3,16 @@
 
 use holdfast_types::{Epoch, Nonce};
 
-use crate::disk_past::{Age, OtherDisk};
+use crate::disk_past::{Age, DiskReplacement};
 
 /// An attach that was begun.
-pub(crate) struct Begun {
+pub(crate) struct BegunAttach {
     pub(crate) nonce: Nonce,
     pub(crate) host: usize,
     /// The epoch that it may replace.
     pub(crate) replaces: Option<Epoch>,
     /// The replacement of its host's disk at that time.
-    pub(crate) other_disk: Option<OtherDisk>,
+    pub(crate) other_disk: Option<DiskReplacement>,
     /// Number of disks that its host had had.
     pub(crate) disk: u64,
 }
@@ -20,9 +20,9 @@ pub(crate) struct Begun {
 /// All writers so far.
 #[derive(Default)]
 pub(crate) struct Writers {
-    begun: Vec<Begun>,
+    begun: Vec<BegunAttach>,
     /// The nonces of successful attaches, and their hosts.
-    won: Vec<(Nonce, usize)>,
+    successful: Vec<(Nonce, usize)>,
     last: Option<usize>,
     /// Number of commits in the log.
     commits: u64,
@@ -31,35 +31,35 @@ pub(crate) struct Writers {
 
 impl Writers {
     /// Records that an attach began.
-    pub(crate) fn begin(&mut self, attach: Begun) {
+    pub(crate) fn begin(&mut self, attach: BegunAttach) {
         self.begun.push(attach);
     }
 
     /// Records that an attach record reached the log.
     pub(crate) fn note_attach(&mut self, nonce: Nonce, host: usize) {
-        self.won.push((nonce, host));
+        self.successful.push((nonce, host));
     }
 
     /// Returns the number of successful attaches.
     pub(crate) fn count(&self) -> usize {
-        self.won.len()
+        self.successful.len()
     }
 
     /// Returns the host of the successful attach with this nonce.
     pub(crate) fn host_of(&self, nonce: Nonce) -> Option<usize> {
-        self.won.iter().rfind(|(theirs, _)| *theirs == nonce).map(|(_, host)| *host)
+        self.successful.iter().rfind(|(theirs, _)| *theirs == nonce).map(|(_, host)| *host)
     }
 
     /// Returns the begun attach with this nonce.
-    pub(crate) fn begun_with(&self, nonce: Nonce) -> Option<&Begun> {
+    pub(crate) fn attach_with_nonce(&self, nonce: Nonce) -> Option<&BegunAttach> {
         self.begun.iter().rfind(|begun| begun.nonce == nonce)
     }
 
     /// Returns the attach of `host` whose record has `nonce`. If its header is full, an attach uses the
     /// nonce of an older one.
-    pub(crate) fn begun_on(&self, host: usize, nonce: Nonce) -> &Begun {
+    pub(crate) fn attach_on_host(&self, host: usize, nonce: Nonce) -> &BegunAttach {
         let of_host = || self.begun.iter().rfind(|begun| begun.host == host);
-        self.begun_with(nonce).or_else(of_host).expect("only these hosts attach")
+        self.attach_with_nonce(nonce).or_else(of_host).expect("only these hosts attach")
     }
 
     /// Returns true if `host` is the last that attached.
@@ -72,7 +72,7 @@ impl Writers {
     }
 
     /// Notes that the log has lost its newest records.
-    pub(crate) fn set_back(&mut self) {
+    pub(crate) fn note_set_back(&mut self) {
         self.log_was_set_back = true;
     }
 
@@ -82,7 +82,7 @@ impl Writers {
     }
 
     /// Counts a commit in the log.
-    pub(crate) fn commit(&mut self) {
+    pub(crate) fn count_commit(&mut self) {
         self.commits += 1;
     }
 
@@ -91,7 +91,7 @@ impl Writers {
     }
 
     /// Returns true if a disk of that age certainly lacks commits of its writer.
-    pub(crate) fn have_passed(&self, age: Age) -> bool {
+    pub(crate) fn is_disk_outdated(&self, age: Age) -> bool {
         self.commits > age.commits + u64::from(age.sealing)
     }
 }

@@ -12,7 +12,7 @@ use holdfast_types::SectorRange;
 use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::crash::{Scenario, campaign};
 use holdfast_sim::drive;
-use holdfast_sim::world::{Attach, AttachStep, Faults, World};
+use holdfast_sim::world::{AttachResult, AttachStep, Faults, World};
 use holdfast_sim::{Fate, Invariant};
 
 const SECTORS: u64 = 40_000;
@@ -42,7 +42,7 @@ fn world(seed: u64) -> World {
 /// Runs the script on host 0 and stops after `steps` steps. Returns true if it ended before.
 fn play(world: &mut World, steps: usize) -> bool {
     let mut left = steps;
-    assert_eq!(world.attach(0, false, None), Attach::Acquired);
+    assert_eq!(world.attach(0, false, None), AttachResult::Acquired);
     let mut step = |world: &mut World| {
         let more = left > 0;
         left = left.saturating_sub(1);
@@ -99,7 +99,7 @@ fn every_death_at_every_crash_point_is_survived() {
         assert_eq!(found.missed(), [], "no scenario reaches these points");
         assert_eq!(found.visited.len(), CrashPoint::ALL.len());
         if let Some((crash, violation)) = found.violations.first() {
-            panic!("{crash}: {} ({})", violation.words, violation.check);
+            panic!("{crash}: {} ({})", violation.message, violation.check);
         }
         assert!(found.exhausted > 0, "of some visits every outcome is tried");
     }
@@ -107,7 +107,7 @@ fn every_death_at_every_crash_point_is_survived() {
 
 /// The deaths at crash points reveal a missing sync, without any randomness of a schedule.
 #[test]
-fn a_missing_sync_is_seen_at_a_crash_point() {
+fn a_missing_sync_is_detected_at_a_crash_point() {
     for (bug, scenario, invariant) in [
         (Bug::Missing(Safeguard::SyncSidesBeforeMap), Scenario::Life, Invariant::FlushedSurvives),
         (Bug::Missing(Safeguard::SyncMapBeforeAnswer), Scenario::Life, Invariant::SyncedIsWhole),
@@ -126,8 +126,8 @@ fn a_missing_sync_is_seen_at_a_crash_point() {
         again.args(arguments.split(' '));
         assert!(again.status().unwrap().success(), "{command} fails without the bug");
         let again = again.arg("--bug").arg(format!("{bug:?}")).output().unwrap();
-        let said = String::from_utf8(again.stdout).unwrap();
-        assert!(!again.status.success() && said.contains(&violation.words), "{command}: {said}");
+        let output = String::from_utf8(again.stdout).unwrap();
+        assert!(!again.status.success() && output.contains(&violation.message), "{command}: {output}");
     }
 }
 
@@ -241,7 +241,7 @@ fn an_attach_dies_after_every_step() {
             let mut world = world(7);
             play(&mut world, 60);
             world.lose_host(0, None);
-            assert_eq!(world.attach(0, false, Some(step)), Attach::Died);
+            assert_eq!(world.attach(0, false, Some(step)), AttachResult::Died);
             if fate.is_some() {
                 world.lose_host(0, fate);
             }
@@ -254,7 +254,7 @@ fn an_attach_dies_after_every_step() {
 fn the_first_attach_dies_with_its_header_half_written() {
     for seed in 0..40 {
         let mut world = world(seed);
-        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), Attach::Died);
+        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), AttachResult::Died);
         world.lose_host(0, None);
         drive::check_everywhere(&mut world, 0, 1);
     }
@@ -268,8 +268,8 @@ fn an_attach_dies_twice_before_its_header_is_synced() {
         world.age_headers();
         play(&mut world, 40);
         world.lose_host(0, None);
-        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), Attach::Died);
-        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), Attach::Died);
+        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), AttachResult::Died);
+        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), AttachResult::Died);
         world.lose_host(0, None);
         drive::check_everywhere(&mut world, 0, 1);
     }
@@ -281,7 +281,7 @@ fn a_recovering_volume_is_detached() {
     let mut world = world(5);
     play(&mut world, 60);
     world.lose_host(0, Some(Fate::Everything));
-    assert_eq!(world.attach(0, false, None), Attach::Acquired);
+    assert_eq!(world.attach(0, false, None), AttachResult::Acquired);
     assert!(world.status(0).is_some_and(|status| status.recovering));
     world.begin_detach(0);
     drive::until(&mut world, 0, |world| !world.has_device(0));
@@ -296,12 +296,12 @@ fn a_process_dies_between_changes_of_a_new_live_map() {
         let mut world = world(3);
         // Flushed data, none of it committed yet.
         play(&mut world, 36);
-        assert!(!world.holds_a_commit());
+        assert!(!world.has_commit());
         world.lose_host(0, Some(Fate::Everything));
         world.kill_inside(0, changes);
         let came_of = world.attach(0, false, None);
         drive::check_everywhere(&mut world, 0, 1);
-        if came_of == Attach::Acquired {
+        if came_of == AttachResult::Acquired {
             assert!(changes > 20, "a map has many changes");
             return;
         }

@@ -68,7 +68,7 @@ fn fuzz_dir() -> std::path::PathBuf {
 }
 
 /// Returns the files kept for `target`.
-fn kept(target: &str) -> Vec<Vec<u8>> {
+fn corpus_files(target: &str) -> Vec<Vec<u8>> {
     assert!(TARGETS.contains(&target));
     let mut files: Vec<_> =
         std::fs::read_dir(fuzz_dir().join(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -85,12 +85,12 @@ fn renew(file: &str, bytes: &[u8]) {
 }
 
 /// Returns the bytes stored by a life, with the kept files.
-fn with_kept(target: &str, stored: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
-    [stored, kept(target)].concat()
+fn with_corpus(target: &str, stored: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    [stored, corpus_files(target)].concat()
 }
 
 /// Creates a volume with commits, a checkpoint, flushed and unflushed data, whose process was just killed.
-fn life() -> World {
+fn killed_world() -> World {
     let mut world = World::new(11, 2, SECTORS, LIMITS, Faults::default());
     world.age_log(28);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -135,7 +135,7 @@ fn change(rng: &mut Rng, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Does the same with a correct checksum and length, padded to `slot` bytes.
+/// Changes some bytes, and corrects the checksum and the length. Pads the result to `slot` bytes.
 fn forge(rng: &mut Rng, whole: &[u8], slot: usize) -> Vec<u8> {
     let length = u32::from_le_bytes(whole[8..12].try_into().unwrap()) as usize;
     let mut payload = whole[ENVELOPE..ENVELOPE + length].to_vec();
@@ -159,7 +159,7 @@ fn forge(rng: &mut Rng, whole: &[u8], slot: usize) -> Vec<u8> {
 }
 
 /// Runs `decode`, which returns its finding or `None`, over changes of `corpus`.
-fn withstands<T: PartialEq + Debug>(corpus: &[Vec<u8>], slot: usize, decode: impl Fn(&[u8]) -> Option<T>) {
+fn check_changes<T: PartialEq + Debug>(corpus: &[Vec<u8>], slot: usize, decode: impl Fn(&[u8]) -> Option<T>) {
     assert!(!corpus.is_empty());
     let (mut forged, mut taken) = (0, 0);
     for (entry, whole) in corpus.iter().enumerate() {
@@ -182,7 +182,7 @@ fn withstands<T: PartialEq + Debug>(corpus: &[Vec<u8>], slot: usize, decode: imp
 }
 
 /// Returns a bounded number of entries: a life creates many records that differ little.
-fn some<'a>(entries: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
+fn sample<'a>(entries: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = entries.map(<[u8]>::to_vec).collect();
     all.sort_by_key(Vec::len);
     all.dedup_by_key(|bytes| bytes.len());
@@ -199,7 +199,7 @@ fn index_of(object: &[u8]) -> &[u8] {
 
 #[test]
 fn records() {
-    let world = life();
+    let world = killed_world();
     let is_commit = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Change { .. });
     renew("log-record/commit", world.log().find(is_commit).unwrap());
     let mut growth = Record::decode(world.log().find(is_commit).unwrap()).unwrap();
@@ -216,7 +216,7 @@ fn records() {
     assert!(labels.insert(Labels::VOLUME, "data") && labels.insert(Labels::CLUSTER, "2f6a7c1e"));
     let create = Record { seq: Seq::FIRST, body: Body::Create { sectors, source: None, labels }, ..takeover };
     renew("log-record/create-labels", &create.encode());
-    let root = Manifest::decode_checkpoint(life().checkpoints().last().unwrap()).unwrap();
+    let root = Manifest::decode_checkpoint(killed_world().checkpoints().last().unwrap()).unwrap();
     let source = root.fork().map(Box::new);
     let body = Body::Create { sectors: root.sectors(), source, labels: Labels::default() };
     let fork = Record { volume: "fork".parse().unwrap(), body, ..create };
@@ -227,7 +227,7 @@ fn records() {
     let detach = Record { volume, seq, epoch, body: Body::detach(&state), ..fork };
     assert!(matches!(detach.body, Body::Detach { root: Some(_) }));
     renew("log-record/detach-root", &detach.encode());
-    withstands(&with_kept("log-record", some(life().log())), 0, |bytes| {
+    check_changes(&with_corpus("log-record", sample(killed_world().log())), 0, |bytes| {
         let record = Record::decode(bytes).ok()?;
         assert_eq!(
             Record::decode(&record.encode()).as_ref(),
@@ -254,23 +254,23 @@ impl PartialEq for FoundRecord {
 
 #[test]
 fn checkpoints() {
-    renew("checkpoint/life", life().checkpoints().last().unwrap());
-    withstands(&with_kept("checkpoint", some(life().checkpoints())), 0, |bytes| {
+    renew("checkpoint/life", killed_world().checkpoints().last().unwrap());
+    check_changes(&with_corpus("checkpoint", sample(killed_world().checkpoints())), 0, |bytes| {
         Manifest::decode_checkpoint(bytes).ok().map(|manifest| manifest.encode_checkpoint())
     });
 }
 
 #[test]
 fn segment_indexes() {
-    let corpus = with_kept("segment-index", some(life().segments().map(index_of)));
-    withstands(&corpus, 0, |bytes| FrameIndex::decode(bytes).ok());
+    let corpus = with_corpus("segment-index", sample(killed_world().segments().map(index_of)));
+    check_changes(&corpus, 0, |bytes| FrameIndex::decode(bytes).ok());
 }
 
 /// Returns the object created by a merge of all segments of a life, with its reference and its head.
 fn merged() -> (RunRef, RunHead, Vec<u8>) {
-    let world = life();
+    let world = killed_world();
     let mut inputs: Vec<Input> =
-        world.segments().map(|object| Input::Segment(named(object), index(object))).collect();
+        world.segments().map(|object| Input::Segment(segment_object(object), index(object))).collect();
     inputs.reverse();
     let mut merge = Merge::new(inputs, false);
     while merge.advance() != MergeStep::Ended {}
@@ -284,7 +284,7 @@ fn index(object: &[u8]) -> Arc<FrameIndex> {
 }
 
 /// Returns a segment, named after its size.
-fn named(object: &[u8]) -> SegmentObject {
+fn segment_object(object: &[u8]) -> SegmentObject {
     let trailer = &object[object.len() - 16..];
     let bytes = object.len() as u64;
     SegmentObject {
@@ -301,7 +301,7 @@ fn run_heads() {
     let stored = object[run.head_offset as usize..][..run.head_bytes as usize].to_vec();
     renew("run-head/merged", &stored);
     assert!(head.segments().len() > 1);
-    withstands(&with_kept("run-head", vec![stored]), 0, |bytes| RunHead::decode_alone(bytes).ok());
+    check_changes(&with_corpus("run-head", vec![stored]), 0, |bytes| RunHead::decode_alone(bytes).ok());
 }
 
 /// A page is read through its head, which names its first block and the segments.
@@ -312,7 +312,7 @@ fn run_pages() {
     let range = head.page_range(0);
     let stored = object[range.start as usize..range.end as usize].to_vec();
     renew("run-page/merged", &stored);
-    withstands(&with_kept("run-page", vec![stored]), 0, |bytes| {
+    check_changes(&with_corpus("run-page", vec![stored]), 0, |bytes| {
         let page = head.page(0, bytes).ok()?;
         for block in (0..SECTORS / 32 + 1).chain([u64::from(u32::MAX), u64::MAX]) {
             let found = page.find(Block(block));
@@ -324,10 +324,10 @@ fn run_pages() {
 
 #[test]
 fn frames() {
-    let world = life();
+    let world = killed_world();
     let mut changed = 0;
     let stored = world.segments().map(<[u8]>::to_vec).collect();
-    for object in &with_kept("frame", stored) {
+    for object in &with_corpus("frame", stored) {
         for frame in FrameIndex::decode(index_of(object)).unwrap().frames() {
             let stored = &object[frame.offset as usize..][..frame.stored as usize];
             let written = unpack(frame, stored).unwrap();
@@ -355,15 +355,15 @@ fn frames() {
 /// nor for a reason to take the older.
 #[test]
 fn durable_map_headers() {
-    renew("map-header/life", &life().durable_map(0, 0, 2 * SLOT));
-    renew("map-page/page-0", &life().durable_map(0, 0, 4 * SLOT));
-    let stored = vec![life().durable_map(0, 0, 2 * SLOT)];
-    for pair in with_kept("map-header", stored) {
+    renew("map-header/life", &killed_world().durable_map(0, 0, 2 * SLOT));
+    renew("map-page/page-0", &killed_world().durable_map(0, 0, 4 * SLOT));
+    let stored = vec![killed_world().durable_map(0, 0, 2 * SLOT)];
+    for pair in with_corpus("map-header", stored) {
         let slots = [&pair[..SLOT], &pair[SLOT..]];
         let alone = slots.map(|slot| Header::newest(&[slot, &[0; SLOT]].concat()).unwrap().unwrap());
         let newest = usize::from(alone[1].0 > alone[0].0);
         for slot in [0, 1] {
-            withstands(&[slots[slot].to_vec()], SLOT, |bytes| {
+            check_changes(&[slots[slot].to_vec()], SLOT, |bytes| {
                 Header::newest(&[bytes, &[0; SLOT]].concat()).ok()?
             });
             let mut rng = Rng::new(slot as u64);
@@ -397,13 +397,13 @@ fn found_page(file: &[u8], page: u64) -> Result<Option<FoundPage>, DamagedMap> {
 #[test]
 fn durable_map_pages() {
     const UNIT: usize = 512;
-    let world = life();
+    let world = killed_world();
     let header = world.durable_map(0, 0, 2 * SLOT);
     let pages = 0..SECTORS.div_ceil(PAGE_SECTORS);
     let stored = pages
         .map(|page| (page, [header.clone(), world.durable_map(0, page_offset(page, 0), 2 * SLOT)].concat()));
     let written = stored.filter(|(_, file)| file[2 * SLOT..].iter().any(|byte| *byte != 0));
-    let kept = kept("map-page").into_iter().map(|file| (0, file));
+    let kept = corpus_files("map-page").into_iter().map(|file| (0, file));
     let (mut taken, mut differ) = (0, 0);
     for (page, whole) in written.chain(kept) {
         let written = found_page(&whole, page).unwrap().expect("it was written");
@@ -468,7 +468,7 @@ fn durable_map_pages() {
 /// all.
 #[test]
 fn pending_records() {
-    let world = life();
+    let world = killed_world();
     let (header_generation, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
     let mut manifest = Manifest::empty(header.volume.clone());
     for bytes in world.log() {
@@ -481,7 +481,7 @@ fn pending_records() {
     renew("pending/commit", &left);
     let mut rng = Rng::new(3);
     let mut sent = 0;
-    for whole in with_kept("pending", vec![left]).iter().cycle().take(CHANGES as usize) {
+    for whole in with_corpus("pending", vec![left]).iter().cycle().take(CHANGES as usize) {
         let mut altered = whole.clone();
         match rng.below(3) {
             0 => change(&mut rng, &mut altered),
@@ -525,7 +525,7 @@ fn volume_ids() {
 
 /// Changes the lines kept for `target`. An accepted line is written as it was read.
 fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
-    let kept = kept(target).concat();
+    let kept = corpus_files(target).concat();
     let mut rng = Rng::new(5);
     let mut taken = 0;
     for line in String::from_utf8(kept).unwrap().lines() {
@@ -543,18 +543,18 @@ fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
     assert!(taken > 0);
 }
 
-/// It has no checksum: only its owner writes this memory, and it is lost with the host. With any content,
-/// a takeover succeeds or returns an error.
+/// The live map has no checksum: only its owner writes this memory, and it is lost with the host. With any
+/// content, a takeover succeeds or returns an error.
 #[test]
 fn live_maps() {
-    let world = life();
+    let world = killed_world();
     let left = world.live_map(0).expect("the process was killed");
     // Only the head and the bitmaps can be invalid.
     renew("live-map/front", &left[..2 * SLOT]);
     let (header_generation, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
     let mut rng = Rng::new(1);
     let mut taken = 0;
-    for whole in with_kept("live-map", vec![left]).iter().cycle().take(CHANGES as usize / 10) {
+    for whole in with_corpus("live-map", vec![left]).iter().cycle().take(CHANGES as usize / 10) {
         let mut altered = whole.clone();
         altered.resize(map_bytes(SECTORS) as usize, 0);
         let mut front = altered.split_off(2 * SLOT);

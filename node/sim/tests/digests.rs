@@ -36,7 +36,7 @@ const DIGESTS: [&str; 26] = [
 ];
 
 #[test]
-fn a_fleet_is_the_same_each_time() {
+fn a_fleet_run_is_deterministic() {
     for seed in 0..8 {
         let case = FleetCase { seed, volumes: 4, operations: 6000, bug: None };
         assert_eq!(case.run(0).digest, case.run(0).digest, "seed {seed}");
@@ -44,7 +44,7 @@ fn a_fleet_is_the_same_each_time() {
 }
 
 #[test]
-fn the_same_on_every_machine() {
+fn digests_are_the_same_on_every_machine() {
     let digests: Vec<String> = (0..26)
         .map(|seed| Case { seed, operations: 3000, bug: None }.run(0).digest[..32].to_owned())
         .collect();
@@ -54,9 +54,9 @@ fn the_same_on_every_machine() {
 #[test]
 fn telling_the_story_changes_nothing() {
     let case = Case { seed: 7, operations: 1500, bug: None };
-    let told = case.run(50);
-    assert_eq!(told.story.len(), 50);
-    assert_eq!(told.digest, case.run(0).digest);
+    let outcome = case.run(50);
+    assert_eq!(outcome.story.len(), 50);
+    assert_eq!(outcome.digest, case.run(0).digest);
 }
 
 /// The planner's direct path requests the same operations in the same order as events.

@@ -35,7 +35,7 @@ fn ten_times_the_share_is_written_and_read() {
     let mut world = world();
     for start in (0..3000).step_by(50) {
         do_at(&mut world, Op::Write, start * 7, 50);
-        assert!(world.held(0) <= SHARE + 50, "{} sectors are held", world.held(0));
+        assert!(world.held_sectors(0) <= SHARE + 50, "{} sectors are held", world.held_sectors(0));
     }
     let status = world.status(0).expect("it runs");
     assert!(status.evicted_bytes > 0);
@@ -47,10 +47,10 @@ fn evicted_data_is_read_from_the_store() {
     let mut world = world();
     do_at(&mut world, Op::Write, 0, 200);
     do_at(&mut world, Op::Write, 40_000, 250);
-    drive::until(&mut world, 0, |world| world.held(0) < SHARE && world.jobs(0).next().is_none());
+    drive::until(&mut world, 0, |world| world.held_sectors(0) < SHARE && world.jobs(0).next().is_none());
     drive::read_all(&mut world, 0);
     // Reads bring nothing back to the sides.
-    assert!(world.held(0) < SHARE);
+    assert!(world.held_sectors(0) < SHARE);
 }
 
 #[test]
@@ -61,12 +61,12 @@ fn rewriting_sectors_evicts_their_copy_in_the_other_side() {
         do_at(&mut world, Op::Flush, 0, 0);
         drive::until(&mut world, 0, |world| world.status(0).is_some_and(|status| !status.full.cache));
     }
-    drive::until(&mut world, 0, |world| world.held(0) < SHARE);
+    drive::until(&mut world, 0, |world| world.held_sectors(0) < SHARE);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
 #[test]
-fn a_volume_within_its_share_gives_nothing_up() {
+fn a_volume_within_its_share_evicts_nothing() {
     let mut world = world();
     for start in [0, 40_000, 69_000] {
         do_at(&mut world, Op::Write, start, 60);
@@ -75,12 +75,12 @@ fn a_volume_within_its_share_gives_nothing_up() {
         drive::step(&mut world, 0);
     }
     let status = world.status(0).expect("it runs");
-    assert_eq!((world.held(0), status.evicted_bytes, status.full.cache), (180, 0, false));
+    assert_eq!((world.held_sectors(0), status.evicted_bytes, status.full.cache), (180, 0, false));
 }
 
 /// Regression, found by this seed: writes waited permanently for the space of a range whose punch had failed.
 #[test]
-fn a_punch_that_failed_is_tried_again() {
+fn a_failed_punch_is_retried() {
     let outcome = Case { seed: 130, operations: 5000, bug: None }.run(0);
     assert_eq!(outcome.violation, None);
 }

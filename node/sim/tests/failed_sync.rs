@@ -19,7 +19,7 @@ fn world() -> World {
     world
 }
 
-fn ask(world: &mut World, op: Op, start: u64, sectors: u64) -> Result<(), Errno> {
+fn request(world: &mut World, op: Op, start: u64, sectors: u64) -> Result<(), Errno> {
     world.request(0, op, SectorRange::new(start, sectors)).expect("the device has room");
     let mut answer = None;
     while !drive::is_idle(world, 0) {
@@ -32,15 +32,15 @@ fn ask(world: &mut World, op: Op, start: u64, sectors: u64) -> Result<(), Errno>
 }
 
 fn flush(world: &mut World) -> Result<(), Errno> {
-    ask(world, Op::Flush, 0, 0)
+    request(world, Op::Flush, 0, 0)
 }
 
 /// Creates a flushed write, and one over it whose sync failed.
 fn sync_failed() -> World {
     let mut world = world();
-    assert_eq!(ask(&mut world, Op::Write, 7, 4), Ok(()));
+    assert_eq!(request(&mut world, Op::Write, 7, 4), Ok(()));
     assert_eq!(flush(&mut world), Ok(()));
-    assert_eq!(ask(&mut world, Op::Write, 7, 2), Ok(()));
+    assert_eq!(request(&mut world, Op::Write, 7, 2), Ok(()));
     world.set_faults(NO_SYNC);
     assert_eq!(flush(&mut world), Err(Errno::EIO));
     world.set_faults(Faults::default());
@@ -49,31 +49,31 @@ fn sync_failed() -> World {
 
 /// Checks that every sector is correct after a power cut that leaves nothing unsynced, on any later
 /// reader.
-fn survives(mut world: World) {
+fn check_power_cut(mut world: World) {
     world.lose_host(0, Some(Fate::Nothing));
-    reads_right(world);
+    check_reads(world);
 }
 
-fn reads_right(mut world: World) {
+fn check_reads(mut world: World) {
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     drive::read_all(&mut world, 0);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
-/// It succeeds once all data is committed, and the data that it covers survives.
+/// The flush succeeds once all data is committed, and the data that it covers survives.
 #[test]
 fn a_flush_after_a_failed_sync_waits_for_the_commit() {
     let mut world = sync_failed();
-    assert!(!world.holds_a_commit());
+    assert!(!world.has_commit());
     flush(&mut world).unwrap();
-    assert!(world.holds_a_commit());
+    assert!(world.has_commit());
     assert!(world.status(0).unwrap().sync_failed);
-    survives(world);
+    check_power_cut(world);
 }
 
 #[test]
 fn data_flushed_before_a_failed_sync_survives_uncommitted() {
-    survives(sync_failed());
+    check_power_cut(sync_failed());
 }
 
 #[test]
@@ -82,8 +82,8 @@ fn a_failed_sync_is_remembered_by_the_next_daemon() {
     world.kill(0);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     flush(&mut world).unwrap();
-    assert!(world.holds_a_commit());
-    survives(world);
+    assert!(world.has_commit());
+    check_power_cut(world);
 }
 
 #[test]
@@ -91,18 +91,18 @@ fn flushes_go_to_the_store_only_until_the_next_attach() {
     let mut world = sync_failed();
     drive::detach(&mut world, 0);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
-    ask(&mut world, Op::Write, 9, 1).unwrap();
+    request(&mut world, Op::Write, 9, 1).unwrap();
     let before = world.store_requests();
     flush(&mut world).unwrap();
     assert_eq!(world.store_requests(), before, "the disk is believed again");
-    survives(world);
+    check_power_cut(world);
 }
 
 #[test]
 fn files_of_a_failed_detach_are_not_the_volume() {
     let mut world = sync_failed();
     drive::detach(&mut world, 0);
-    survives(world);
+    check_power_cut(world);
 }
 
 #[test]
@@ -110,13 +110,13 @@ fn overwriting_committed_data_does_not_restore_older_bytes() {
     let mut world = sync_failed();
     for _ in 0..3 {
         flush(&mut world).unwrap();
-        ask(&mut world, Op::Write, 8, 2).unwrap();
+        request(&mut world, Op::Write, 8, 2).unwrap();
     }
-    survives(world);
+    check_power_cut(world);
 }
 
 /// Lets every LIST show an older state for some time.
-fn is_shown_older_logs(world: &mut World, seed: u64) {
+fn show_older_logs(world: &mut World, seed: u64) {
     world.reseed(seed);
     world.set_faults(Faults { stale_list: Some(1), ..Faults::default() });
     for _ in 0..40 {
@@ -129,7 +129,7 @@ fn is_shown_older_logs(world: &mut World, seed: u64) {
 /// yet, and wrote a header of the previous epoch. An attach that read a log of that epoch applied the
 /// invalidations of that epoch's writer to data that was flushed since.
 #[test]
-fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
+fn an_older_log_invalidates_no_data_flushed_by_a_successor() {
     for seed in 0..16 {
         let mut world = sync_failed();
         flush(&mut world).unwrap();
@@ -138,12 +138,12 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
         world.kill(0);
         world.set_faults(Faults { read: Some(1), ..Faults::default() });
         drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
-        ask(&mut world, Op::Write, 7, 3).unwrap();
+        request(&mut world, Op::Write, 7, 3).unwrap();
         flush(&mut world).unwrap();
         assert_eq!(world.status(0).unwrap().committed, None, "it does not know the log");
         world.lose_host(0, Some(Fate::Nothing));
-        is_shown_older_logs(&mut world, 1000 + seed);
-        reads_right(world);
+        show_older_logs(&mut world, 1000 + seed);
+        check_reads(world);
     }
 }
 
@@ -154,11 +154,11 @@ fn an_older_log_invalidates_nothing_of_a_fenced_writer() {
     for seed in 0..16 {
         let mut world = sync_failed();
         flush(&mut world).unwrap();
-        ask(&mut world, Op::Write, 7, 3).unwrap();
+        request(&mut world, Op::Write, 7, 3).unwrap();
         drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
         world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device has room");
         drive::until(&mut world, 0, |world| !world.has_device(0));
-        is_shown_older_logs(&mut world, 1000 + seed);
+        show_older_logs(&mut world, 1000 + seed);
         drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     }
 }

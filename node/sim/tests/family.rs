@@ -6,13 +6,13 @@ fn run(seeds: std::ops::Range<u64>, volumes: usize, operations: u64) {
     for seed in seeds {
         let case = FamilyCase { seed, volumes, operations, bug: None };
         if let Some(found) = case.run(0).violation {
-            panic!("{} ({})\nrepeat with: {case}", found.words, found.check);
+            panic!("{} ({})\nrepeat with: {case}", found.message, found.check);
         }
     }
 }
 
 #[test]
-fn forks_live_beside_the_volumes_they_are_of() {
+fn forks_live_alongside_their_source_volumes() {
     run(0..24, 4, 12_000);
 }
 
@@ -41,16 +41,16 @@ fn reads_of_a_replaced_writer_may_fail() {
     run(10_159..10_160, 5, 20_000);
 }
 
-/// Regression, found by this seed: a host read the log of a new fork, paused while others used the fork and
-/// truncated its log, and then checked if the fork's snapshot was forgotten. The tombstone that it created is
-/// not part of the log.
+/// Regression, found by this seed: a host read the log of a new fork and paused. Others used the fork and
+/// truncated its log. Then the host checked if the fork's snapshot was forgotten, and created a tombstone,
+/// which is not part of the log.
 #[test]
 fn a_fork_is_not_ended_after_its_log_was_truncated() {
     run(20_008..20_009, 3, 20_000);
 }
 
 #[test]
-fn a_family_is_the_same_each_time() {
+fn a_family_run_is_deterministic() {
     for seed in 0..8 {
         let case = FamilyCase { seed, volumes: 4, operations: 6000, bug: None };
         assert_eq!(case.run(0).digest, case.run(0).digest, "seed {seed}");

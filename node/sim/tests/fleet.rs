@@ -6,7 +6,7 @@ fn run(seeds: std::ops::Range<u64>, volumes: usize, operations: u64) {
     for seed in seeds {
         let case = FleetCase { seed, volumes, operations, bug: None };
         if let Some(found) = case.run(0).violation {
-            panic!("{} ({})\nrepeat with: {case}", found.words, found.check);
+            panic!("{} ({})\nrepeat with: {case}", found.message, found.check);
         }
     }
 }

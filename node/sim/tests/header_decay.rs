@@ -4,14 +4,14 @@
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Op;
 use holdfast_engine::settings::DirtyLimits;
-use holdfast_sim::world::{Attach, Faults, World};
+use holdfast_sim::world::{AttachResult, Faults, World};
 use holdfast_sim::{Fate, drive};
 use holdfast_types::SectorRange;
 
 const LIMITS: DirtyLimits =
     DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
 
-fn ask(world: &mut World, op: Op, start: u64, sectors: u64) {
+fn request(world: &mut World, op: Op, start: u64, sectors: u64) {
     world.request(0, op, SectorRange::new(start, sectors)).expect("the device has room");
     drive::until(world, 0, |world| drive::is_idle(world, 0));
 }
@@ -21,8 +21,8 @@ fn world() -> World {
     let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     for start in [0, 5000] {
-        ask(&mut world, Op::Write, start, 4);
-        ask(&mut world, Op::Flush, 0, 0);
+        request(&mut world, Op::Write, start, 4);
+        request(&mut world, Op::Flush, 0, 0);
     }
     world
 }
@@ -50,7 +50,7 @@ fn a_header_that_decays_is_named_after_a_power_cut() {
         assert!(world.decay_header(0, slot), "it was written");
         world.lose_host(0, Some(Fate::Everything));
         for _ in 0..2 {
-            assert_eq!(world.attach(0, true, None), Attach::Failed, "slot {slot}");
+            assert_eq!(world.attach(0, true, None), AttachResult::Failed, "slot {slot}");
         }
         continues_elsewhere(&mut world);
     }
@@ -74,14 +74,14 @@ fn a_writer_is_not_disturbed_and_replaces_what_decayed() {
         let mut world = world();
         let slot = newest_slot(&world) ^ u8::from(!is_newest);
         assert!(world.decay_header(0, slot), "it was written");
-        ask(&mut world, Op::Write, 9000, 4);
-        ask(&mut world, Op::Flush, 0, 0);
+        request(&mut world, Op::Write, 9000, 4);
+        request(&mut world, Op::Flush, 0, 0);
         drive::read_all(&mut world, 0);
         // The last round of a detach writes one header.
         drive::detach(&mut world, 0);
         let is_replaced = newest(&world).is_some();
         let attached = world.attach(0, true, None);
-        assert_eq!(attached == Attach::Acquired, is_replaced, "{attached:?}");
+        assert_eq!(attached == AttachResult::Acquired, is_replaced, "{attached:?}");
         continues_elsewhere(&mut world);
     }
 }

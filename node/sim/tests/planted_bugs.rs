@@ -18,7 +18,7 @@ fn every_planted_bug_is_found() {
     let look = || {
         while let Some(bug) = next() {
             match search(bug, SEEDS, OPERATIONS) {
-                Some((seed, found)) => println!("{bug:?}: seed {seed}: {}", found.words),
+                Some((seed, found)) => println!("{bug:?}: seed {seed}: {}", found.message),
                 None => missed.lock().unwrap_or_else(PoisonError::into_inner).push(bug),
             }
         }

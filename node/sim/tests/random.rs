@@ -10,7 +10,7 @@ fn runs(profile: Profile, count: u64, operations: u64) {
         assert_eq!(Profile::of(seed), profile);
         let case = Case { seed, operations, bug: None };
         if let Some(found) = case.run(0).violation {
-            panic!("{} ({})\nrepeat with: {case}", found.words, found.check);
+            panic!("{} ({})\nrepeat with: {case}", found.message, found.check);
         }
     }
 }
@@ -76,7 +76,7 @@ fn disks_are_emptied_set_back_and_copied() {
 }
 
 #[test]
-fn asleep_while_the_log_is_truncated() {
+fn processes_pause_while_the_log_is_truncated() {
     runs(Profile::Sleepers, 12, 3000);
 }
 
@@ -91,10 +91,10 @@ fn logs_are_truncated() {
     assert!(truncated.count() >= 18);
 }
 
-/// Regression, found by this seed: the data of a sector that was zeros at the last write of its map page,
-/// and data at the power failure, did not count as dirty.
+/// Regression, found by this seed: a sector had zeros at the last write of its map page, and data at the
+/// power failure. This data did not count as dirty.
 #[test]
-fn what_a_power_cut_left_counts_as_data() {
+fn data_written_before_a_power_cut_counts_as_dirty() {
     let outcome = Case { seed: 533, operations: 10_000, bug: None }.run(0);
     assert_eq!(outcome.violation, None);
 }

@@ -45,7 +45,7 @@ fn read(world: &mut World, range: SectorRange) -> (Result<(), Errno>, Vec<Report
 }
 
 #[test]
-fn what_the_store_has_is_read_from_there() {
+fn data_in_the_store_is_read_from_there() {
     let range = SectorRange::new(32_760, 40);
     let mut world = unreadable(range, true);
     assert_eq!(read(&mut world, range), (Ok(()), vec![Report::CleanUnreadable(range)]));

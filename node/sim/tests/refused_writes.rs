@@ -7,22 +7,22 @@ use holdfast_sim::strike::WriteStep;
 
 /// No acknowledged byte is lost, a full disk delays no commit, and nothing stays blocked afterwards.
 #[test]
-fn every_write_is_refused_once_and_lastingly() {
+fn every_write_fails_once_and_permanently() {
     let found = refuse_each(&Scenario::ALL, 0);
     println!(r#"{{"full_disk_steps":{},"full_disk_stuck":{}}}"#, found.total, found.stuck.len());
     for step in WriteStep::ALL {
         assert!(found.writes.contains_key(&step), "no scenario has {step:?}");
     }
     let failed = found.lost.iter().chain(&found.stuck);
-    let said: Vec<String> = failed
-        .map(|(refused, violation)| format!("{refused}: {} ({})", violation.words, violation.check))
+    let described: Vec<String> = failed
+        .map(|(refused, violation)| format!("{refused}: {} ({})", violation.message, violation.check))
         .collect();
-    assert!(said.is_empty(), "{} of {}:\n{}", said.len(), found.total, said.join("\n"));
+    assert!(described.is_empty(), "{} of {}:\n{}", described.len(), found.total, described.join("\n"));
 }
 
 /// Regression: a commit wrote its record to a separate file, and with 0 bytes free nothing was committed.
 #[test]
-fn a_record_that_needs_room_is_seen() {
+fn a_record_that_needs_space_is_detected() {
     plant(Some(Bug::Mutation(Mutation::RecordNeedsRoom)));
     let found = refuse_each(&[Scenario::Doubt], 0);
     plant(None);

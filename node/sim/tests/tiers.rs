@@ -2,15 +2,15 @@
 
 use holdfast_sim::tiers::{Figures, WORKLOADS, Workload};
 
-fn play(name: &str) -> Figures {
+fn run(name: &str) -> Figures {
     let workload: Workload = *WORKLOADS.iter().find(|workload| workload.name == name).expect("it has a row");
-    workload.play()
+    workload.run()
 }
 
 /// The limits of the design: the reads of an attach, the bytes stored by a commit, the depth of a cold read.
 #[test]
-fn a_volume_of_10_tib_filled_at_random_stays_within_its_bars() {
-    let figures = play("10tib_random");
+fn a_randomly_filled_volume_of_10_tib_meets_its_bars() {
+    let figures = run("10tib_random");
     assert!(figures.root_bytes <= 64 << 10, "{figures:?}");
     assert!(figures.record_bytes_max <= 4 << 10, "{figures:?}");
     assert!(figures.runs_max <= 48, "{figures:?}");
@@ -18,9 +18,9 @@ fn a_volume_of_10_tib_filled_at_random_stays_within_its_bars() {
 }
 
 #[test]
-fn all_other_workloads_stay_within_them_too() {
+fn the_other_workloads_stay_within_their_bars() {
     for workload in &WORKLOADS[1..] {
-        let figures = workload.play();
+        let figures = workload.run();
         assert!(figures.runs_max <= 48 && figures.root_bytes <= 64 << 10, "{}: {figures:?}", workload.name);
         assert!(figures.index_percent_of_written <= 10.0, "{}: {figures:?}", workload.name);
     }

@@ -7,16 +7,16 @@ use holdfast_engine::volume::Delay;
 use holdfast_types::SectorRange;
 
 use holdfast_sim::drive;
-use holdfast_sim::world::{Attach, Faults, World};
+use holdfast_sim::world::{AttachResult, Faults, World};
 
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, max_bytes: 24 * 4096, max_age_ms: 2000 };
 
-fn ask(world: &mut World, op: Op, start: u64, sectors: u64) {
+fn request(world: &mut World, op: Op, start: u64, sectors: u64) {
     world.request(0, op, SectorRange::new(start, sectors)).expect("the device is idle");
     drive::until(world, 0, |world| drive::is_idle(world, 0));
 }
 
-fn lost(world: &World) -> Option<(u64, u64)> {
+fn lost_data(world: &World) -> Option<(u64, u64)> {
     let lost = world.status(0)?.unreadable?;
     Some((lost.first.start.0, lost.bytes / 4096))
 }
@@ -25,71 +25,71 @@ fn lost(world: &World) -> Option<(u64, u64)> {
 fn world() -> World {
     let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
-    ask(&mut world, Op::Write, 0, 11);
-    ask(&mut world, Op::Write, 11, 1);
+    request(&mut world, Op::Write, 0, 11);
+    request(&mut world, Op::Write, 11, 1);
     world.corrupt(0, 3);
-    drive::until(&mut world, 0, |world| lost(world).is_some());
+    drive::until(&mut world, 0, |world| lost_data(world).is_some());
     world
 }
 
-fn commits(world: &mut World) {
+fn wait_committed(world: &mut World) {
     drive::until(world, 0, |world| world.status(0).is_some_and(|status| status.dirty_bytes == 0));
-    assert_eq!(lost(world), None);
+    assert_eq!(lost_data(world), None);
 }
 
 #[test]
-fn it_is_named_and_nothing_is_committed_without_it() {
+fn an_unreadable_sector_is_named_and_blocks_commits() {
     let mut world = world();
     for _ in 0..300 {
         drive::step(&mut world, 0);
     }
-    assert_eq!(lost(&world), Some((3, 1)));
-    assert!(!world.holds_a_commit());
-    ask(&mut world, Op::Write, 100, 4);
-    ask(&mut world, Op::Flush, 0, 0);
-    ask(&mut world, Op::Read, 100, 4);
+    assert_eq!(lost_data(&world), Some((3, 1)));
+    assert!(!world.has_commit());
+    request(&mut world, Op::Write, 100, 4);
+    request(&mut world, Op::Flush, 0, 0);
+    request(&mut world, Op::Read, 100, 4);
 }
 
 #[test]
-fn a_write_over_it_gets_everything_committed() {
+fn a_write_over_the_unreadable_sector_unblocks_commits() {
     let mut world = world();
-    ask(&mut world, Op::Write, 5, 3);
-    ask(&mut world, Op::Write, 3, 1);
-    commits(&mut world);
+    request(&mut world, Op::Write, 5, 3);
+    request(&mut world, Op::Write, 3, 1);
+    wait_committed(&mut world);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
 #[test]
-fn a_discard_of_it_gets_everything_committed() {
+fn a_discard_of_the_unreadable_sector_unblocks_commits() {
     let mut world = world();
-    ask(&mut world, Op::Discard, 2, 3);
-    commits(&mut world);
+    request(&mut world, Op::Discard, 2, 3);
+    wait_committed(&mut world);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
 #[test]
 fn a_write_elsewhere_repairs_nothing() {
     let mut world = world();
-    ask(&mut world, Op::Write, 2, 1);
-    ask(&mut world, Op::Write, 4, 1);
+    request(&mut world, Op::Write, 2, 1);
+    request(&mut world, Op::Write, 4, 1);
     for _ in 0..300 {
         drive::step(&mut world, 0);
     }
-    assert_eq!(lost(&world), Some((3, 1)));
-    assert!(!world.holds_a_commit());
+    assert_eq!(lost_data(&world), Some((3, 1)));
+    assert!(!world.has_commit());
 }
 
 #[test]
-fn a_disk_that_reads_it_again_is_enough() {
+fn commits_resume_once_the_disk_reads_the_sector() {
     let mut world = world();
     world.restore_reads(0);
-    commits(&mut world);
+    wait_committed(&mut world);
 }
 
 #[test]
-fn waiting_writes_say_why_and_repairing_ones_proceed() {
+fn waiting_writes_have_a_reason_and_repairing_writes_proceed() {
     let mut world = world();
-    ask(&mut world, Op::Write, 100, 24);
+    request(&mut world, Op::Write, 100, 24);
     world.request(0, Op::Write, SectorRange::new(200, 1)).expect("the device has room");
     for _ in 0..50 {
         drive::step(&mut world, 0);
@@ -100,7 +100,7 @@ fn waiting_writes_say_why_and_repairing_ones_proceed() {
     );
     world.request(0, Op::Write, SectorRange::new(3, 1)).expect("the device has room");
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
-    commits(&mut world);
+    wait_committed(&mut world);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
@@ -108,36 +108,36 @@ fn waiting_writes_say_why_and_repairing_ones_proceed() {
 fn unreadable_data_is_served_for_repair_after_a_host_loss() {
     let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
-    ask(&mut world, Op::Write, 0, 2);
-    ask(&mut world, Op::Flush, 0, 0);
+    request(&mut world, Op::Write, 0, 2);
+    request(&mut world, Op::Flush, 0, 0);
     world.corrupt(0, 1);
     world.lose_host(0, None);
-    drive::until(&mut world, 0, |world| lost(world).is_some() && drive::is_idle(world, 0));
+    drive::until(&mut world, 0, |world| lost_data(world).is_some() && drive::is_idle(world, 0));
     world.kill(0);
-    drive::until(&mut world, 0, |world| lost(world).is_some() && drive::is_idle(world, 0));
-    assert!(!world.holds_a_commit());
-    ask(&mut world, Op::Write, 1, 1);
-    commits(&mut world);
+    drive::until(&mut world, 0, |world| lost_data(world).is_some() && drive::is_idle(world, 0));
+    assert!(!world.has_commit());
+    request(&mut world, Op::Write, 1, 1);
+    wait_committed(&mut world);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
 #[test]
-fn a_flush_to_the_object_store_waits_for_it() {
+fn a_flush_to_the_store_waits_for_the_unreadable_sector() {
     let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
     world.set_durability(Durability::Object);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
-    ask(&mut world, Op::Write, 0, 2);
+    request(&mut world, Op::Write, 0, 2);
     world.corrupt(0, 1);
     world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device is idle");
-    drive::until(&mut world, 0, |world| lost(world).is_some());
+    drive::until(&mut world, 0, |world| lost_data(world).is_some());
     world.request(0, Op::Write, SectorRange::new(7, 1)).expect("the device has room");
     world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device has room");
     for _ in 0..200 {
         drive::step(&mut world, 0);
     }
-    assert!(!drive::is_idle(&world, 0) && !world.holds_a_commit());
-    ask(&mut world, Op::Write, 1, 1);
-    commits(&mut world);
+    assert!(!drive::is_idle(&world, 0) && !world.has_commit());
+    request(&mut world, Op::Write, 1, 1);
+    wait_committed(&mut world);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
@@ -145,8 +145,8 @@ fn a_flush_to_the_object_store_waits_for_it() {
 #[test]
 fn a_death_after_both_sides_committed_keeps_the_commit() {
     let mut world = world();
-    ask(&mut world, Op::Write, 5, 1);
-    ask(&mut world, Op::Write, 3, 1);
+    request(&mut world, Op::Write, 5, 1);
+    request(&mut world, Op::Write, 3, 1);
     let before = world.log().count();
     drive::until(&mut world, 0, |world| world.log().count() > before);
     world.kill(0);
@@ -163,8 +163,8 @@ fn a_waiting_detach_ends_at_a_takeover() {
     for _ in 0..300 {
         drive::step(&mut world, 0);
     }
-    assert_eq!(lost(&world), Some((3, 1)), "it waits");
-    assert_eq!(world.attach(1, true, None), Attach::Acquired);
+    assert_eq!(lost_data(&world), Some((3, 1)), "it waits");
+    assert_eq!(world.attach(1, true, None), AttachResult::Acquired);
     drive::until(&mut world, 0, |world| world.status(0).is_none());
     drive::read_all(&mut world, 1);
 }

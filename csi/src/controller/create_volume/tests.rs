@@ -97,7 +97,7 @@ fn for_readers(name: &str, snapshot: Option<&str>, modes: &[Mode]) -> CreateVolu
 
 /// Regression: ReadOnlyMany was rejected.
 #[test]
-fn readers_of_many_nodes_need_something_to_read() {
+fn readers_of_many_nodes_need_a_source() {
     let modes = [Mode::MultiNodeReaderOnly];
     let shared = WantedVolume::try_from(for_readers("pvc-1", Some("backup"), &modes)).expect("a request");
     let volume = shared.volume(None).expect("a volume");
@@ -123,14 +123,14 @@ fn readers_of_many_nodes_need_something_to_read() {
 
 /// A user's volume has the name that the hash of another name produced.
 #[test]
-fn a_name_that_only_looks_the_same_is_refused() {
+fn a_colliding_name_is_refused() {
     let hashed = wanted("A.b", 1 << 30);
     let foreign = wanted(&hashed.name.object, 1 << 30).volume(None).expect("a volume");
     assert_eq!(hashed.accept(&foreign).expect_err("another").code(), Code::AlreadyExists);
 }
 
 #[test]
-fn a_volume_that_is_being_deleted_is_waited_for() {
+fn a_volume_in_deletion_is_awaited() {
     let wanted = wanted("pvc-1", 1 << 30);
     let mut volume = wanted.volume(None).expect("a volume");
     volume.metadata.deletion_timestamp =
@@ -151,7 +151,7 @@ fn a_small_claim_is_rounded_up_for_its_file_system() {
 
 /// Regression: the Volume stayed after the StorageClass had been corrected, and blocked the claim's name.
 #[test]
-fn a_volume_of_a_corrected_class_is_made_again() {
+fn a_volume_of_a_corrected_class_is_recreated() {
     let with = |store: &str, claim: Option<&str>| {
         let mut request = request("pvc-1", 1 << 30);
         request.parameters.insert("objectStore".to_owned(), store.to_owned());
@@ -228,8 +228,8 @@ fn a_volume_for_any_node_has_no_topology() {
     let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main" });
     let volume = Volume::new("pvc-1", serde_json::from_value(spec).expect("a spec"));
     for (nodes, topologies) in [(Nodes::Served, vec![topology::served()]), (Nodes::Any, Vec::new())] {
-        let told = described(&volume, nodes, None).expect("an answer").volume.expect("a volume");
-        assert_eq!(told.accessible_topology, topologies, "{nodes:?}");
+        let described_volume = described(&volume, nodes, None).expect("an answer").volume.expect("a volume");
+        assert_eq!(described_volume.accessible_topology, topologies, "{nodes:?}");
     }
 }
 
@@ -289,10 +289,10 @@ fn a_memory_volume_is_made_for_the_chosen_node() {
     assert!(refused.message().contains("backend `memory`"), "{}", refused.message());
 }
 
-/// Regression: an autoscaler copied the labels of a full node, and created one node after another for a pod
+/// Regression: an autoscaler copied the labels of a full node. It created one node after another for a pod
 /// whose memory volume was on the full one.
 #[test]
-fn a_memory_volume_is_not_for_a_copy_of_its_node() {
+fn a_memory_volume_does_not_fit_copies_of_its_node() {
     let wanted = WantedVolume::try_from(in_memory("pvc-1", 1 << 30)).expect("a request");
     let volume = wanted.volume(None).expect("a volume");
     let answer = described(&volume, Nodes::Served, Some("host-a")).expect("an answer").volume;
@@ -309,7 +309,7 @@ fn a_memory_volume_is_not_for_a_copy_of_its_node() {
 }
 
 #[test]
-fn what_a_memory_volume_does_not_have_is_refused_by_field() {
+fn inapplicable_fields_of_a_memory_volume_are_named() {
     let with = |mut other: CreateVolumeRequest| {
         let memory = in_memory("pvc-1", 1 << 30);
         other.parameters = memory.parameters;
@@ -354,7 +354,7 @@ fn a_node_that_cannot_promise_the_memory_is_exhausted() {
 /// Regression, found in review: the scheduler chose another node, and the claim was bound to the memory of
 /// the first node and the host name of the second.
 #[test]
-fn a_memory_volume_of_another_node_is_made_again() {
+fn a_memory_volume_of_another_node_is_recreated() {
     let of_claim = |claim: &str| {
         let mut request = in_memory("pvc-1", 1 << 30);
         request.parameters.insert("csi.storage.k8s.io/pvc/namespace".to_owned(), "shop".to_owned());

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::control_plane::audit::ApiRequest;
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::Node;
 use holdfast_lab::report;
@@ -79,14 +79,15 @@ fn live(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode, name: &str) -> 
         Ok(requests.into_iter().filter(|request| is_of(request, id)).collect())
     };
 
-    let created = granted("create", csi.create(&NewVolume::new(name, GIB, "store").used(&ext4), LIMIT)?)?;
+    let created =
+        expect_granted("create", csi.create(&NewVolume::new(name, GIB, "store").with_use(&ext4), LIMIT)?)?;
     id.clone_from(&created.volume_context.get("volumeID").cloned());
     bill.create = asked(&id)?;
-    let claim = Claim { volume: name.to_owned(), context: publish(csi, name, "a")?, how: ext4 };
+    let claim = Claim { volume: name.to_owned(), context: publish(csi, name, "a")?, usage: ext4 };
     bill.attach = asked(&id)?;
 
-    granted("stage", node.stage(&claim, LIMIT)?)?;
-    granted("publish", node.publish(&claim, POD, false)?)?;
+    expect_granted("stage", node.stage(&claim, LIMIT)?)?;
+    expect_granted("publish", node.publish(&claim, POD, false)?)?;
     let target = claim.target(POD);
     node.vm().exec(&format!("head -c 4M /dev/urandom > {target}/file; sync -f {target}"))?;
     let volume = id.clone().context("a volume that was created has an id")?;
@@ -97,10 +98,10 @@ fn live(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode, name: &str) -> 
     bill.write = asked(&id)?;
 
     release(node, &claim, POD)?;
-    granted("withdraw", csi.unpublish(name, "a", LIMIT)?)?;
+    expect_granted("withdraw", csi.unpublish(name, "a", LIMIT)?)?;
     bill.detach = asked(&id)?;
     bill.objects = s3.keys(BUCKET, &format!("volumes/{volume}/"))?.len();
-    granted("delete", csi.delete(name, LIMIT)?)?;
+    expect_granted("delete", csi.delete(name, LIMIT)?)?;
     bill.delete = asked(&id)?;
     let left = s3.keys(BUCKET, &format!("volumes/{volume}/"))?;
     ensure!(!left.iter().any(|key| key.contains("/segments/")), "data is left: {left:?}");

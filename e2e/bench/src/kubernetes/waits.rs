@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use holdfast_lab::control_plane::audit::ApiRequest;
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, granted};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, expect_granted};
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 use holdfast_scenarios::provisioning::apply;
@@ -34,7 +34,7 @@ pub(super) fn measure(world: &World, csi: &Csi) -> Result<Vec<Figure>> {
         let began = Instant::now();
         // Manual, because no daemon renews a Lease for the node.
         let new = NewVolume::new(name, GIB, "store").parameter("failoverPolicy", "Manual");
-        granted("create", csi.create(&new, LIMIT)?)?;
+        expect_granted("create", csi.create(&new, LIMIT)?)?;
         provisioned.push(began.elapsed().as_secs_f64() * 1e3);
     }
     let mut grants = Vec::new();
@@ -49,7 +49,7 @@ pub(super) fn measure(world: &World, csi: &Csi) -> Result<Vec<Figure>> {
     for name in &names {
         want(world, name, "")?;
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
-        granted("delete", csi.delete(name, LIMIT)?)?;
+        expect_granted("delete", csi.delete(name, LIMIT)?)?;
     }
     world.kubectl(["delete", "storagenode", NODE])?;
     let medians = [provisioned, grants].map(|times| median(times.into_iter().skip(1).collect()));

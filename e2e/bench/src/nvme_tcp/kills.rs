@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_lab::churn::ensure_all_there;
+use holdfast_lab::churn::ensure_reported_exist;
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
 use holdfast_scenarios::kill_rounds::longest_write;
@@ -124,7 +124,7 @@ fn check(target: &RunningTarget<'_>, ext4: &str) -> Result<()> {
         "umount {MOUNT_POINT}; e2fsck -fn {ext4} >&2; mount {ext4} {MOUNT_POINT}; holdfast-e2e churn-check {MOUNT_POINT}; \
          umount {MOUNT_POINT}; ! dmesg | grep -iE 'I/O error|corrupt' >&2"
     ))?;
-    ensure_all_there(&target.vm.log(EXT4)?, &found)
+    ensure_reported_exist(&target.vm.log(EXT4)?, &found)
 }
 
 /// Results of the kills on all kernels.

@@ -22,7 +22,7 @@ pub(super) struct RunningTarget<'a> {
 impl<'a> RunningTarget<'a> {
     /// Creates the target's files below `directory`, starts it and connects the kernel.
     pub(super) fn start(vm: &'a Vm, directory: &str) -> Result<Self> {
-        vm.put(FUNCTIONS, 0o644, functions(directory).as_bytes())?;
+        vm.put_file(FUNCTIONS, 0o644, functions(directory).as_bytes())?;
         let target = Self { vm };
         target.script(&format!(
             "for file in raw ext4; do dd if=/dev/zero of={directory}/nvme-$file bs=1M count=256 status=none; done\n\

@@ -20,7 +20,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// Name of Kubernetes' own controllers, including those of namespaces and claims.
 const MANAGER: &str = "kube-controller-manager";
 
-/// Both processes.
+/// The controller manager and the scheduler, running.
 #[derive(Debug)]
 pub struct Controllers {
     _processes: [Process; 2],

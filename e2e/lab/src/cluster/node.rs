@@ -60,7 +60,7 @@ pub(super) fn start(vm: &Vm, control_plane: &ControlPlane, port: u16, import: bo
         (format!("{DIR}/kubeconfig"), kubeconfig),
         (format!("{DIR}/kubelet.json"), kubelet(port).to_string()),
     ] {
-        vm.put(&path, 0o600, text.as_bytes())?;
+        vm.put_file(&path, 0o600, text.as_bytes())?;
     }
     vm.exec(&set_up(control_plane.port()))?;
     vm.spawn("containerd", &bash(&format!("{SYSTEM} containerd")))?;

@@ -73,7 +73,7 @@ fn serve(mut client: UnixStream, routes: &Mutex<Routes>) -> io::Result<()> {
         .take_while(|line| !matches!(line, Ok(line) if line.is_empty()))
         .collect::<io::Result<_>>()?;
     let target = head.first().and_then(|line| line.strip_prefix("CONNECT ")?.split(' ').next()?.parse().ok());
-    let server = target.and_then(|target| way(routes, target)).map(TcpStream::connect);
+    let server = target.and_then(|target| loopback_address(routes, target)).map(TcpStream::connect);
     let Some(Ok(mut server)) = server else {
         return client.write_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n");
     };
@@ -90,7 +90,7 @@ fn serve(mut client: UnixStream, routes: &Mutex<Routes>) -> io::Result<()> {
 }
 
 /// Returns the address on the loopback for `target`.
-fn way(routes: &Mutex<Routes>, target: SocketAddr) -> Option<SocketAddr> {
+fn loopback_address(routes: &Mutex<Routes>, target: SocketAddr) -> Option<SocketAddr> {
     if target.ip().is_loopback() {
         return Some(target);
     }

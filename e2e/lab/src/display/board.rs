@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Minimum interval of lines without a terminal.
-const LEAST_PERIOD: Duration = Duration::from_secs(10);
+const MIN_PERIOD: Duration = Duration::from_secs(10);
 /// Minimum interval as a part of the whole run, so that a run of an hour has as few lines as one of minutes.
 const PART_OF_RUN: u32 = 32;
 /// Number of upcoming steps that are named.
-const NAMED: usize = 3;
+const MAX_UPCOMING: usize = 3;
 
 /// All steps of a run.
 #[derive(Debug, Default)]
@@ -18,9 +18,9 @@ pub struct Board {
     /// Number of concurrent steps in each stage.
     places: Vec<u64>,
     /// Completed steps that no line has named yet.
-    unsaid: Vec<String>,
+    unreported: Vec<String>,
     /// Time of the previous line.
-    said: Duration,
+    last_line_at: Duration,
 }
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ struct Step {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepState {
-    ToCome,
+    Pending,
     /// Start time.
     Running(Duration),
     Passed,
@@ -49,13 +49,13 @@ impl Board {
             name,
             expected,
             stage,
-            state: StepState::ToCome,
+            state: StepState::Pending,
         }));
     }
 
     /// Returns the first line of a run.
     pub fn opening(&self, what: &str, logs: &Path) -> String {
-        let (steps, left) = (self.steps.len(), minutes(self.left(Duration::ZERO)));
+        let (steps, left) = (self.steps.len(), format_minutes(self.remaining(Duration::ZERO)));
         let plural = if steps == 1 { "" } else { "s" };
         format!(
             "{what}: {steps} step{plural}, at most about {left}; the output of each is in {}",
@@ -75,12 +75,12 @@ impl Board {
     pub fn end(&mut self, name: &str, now: Duration, passed: bool, note: &str) -> Duration {
         let Some(step) = self.step(name) else { return Duration::ZERO };
         let StepState::Running(since) = step.state else { return Duration::ZERO };
-        let took = now.saturating_sub(since);
+        let duration = now.saturating_sub(since);
         step.state = if passed { StepState::Passed } else { StepState::Failed };
         if passed {
-            self.unsaid.push(ended(name, took, note));
+            self.unreported.push(completed_line(name, duration, note));
         }
-        took
+        duration
     }
 
     /// Removes a step that will not run.
@@ -90,40 +90,40 @@ impl Board {
 
     /// Returns the next line without a terminal, if it is due.
     pub fn line(&mut self, now: Duration) -> Option<String> {
-        let whole = now + self.left(now);
-        let due = self.said + LEAST_PERIOD.max(whole / PART_OF_RUN);
-        (now >= due && (self.runs() || !self.unsaid.is_empty())).then(|| self.say(now))
+        let whole = now + self.remaining(now);
+        let due = self.last_line_at + MIN_PERIOD.max(whole / PART_OF_RUN);
+        (now >= due && (self.is_running() || !self.unreported.is_empty())).then(|| self.format_line(now))
     }
 
     /// Returns the last line without a terminal, if something was not shown yet.
-    pub fn rest(&mut self, now: Duration) -> Option<String> {
-        (!self.unsaid.is_empty()).then(|| self.say(now))
+    pub fn last_line(&mut self, now: Duration) -> Option<String> {
+        (!self.unreported.is_empty()).then(|| self.format_line(now))
     }
 
-    fn say(&mut self, now: Duration) -> String {
-        self.said = now;
-        let mut line = format!("{} {}", clock(now), self.counts());
-        if !self.unsaid.is_empty() {
-            line.push_str(&format!("; PASS {}", self.unsaid.join(", ")));
-            self.unsaid.clear();
+    fn format_line(&mut self, now: Duration) -> String {
+        self.last_line_at = now;
+        let mut line = format!("{} {}", clock(now), self.format_counts());
+        if !self.unreported.is_empty() {
+            line.push_str(&format!("; PASS {}", self.unreported.join(", ")));
+            self.unreported.clear();
         }
         let running: Vec<String> = self.running(now).collect();
         if !running.is_empty() {
             line.push_str(&format!("; running {}", running.join(", ")));
         }
-        self.coming(now).into_iter().for_each(|part| line.push_str(&format!("; {part}")));
+        self.upcoming(now).into_iter().for_each(|part| line.push_str(&format!("; {part}")));
         line
     }
 
     /// Returns the lines at the bottom of a terminal.
-    pub fn foot(&self, now: Duration) -> Vec<String> {
+    pub fn bottom_lines(&self, now: Duration) -> Vec<String> {
         let mut lines: Vec<String> = self.running(now).map(|step| format!("  {step}")).collect();
-        let coming = self.coming(now).into_iter().map(|part| format!("; {part}")).collect::<String>();
-        lines.push(format!("{} {}{coming}", clock(now), self.counts()));
+        let upcoming = self.upcoming(now).into_iter().map(|part| format!("; {part}")).collect::<String>();
+        lines.push(format!("{} {}{upcoming}", clock(now), self.format_counts()));
         lines
     }
 
-    fn counts(&self) -> String {
+    fn format_counts(&self) -> String {
         let count = |state| self.steps.iter().filter(|step| step.state == state).count();
         let (passed, failed) = (count(StepState::Passed), count(StepState::Failed));
         let ended = format!("{} of {} ended", passed + failed, self.steps.len());
@@ -136,40 +136,40 @@ impl Board {
                 let elapsed = now.saturating_sub(since);
                 Some(format!("{} {} of {}", step.name, clock(elapsed), clock(step.expected)))
             }
-            StepState::ToCome | StepState::Passed | StepState::Failed => None,
+            StepState::Pending | StepState::Passed | StepState::Failed => None,
         })
     }
 
     /// Returns the next steps and the expected end.
-    fn coming(&self, now: Duration) -> Vec<String> {
+    fn upcoming(&self, now: Duration) -> Vec<String> {
         let to_come: Vec<&str> = self
             .steps
             .iter()
-            .filter(|step| step.state == StepState::ToCome)
+            .filter(|step| step.state == StepState::Pending)
             .map(|step| step.name.as_str())
             .collect();
         let mut parts = Vec::new();
         if !to_come.is_empty() {
-            let more = if to_come.len() > NAMED { ", ..." } else { "" };
-            parts.push(format!("next {}{more}", to_come[..to_come.len().min(NAMED)].join(", ")));
+            let more = if to_come.len() > MAX_UPCOMING { ", ..." } else { "" };
+            parts.push(format!("next {}{more}", to_come[..to_come.len().min(MAX_UPCOMING)].join(", ")));
         }
-        if self.runs() || !to_come.is_empty() {
-            parts.push(format!("about {} left", minutes(self.left(now))));
+        if self.is_running() || !to_come.is_empty() {
+            parts.push(format!("about {} left", format_minutes(self.remaining(now))));
         }
         parts
     }
 
-    fn runs(&self) -> bool {
+    fn is_running(&self) -> bool {
         self.steps.iter().any(|step| matches!(step.state, StepState::Running(_)))
     }
 
     /// Returns the expected remaining time: stages are sequential, and each takes as long as its longest
     /// step, or as the sum of all divided by its places.
-    fn left(&self, now: Duration) -> Duration {
+    fn remaining(&self, now: Duration) -> Duration {
         let stages = self.places.iter().enumerate().map(|(stage, &places)| {
             let steps = self.steps.iter().filter(|step| step.stage == stage);
             let left = steps.map(|step| match step.state {
-                StepState::ToCome => step.expected,
+                StepState::Pending => step.expected,
                 StepState::Running(since) => step.expected.saturating_sub(now.saturating_sub(since)),
                 StepState::Passed | StepState::Failed => Duration::ZERO,
             });
@@ -187,8 +187,8 @@ impl Board {
 }
 
 /// Formats a completed step as a line.
-pub fn ended(name: &str, took: Duration, note: &str) -> String {
-    let seconds = took.as_secs_f64();
+pub fn completed_line(name: &str, duration: Duration, note: &str) -> String {
+    let seconds = duration.as_secs_f64();
     if note.is_empty() {
         format!("{name} ({seconds:.1} s)")
     } else {
@@ -201,7 +201,7 @@ fn clock(time: Duration) -> String {
     format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
 }
 
-fn minutes(time: Duration) -> String {
+fn format_minutes(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..90 => format!("{seconds} s"),
         seconds => format!("{} min", (seconds + 30) / 60),
@@ -218,7 +218,7 @@ mod tests {
 
     /// A run of five steps: their starts and ends, and the lines in between.
     #[test]
-    fn a_run_without_a_terminal_is_told_in_these_lines() {
+    fn a_run_without_a_terminal_prints_these_lines() {
         let mut board = Board::default();
         let steps = |steps: &[(&str, u64)]| {
             steps.iter().map(|(name, expected)| ((*name).to_owned(), seconds(*expected))).collect::<Vec<_>>()
@@ -255,7 +255,7 @@ mod tests {
             }
             lines.extend(board.line(now));
         }
-        lines.extend(board.rest(seconds(300)));
+        lines.extend(board.last_line(seconds(300)));
         let expected = [
             "cargo e2e test: 7 steps, at most about 4 min; the output of each is in target/e2e/logs",
             "0:10 1 of 7 ended; PASS kernel (8.0 s); running programs 0:10 of 0:30; next host-tests, smoke, s3, ...; about 4 min left",
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(lines, expected);
     }
 
-    /// As many steps as a complete run, each taking twice the expected time.
+    /// Has the number of steps of a complete run, at the expected speed and at half of it.
     #[test]
     fn a_long_run_has_at_most_sixty_lines() {
         for slower in [1, 2] {
@@ -281,31 +281,31 @@ mod tests {
             board.plan(1, names.iter().map(|name| (name.clone(), seconds(40))));
             let mut lines = 1;
             for (number, name) in (0..).zip(&names) {
-                let begins = number * 40 * slower;
-                board.begin(name, seconds(begins));
+                let start = number * 40 * slower;
+                board.begin(name, seconds(start));
                 for second in 0..40 * slower {
-                    lines += usize::from(board.line(seconds(begins + second)).is_some());
+                    lines += usize::from(board.line(seconds(start + second)).is_some());
                 }
-                board.end(name, seconds(begins + 40 * slower), true, "");
+                board.end(name, seconds(start + 40 * slower), true, "");
             }
-            lines += usize::from(board.rest(seconds(70 * 40 * slower)).is_some());
+            lines += usize::from(board.last_line(seconds(70 * 40 * slower)).is_some());
             // In addition, a run prints the lanes of other days, and counts.
             assert!((20..=57).contains(&lines), "{lines} lines when it takes {slower} times as long");
         }
     }
 
     #[test]
-    fn the_foot_of_a_terminal_shows_what_runs() {
+    fn the_foot_of_a_terminal_shows_the_running_steps() {
         let mut board = Board::default();
         board.plan(2, [("smoke".to_owned(), seconds(12)), ("drain".to_owned(), seconds(150))]);
         board.begin("smoke", seconds(0));
         assert_eq!(
-            board.foot(seconds(5)),
+            board.bottom_lines(seconds(5)),
             ["  smoke 0:05 of 0:12", "0:05 0 of 2 ended; next drain; about 3 min left"]
         );
         board.end("smoke", seconds(11), true, "");
         board.begin("drain", seconds(11));
         board.end("drain", seconds(12), true, "");
-        assert_eq!(board.foot(seconds(12)), ["0:12 2 of 2 ended"]);
+        assert_eq!(board.bottom_lines(seconds(12)), ["0:12 2 of 2 ended"]);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Owns: every child of process 1. Orphans of the test become its children, too, and must be reaped, so one
 //! thread waits for *any* child and records its exit; no other thread waits.
-//! Invariants: programs are started under the same lock under which exits are recorded, so an exit can
-//! neither be lost nor be mistaken for that of an older process with the same id.
+//! Invariants: programs are started under the lock under which exits are recorded. So no exit is lost, or
+//! mistaken for that of an older process with the same id.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -87,7 +87,7 @@ impl Programs {
         if let Some(pid) = state.named.get(name) {
             ensure!(state.exits.contains_key(pid), "{name} runs already");
         }
-        let pid = raw(&self.launch(&mut state, &mut command, program)?);
+        let pid = raw_pid(&self.launch(&mut state, &mut command, program)?);
         state.named.insert(name.to_owned(), pid);
         Ok(pid)
     }
@@ -150,7 +150,7 @@ impl Programs {
         program: &Program,
     ) -> Result<Child> {
         let child = command.spawn().with_context(|| format!("start {}", program.argv.join(" ")))?;
-        state.exits.remove(&raw(&child));
+        state.exits.remove(&raw_pid(&child));
         self.changed.notify_all();
         Ok(child)
     }
@@ -167,7 +167,7 @@ impl ProgramsState {
 }
 
 /// Returns the child's process id in the kernel's type.
-pub(super) fn raw(child: &Child) -> i32 {
+pub(super) fn raw_pid(child: &Child) -> i32 {
     i32::try_from(child.id()).expect("a process id fits in i32")
 }
 
@@ -186,8 +186,8 @@ fn command(program: &Program) -> Result<Command> {
     Ok(command)
 }
 
-/// Finds a program. Not left to the standard library, which would fork to look it up, and whose own wait for
-/// a child that found nothing would race with the reaper.
+/// Finds a program. The standard library would fork to look it up. If it found nothing, its wait for the
+/// child would race with the reaper.
 fn resolve(program: &str) -> Result<PathBuf> {
     if program.contains('/') {
         ensure!(Path::new(program).is_file(), "{program} is not a file");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::programs::{Programs, pump, raw};
+use super::programs::{Programs, pump, raw_pid};
 use crate::wait::until;
 use crate::wire::{self, Exit, Kind, Program, Reply, Request};
 
@@ -53,7 +53,7 @@ fn answer(
             let (Kind::Data, bytes) = wire::receive(connection)? else {
                 bail!("the file's bytes did not follow");
             };
-            put(Path::new(&path), mode, &bytes)?;
+            put_file(Path::new(&path), mode, &bytes)?;
             Ok(Reply::Done)
         }
         Request::Get { path } => {
@@ -61,8 +61,8 @@ fn answer(
             Ok(Reply::Done)
         }
         Request::WaitBlockDevice { path, limit_ms } => {
-            let what = format!("{path} to be a block device");
-            until(&what, Duration::from_millis(limit_ms), || {
+            let description = format!("{path} to be a block device");
+            until(&description, Duration::from_millis(limit_ms), || {
                 let found = fs::metadata(&path);
                 Ok(found.is_ok_and(|found| found.file_type().is_block_device()).then_some(()))
             })?;
@@ -83,7 +83,7 @@ fn answer(
     }
 }
 
-fn put(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
+fn put_file(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
@@ -100,7 +100,7 @@ fn put(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
 /// Runs a program and streams its output. Returns once it has exited and its output is read.
 fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> Result<Exit> {
     let mut child = programs.start(program)?;
-    let pid = raw(&child);
+    let pid = raw_pid(&child);
     let (sent, all_sent) = std::sync::mpsc::channel::<()>();
     let stream = connection.try_clone().context("share the connection")?;
     let shared = Arc::new(Mutex::new(Some(stream)));

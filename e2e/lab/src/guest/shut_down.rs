@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{power_off, say};
+use super::{power_off, print_console};
 
 /// Name of process 1 during the shutdown.
 const NAME: &str = "systemd-shutdow";
@@ -34,12 +34,16 @@ pub(super) fn run() -> Result<()> {
         while !processes()?.is_empty() && begun.elapsed() < limit {
             std::thread::sleep(POLL);
         }
-        say(&format!("{signal:?}: {} processes are left after {:?}", processes()?.len(), begun.elapsed()));
+        print_console(&format!(
+            "{signal:?}: {} processes are left after {:?}",
+            processes()?.len(),
+            begun.elapsed()
+        ));
     }
     let mounts = fs::read_to_string("/proc/self/mounts").context("read the mounts")?;
     for mount in mounts.lines().rev().filter(|mount| mount.starts_with("/dev/ublkb")) {
         let target = mount.split(' ').nth(1).context("a mount has a path")?;
-        say(&format!("unmount {target}: {:?}", unmount(target, UnmountFlags::empty())));
+        print_console(&format!("unmount {target}: {:?}", unmount(target, UnmountFlags::empty())));
     }
     power_off()
 }

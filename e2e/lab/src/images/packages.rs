@@ -93,7 +93,7 @@ impl Packages {
     /// If one is missing.
     pub fn add_libraries(&self, layer: &mut Layer, program: &Path) -> Result<()> {
         let loader = self.architecture.loader();
-        for name in needed(program)? {
+        for name in needed_libraries(program)? {
             let at = self.architecture.libraries();
             let path = if loader.ends_with(&name) { loader.to_owned() } else { format!("{at}/{name}") };
             if layer.contains(&path) {
@@ -111,7 +111,7 @@ impl Packages {
 }
 
 /// Returns the names of a file's libraries: none if it is not a program.
-fn needed(file: &Path) -> Result<BTreeSet<String>> {
+fn needed_libraries(file: &Path) -> Result<BTreeSet<String>> {
     if !fs::read(file)?.starts_with(b"\x7fELF") {
         return Ok(BTreeSet::new());
     }

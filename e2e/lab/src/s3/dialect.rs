@@ -73,7 +73,7 @@ struct DialectRules {
     dialects: Mutex<HashMap<String, Dialect>>,
     /// Store times of objects, by the request's path.
     stored: Mutex<HashMap<String, Instant>>,
-    over: AtomicBool,
+    is_ended: AtomicBool,
 }
 
 impl DialectProxy {
@@ -88,7 +88,7 @@ impl DialectProxy {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, server_port)),
             dialects: Mutex::default(),
             stored: Mutex::default(),
-            over: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || accepting.accept(&listener));
@@ -101,7 +101,7 @@ impl DialectProxy {
     }
 
     /// Applies this dialect to requests to `bucket` from now on.
-    pub fn speak(&self, bucket: &str, dialect: Dialect) {
+    pub fn set_dialect(&self, bucket: &str, dialect: Dialect) {
         self.shared.dialects().insert(bucket.to_owned(), dialect);
     }
 
@@ -113,7 +113,7 @@ impl DialectProxy {
 
 impl Drop for DialectProxy {
     fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
+        self.shared.is_ended.store(true, Ordering::Relaxed);
         // Wakes the accepting thread; fails only if that thread is gone.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
     }
@@ -121,7 +121,7 @@ impl Drop for DialectProxy {
 
 /// The bucket and the kind of a request.
 #[derive(Debug)]
-struct Asked {
+struct DialectRequest {
     path: String,
     bucket: String,
     is_list: bool,
@@ -131,7 +131,7 @@ struct Asked {
     is_delete: bool,
 }
 
-impl Asked {
+impl DialectRequest {
     fn of(head: &Head) -> Self {
         let (path, query) = head.word(1).split_once('?').unwrap_or((head.word(1), ""));
         let (bucket, key) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
@@ -149,12 +149,12 @@ impl Asked {
 }
 
 /// Bytes to send; if cut, the connection ends after them.
-struct Sent {
+struct RawResponse {
     bytes: Vec<u8>,
     is_cut: bool,
 }
 
-impl From<Answer> for Sent {
+impl From<Answer> for RawResponse {
     fn from(answer: Answer) -> Self {
         Self { bytes: answer.bytes(), is_cut: false }
     }
@@ -163,7 +163,7 @@ impl From<Answer> for Sent {
 impl DialectRules {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for connection in listener.incoming() {
-            if self.over.load(Ordering::Relaxed) {
+            if self.is_ended.load(Ordering::Relaxed) {
                 return;
             }
             let Ok(connection) = connection else { continue };
@@ -183,11 +183,11 @@ impl DialectRules {
                 head.remove("expect");
             }
             let body = read_body(&mut client, head.body_bytes()?)?;
-            let asked = Asked::of(&head);
-            let dialect = self.dialects().get(&asked.bucket).copied();
+            let request = DialectRequest::of(&head);
+            let dialect = self.dialects().get(&request.bucket).copied();
             let sent = match dialect {
-                None => self.ask_server(&head, &body)?.into(),
-                Some(dialect) => self.speak(dialect, &asked, head, &body)?,
+                None => self.forward(&head, &body)?.into(),
+                Some(dialect) => self.answer_in_dialect(dialect, &request, head, &body)?,
             };
             to.write_all(&sent.bytes)?;
             if sent.is_cut {
@@ -197,9 +197,15 @@ impl DialectRules {
         Ok(())
     }
 
-    fn speak(&self, dialect: Dialect, asked: &Asked, mut head: Head, body: &[u8]) -> Result<Sent> {
+    fn answer_in_dialect(
+        &self,
+        dialect: Dialect,
+        request: &DialectRequest,
+        mut head: Head,
+        body: &[u8],
+    ) -> Result<RawResponse> {
         let method = head.word(0).to_owned();
-        let refused = |status, code, message| Ok(Sent::from(Answer::refusal(status, code, message)));
+        let refused = |status, code, message| Ok(RawResponse::from(Answer::refusal(status, code, message)));
         match dialect {
             Dialect::Answers { method: only, status, code, message }
                 if only.is_none_or(|only| only == method) =>
@@ -213,34 +219,34 @@ impl DialectRules {
                 return Ok(answer.into());
             }
             Dialect::ErrorsIn200 => return refused("200 OK", "InternalError", "Please try again"),
-            Dialect::Archived if asked.is_read => {
+            Dialect::Archived if request.is_read => {
                 let message = "The operation is not valid for the object's storage class";
                 return refused("403 Forbidden", "InvalidObjectState", message);
             }
-            Dialect::Retention if asked.is_put && !has_checksum(&head) => {
+            Dialect::Retention if request.is_put && !has_checksum(&head) => {
                 let message = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests \
                                with Object Lock parameters";
                 return refused("400 Bad Request", "InvalidRequest", message);
             }
-            Dialect::CreateLooksFirst(gap) if asked.is_create => {
+            Dialect::CreateLooksFirst(gap) if request.is_create => {
                 let mut look = head.clone();
                 look.set_method("HEAD");
                 look.remove("if-none-match");
                 look.remove("content-length");
                 look.set("x-amz-content-sha256", "UNSIGNED-PAYLOAD");
                 sign_again(&mut look)?;
-                if self.ask_server(&look, b"")?.head.word(1) == "200" {
+                if self.forward(&look, b"")?.head.word(1) == "200" {
                     return refused("412 Precondition Failed", "PreconditionFailed", "It is there");
                 }
                 std::thread::sleep(gap);
                 head.remove("if-none-match");
                 sign_again(&mut head)?;
             }
-            Dialect::CreateReplaces if asked.is_create => {
+            Dialect::CreateReplaces if request.is_create => {
                 head.remove("if-none-match");
                 sign_again(&mut head)?;
             }
-            Dialect::ListBeginsAfter(late) if asked.is_list => std::thread::sleep(late),
+            Dialect::ListBeginsAfter(late) if request.is_list => std::thread::sleep(late),
             Dialect::Answers { .. }
             | Dialect::CreateLooksFirst(_)
             | Dialect::CreateReplaces
@@ -253,26 +259,26 @@ impl DialectRules {
             | Dialect::LengthsWrong
             | Dialect::NoETags => {}
         }
-        let mut answer = self.ask_server(&head, body)?;
+        let mut answer = self.forward(&head, body)?;
         let is_cut = match dialect {
-            Dialect::DeleteMarkers if asked.is_delete => {
+            Dialect::DeleteMarkers if request.is_delete => {
                 answer.head.set("x-amz-delete-marker", "true");
                 answer.head.set("x-amz-version-id", "3HL4kqtJlcpXroDTDmJ");
                 false
             }
-            Dialect::ListLags(lag) if asked.is_list => {
-                self.hide(&mut answer, &asked.bucket, lag);
+            Dialect::ListLags(lag) if request.is_list => {
+                self.hide_recent(&mut answer, &request.bucket, lag);
                 false
             }
-            Dialect::ListLags(_) if asked.is_put => {
-                self.stored().insert(asked.path.clone(), Instant::now());
+            Dialect::ListLags(_) if request.is_put => {
+                self.stored().insert(request.path.clone(), Instant::now());
                 false
             }
-            Dialect::BodiesCut if asked.is_read => {
+            Dialect::BodiesCut if request.is_read => {
                 answer.body.truncate(answer.body.len() / 2);
                 true
             }
-            Dialect::LengthsWrong if asked.is_read => {
+            Dialect::LengthsWrong if request.is_read => {
                 answer.body.truncate(answer.body.len() / 2);
                 answer.head.set("Content-Length", &answer.body.len().to_string());
                 false
@@ -295,11 +301,11 @@ impl DialectRules {
             | Dialect::LengthsWrong
             | Dialect::ErrorsIn200 => false,
         };
-        Ok(Sent { bytes: answer.bytes(), is_cut })
+        Ok(RawResponse { bytes: answer.bytes(), is_cut })
     }
 
     /// Removes objects stored within `lag` from a list.
-    fn hide(&self, answer: &mut Answer, bucket: &str, lag: Duration) {
+    fn hide_recent(&self, answer: &mut Answer, bucket: &str, lag: Duration) {
         let stored = self.stored();
         let young = |entry: &str| {
             let key = entry.split_once("<Key>").and_then(|(_, rest)| rest.split_once("</Key>"));
@@ -321,7 +327,7 @@ impl DialectRules {
     }
 
     /// Forwards a request on a separate connection.
-    fn ask_server(&self, head: &Head, body: &[u8]) -> Result<Answer> {
+    fn forward(&self, head: &Head, body: &[u8]) -> Result<Answer> {
         let mut head = head.clone();
         head.set("Connection", "close");
         let mut server = TcpStream::connect(self.server).context("reach the server")?;

@@ -122,7 +122,7 @@ impl Answer {
         Self::refusal(status, code, "")
     }
 
-    /// Does the same with a message.
+    /// Returns an error in S3's format, with a message.
     pub(super) fn refusal(status: &str, code: &str, message: &str) -> Self {
         let error = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
         Self::with_body(
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_says_how_long_its_body_is() {
+    fn a_head_has_the_length_of_its_body() {
         let request = b"PUT /bucket/key?x-id=PutObject HTTP/1.1\r\nhost: s3\r\nContent-Length: 5\r\n\r\n";
         let head = Head::read(&mut &request[..]).unwrap().unwrap();
         assert_eq!((head.word(0), head.body_bytes().unwrap()), ("PUT", 5));

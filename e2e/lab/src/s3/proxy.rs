@@ -20,25 +20,25 @@ use crate::vm;
 use crate::wait::until;
 
 /// Interval of checks if a held or black-holed request has ended.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum wait for the server's pending responses once no more requests are forwarded.
 const QUIET_LIMIT: Duration = Duration::from_secs(30);
 
 /// A fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
-    /// It is forwarded late.
+    /// The request is forwarded late.
     Delay(Duration),
     /// The connection is reset before any of it is forwarded.
     ResetBefore,
     /// The connection is reset in the middle: of the request's body, or of the response to a request without
     /// one.
     ResetInside,
-    /// It gets a 503 SlowDown and is not forwarded.
+    /// The request gets a 503 SlowDown and is not forwarded.
     SlowDown,
-    /// It is forwarded and executed, and the connection ends without a response.
+    /// The request is forwarded and executed, and the connection ends without a response.
     LostReply,
-    /// It never gets a response.
+    /// The request never gets a response.
     BlackHole,
 }
 
@@ -49,7 +49,7 @@ pub struct Rule {
     pub method: Option<&'static str>,
     /// A part of the request's target; for list requests it includes the prefix, with `%2F` for `/`.
     pub target: String,
-    /// Only the first request for each method and target: a repetition is forwarded.
+    /// True for only the first request of each method and target: a repetition is forwarded.
     pub first_only: bool,
     /// The fault.
     pub fault: Fault,
@@ -57,7 +57,7 @@ pub struct Rule {
 
 /// A request received by the proxy.
 #[derive(Debug, Clone)]
-pub struct Passed {
+pub struct ReceivedRequest {
     /// Time at which its header was received.
     pub at: Instant,
     /// Its HTTP method.
@@ -88,17 +88,17 @@ struct SharedProxy {
 struct ProxyState {
     rules: Vec<Rule>,
     /// Method and target of requests since the rules were set.
-    asked: HashSet<(String, String)>,
-    passed: Vec<Passed>,
+    seen: HashSet<(String, String)>,
+    received: Vec<ReceivedRequest>,
     connections: HashMap<u64, TcpStream>,
     next_connection: u64,
     in_flight: usize,
     at_server: usize,
     answers_held: bool,
     requests_held: bool,
-    away: bool,
-    turned_away: usize,
-    over: bool,
+    is_unreachable: bool,
+    reset_connections: usize,
+    is_ended: bool,
 }
 
 impl FaultProxy {
@@ -138,19 +138,19 @@ impl FaultProxy {
     pub fn set_rules(&self, rules: Vec<Rule>) {
         let mut state = self.shared.lock();
         state.rules = rules;
-        state.asked.clear();
+        state.seen.clear();
     }
 
     /// Makes the store unreachable at the network level: connections break, new ones are reset.
-    pub fn go_away(&self) {
+    pub fn make_unreachable(&self) {
         let mut state = self.shared.lock();
-        state.away = true;
+        state.is_unreachable = true;
         state.break_connections();
     }
 
     /// Makes the store reachable again.
-    pub fn come_back(&self) {
-        self.shared.lock().away = false;
+    pub fn make_reachable(&self) {
+        self.shared.lock().is_unreachable = false;
     }
 
     /// Holds the server's responses from now on; requests are still forwarded.
@@ -181,19 +181,19 @@ impl FaultProxy {
     }
 
     /// Returns all requests received so far.
-    pub fn passed(&self) -> Vec<Passed> {
-        self.shared.lock().passed.clone()
+    pub fn received(&self) -> Vec<ReceivedRequest> {
+        self.shared.lock().received.clone()
     }
 
     /// Returns the number of connections reset so far because the store was unreachable.
-    pub fn turned_away(&self) -> usize {
-        self.shared.lock().turned_away
+    pub fn reset_connections(&self) -> usize {
+        self.shared.lock().reset_connections
     }
 
     /// Returns the number of times that each fault was applied so far.
     pub fn faults(&self) -> BTreeMap<Fault, usize> {
         let mut counts = BTreeMap::new();
-        for fault in self.shared.lock().passed.iter().filter_map(|passed| passed.fault) {
+        for fault in self.shared.lock().received.iter().filter_map(|passed| passed.fault) {
             *counts.entry(fault).or_default() += 1;
         }
         counts
@@ -203,7 +203,7 @@ impl FaultProxy {
 impl Drop for FaultProxy {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.over = true;
+        state.is_ended = true;
         state.break_connections();
         self.shared.changed.notify_all();
         drop(state);
@@ -220,17 +220,17 @@ impl ProxyState {
     }
 
     /// Records a request and returns its fault.
-    fn note(&mut self, head: &Head) -> Option<Fault> {
+    fn record(&mut self, head: &Head) -> Option<Fault> {
         let (method, target) = (head.word(0).to_owned(), head.word(1).to_owned());
-        let again = !self.asked.insert((method.clone(), target.clone()));
+        let is_repeated = !self.seen.insert((method.clone(), target.clone()));
         let rule = self
             .rules
             .iter()
             .find(|rule| target.contains(&rule.target) && rule.method.is_none_or(|only| only == method));
-        let fault = rule.filter(|rule| !(rule.first_only && again)).map(|rule| rule.fault);
+        let fault = rule.filter(|rule| !(rule.first_only && is_repeated)).map(|rule| rule.fault);
         self.in_flight += 1;
         let in_flight = self.in_flight;
-        self.passed.push(Passed { at: Instant::now(), method, target, fault, in_flight });
+        self.received.push(ReceivedRequest { at: Instant::now(), method, target, fault, in_flight });
         fault
     }
 }
@@ -239,12 +239,12 @@ impl SharedProxy {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for connection in listener.incoming() {
             let mut state = self.lock();
-            if state.over {
+            if state.is_ended {
                 return;
             }
             let Ok(connection) = connection else { continue };
-            if state.away {
-                state.turned_away += 1;
+            if state.is_unreachable {
+                state.reset_connections += 1;
                 reset(&connection);
                 continue;
             }
@@ -269,7 +269,7 @@ impl SharedProxy {
         connection.set_nodelay(true)?;
         let mut client = BufReader::new(connection);
         while let Some(head) = Head::read(&mut client)? {
-            let fault = self.lock().note(&head);
+            let fault = self.lock().record(&head);
             let answer = self.answer(head, fault, &mut client);
             self.lock().in_flight -= 1;
             let Some(answer) = answer? else {
@@ -314,7 +314,7 @@ impl SharedProxy {
             Some(Fault::Delay(time)) => std::thread::sleep(time),
             Some(Fault::ResetBefore | Fault::ResetInside | Fault::LostReply | Fault::BlackHole) | None => {}
         }
-        let answer = self.ask_server(head, &body)?;
+        let answer = self.forward(head, &body)?;
         let bytes = answer.bytes();
         match fault {
             Some(Fault::LostReply) => Ok(None),
@@ -325,35 +325,37 @@ impl SharedProxy {
             }
             Some(Fault::Delay(_) | Fault::ResetBefore | Fault::SlowDown | Fault::BlackHole) | None => {
                 self.wait_while(|state| state.answers_held);
-                Ok((!self.lock().over).then_some(bytes))
+                Ok((!self.lock().is_ended).then_some(bytes))
             }
         }
     }
 
     /// Forwards a request on a separate connection.
-    fn ask_server(&self, mut head: Head, body: &[u8]) -> Result<Answer> {
+    fn forward(&self, mut head: Head, body: &[u8]) -> Result<Answer> {
         let mut state = self.lock();
-        while state.requests_held && !state.over {
+        while state.requests_held && !state.is_ended {
             state = self.changed.wait(state).expect("nothing panics while it holds this lock");
         }
         state.at_server += 1;
         drop(state);
         head.set("Connection", "close");
-        let asked = TcpStream::connect(self.server).context("reach the server").and_then(|mut server| {
+        let forwarded = TcpStream::connect(self.server).context("reach the server").and_then(|mut server| {
             server.write_all(&head.bytes())?;
             server.write_all(body)?;
             Answer::read(&mut BufReader::new(server))
         });
         self.lock().at_server -= 1;
-        asked
+        forwarded
     }
 
     /// Waits while the condition holds and the proxy runs.
     fn wait_while(&self, holds: impl Fn(&ProxyState) -> bool) {
         let mut state = self.lock();
-        while holds(&state) && !state.over && !state.away {
-            (state, _) =
-                self.changed.wait_timeout(state, LOOK).expect("nothing panics while it holds this lock");
+        while holds(&state) && !state.is_ended && !state.is_unreachable {
+            (state, _) = self
+                .changed
+                .wait_timeout(state, CHECK_INTERVAL)
+                .expect("nothing panics while it holds this lock");
         }
     }
 

@@ -17,7 +17,7 @@ use crate::wait::until;
 
 use super::{ACCESS_KEY, SECRET_KEY};
 
-/// Its components elect a leader and register before the S3 server responds.
+/// Maximum wait for the S3 server: before it responds, the components elect a leader and register.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// A running SeaweedFS with one bucket.
@@ -54,8 +54,8 @@ impl SeaweedFs {
         let mut process = Process::spawn("seaweedfs", &command, &log)?;
         until("SeaweedFS to be ready", START_LIMIT, || {
             process.check_running()?;
-            let said = fs::read_to_string(&log).context("read the log of SeaweedFS")?;
-            Ok(said.contains("running and ready to use").then_some(()))
+            let text = fs::read_to_string(&log).context("read the log of SeaweedFS")?;
+            Ok(text.contains("running and ready to use").then_some(()))
         })?;
         Ok(Self { port, _process: process })
     }

@@ -130,7 +130,7 @@ impl AptRoot {
         Self::of(suite, "amd64")
     }
 
-    /// Does the same for packages of another architecture, by its Debian name.
+    /// Creates the configuration for packages of another architecture, by its Debian name.
     ///
     /// # Errors
     /// If the lists cannot be downloaded.
@@ -205,8 +205,8 @@ impl AptRoot {
 }
 
 fn installed(package: &str) -> bool {
-    let asked = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();
-    asked.is_ok_and(|out| out.status.success() && out.stdout.starts_with(b"installed"))
+    let query = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();
+    query.is_ok_and(|out| out.status.success() && out.stdout.starts_with(b"installed"))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 /// The first release with incremental use of provided buffers in io_uring (`IOU_PBUF_RING_INC`).
-const LEAST: (u32, u32) = (6, 12);
+const MIN_RELEASE: (u32, u32) = (6, 12);
 
 /// Checks that the tests can run here; test machines have their own kernels.
 ///
@@ -16,8 +16,8 @@ pub(super) fn check() -> Result<()> {
         is_new_enough(&release),
         "the tests need Linux {}.{} or newer on this machine, for io_uring, and it runs {release}. Install a newer \
          kernel (Debian 13 has one; for Debian 12: linux-image-amd64 of bookworm-backports) and restart",
-        LEAST.0,
-        LEAST.1
+        MIN_RELEASE.0,
+        MIN_RELEASE.1
     );
     Ok(())
 }
@@ -26,7 +26,7 @@ pub(super) fn check() -> Result<()> {
 fn is_new_enough(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= LEAST,
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= MIN_RELEASE,
         _ => true,
     }
 }

@@ -57,7 +57,7 @@ pub struct Kernel {
 pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
     let key = format!("kernel-{}-{}", pin.suites.join("-"), pin.release);
     let dir = cache.entry(&key, EXPECTED, |dir| {
-        let Found { root, release, packages } = find(pin)?;
+        let KernelPackages { root, release, packages } = find(pin)?;
         let unpacked = dir.join("packages");
         root.unpack(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &unpacked)?;
         let modules = unpacked.join("usr/lib/modules").join(&release);
@@ -84,16 +84,16 @@ pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
 }
 
 /// A kernel in a suite.
-struct Found {
+struct KernelPackages {
     root: AptRoot,
     release: String,
     packages: Vec<String>,
 }
 
 /// Returns the pinned release, or the nearest one of the same major version, from the suites of the pin.
-fn find(pin: KernelPin) -> Result<Found> {
+fn find(pin: KernelPin) -> Result<KernelPackages> {
     let major = pin.release.split('.').next().unwrap_or_default();
-    let mut nearest: Option<Found> = None;
+    let mut nearest: Option<KernelPackages> = None;
     for suite in pin.suites {
         let found = AptRoot::new(suite).and_then(|root| {
             let split = root.names(&format!("{SPLIT}{major}."))?;
@@ -120,7 +120,7 @@ fn find(pin: KernelPin) -> Result<Found> {
             } else {
                 vec![format!("{WHOLE}{best}")]
             };
-            nearest = Some(Found { root, release: best, packages });
+            nearest = Some(KernelPackages { root, release: best, packages });
         }
         if nearest.as_ref().is_some_and(|found| found.release == pin.release) {
             break;

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_others_are_made_when_a_part_fails() {
+    fn the_other_parts_are_built_if_one_fails() {
         let made = AtomicU32::new(0);
         let part = |name: &str| Part::new(name, Duration::ZERO, || Ok(made.fetch_add(1, Ordering::SeqCst)));
         let bad = Part::new("bad", Duration::ZERO, || Err::<(), _>(anyhow!("no such package")));

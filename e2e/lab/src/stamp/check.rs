@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
 
-use super::write::NOTED;
+use super::write::ACKNOWLEDGED;
 use super::{LANE_SECTORS, round};
 use crate::vm;
 
@@ -29,9 +29,9 @@ struct SharedReports {
 
 #[derive(Default)]
 struct ReportsState {
-    noted: Vec<Report>,
+    reports: Vec<Report>,
     connections: Vec<TcpStream>,
-    over: bool,
+    is_ended: bool,
 }
 
 struct Report {
@@ -57,14 +57,14 @@ impl Reports {
         std::thread::spawn(move || {
             for writer in listener.incoming().flatten() {
                 let mut state = listening.lock();
-                if state.over {
+                if state.is_ended {
                     return;
                 }
                 state.connections.extend(writer.try_clone());
                 drop(state);
                 let shared = Arc::clone(&listening);
                 // It ends with the writer.
-                std::thread::spawn(move || drop(shared.note(&writer)));
+                std::thread::spawn(move || drop(shared.record_reports(&writer)));
             }
         });
         Ok(Self { port, seed, lanes, shared })
@@ -77,13 +77,18 @@ impl Reports {
 
     /// Returns the number of rounds reported so far, over all lanes.
     pub fn rounds(&self) -> usize {
-        self.shared.lock().noted.len()
+        self.shared.lock().reports.len()
     }
 
     /// Returns the positions within `range` at which rounds were reported.
     pub fn positions(&self, range: &Range<usize>) -> Vec<usize> {
         let state = self.shared.lock();
-        state.noted.iter().map(|report| report.position).filter(|position| range.contains(position)).collect()
+        state
+            .reports
+            .iter()
+            .map(|report| report.position)
+            .filter(|position| range.contains(position))
+            .collect()
     }
 
     /// Checks that lanes that read as `text` (see [`super::write::read`]) are in a possible state after a
@@ -96,7 +101,7 @@ impl Reports {
         ensure!(lines.len() == self.lanes as usize, "{} lanes were read, not {}", lines.len(), self.lanes);
         let mut wrong = Vec::new();
         for (lane, line) in (0..).zip(lines) {
-            let done = self.done(lane, position);
+            let done = self.last_reported(lane, position);
             let found: Vec<&str> = line.split(' ').collect();
             for (sector, (allowed, found)) in self.allowed(lane, done).iter().zip(&found).enumerate() {
                 let right = found.parse().is_ok_and(|round: u32| allowed.contains(&round));
@@ -112,9 +117,10 @@ impl Reports {
     }
 
     /// Returns the last round of a lane reported by then.
-    fn done(&self, lane: u32, position: usize) -> u32 {
+    fn last_reported(&self, lane: u32, position: usize) -> u32 {
         let state = self.shared.lock();
-        let reported = state.noted.iter().filter(|report| report.lane == lane && report.position <= position);
+        let reported =
+            state.reports.iter().filter(|report| report.lane == lane && report.position <= position);
         reported.map(|report| report.round).max().unwrap_or(0)
     }
 
@@ -140,7 +146,7 @@ impl Reports {
 impl Drop for Reports {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.over = true;
+        state.is_ended = true;
         for writer in &state.connections {
             // An error means that it is already gone.
             writer.shutdown(Shutdown::Both).ok();
@@ -152,7 +158,7 @@ impl Drop for Reports {
 }
 
 impl SharedReports {
-    fn note(&self, writer: &TcpStream) -> Result<()> {
+    fn record_reports(&self, writer: &TcpStream) -> Result<()> {
         writer.set_nodelay(true)?;
         let mut answers = writer;
         for line in BufReader::new(writer).lines() {
@@ -160,8 +166,8 @@ impl SharedReports {
             let (lane, round) = line.split_once(' ').context("a report of lane and round")?;
             let position = (self.position)();
             let report = Report { lane: lane.parse()?, round: round.parse()?, position };
-            self.lock().noted.push(report);
-            writeln!(answers, "{NOTED}").context("answer a report")?;
+            self.lock().reports.push(report);
+            writeln!(answers, "{ACKNOWLEDGED}").context("answer a report")?;
         }
         Ok(())
     }
@@ -179,7 +185,7 @@ mod tests {
     fn reports() -> Reports {
         let reports = Reports::listen(3, 1, || 0).unwrap();
         for (round, position) in [(1, 10), (2, 20)] {
-            reports.shared.lock().noted.push(Report { lane: 0, round, position });
+            reports.shared.lock().reports.push(Report { lane: 0, round, position });
         }
         reports
     }
@@ -197,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn reported_rounds_must_be_there_and_the_next_may() {
+    fn reported_rounds_are_required_and_the_next_is_permitted() {
         let reports = reports();
         let check = |position, lane: &[String]| reports.check(position, &lane.join(" "));
         check(20, &lane([1, 2])).unwrap();

@@ -9,10 +9,12 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
-use super::{APART, Change, LANE_SECTORS, SECTOR_BYTES, TOGETHER, read_stamp, round, stamp};
+use super::{
+    Change, GROUP_DISTANCE_BYTES, GROUP_SECTORS, LANE_SECTORS, SECTOR_BYTES, read_stamp, round, stamp,
+};
 
 /// The harness's response to a recorded report.
-pub const NOTED: &str = "noted";
+pub const ACKNOWLEDGED: &str = "noted";
 
 /// Direct I/O needs memory with this alignment.
 #[repr(align(4096))]
@@ -67,7 +69,7 @@ fn write_lane(device: &Path, lane: u32, seed: u64, report_to: &str) -> Result<()
         writeln!(harness, "{lane} {number}").context("report")?;
         let mut answer = String::new();
         answers.read_line(&mut answer).context("hear the harness")?;
-        ensure!(answer.trim() == NOTED, "the harness answers {answer:?}");
+        ensure!(answer.trim() == ACKNOWLEDGED, "the harness answers {answer:?}");
     }
     Ok(())
 }
@@ -81,7 +83,7 @@ pub fn read(device: &Path, lanes: u32, seed: u64) -> Result<String> {
     let mut buffer = Box::new(Aligned([0; 32 * SECTOR_BYTES]));
     let mut text = String::new();
     for lane in 0..lanes {
-        for first in (0..LANE_SECTORS).step_by(TOGETHER as usize) {
+        for first in (0..LANE_SECTORS).step_by(GROUP_SECTORS as usize) {
             disk.read_exact_at(&mut buffer.0, offset(lane, first)).context("read")?;
             for (sector, bytes) in (first..).zip(buffer.0.chunks_exact(SECTOR_BYTES)) {
                 match read_stamp(seed, lane, sector, bytes) {
@@ -102,6 +104,6 @@ fn open(device: &Path) -> Result<File> {
 }
 
 fn offset(lane: u32, sector: u32) -> u64 {
-    let group = lane * (LANE_SECTORS / TOGETHER) + sector / TOGETHER;
-    u64::from(group) * APART + u64::from(sector % TOGETHER) * SECTOR_BYTES as u64
+    let group = lane * (LANE_SECTORS / GROUP_SECTORS) + sector / GROUP_SECTORS;
+    u64::from(group) * GROUP_DISTANCE_BYTES + u64::from(sector % GROUP_SECTORS) * SECTOR_BYTES as u64
 }

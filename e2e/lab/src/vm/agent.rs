@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Finished, unexpected};
+use super::{ProgramOutput, unexpected};
 use crate::process::Process;
 use crate::wait::until;
 use crate::wire::{self, Kind, Program, Reply, Request};
@@ -45,7 +45,7 @@ impl Agent {
     /// # Errors
     /// If it failed.
     pub fn done(&self, request: &Request, limit: Duration) -> Result<()> {
-        match self.ask(request, limit)? {
+        match self.request(request, limit)? {
             Reply::Done => Ok(()),
             other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
         }
@@ -55,7 +55,7 @@ impl Agent {
     ///
     /// # Errors
     /// If no reply comes within `limit`.
-    pub fn ask(&self, request: &Request, limit: Duration) -> Result<Reply> {
+    pub fn request(&self, request: &Request, limit: Duration) -> Result<Reply> {
         let mut connection = self.connect(limit)?;
         wire::send_json(&mut connection, request)?;
         wire::receive_json(&mut connection)
@@ -66,7 +66,7 @@ impl Agent {
     ///
     /// # Errors
     /// If it cannot be started or runs longer than `limit`; it is killed in that case.
-    pub fn exec(&self, program: &Program, limit: Duration) -> Result<Finished> {
+    pub fn exec(&self, program: &Program, limit: Duration) -> Result<ProgramOutput> {
         let started = Instant::now();
         let mut connection = self.connect(limit)?;
         wire::send_json(&mut connection, &Request::Exec(program.clone()))?;
@@ -93,7 +93,7 @@ impl Agent {
                 Kind::Data => bail!("the agent of {} sent a file", self.machine),
                 Kind::Json => match serde_json::from_slice(&bytes).context("read the reply")? {
                     Reply::Exit(Some(exit)) => {
-                        return Ok(Finished { exit, stdout: text(&stdout), stderr: text(&stderr) });
+                        return Ok(ProgramOutput { exit, stdout: text(&stdout), stderr: text(&stderr) });
                     }
                     other @ (Reply::Done | Reply::Started(_) | Reply::Exit(None) | Reply::Failed(_)) => {
                         return unexpected(&other);
@@ -103,7 +103,7 @@ impl Agent {
         }
     }
 
-    pub(super) fn put(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
+    pub(super) fn put_file(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
         let mut connection = self.connect(Duration::from_secs(60))?;
         let request = Request::Put { path: path.to_owned(), mode };
         wire::send_json(&mut connection, &request)?;

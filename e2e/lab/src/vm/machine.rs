@@ -37,8 +37,8 @@ pub struct Options {
     /// One guest second is 1e9 guest instructions, regardless of the host: for benchmarks. One processor,
     /// always emulated.
     pub count_instructions: bool,
-    /// For programs in Go: an emulated processor without the vector instructions that they use for copying,
-    /// each of which costs the emulator a call.
+    /// True for an emulated processor without vector instructions. Programs in Go use them for copying, and
+    /// each costs the emulator a call.
     pub plain_processor: bool,
     /// TCP ports of the host's loopback, each with the machine's port that it is forwarded to.
     pub ports: Vec<(u16, u16)>,

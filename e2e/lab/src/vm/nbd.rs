@@ -41,7 +41,7 @@ pub(super) enum Request {
 }
 
 /// Negotiates a disk of `size_bytes` with the client; returns false if the client disconnected.
-pub(super) fn greet(client: &mut TcpStream, size_bytes: u64) -> Result<bool> {
+pub(super) fn negotiate(client: &mut TcpStream, size_bytes: u64) -> Result<bool> {
     let mut hello = Vec::new();
     hello.extend(MAGIC.to_be_bytes());
     hello.extend(OPTION_MAGIC.to_be_bytes());

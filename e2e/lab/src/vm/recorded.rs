@@ -49,7 +49,7 @@ pub enum Survivors {
 
 /// Composition of one rebuilt disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct PowerCut {
     /// Writes made durable by a flush.
     pub flushed: usize,
     /// Unflushed writes that survived.
@@ -75,7 +75,7 @@ struct RecordingState {
     failing_reads: Vec<Range<u64>>,
     failing_flushes: bool,
     failed_reads: usize,
-    over: bool,
+    is_ended: bool,
     client: Option<TcpStream>,
 }
 
@@ -131,25 +131,35 @@ impl RecordedDisk {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn rebuild(&self, position: usize, left: Survivors, chance: &mut Chance, to: &Path) -> Result<Cut> {
+    pub fn rebuild(
+        &self,
+        position: usize,
+        left: Survivors,
+        chance: &mut Chance,
+        to: &Path,
+    ) -> Result<PowerCut> {
         copy_sparse(&self.before, to)?;
         let disk = File::options().write(true).open(to).with_context(|| format!("open {}", to.display()))?;
         let record = self.shared.lock().record[..position].to_vec();
-        let mut cut = Cut { flushed: 0, left: 0, torn: 0, lost: 0 };
+        let mut cut = PowerCut { flushed: 0, left: 0, torn: 0, lost: 0 };
         for (entry, durable) in record.iter().zip(durable(&record)) {
             let RecordedStep::Write { offset, at, bytes } = *entry else { continue };
             let mut data = vec![0; bytes];
             self.shared.data.read_exact_at(&mut data, at).context("read the record")?;
-            let fate = if durable { Fate::Left } else { Fate::draw(left, bytes > self.block_bytes, chance) };
+            let fate = if durable {
+                WriteFate::Left
+            } else {
+                WriteFate::draw(left, bytes > self.block_bytes, chance)
+            };
             *match fate {
-                Fate::Left if durable => &mut cut.flushed,
-                Fate::Left => &mut cut.left,
-                Fate::Torn => &mut cut.torn,
-                Fate::Lost => &mut cut.lost,
+                WriteFate::Left if durable => &mut cut.flushed,
+                WriteFate::Left => &mut cut.left,
+                WriteFate::Torn => &mut cut.torn,
+                WriteFate::Lost => &mut cut.lost,
             } += 1;
-            let unit = if fate == Fate::Torn { self.block_bytes } else { bytes };
+            let unit = if fate == WriteFate::Torn { self.block_bytes } else { bytes };
             for (offset, part) in (offset..).step_by(unit).zip(data.chunks(unit)) {
-                if fate == Fate::Left || fate == Fate::Torn && chance.below(2) == 0 {
+                if fate == WriteFate::Left || fate == WriteFate::Torn && chance.below(2) == 0 {
                     disk.write_all_at(part, offset).context("write the rebuilt disk")?;
                 }
             }
@@ -167,7 +177,7 @@ impl RecordedDisk {
         self.shared.lock().failed_reads
     }
 
-    /// Sets whether flushes fail from now on.
+    /// Makes flushes fail from now on, or succeed again.
     pub fn fail_flushes(&self, fail: bool) {
         self.shared.lock().failing_flushes = fail;
     }
@@ -176,7 +186,7 @@ impl RecordedDisk {
 impl Drop for RecordedDisk {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.over = true;
+        state.is_ended = true;
         if let Some(client) = &state.client {
             // An error means that it is already gone.
             client.shutdown(Shutdown::Both).ok();
@@ -193,7 +203,7 @@ impl Recording {
             let Ok(client) = client else { continue };
             {
                 let mut state = self.lock();
-                if state.over {
+                if state.is_ended {
                     return;
                 }
                 state.client = client.try_clone().ok();
@@ -205,7 +215,7 @@ impl Recording {
 
     fn serve(&self, mut client: TcpStream) -> Result<()> {
         client.set_nodelay(true)?;
-        if !nbd::greet(&mut client, self.size_bytes)? {
+        if !nbd::negotiate(&mut client, self.size_bytes)? {
             return Ok(());
         }
         let mut requests = BufReader::with_capacity(1 << 20, client.try_clone().context("share the client")?);
@@ -268,7 +278,7 @@ impl Recording {
     }
 }
 
-/// Returns for each entry whether its write was flushed: the next flush succeeded.
+/// Returns for each entry true if its write was flushed: the next flush succeeded.
 fn durable(record: &[RecordedStep]) -> Vec<bool> {
     let mut next_succeeds = false;
     let mut durable: Vec<bool> = record
@@ -289,14 +299,14 @@ fn durable(record: &[RecordedStep]) -> Vec<bool> {
 
 /// Result of a power failure for a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum WriteFate {
     Left,
     /// Each of its blocks survives with even chances.
     Torn,
     Lost,
 }
 
-impl Fate {
+impl WriteFate {
     /// Returns the result for an unflushed write.
     fn draw(survivors: Survivors, has_blocks: bool, chance: &mut Chance) -> Self {
         match survivors {

@@ -8,8 +8,8 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
-use super::{LIMIT, MOST_VOLUMES, SERVED, SERVED_CLASS, a_claim, a_pod, node_of, register};
-use crate::cordon::{Served, shows, stays_dirty};
+use super::{LIMIT, MAX_VOLUMES, SERVED, SERVED_CLASS, claim_object, node_of, pod_object, register};
+use crate::cordon::{Served, check_stays_dirty, wait_drain_status};
 use crate::object::apply;
 
 /// The group of the node.
@@ -17,7 +17,7 @@ const LEAVING: NodeGroup<'static> = NodeGroup { name: "leaving", labels: &[SERVE
 /// Name of the node and of its machine.
 const NODE: &str = "a";
 /// Another node for the pod, which the autoscaler does not manage.
-const OTHER: &str = "other";
+const OTHER_NODE: &str = "other";
 /// Label of both.
 const PLACE: &str = "example.com/place";
 const CLAIM: &str = "leaving-1";
@@ -31,10 +31,10 @@ const FLAGS: [&str; 3] = [
 /// The volume of a pod on a node of the autoscaler is committed when the node is to be removed.
 pub(super) fn run(world: &World) -> Result<()> {
     report::step("a node with a daemon, and a pod there whose volume is written");
-    apply(world, &a_node(NODE, true))?;
+    apply(world, &node_object(NODE, true))?;
     let node: Node = world.node(NODE, "auto", "")?;
-    register(world, NODE, MOST_VOLUMES)?;
-    apply(world, &a_claim(CLAIM, SERVED_CLASS))?;
+    register(world, NODE, MAX_VOLUMES)?;
+    apply(world, &claim_object(CLAIM, SERVED_CLASS))?;
     world.wait_for(&format!("pvc/{CLAIM}"), "jsonpath={.status.phase}=Bound")?;
     apply(world, &replica_set())?;
     let pod = until("the pod", LIMIT, || {
@@ -43,29 +43,29 @@ pub(super) fn run(world: &World) -> Result<()> {
         Ok((!pod.is_empty()).then_some(pod))
     })?;
     ensure!(node_of(world, &pod)? == NODE, "the pod is elsewhere");
-    apply(world, &a_node(OTHER, false))?;
-    register(world, OTHER, MOST_VOLUMES)?;
+    apply(world, &node_object(OTHER_NODE, false))?;
+    register(world, OTHER_NODE, MAX_VOLUMES)?;
     let volume = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
     let patch = "--patch={\"spec\": {\"maxDirtyAge\": \"1h\"}}";
     world.kubectl(["patch", "volume", &volume, "--type=merge", patch])?;
     let served = Served::by(world, &node, &volume)?;
     served.write()?;
-    stays_dirty(&[&served])?;
+    check_stays_dirty(&[&served])?;
 
     report::step("the autoscaler removes the node: the volume is committed, the pod is elsewhere");
     let mut autoscaler = Autoscaler::start(world, &[LEAVING], &FLAGS)?;
     served.wait_committed()?;
-    shows(world, "True", "Tainted: ")?;
+    wait_drain_status(world, "True", "Tainted: ")?;
     world.kubectl(["wait", &format!("node/{NODE}"), "--for=delete", "--timeout=180s"])?;
     let pods = "--output=jsonpath={.items[0].metadata.name}";
     let next = world.kubectl(["get", "pods", "--selector=app=leaving", pods])?;
-    ensure!(next != pod && node_of(world, &next)? == OTHER, "pod {next} is not on node {OTHER}");
+    ensure!(next != pod && node_of(world, &next)? == OTHER_NODE, "pod {next} is not on node {OTHER_NODE}");
     autoscaler.check_running().context("after the removal")?;
     node.terminate()
 }
 
 /// Returns a node, which the provider considers its own if it `leaves`.
-fn a_node(name: &str, leaves: bool) -> Value {
+fn node_object(name: &str, leaves: bool) -> Value {
     let mut node = node_without_machine(name);
     node["metadata"]["labels"] = json!({ PLACE: "here" });
     if leaves {
@@ -81,7 +81,7 @@ fn a_node(name: &str, leaves: bool) -> Value {
 
 /// Returns a pod for both nodes, which is recreated after an eviction.
 fn replica_set() -> Value {
-    let mut pod = a_pod("leaving", LEAVING.name, &[CLAIM]);
+    let mut pod = pod_object("leaving", LEAVING.name, &[CLAIM]);
     let mut spec = pod["spec"].take();
     spec["nodeSelector"] = json!({ PLACE: "here" });
     json!({

@@ -2,7 +2,7 @@
 //! group is taken.
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, GroupSnapshot, LIMIT, NewVolume, SHORT, granted, refused};
+use holdfast_lab::csi::{Csi, GroupSnapshot, LIMIT, NewVolume, SHORT, expect_granted, expect_refused};
 use holdfast_lab::operator::Operator;
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
@@ -18,34 +18,34 @@ const MEMBERS: [&str; 2] = ["groupsnapshot-1-2-0", "groupsnapshot-1-2-1"];
 const FAILED: &str = "groupsnapshot-1-1-0";
 
 pub(super) fn run(world: &World, csi: &Csi, operator: &Operator) -> Result<()> {
-    granted("create", csi.create(&NewVolume::new("pvc-log", GIB, "store"), LIMIT)?)?;
+    expect_granted("create", csi.create(&NewVolume::new("pvc-log", GIB, "store"), LIMIT)?)?;
     operator.kill();
     refuse(world, csi)?;
-    let first = take(world, csi)?;
-    one_by_one(csi)?;
+    let first = take_group(world, csi)?;
+    check_single_members(csi)?;
 
     report::step("get the group, and delete it with its snapshots");
-    let found = granted("get", csi.get_group_snapshot(GROUP, &MEMBERS)?)?;
+    let found = expect_granted("get", csi.get_group_snapshot(GROUP, &MEMBERS)?)?;
     ensure!(found == first, "{found:?} is not {first:?}");
     let others = [MEMBERS[0], "other"];
     let words =
         "snapshot_ids: are not those of VolumeGroupSnapshot groupsnapshot-1; name groupsnapshot-1-2-0";
-    refused("get others", csi.get_group_snapshot(GROUP, &others)?, "InvalidArgument", words)?;
-    refused("delete others", csi.delete_group_snapshot(GROUP, &others)?, "InvalidArgument", words)?;
-    refused("get none", csi.get_group_snapshot("none", &MEMBERS)?, "NotFound", "is named `none`")?;
+    expect_refused("get others", csi.get_group_snapshot(GROUP, &others)?, "InvalidArgument", words)?;
+    expect_refused("delete others", csi.delete_group_snapshot(GROUP, &others)?, "InvalidArgument", words)?;
+    expect_refused("get none", csi.get_group_snapshot("none", &MEMBERS)?, "NotFound", "is named `none`")?;
     for group in [GROUP, GROUP, "none", "No Name"] {
-        granted("delete", csi.delete_group_snapshot(group, &MEMBERS)?)?;
+        expect_granted("delete", csi.delete_group_snapshot(group, &MEMBERS)?)?;
     }
     let left = world.kubectl(["get", "volumesnapshots.storage.holdfast.dev", "--output=name"])?;
     let left = left.trim();
     ensure!(left.ends_with(FAILED) && left.lines().count() == 1, "left after the deletion: {left}");
-    granted("delete what no group owns", csi.delete_snapshot(FAILED)?)?;
+    expect_granted("delete what no group owns", csi.delete_snapshot(FAILED)?)?;
     operator.restart()?;
-    granted("delete", csi.delete("pvc-log", LIMIT)?)
+    expect_granted("delete", csi.delete("pvc-log", LIMIT)?)
 }
 
 fn refuse(world: &World, csi: &Csi) -> Result<()> {
-    report::step("refuse groups that cannot be");
+    report::step("reject impossible groups");
     let ask = |volumes: &[&str]| csi.group_snapshot("groupsnapshot-0", volumes, &[], LIMIT);
     let many: Vec<String> = (0..33).map(|number| format!("pvc-{number}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
@@ -55,55 +55,64 @@ fn refuse(world: &World, csi: &Csi) -> Result<()> {
         (&many, "InvalidArgument", "source_volume_ids: names 33 volumes"),
         (&["pvc-1", "pvc-none"], "NotFound", "source_volume_ids: no Volume is named `pvc-none`"),
     ] {
-        refused(words, ask(volumes)?, code, words)?;
+        expect_refused(words, ask(volumes)?, code, words)?;
     }
     let unknown = csi.group_snapshot("groupsnapshot-0", &VOLUMES, &[("retention", "7d")], LIMIT)?;
-    refused("a parameter", unknown, "InvalidArgument", "parameters.retention: is not known")?;
+    expect_refused("a parameter", unknown, "InvalidArgument", "parameters.retention: is not known")?;
     let left = world.kubectl(["get", "volumegroupsnapshots.storage.holdfast.dev", "--output=name"])?;
     ensure!(left.is_empty(), "a refused group is there: {left}");
     Ok(())
 }
 
-fn take(world: &World, csi: &Csi) -> Result<GroupSnapshot> {
-    report::step("take a group: wait for the operator, and do not tell snapshots of an unfinished one");
+fn take_group(world: &World, csi: &Csi) -> Result<GroupSnapshot> {
+    report::step("take a group: wait for the operator, and list no snapshots of an unfinished group");
     let parameters = [
         ("csi.storage.k8s.io/volumegroupsnapshot/name", "nightly"),
         ("csi.storage.k8s.io/volumegroupsnapshot/namespace", "shop"),
         ("csi.storage.k8s.io/volumegroupsnapshotcontent/name", "content"),
     ];
-    let waits = csi.group_snapshot(GROUP, &VOLUMES, &parameters, SHORT)?;
-    refused("without an operator", waits, "Aborted", "VolumeGroupSnapshot groupsnapshot-1 is not taken yet")?;
+    let pending = csi.group_snapshot(GROUP, &VOLUMES, &parameters, SHORT)?;
+    expect_refused(
+        "without an operator",
+        pending,
+        "Aborted",
+        "VolumeGroupSnapshot groupsnapshot-1 is not taken yet",
+    )?;
     let path = "--output=jsonpath={.spec.volumes} {.spec.deletionPolicy} \
                 {.metadata.annotations.holdfast\\.dev/csi-volumegroupsnapshot}";
     let written =
         world.kubectl(["get", &format!("volumegroupsnapshot.storage.holdfast.dev/{GROUP}"), path])?;
     ensure!(written == "[\"pvc-1\",\"pvc-log\"] Delete shop/nightly", "the object says {written:?}");
     let other = csi.group_snapshot(GROUP, &["pvc-1"], &parameters, LIMIT)?;
-    refused("other volumes", other, "AlreadyExists", "exists with the Volumes pvc-1, pvc-log")?;
+    expect_refused("other volumes", other, "AlreadyExists", "exists with the Volumes pvc-1, pvc-log")?;
     let hidden = csi.get_group_snapshot(GROUP, &[])?;
-    refused("get", hidden, "NotFound", "VolumeGroupSnapshot groupsnapshot-1 is not taken yet")?;
+    expect_refused("get", hidden, "NotFound", "VolumeGroupSnapshot groupsnapshot-1 is not taken yet")?;
 
     let waiting = in_background(csi, move |csi| csi.group_snapshot(GROUP, &VOLUMES, &parameters, LIMIT));
-    member(world, FAILED, VOLUMES[0])?;
+    create_member(world, FAILED, VOLUMES[0])?;
     for (name, volume) in MEMBERS.iter().zip(VOLUMES) {
-        member(world, name, volume)?;
+        create_member(world, name, volume)?;
     }
-    let told = granted("list", csi.all_snapshots()?)?;
-    ensure!(told.is_empty(), "snapshots of an unfinished group are told: {told:?}");
+    let listed = expect_granted("list", csi.all_snapshots()?)?;
+    ensure!(listed.is_empty(), "snapshots of an unfinished group are told: {listed:?}");
     let hidden = csi.get_snapshot(MEMBERS[0])?;
-    refused("get a snapshot", hidden, "NotFound", "is named `groupsnapshot-1-2-0`")?;
+    expect_refused("get a snapshot", hidden, "NotFound", "is named `groupsnapshot-1-2-0`")?;
     let members = format!(
         "[{{\"volume\": \"{}\", \"snapshot\": \"{}\"}}, {{\"volume\": \"{}\", \"snapshot\": \"{}\"}}]",
         VOLUMES[0], MEMBERS[0], VOLUMES[1], MEMBERS[1]
     );
     let fields = format!("\"snapshots\": {members}, \"takenTime\": \"2026-01-01T00:00:00Z\"");
-    taken(world, "volumegroupsnapshot", GROUP, &fields)?;
-    let first = granted("take", waiting.join().ok().context("the request ends")??)?;
-    let again = granted("take again", csi.group_snapshot(GROUP, &[VOLUMES[1], VOLUMES[0]], &[], SHORT)?)?;
-    ensure!(first == again && first.ready_to_use && first.creation_time.is_some(), "{first:?}, {again:?}");
-    let told: Vec<(&str, &str)> =
+    report_taken(world, "volumegroupsnapshot", GROUP, &fields)?;
+    let first = expect_granted("take", waiting.join().ok().context("the request ends")??)?;
+    let repeated =
+        expect_granted("take again", csi.group_snapshot(GROUP, &[VOLUMES[1], VOLUMES[0]], &[], SHORT)?)?;
+    ensure!(
+        first == repeated && first.ready_to_use && first.creation_time.is_some(),
+        "{first:?}, {repeated:?}"
+    );
+    let listed: Vec<(&str, &str)> =
         first.snapshots.iter().map(|one| (one.snapshot_id.as_str(), one.source_volume_id.as_str())).collect();
-    ensure!(told == [(MEMBERS[0], VOLUMES[0]), (MEMBERS[1], VOLUMES[1])], "{first:?}");
+    ensure!(listed == [(MEMBERS[0], VOLUMES[0]), (MEMBERS[1], VOLUMES[1])], "{first:?}");
     ensure!(
         first.snapshots.iter().all(|one| one.group_snapshot_id == GROUP && one.ready_to_use),
         "{first:?}"
@@ -112,20 +121,20 @@ fn take(world: &World, csi: &Csi) -> Result<GroupSnapshot> {
 }
 
 /// The individual snapshots of a group.
-fn one_by_one(csi: &Csi) -> Result<()> {
-    report::step("tell the snapshots of the group one by one, and refuse to delete one");
+fn check_single_members(csi: &Csi) -> Result<()> {
+    report::step("list the snapshots of the group individually, and refuse to delete one");
     until("the snapshots to be told", LIMIT, || {
-        Ok((granted("list", csi.all_snapshots()?)?.len() == MEMBERS.len()).then_some(()))
+        Ok((expect_granted("list", csi.all_snapshots()?)?.len() == MEMBERS.len()).then_some(()))
     })?;
     for (name, volume) in MEMBERS.iter().zip(VOLUMES) {
-        ensure!(granted("list", csi.snapshots(volume)?)? == [*name], "the snapshots of {volume}");
-        let told = granted("get a snapshot", csi.get_snapshot(name)?)?;
-        ensure!(told.group_snapshot_id == GROUP && told.source_volume_id == volume, "{told:?}");
+        ensure!(expect_granted("list", csi.snapshots(volume)?)? == [*name], "the snapshots of {volume}");
+        let listed = expect_granted("get a snapshot", csi.get_snapshot(name)?)?;
+        ensure!(listed.group_snapshot_id == GROUP && listed.source_volume_id == volume, "{listed:?}");
         let words = format!("VolumeSnapshot {name} is one of VolumeGroupSnapshot {GROUP}; delete the group");
-        refused("delete one", csi.delete_snapshot(name)?, "InvalidArgument", &words)?;
+        expect_refused("delete one", csi.delete_snapshot(name)?, "InvalidArgument", &words)?;
     }
     let alone = csi.snapshot(MEMBERS[0], VOLUMES[0], SHORT)?;
-    refused(
+    expect_refused(
         "take one of its name",
         alone,
         "AlreadyExists",
@@ -134,7 +143,7 @@ fn one_by_one(csi: &Csi) -> Result<()> {
 }
 
 /// Creates a VolumeSnapshot of the group in the state after operator and node have taken it.
-fn member(world: &World, name: &str, volume: &str) -> Result<()> {
+fn create_member(world: &World, name: &str, volume: &str) -> Result<()> {
     apply(
         world,
         &format!(
@@ -143,11 +152,11 @@ fn member(world: &World, name: &str, volume: &str) -> Result<()> {
         ),
     )?;
     let fields = format!("\"sizeBytes\": {GIB}, \"takenTime\": \"2026-01-01T00:00:00Z\"");
-    taken(world, "volumesnapshot", name, &fields)
+    report_taken(world, "volumesnapshot", name, &fields)
 }
 
 /// Writes the status of a taken snapshot or group.
-fn taken(world: &World, kind: &str, name: &str, fields: &str) -> Result<()> {
+fn report_taken(world: &World, kind: &str, name: &str, fields: &str) -> Result<()> {
     let condition = "{\"type\": \"Ready\", \"status\": \"True\", \"reason\": \"Taken\", \"message\": \"taken\", \
                      \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}";
     let status = format!("{{\"status\": {{{fields}, \"conditions\": [{condition}]}}}}");

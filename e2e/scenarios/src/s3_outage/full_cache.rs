@@ -12,7 +12,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
-use super::{COLD, LIMIT, STORE_REACHABLE, WRITABLE, all_answer, sum_of, wait_committed};
+use super::{COLD, LIMIT, STORE_REACHABLE, WRITABLE, sum_of, wait_all_answer, wait_committed};
 use crate::volumes::{release, reported, serve_all};
 
 /// A cache of half the written size.
@@ -42,7 +42,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
     let before = reported(world, WIDE, WRITABLE)?;
 
     report::step("the store becomes unreachable; writes continue until the node's cache is full");
-    proxy.go_away();
+    proxy.make_unreachable();
     vm.spawn(
         "dd",
         &bash(&format!(
@@ -54,20 +54,20 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
         let ended = vm.status("dd")?;
         ensure!(ended.is_none(), "dd ended: {ended:?} {}", vm.log("dd")?);
         let now = reported(world, WIDE, WRITABLE)?;
-        Ok((now.what == "False/CacheFull").then_some(now))
+        Ok((now.status_and_reason == "False/CacheFull").then_some(now))
     })?;
     report::step(&full.message);
     ensure!(full.since > before.since, "{full:?} is not later than {before:?}");
     let away = reported(world, WIDE, STORE_REACHABLE)?;
-    ensure!(away.what == "False/StoreUnreachable", "nothing can be evicted, and {away:?}");
+    ensure!(away.status_and_reason == "False/StoreUnreachable", "nothing can be evicted, and {away:?}");
     let idle = reported(world, COLD, WRITABLE)?;
-    ensure!(idle.what == "True/Serving", "nothing is written to {COLD}, and {idle:?}");
+    ensure!(idle.status_and_reason == "True/Serving", "nothing is written to {COLD}, and {idle:?}");
     check_held(node)?;
 
-    proxy.come_back();
+    proxy.make_reachable();
     let exit = vm.wait("dd", LIMIT)?;
     ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("dd")?);
-    all_answer(world)?;
+    wait_all_answer(world)?;
     let after = reported(world, WIDE, WRITABLE)?;
     ensure!(after.since > full.since, "{after:?} is not later than {full:?}");
     wait_committed(node, [cold, wide])?;
@@ -87,8 +87,9 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
 
 /// Checks that the sides of all volumes stay within their limit on the node's disk.
 fn check_held(node: &Node) -> Result<()> {
-    let held = node.vm().exec(&format!("du -cB1 {LOCAL}/*/[ab].data | tail -1"))?;
-    let bytes: u64 = held.split_whitespace().next().unwrap_or_default().parse().context("bytes held")?;
+    let local_bytes = node.vm().exec(&format!("du -cB1 {LOCAL}/*/[ab].data | tail -1"))?;
+    let bytes: u64 =
+        local_bytes.split_whitespace().next().unwrap_or_default().parse().context("bytes held")?;
     report::step(format_args!("the node's cache holds {bytes} bytes"));
     ensure!(bytes <= CACHE_BYTES, "the cache of {CACHE_BYTES} bytes holds {bytes}");
     Ok(())

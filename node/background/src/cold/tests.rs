@@ -57,7 +57,7 @@ fn a_read_waits_out_answers_of_proxies_and_failovers() {
 
 /// Regression: damage and absence were trusted without confirmation.
 #[test]
-fn a_finding_that_is_not_found_again_fails_no_read() {
+fn an_unconfirmed_finding_fails_no_read() {
     for finding in [missing, damaged] {
         // The whole block, then only the range, then the range again.
         let (done, waits) = read(vec![Err(finding()), Err(finding()), Ok(7)]);
@@ -68,7 +68,7 @@ fn a_finding_that_is_not_found_again_fails_no_read() {
 }
 
 #[test]
-fn a_finding_that_is_found_again_fails_the_read() {
+fn a_confirmed_finding_fails_the_read() {
     for finding in [missing, damaged] {
         let (done, waits) = read(vec![Err(finding()), Err(finding()), Err(finding())]);
         assert_eq!(done.unwrap_err().to_string(), finding().to_string());

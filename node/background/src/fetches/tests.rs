@@ -86,7 +86,7 @@ fn a_failed_get_costs_its_own_repeat_only() {
 
 /// Regression: the failed request ended the others in flight.
 #[tokio::test]
-async fn a_late_get_is_not_repeated_for_one_that_failed() {
+async fn a_slow_get_outlives_the_failure_of_another() {
     let volume = Volume::new();
     let (before, late) = (volume.gets(), Gate::new());
     volume.store.fail_next(Verb::Get, Fault::Hold(late.clone()));
@@ -101,7 +101,7 @@ async fn a_late_get_is_not_repeated_for_one_that_failed() {
 
 /// The same for the indexes that map the block to frames.
 #[tokio::test]
-async fn a_late_index_is_not_repeated_for_one_that_failed() {
+async fn a_slow_index_read_outlives_the_failure_of_another() {
     let mut volume = Volume::new();
     volume.indexes = Indexes::new(64, 1 << 20);
     let (before, late) = (volume.gets(), Gate::new());
@@ -158,7 +158,7 @@ async fn a_dropped_reader_leaves_what_has_arrived() {
 
 /// Regression: each of them fetched the block, sequentially.
 #[tokio::test]
-async fn readers_share_a_fetch_that_no_slot_takes() {
+async fn readers_share_a_fetch_without_a_slot() {
     const READERS: usize = 8;
     let volume = Volume::new();
     let (plan, before, gate) = (volume.plan(), volume.gets(), Gate::new());

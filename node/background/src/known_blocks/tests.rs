@@ -44,7 +44,7 @@ fn is_known(known: &mut KnownBlocks, block: u64, runs: &Runs) -> bool {
 }
 
 #[test]
-fn a_block_is_known_until_a_commit_may_have_changed_it() {
+fn a_block_is_known_until_a_possible_change() {
     let table = SlotTable::new(64, 8, 1);
     let [near, far] = [0, 5 * BLOCKS_OF_CHUNK];
     let slots = [slot(&table, 1), slot(&table, 2)];
@@ -68,7 +68,7 @@ fn a_block_is_known_until_a_commit_may_have_changed_it() {
 
 /// The list may have changed while a task looked for the block.
 #[test]
-fn a_block_that_was_found_by_an_older_list_is_not_known() {
+fn a_block_of_an_older_list_is_not_known() {
     let table = SlotTable::new(64, 8, 1);
     let first = run(1, &[0, 1]);
     let (mut known, older) = (KnownBlocks::default(), runs(std::slice::from_ref(&first)));
@@ -106,17 +106,17 @@ fn only_the_sectors_that_the_slot_has_are_known() {
 
 /// A place whose slot is gone uses memory until it is swept.
 #[test]
-fn a_block_whose_slot_is_gone_is_not_known_and_takes_no_memory() {
+fn a_block_without_its_slot_takes_no_memory() {
     let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));
-    let held: Vec<SlabSlot> = (0..40).map(|number| slot(&table, number)).collect();
-    for (block, slot) in (0..).zip(&held) {
+    let slots: Vec<SlabSlot> = (0..40).map(|number| slot(&table, number)).collect();
+    for (block, slot) in (0..).zip(&slots) {
         known.found(Block(block), &found(slot, Mask::FULL), &list);
     }
-    for (block, slot) in (0..).zip(&held).skip(1) {
+    for (block, slot) in (0..).zip(&slots).skip(1) {
         table.forget(slot.slot());
         assert!(is_known(&mut known, block, &list), "it is held");
     }
-    drop(held);
+    drop(slots);
     assert!(is_known(&mut known, 0, &list));
     assert!(!is_known(&mut known, 1, &list));
     while known.next > 0 || known.taken > 1 {
@@ -130,8 +130,8 @@ fn a_volume_knows_as_many_blocks_as_it_reads() {
     let blocks = 3000;
     let (table, mut known) = (SlotTable::new(blocks + 64, 64, 1), KnownBlocks::default());
     let list = runs(&[run(1, &[0])]);
-    let held: Vec<SlabSlot> = (0..u64::from(blocks)).map(|number| slot(&table, number)).collect();
-    for (block, slot) in (0..).zip(&held) {
+    let slots: Vec<SlabSlot> = (0..u64::from(blocks)).map(|number| slot(&table, number)).collect();
+    for (block, slot) in (0..).zip(&slots) {
         known.found(Block(block), &found(slot, Mask::FULL), &list);
     }
     let finds = (0..u64::from(blocks)).filter(|block| is_known(&mut known, *block, &list)).count();
@@ -139,16 +139,16 @@ fn a_volume_knows_as_many_blocks_as_it_reads() {
     assert!(known.places.len() <= MAX_PLACES);
 }
 
-/// Found by review: the bitmaps and tables of each ext4 group with `flex_bg`, 2 GiB apart, shared one place,
-/// and two of them grew the table to its maximum.
+/// Regression, found in review: the bitmaps and tables of ext4 groups with `flex_bg`, 2 GiB apart, shared one
+/// place. Two of them grew the table to its maximum.
 #[test]
-fn blocks_at_a_distance_of_two_gib_have_places_of_their_own() {
+fn blocks_two_gib_apart_have_separate_places() {
     let (table, mut known) = (SlotTable::new(1024 + 64, 64, 1), KnownBlocks::default());
     let list = runs(&[run(1, &[0])]);
-    let held: Vec<SlabSlot> = (0..1024).map(|number| slot(&table, number)).collect();
+    let slots: Vec<SlabSlot> = (0..1024).map(|number| slot(&table, number)).collect();
     // 64 groups, with their first 16 blocks each.
     let blocks: Vec<u64> = (0..1024).map(|number| ((number / 16) << 14) + number % 16).collect();
-    for (block, slot) in blocks.iter().zip(&held) {
+    for (block, slot) in blocks.iter().zip(&slots) {
         known.found(Block(*block), &found(slot, Mask::FULL), &list);
     }
     let finds = blocks.iter().filter(|block| is_known(&mut known, **block, &list)).count();
@@ -156,7 +156,8 @@ fn blocks_at_a_distance_of_two_gib_have_places_of_their_own() {
     assert!(known.places.len() <= 8 * 1024, "{} places", known.places.len());
 }
 
-/// The slab evicts unused blocks: it must be told of uses it did not serve, at most once per block and call.
+/// The slab evicts unused blocks. The volume reports uses that the slab did not serve, at most once per block
+/// and call.
 #[test]
 fn a_block_that_is_used_stays_in_the_slab() {
     let (table, mut known, list) = (SlotTable::new(64, 8, 1), KnownBlocks::default(), runs(&[run(1, &[0])]));
@@ -176,14 +177,14 @@ fn a_block_that_is_used_stays_in_the_slab() {
 
 /// Found by review: with more used blocks than fit one report, the rest was never reported.
 #[test]
-fn the_slab_hears_of_each_block_that_is_used() {
+fn each_used_block_is_reported_to_the_slab() {
     let (table, mut known) = (SlotTable::new(2000 + 64, 64, 1), KnownBlocks::default());
     let list = runs(&[run(1, &[0])]);
-    let held: Vec<SlabSlot> = (0..2000).map(|number| slot(&table, number)).collect();
-    for (block, slot) in (0..).zip(&held) {
+    let slots: Vec<SlabSlot> = (0..2000).map(|number| slot(&table, number)).collect();
+    for (block, slot) in (0..).zip(&slots) {
         known.found(Block(block), &found(slot, Mask::FULL), &list);
     }
-    let mut heard = std::collections::BTreeSet::new();
+    let mut reported = std::collections::BTreeSet::new();
     for _ in 0..known.places.len() / SWEPT {
         // The same order each time, like a program that reads in a loop.
         for block in 0..2000 {
@@ -191,7 +192,7 @@ fn the_slab_hears_of_each_block_that_is_used() {
         }
         let used = known.take_used();
         assert!(used.len() <= MAX_USED + SWEPT);
-        heard.extend(used.iter().map(|slot| slot.upgrade().unwrap().slot().number()));
+        reported.extend(used.iter().map(|slot| slot.upgrade().unwrap().slot().number()));
     }
-    assert_eq!(heard.len(), 2000);
+    assert_eq!(reported.len(), 2000);
 }

@@ -202,7 +202,7 @@ fn an_output_that_the_store_refuses_ends_a_merge() {
 
 /// Regression: a merge into the base takes hours; those of levels and of other volumes waited for it.
 #[test]
-fn a_merge_of_a_level_does_not_wait_for_one_into_the_base() {
+fn a_merge_into_the_base_delays_no_merge_of_levels() {
     let store = MemoryStore::new();
     let inputs = [segment(&store, 2, 1), segment(&store, 1, 1)];
     let work = work(&store, |_wait| {});
@@ -277,13 +277,13 @@ fn noise(store: &MemoryStore, number: u64, blocks: &[u64]) -> Run {
 }
 
 /// A volume as committed by its writer.
-pub(crate) struct Written {
+pub(crate) struct WrittenVolume {
     pub(crate) store: MemoryStore,
     pub(crate) log: Manifest,
     place: Place,
 }
 
-impl Written {
+impl WrittenVolume {
     pub(crate) fn new(blocks: u64) -> Self {
         let (log, place) = (Manifest::empty(volume()), Place::first_merge(Epoch(1)));
         let mut written = Self { store: MemoryStore::new(), log, place };
@@ -390,7 +390,7 @@ fn random_overwrites_give_space_back() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % BLOCKS
     };
-    let (mut written, live) = (Written::new(BLOCKS), (BLOCKS * 4096) as f64);
+    let (mut written, live) = (WrittenVolume::new(BLOCKS), (BLOCKS * 4096) as f64);
     let (mut newest, mut most, mut uploaded, mut left) = (BTreeMap::new(), 0.0, 0, (0, 0));
     let mut stored_before: BTreeSet<String> = BTreeSet::new();
     for first in (0..11 * BLOCKS).step_by(COMMIT as usize) {
@@ -430,7 +430,7 @@ fn random_overwrites_give_space_back() {
 #[test]
 fn a_discard_gives_space_back() {
     const BLOCKS: u64 = 10_000;
-    let mut written = Written::new(BLOCKS);
+    let mut written = WrittenVolume::new(BLOCKS);
     for first in (0..1000).step_by(100) {
         written.commit(&(first..first + 100).collect::<Vec<_>>());
     }
@@ -493,7 +493,7 @@ fn the_rest_of_a_sparse_segment_is_relocated() {
 
 /// A store that is unreachable at the end of a merge does not void all relocations.
 #[test]
-fn what_an_attempt_relocated_the_next_one_takes() {
+fn the_next_attempt_reuses_relocated_segments() {
     let store = MemoryStore::new();
     let (inputs, _) = with_sparse_segment(&store);
     let (work, mut relocation) = (work(&store, |_wait| {}), None);
@@ -588,7 +588,7 @@ fn random_overwrites_in_large_commits_give_space_back() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % SECTORS
     };
-    let (mut written, live) = (Written::new(BLOCKS), (SECTORS * 4096) as f64);
+    let (mut written, live) = (WrittenVolume::new(BLOCKS), (SECTORS * 4096) as f64);
     let (mut newest, mut most) = (BTreeMap::new(), 0.0);
     for commit in 0..24 {
         let mut masks: BTreeMap<u64, Mask> = BTreeMap::new();
@@ -681,7 +681,7 @@ fn damaged_segments_do_not_relocate_the_others_again() {
 #[test]
 fn sequential_overwrites_give_space_back() {
     const BLOCKS: u64 = 64;
-    let mut written = Written::new(BLOCKS);
+    let mut written = WrittenVolume::new(BLOCKS);
     for number in 0..64 {
         let mut builder = SegmentBuilder::default();
         for block in (0..BLOCKS).filter(|block| block % 2 == number % 2) {

@@ -48,8 +48,11 @@ fn misses_are_served_on_any_number_of_cpus() {
             let table = SlotTable::new(slots, SPARE, 4 * cpus);
             let due = &keys[..3 * slots as usize];
             assert_eq!(fill(&table, due), due.len(), "{slots} slots, {cpus} CPUs");
-            let held = table.len() as u64;
-            assert!(held * 10 >= u64::from(slots) * 7, "{held} of {slots} slots are used with {cpus} CPUs");
+            let used_slots = table.len() as u64;
+            assert!(
+                used_slots * 10 >= u64::from(slots) * 7,
+                "{used_slots} of {slots} slots are used with {cpus} CPUs"
+            );
         }
     }
     assert_eq!(SlotTable::new(32_768, SPARE, 8).index.num_shards(), 8);
@@ -57,7 +60,7 @@ fn misses_are_served_on_any_number_of_cpus() {
 
 /// Regression: two concurrent waiters could miss one of two released slots.
 #[test]
-fn each_slot_that_comes_back_wakes_a_taker() {
+fn each_released_slot_wakes_a_waiter() {
     let free = FreeSlots::none();
     free.add_fresh([1, 0].into_iter());
     let (one, other) = (free.take().now_or_never().unwrap(), free.take().now_or_never().unwrap());
@@ -131,7 +134,7 @@ impl SlotTable {
 
 /// A program that stops reading its prefetched file must not evict others' blocks.
 #[test]
-fn what_is_fetched_ahead_leaves_what_was_read() {
+fn read_ahead_evicts_no_block_that_was_read() {
     let (table, keys) = (SlotTable::new(4096, SPARE, 8), keys(4 * 4096));
     let most = table.unread_most() as usize;
     // Each shard of the index has its own share, filled at random.
@@ -159,7 +162,7 @@ fn filled_once(keys: &[ContentKey], hot: usize) -> SlotTable {
 
 /// Regression: each block of a scan was prefetched and then read, and thus counted as frequently used.
 #[test]
-fn a_scan_leaves_what_was_read_twice() {
+fn a_scan_evicts_no_block_that_was_read_twice() {
     let keys = keys(3 * 8192);
     let (hot, scanned) = (&keys[..2048], &keys[8192..]);
     let joined = |table: &SlotTable, key| {
@@ -211,7 +214,7 @@ fn a_reader_that_waits_for_its_block_uses_it_once() {
 /// Regression: once the index was full, prefetched and once-read contents shared 3 % of it: a window was
 /// evicted before its reader came.
 #[test]
-fn an_index_that_was_full_keeps_what_is_unread() {
+fn a_full_index_keeps_unread_contents() {
     let keys = keys(2 * 8192);
     let table = filled_once(&keys, 2048);
     // Each shard of the index has its own share, filled at random.
@@ -240,32 +243,32 @@ fn contents_fetched_ahead_are_counted_as_used_once() {
 #[test]
 fn a_spare_content_waits_for_no_slot() {
     let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(257));
-    let (last, held) = keys.split_last().unwrap();
+    let (last, used_slots) = keys.split_last().unwrap();
     let disk = Disk::of(usize::MAX);
-    let held: Vec<Slot> = held.iter().map(|key| disk.ask(&table, key).unwrap()).collect();
+    let used_slots: Vec<Slot> = used_slots.iter().map(|key| disk.ask(&table, key).unwrap()).collect();
     let keep = || {
         let write = |_slot, content| std::future::ready((content, Ok(())));
         table.fill_spare(last, std::future::ready(Ok::<_, ()>(())), write).now_or_never()
     };
     let Some(Err(NoSlot::Unkept(Unkept { error, .. }))) = keep() else { panic!("no slot is free") };
     assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-    drop(held);
+    drop(used_slots);
     assert!(keep().is_some_and(|kept| kept.is_ok()) && table.contains(last));
 }
 
 #[test]
-fn what_no_slot_takes_is_handed_back() {
+fn content_without_a_slot_is_returned() {
     let (table, keys) = (SlotTable::new(4 * SPARE, SPARE, 8), keys(300));
     for disk in [Disk::of(0), Disk::of(1)] {
         // A reader holds the only slot with space.
-        let held = disk.ask(&table, &keys[0]);
+        let used_slots = disk.ask(&table, &keys[0]);
         for key in &keys[1..] {
             let Err(NoSlot::Unkept(Unkept { error, .. })) = disk.ask(&table, key) else {
                 panic!("there is no room")
             };
             assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         }
-        assert_eq!(held.is_ok(), disk.room == 1);
+        assert_eq!(used_slots.is_ok(), disk.room == 1);
     }
     assert_eq!(fill(&table, &keys), keys.len(), "no slot was lost");
 }
@@ -286,8 +289,8 @@ fn contents_of_an_earlier_process_need_no_fetch() {
     println!("{found} of {most} are found");
     assert!(found * 100 >= most * 99, "{found} of {most}");
     let has_all = |_slot, _entry| std::future::ready(Ok(true));
-    let held: Vec<&ContentKey> = keys.iter().filter(|key| table.contains(key)).collect();
-    for key in &held {
+    let used_slots: Vec<&ContentKey> = keys.iter().filter(|key| table.contains(key)).collect();
+    for key in &used_slots {
         assert!(table.get(key, has_all).now_or_never().unwrap().is_some());
         assert!(table.get_now(key).is_some(), "once is enough");
     }
@@ -315,7 +318,7 @@ fn an_old_slot_with_other_bytes_is_fetched_into_another() {
 /// Regression: an entry of the table counted as proof of space: a content that found none was served from
 /// memory, although other slots had space.
 #[test]
-fn an_old_slot_without_room_leaves_the_content_to_others() {
+fn an_old_slot_without_space_yields_to_others() {
     let keys = keys(40);
     let (old, fresh) = keys.split_at(11);
     let (table, disk) = (SlotTable::with_old(4 * SPARE, SPARE, 8, entries(old)), Disk::of(8));
@@ -358,7 +361,7 @@ async fn readers_that_come_together_compare_a_block_once() {
 /// Covers the table of a larger slab, and one that names a content twice because it was evicted and fetched
 /// again.
 #[test]
-fn entries_beyond_the_slab_and_second_ones_count_for_nothing() {
+fn entries_beyond_the_slab_and_duplicates_are_ignored() {
     let keys = keys(300);
     let twice = [(7, SlabEntry::of(keys[0], &[])), (256, SlabEntry::of(keys[1], &[]))];
     let old = entries(&keys[..1]).chain(twice);

@@ -30,7 +30,7 @@ fn grow(room: &Room) -> Vec<Held> {
     std::iter::from_fn(|| room.try_take(MIB)).collect()
 }
 
-fn held(memory: &UploadMemory, store: usize) -> u64 {
+fn held_bytes(memory: &UploadMemory, store: usize) -> u64 {
     memory.lock().ledger.stores[&StoreKey(store)].held_bytes
 }
 
@@ -46,8 +46,8 @@ fn the_only_store_has_all_memory() {
     assert!(alone.is_empty());
     drop((taken, rooms));
     assert_eq!((memory.held_bytes(), memory.peak_bytes()), (0, 240 * MIB));
-    let one = take(&memory, 0, NEED).unwrap();
-    let _taken = grow(&one);
+    let part = take(&memory, 0, NEED).unwrap();
+    let _taken = grow(&part);
     assert_eq!(memory.held_bytes(), 240 * MIB, "one upload too");
 }
 
@@ -63,7 +63,7 @@ fn stores_that_hold_their_shares_leave_some_for_the_others() {
         all.push((taken, rooms));
     }
     assert!(memory.peak_bytes() <= 256 * MIB);
-    assert!((128 * MIB..=160 * MIB).contains(&held(&memory, 0)), "{}", held(&memory, 0));
+    assert!((128 * MIB..=160 * MIB).contains(&held_bytes(&memory, 0)), "{}", held_bytes(&memory, 0));
     drop(all);
     assert_eq!(memory.held_bytes(), 0);
     drop(attached);
@@ -72,14 +72,14 @@ fn stores_that_hold_their_shares_leave_some_for_the_others() {
 
 /// Memory that a busy store releases goes to the one that holds less, until both hold the same.
 #[test]
-fn two_stores_that_want_more_come_to_equal_shares() {
+fn two_busy_stores_get_equal_shares() {
     let memory = memory();
     let _attached = attach(&memory, 2);
-    let (one, other) = (take(&memory, 0, NEED).unwrap(), take(&memory, 1, NEED).unwrap());
-    let mut taken = [grow(&one), Vec::new()];
-    assert!(held(&memory, 0) >= 170 * MIB, "{}", held(&memory, 0));
+    let (part, other) = (take(&memory, 0, NEED).unwrap(), take(&memory, 1, NEED).unwrap());
+    let mut taken = [grow(&part), Vec::new()];
+    assert!(held_bytes(&memory, 0) >= 170 * MIB, "{}", held_bytes(&memory, 0));
     for _part in 0..300 {
-        let mut more = [&one, &other].map(|room| Box::pin(room.take(MIB)));
+        let mut more = [&part, &other].map(|room| Box::pin(room.take(MIB)));
         let mut granted = [0, 1].map(|store| (&mut more[store]).now_or_never());
         taken[0].pop();
         for store in [0, 1] {
@@ -87,8 +87,8 @@ fn two_stores_that_want_more_come_to_equal_shares() {
             taken[store].extend(later);
         }
     }
-    let (one, other) = (held(&memory, 0), held(&memory, 1));
-    assert!(one.abs_diff(other) <= 2 * MIB && one + other >= 236 * MIB, "{one} {other}");
+    let (part, other) = (held_bytes(&memory, 0), held_bytes(&memory, 1));
+    assert!(part.abs_diff(other) <= 2 * MIB && part + other >= 236 * MIB, "{part} {other}");
 }
 
 /// Regression: a FLUSH of a volume with `durability: object` waited behind the seals of the others.
@@ -111,7 +111,7 @@ fn a_small_upload_passes_the_others() {
 }
 
 #[test]
-fn a_failing_store_holds_one_part_until_it_takes_one() {
+fn a_failing_store_holds_one_part_until_it_stores_one() {
     let memory = memory();
     let _attached = attach(&memory, 1);
     let room = take(&memory, 0, NEED).unwrap();
@@ -146,25 +146,25 @@ fn volumes_of_one_store_take_turns() {
 }
 
 #[test]
-fn what_is_given_back_goes_to_what_waits() {
+fn released_memory_goes_to_a_waiting_upload() {
     let memory = memory();
-    let (one, other) = (take(&memory, 0, NEED).unwrap(), take(&memory, 0, NEED).unwrap());
-    let mut taken = grow(&one);
+    let (part, other) = (take(&memory, 0, NEED).unwrap(), take(&memory, 0, NEED).unwrap());
+    let mut taken = grow(&part);
     let mut more = Box::pin(other.take(20 * MIB));
     assert!((&mut more).now_or_never().is_none());
-    let mut gone = Box::pin(one.take(MIB));
+    let mut gone = Box::pin(part.take(MIB));
     assert!((&mut gone).now_or_never().is_none());
     taken.truncate(taken.len() - 8);
     let more = more.now_or_never().expect("it holds less");
     assert!(memory.peak_bytes() <= 256 * MIB);
     // Unnoticed grants are released.
     drop((gone, more));
-    drop((taken, one, other));
+    drop((taken, part, other));
     assert_eq!(memory.held_bytes(), 0);
 }
 
 #[test]
-fn what_is_larger_than_all_memory_is_uploaded_alone() {
+fn an_upload_larger_than_all_memory_runs_alone() {
     let memory = memory();
     let small = take(&memory, 1, NEED).unwrap();
     let mut huge = Box::pin(memory.room(StoreKey(0), MemoryNeed { base_bytes: 300 * MIB, ..NEED }));
@@ -188,13 +188,13 @@ fn an_upload_that_is_dropped_leaves_the_queue() {
 }
 
 /// Two stores that are always busy.
-struct Busy {
+struct BusyStores {
     memory: UploadMemory,
     _attached: Vec<StorePresence>,
     rooms: [Vec<Room>; 2],
 }
 
-impl Busy {
+impl BusyStores {
     fn new() -> Self {
         let memory = memory();
         let attached = attach(&memory, 4);
@@ -218,7 +218,7 @@ impl Busy {
 /// Regression: each released byte was taken at once by a smaller upload to a busy store.
 #[test]
 fn a_large_upload_is_not_starved_by_small_ones() {
-    let mut busy = Busy::new();
+    let mut busy = BusyStores::new();
     let memory = busy.memory.clone();
     let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
     let granted = (0..16).find_map(|_turn| {
@@ -289,8 +289,8 @@ fn small_uploads_do_not_starve_one_above_the_memory() {
 
 /// Regression: a store with a small upload in progress counted as neither idle nor starved.
 #[test]
-fn small_uploads_of_a_store_do_not_starve_its_large_one() {
-    let mut busy = Busy::new();
+fn a_stores_small_uploads_do_not_starve_its_large_one() {
+    let mut busy = BusyStores::new();
     let memory = busy.memory.clone();
     let mut small = SmallStream::new(&memory, 0);
     let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
@@ -305,7 +305,7 @@ fn small_uploads_of_a_store_do_not_starve_its_large_one() {
 
 #[test]
 fn a_cancelled_waiter_releases_its_reservation() {
-    let mut busy = Busy::new();
+    let mut busy = BusyStores::new();
     let memory = busy.memory.clone();
     let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
     assert!((&mut large).now_or_never().is_none());
@@ -319,7 +319,7 @@ fn a_cancelled_waiter_releases_its_reservation() {
 
 #[test]
 fn a_failing_store_has_no_reservation() {
-    let mut busy = Busy::new();
+    let mut busy = BusyStores::new();
     let memory = busy.memory.clone();
     memory.lock().ledger.set_failing(StoreKey(0), true);
     let mut large = Box::pin(memory.room(StoreKey(0), LARGE));

@@ -16,9 +16,9 @@ const FULL_NEED: MemoryNeed = MemoryNeed { base_bytes: MIB, part_bytes: 10 * MIB
 
 /// A disk that cannot read these sectors of side A. Each block has different bytes, a few only zeros.
 #[derive(Default)]
-struct Holed(Vec<u64>);
+struct HoledSides(Vec<u64>);
 
-impl SideReader for Holed {
+impl SideReader for HoledSides {
     fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> io::Result<()> {
         if side == Side::A && self.0.iter().any(|sector| (range.start.0..range.end()).contains(sector)) {
             return Err(io::Error::other("a hole"));
@@ -33,7 +33,7 @@ impl SideReader for Holed {
     }
 }
 
-impl Sides for Holed {
+impl Sides for HoledSides {
     async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         // Yields first, so that several are in progress.
         tokio::task::yield_now().await;
@@ -63,7 +63,7 @@ fn id() -> SegmentId {
 }
 
 /// Returns the next part, if the free memory suffices for it.
-fn next_of(parts: &mut SegmentParts<'_, Holed>) -> Option<Result<Part, PartFailed>> {
+fn next_of(parts: &mut SegmentParts<'_, HoledSides>) -> Option<Result<Part, PartFailed>> {
     let mut next = parts.next();
     (0..1000).find_map(|_poll| (&mut next).now_or_never())
 }
@@ -84,7 +84,7 @@ fn parts_are_of_one_length_and_the_same_each_time() {
     let make = |part_bytes, compressors| {
         let memory = UploadMemory::new(64 * MIB, part_bytes);
         let room = room(&memory, FULL_NEED);
-        let sides = Holed::default();
+        let sides = HoledSides::default();
         let mut maker = SegmentParts::new(&sides, room, Arc::clone(&dirty), making(part_bytes, compressors));
         let mut parts = Vec::new();
         loop {
@@ -102,7 +102,7 @@ fn parts_are_of_one_length_and_the_same_each_time() {
     let mut buffer = vec![0; BLOCK_BYTES as usize];
     for DirtyBlock { block, a, .. } in dirty.iter() {
         let range = SectorRange::new(block.first_sector().0, u64::from(a.count()));
-        Holed::default().read(Side::A, range, &mut buffer).unwrap();
+        HoledSides::default().read(Side::A, range, &mut buffer).unwrap();
         serial.push(*block, *a, &buffer);
     }
     let (segment, object) = serial.finish(id());
@@ -115,7 +115,7 @@ fn parts_are_of_one_length_and_the_same_each_time() {
 }
 
 #[test]
-fn exactly_what_cannot_be_read_is_named() {
+fn exactly_the_unreadable_sectors_are_named() {
     let dirty: Arc<[DirtyBlock]> = [
         DirtyBlock { block: Block(0), a: Mask(0b1111_0000), b: Mask(0b1) },
         DirtyBlock { block: Block(3), a: Mask::FULL, b: Mask::EMPTY },
@@ -124,7 +124,7 @@ fn exactly_what_cannot_be_read_is_named() {
     ]
     .into();
     let build = |holes, part_bytes| {
-        let (memory, sides) = (UploadMemory::new(64 * MIB, part_bytes), Holed(holes));
+        let (memory, sides) = (UploadMemory::new(64 * MIB, part_bytes), HoledSides(holes));
         let room = room(&memory, FULL_NEED);
         let mut parts = SegmentParts::new(&sides, room, Arc::clone(&dirty), making(part_bytes, 2));
         let made = block_on(parts.next());
@@ -143,7 +143,7 @@ fn exactly_what_cannot_be_read_is_named() {
 }
 
 /// A disk with an unreadable sector in each block.
-struct Sick {
+struct UnreadableSides {
     compressors: Arc<Compressors>,
     running: AtomicUsize,
     /// First block of each batch, and the batches in progress at its start.
@@ -152,18 +152,18 @@ struct Sick {
     free: Mutex<Vec<(u64, usize)>>,
 }
 
-impl SideReader for Sick {
+impl SideReader for UnreadableSides {
     fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> io::Result<()> {
         let block = range.start.block().0;
         if range.sectors == 1 {
             let free: Vec<_> = std::iter::from_fn(|| self.compressors.try_borrow()).collect();
             self.free.lock().push((block, free.len()));
         }
-        Holed(vec![Block(block).first_sector().0 + 5]).read(side, range, buffer)
+        HoledSides(vec![Block(block).first_sector().0 + 5]).read(side, range, buffer)
     }
 }
 
-impl Sides for Sick {
+impl Sides for UnreadableSides {
     async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         let running = self.running.fetch_add(1, Ordering::Relaxed);
         self.begun.lock().push((batch.blocks()[0].block.0, running));
@@ -184,12 +184,12 @@ impl Sides for Sick {
 
 /// Regression: a disk that took seconds per bad sector held all compressors of the node for minutes.
 #[test]
-fn a_search_for_bad_sectors_keeps_no_compressor() {
+fn a_search_for_bad_sectors_occupies_no_compressor() {
     const COMPRESSORS: usize = 4;
     let part_bytes = MIB as usize;
     let memory = UploadMemory::new(64 * MIB, part_bytes);
     let making = making(part_bytes, COMPRESSORS);
-    let sides = Sick {
+    let sides = UnreadableSides {
         compressors: Arc::clone(&making.compressors),
         running: AtomicUsize::new(0),
         begun: Mutex::default(),
@@ -217,7 +217,7 @@ fn a_batch_holds_only_its_own_frames() {
         let (room, dirty) = (room(&memory, FULL_NEED), full(8));
         let borrowed = compressors.try_borrow().expect("it is free");
         let mut batch = UploadBatch::new(dirty, 4..8, borrowed, false, room);
-        batch.pack(&Holed::default());
+        batch.pack(&HoledSides::default());
         let mut builder = SegmentBuilder::default();
         builder.append(batch.finish().unwrap());
         builder.finish(id())
@@ -235,7 +235,7 @@ fn a_trial_sends_more_at_once_after_its_first_part() {
     let part_bytes = MIB as usize;
     let memory = UploadMemory::new(64 * MIB, part_bytes);
     room(&memory, FULL_NEED).set_failing(true);
-    let sides = Holed::default();
+    let sides = HoledSides::default();
     let mut parts = SegmentParts::new(&sides, room(&memory, FULL_NEED), full(200), making(part_bytes, 2));
     assert_eq!(parts.max_at_once(), 1);
     assert!(block_on(parts.next()).is_ok());
@@ -251,7 +251,7 @@ fn an_upload_holds_no_more_than_was_granted() {
     let memory = UploadMemory::new(16 * MIB, part_bytes);
     let _attached = memory.attach(StoreKey(0));
     let need = MemoryNeed { base_bytes: MIB, part_bytes: part_bytes as u64 + batch_bytes(part_bytes) };
-    let (sides, dirty) = (Holed::default(), full(512));
+    let (sides, dirty) = (HoledSides::default(), full(512));
     let mut parts = SegmentParts::new(&sides, room(&memory, need), dirty, making(part_bytes, 4));
     let mut sending = Vec::new();
     // The store accepts nothing: parts are created until the memory is full, then none.
@@ -268,11 +268,11 @@ fn an_upload_holds_no_more_than_was_granted() {
 }
 
 /// A disk whose batches are packed as soon as they start.
-struct Prompt;
+struct InstantSides;
 
-impl Sides for Prompt {
+impl Sides for InstantSides {
     async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
-        batch.pack(&Holed::default());
+        batch.pack(&HoledSides::default());
         batch
     }
 
@@ -287,7 +287,7 @@ impl Sides for Prompt {
 
 /// A batch is in progress, and nothing polls it.
 #[test]
-fn a_store_that_does_not_answer_keeps_no_compressor() {
+fn an_unresponsive_store_occupies_no_compressor() {
     // The first batch fills a part.
     let part_bytes = 16 << 10;
     let memory = UploadMemory::new(64 * MIB, part_bytes);
@@ -295,7 +295,7 @@ fn a_store_that_does_not_answer_keeps_no_compressor() {
     let compressors = Arc::clone(&making.compressors);
     let noisy = |block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY };
     let dirty = [4, 6, 12, 18].map(noisy).into();
-    let mut silent = SegmentParts::new(&Prompt, room(&memory, FULL_NEED), dirty, making);
+    let mut silent = SegmentParts::new(&InstantSides, room(&memory, FULL_NEED), dirty, making);
     assert!(block_on(silent.next()).is_ok());
     let free = [compressors.try_borrow(), compressors.try_borrow()];
     assert!(free.iter().all(Option::is_some));

@@ -73,7 +73,7 @@ fn a_page_in_place_of_a_record_fences_no_writer() {
 }
 
 #[test]
-fn a_damaged_record_is_believed_when_it_is_read_twice() {
+fn a_record_damaged_in_two_reads_is_believed() {
     let mut damaged = record();
     damaged[40] ^= 1;
     let (event, waits) = read(vec![damaged.clone(), damaged.clone()]);
@@ -90,7 +90,7 @@ fn a_whole_record_is_believed_at_once() {
 
 /// An existing root is compared: it may belong to another history of the bucket.
 #[test]
-fn a_root_counts_as_stored_where_its_bytes_are() {
+fn a_root_counts_as_stored_if_its_bytes_match() {
     let objects = Arc::new(MemoryStore::new());
     let store_root = |bytes: &[u8]| {
         let time = ScriptedTime::new(|_wait| {});

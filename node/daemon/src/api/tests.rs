@@ -87,7 +87,7 @@ async fn a_bad_field_is_named_and_nothing_changes() {
 }
 
 #[tokio::test]
-async fn only_an_instance_with_a_name_is_handed_over_to() {
+async fn only_a_named_instance_gets_the_devices() {
     let handoff = Handoff::unnamed();
     let (stores, permissions) = (KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
     let api = Api::new(Fake::default(), stores, permissions, handoff.clone());
@@ -184,15 +184,15 @@ async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
 }
 
 #[tokio::test]
-async fn lists_are_sorted_and_one_volume_can_be_asked_for() {
+async fn lists_are_sorted_and_can_name_one_volume() {
     let fake = Fake::default();
     fake.put(attached("a"));
     fake.put(attached("b"));
     let listed = api(&fake).list(Request::new(ListRequest {})).await.unwrap().into_inner();
     let ids: Vec<&str> = listed.volumes.iter().map(|volume| volume.volume_id.as_str()).collect();
     assert_eq!(ids, ["a", "b"]);
-    let one = StatsRequest { volume_id: Some("b".to_owned()) };
-    let stats = api(&fake).stats(Request::new(one)).await.unwrap().into_inner();
+    let request = StatsRequest { volume_id: Some("b".to_owned()) };
+    let stats = api(&fake).stats(Request::new(request)).await.unwrap().into_inner();
     assert_eq!((stats.volumes.len(), stats.volumes[0].write_requests), (1, 5));
     let none = StatsRequest { volume_id: Some("c".to_owned()) };
     assert_eq!(api(&fake).stats(Request::new(none)).await.unwrap_err().code(), Code::NotFound);
@@ -271,7 +271,7 @@ async fn operations_end_with_the_interface() {
 }
 
 #[tokio::test]
-async fn a_sweep_is_for_the_only_store_or_a_named_one() {
+async fn a_sweep_needs_a_name_with_several_stores() {
     let (fake, stores) = (Fake::default(), KnownStores::new(&standalone()));
     let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default(), Handoff::unnamed());
     let sweep = |store: Option<&str>, grace| {

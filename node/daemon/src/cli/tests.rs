@@ -39,12 +39,12 @@ impl World {
         Self { directory, server, fake }
     }
 
-    async fn ask(&self, line: &str) -> Result<String, Failure> {
+    async fn run(&self, line: &str) -> Result<String, Failure> {
         let mut out = String::new();
-        self.ask_into(line, &mut out).await.map(|()| out)
+        self.run_into(line, &mut out).await.map(|()| out)
     }
 
-    async fn ask_into(&self, line: &str, out: &mut String) -> Result<(), Failure> {
+    async fn run_into(&self, line: &str, out: &mut String) -> Result<(), Failure> {
         let socket = self.directory.path().join("new/node.sock");
         let socket = ["--socket", socket.to_str().unwrap()];
         let words = ["holdfast-node"].into_iter().chain(line.split(' ')).chain(socket);
@@ -62,20 +62,20 @@ impl Drop for World {
 #[tokio::test]
 async fn a_volume_that_is_attached_grows_by_name() {
     let world = World::start().await;
-    world.ask("attach v --store main").await.unwrap();
-    assert_eq!(world.ask("grow v 2Gi").await.unwrap(), "");
-    assert!(world.ask("list").await.unwrap().contains("2Gi"));
-    assert!(world.ask("grow v 3Gi --json").await.unwrap().contains("3221225472"));
-    assert_eq!(world.ask("grow w 2Gi").await.unwrap_err().kind, FailureKind::NotFound);
+    world.run("attach v --store main").await.unwrap();
+    assert_eq!(world.run("grow v 2Gi").await.unwrap(), "");
+    assert!(world.run("list").await.unwrap().contains("2Gi"));
+    assert!(world.run("grow v 3Gi --json").await.unwrap().contains("3221225472"));
+    assert_eq!(world.run("grow w 2Gi").await.unwrap_err().kind, FailureKind::NotFound);
     assert!(Cli::try_parse_from(["holdfast-node", "grow", "v", "large"]).is_err());
 }
 
 #[tokio::test]
 async fn a_memory_volume_is_attached_by_size() {
     let world = World::start().await;
-    let device = world.ask("attach tmp --memory 1Gi --memory-limit 256Mi --compression zstd").await.unwrap();
+    let device = world.run("attach tmp --memory 1Gi --memory-limit 256Mi --compression zstd").await.unwrap();
     assert!(device.starts_with("/dev/ublkb"), "{device}");
-    let listed = world.ask("list --json").await.unwrap();
+    let listed = world.run("list --json").await.unwrap();
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["volumes"][0]["memory"]["limit_bytes"], 256 << 20);
     for wrong in
@@ -89,21 +89,21 @@ async fn a_memory_volume_is_attached_by_size() {
 #[tokio::test]
 async fn settings_of_an_attached_volume_change_by_name() {
     let world = World::start().await;
-    world.ask("attach v --store main").await.unwrap();
-    assert_eq!(world.ask("configure v --durability local").await.unwrap(), "");
-    let changed = world.ask("configure v --max-dirty-age 90s --json").await.unwrap();
+    world.run("attach v --store main").await.unwrap();
+    assert_eq!(world.run("configure v --durability local").await.unwrap(), "");
+    let changed = world.run("configure v --max-dirty-age 90s --json").await.unwrap();
     let changed: serde_json::Value = serde_json::from_str(&changed).unwrap();
     assert_eq!(
         changed,
         serde_json::json!({ "max_dirty_age": "1m30s", "durability": "local", "limits": null })
     );
-    let list = world.ask("list").await.unwrap();
+    let list = world.run("list").await.unwrap();
     let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split_whitespace().collect()).collect();
     let column = rows[0].iter().position(|name| *name == "MAX-AGE").unwrap();
     assert_eq!(rows[1][column - 1..=column], ["local", "1m30s"]);
-    assert!(world.ask("list --json").await.unwrap().contains("\"max_dirty_age\": \"1m30s\""));
-    assert_eq!(world.ask("configure w --durability object").await.unwrap_err().kind, FailureKind::NotFound);
-    let far = world.ask("configure v --max-dirty-age 2h").await.unwrap_err();
+    assert!(world.run("list --json").await.unwrap().contains("\"max_dirty_age\": \"1m30s\""));
+    assert_eq!(world.run("configure w --durability object").await.unwrap_err().kind, FailureKind::NotFound);
+    let far = world.run("configure v --max-dirty-age 2h").await.unwrap_err();
     assert!(far.message.starts_with("max_dirty_age: "), "{}", far.message);
     assert!(Cli::try_parse_from(["holdfast-node", "configure", "v"]).is_err(), "nothing to change");
 }
@@ -111,20 +111,20 @@ async fn settings_of_an_attached_volume_change_by_name() {
 #[tokio::test]
 async fn limits_are_set_changed_and_removed_by_name() {
     let world = World::start().await;
-    world.ask("attach v --store main --max-iops 3000 --max-throughput none").await.unwrap();
+    world.run("attach v --store main --max-iops 3000 --max-throughput none").await.unwrap();
     let request = world.fake.requests().pop().unwrap();
     assert_eq!((request.limits.iops, request.limits.bytes_per_second), (Some(3000), None));
-    world.ask("configure v --max-throughput 125Mi").await.unwrap();
-    let changed = world.ask("configure v --max-iops 500 --json").await.unwrap();
+    world.run("configure v --max-throughput 125Mi").await.unwrap();
+    let changed = world.run("configure v --max-iops 500 --json").await.unwrap();
     let changed: serde_json::Value = serde_json::from_str(&changed).unwrap();
     let both = serde_json::json!({ "iops": 500, "bytes_per_second": 125 << 20 });
     assert_eq!(changed["limits"], both);
-    let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
+    let list: serde_json::Value = serde_json::from_str(&world.run("list --json").await.unwrap()).unwrap();
     assert_eq!(list["volumes"][0]["limits"], both);
-    world.ask("configure v --max-iops none --max-throughput none").await.unwrap();
-    let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
+    world.run("configure v --max-iops none --max-throughput none").await.unwrap();
+    let list: serde_json::Value = serde_json::from_str(&world.run("list --json").await.unwrap()).unwrap();
     assert_eq!(list["volumes"][0]["limits"], serde_json::Value::Null);
-    let small = world.ask("configure v --max-throughput 512Ki").await.unwrap_err();
+    let small = world.run("configure v --max-throughput 512Ki").await.unwrap_err();
     assert!(small.message.starts_with("limits.bytes_per_second: 524288 "), "{}", small.message);
     for wrong in
         ["configure v --max-iops 0", "configure v --max-iops fast", "configure v --max-throughput 1.5Mi"]
@@ -137,19 +137,19 @@ async fn limits_are_set_changed_and_removed_by_name() {
 #[tokio::test]
 async fn snapshots_are_taken_shown_and_deleted_by_name() {
     let world = World::start().await;
-    assert_eq!(world.ask("snapshot create v --store main").await.unwrap(), "v@3\n");
+    assert_eq!(world.run("snapshot create v --store main").await.unwrap(), "v@3\n");
     let uid = "0189f7e0-5c2b-7cc3-9d1e-0242ac120002";
     for _ in 0..2 {
-        assert_eq!(world.ask(&format!("snapshot create v --uid {uid}")).await.unwrap(), "v@4\n");
+        assert_eq!(world.run(&format!("snapshot create v --uid {uid}")).await.unwrap(), "v@4\n");
     }
-    let list = world.ask("snapshot list v").await.unwrap();
+    let list = world.run("snapshot list v").await.unwrap();
     let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["SNAPSHOT", "CREATED", "SIZE", "UID"]);
     assert_eq!(rows[2], ["v@4", "2023-11-14T22:13:20Z", "1Gi", uid]);
-    assert_eq!(world.ask("snapshot delete v@3").await.unwrap(), "");
-    assert_eq!(world.ask("snapshot delete v@3").await.unwrap_err().kind, FailureKind::NotFound);
+    assert_eq!(world.run("snapshot delete v@3").await.unwrap(), "");
+    assert_eq!(world.run("snapshot delete v@3").await.unwrap_err().kind, FailureKind::NotFound);
     world.fake.fail(FailureKind::Unavailable, "the store is unreachable");
-    let failed = world.ask(&format!("snapshot create v --uid {uid}")).await.unwrap_err();
+    let failed = world.run(&format!("snapshot create v --uid {uid}")).await.unwrap_err();
     assert!(failed.message.ends_with(&format!("again: --uid {uid})")), "{}", failed.message);
     for bad in ["v", "v@", "v@x", "V@3"] {
         let words = ["holdfast-node", "snapshot", "delete", bad];
@@ -160,17 +160,17 @@ async fn snapshots_are_taken_shown_and_deleted_by_name() {
 #[tokio::test]
 async fn a_volume_is_created_from_a_snapshot_by_its_name() {
     let world = World::start().await;
-    let taken = world.ask("snapshot create v --store main").await.unwrap();
+    let taken = world.run("snapshot create v --store main").await.unwrap();
     let snapshot = taken.trim();
-    assert!(world.ask("snapshot list v").await.unwrap().contains(snapshot));
-    let same = world.ask(&format!("create fork --from {snapshot} --store main --json")).await.unwrap();
+    assert!(world.run("snapshot list v").await.unwrap().contains(snapshot));
+    let same = world.run(&format!("create fork --from {snapshot} --store main --json")).await.unwrap();
     assert_eq!(serde_json::from_str::<serde_json::Value>(&same).unwrap()["size_bytes"], 1 << 30);
     let from = |bytes| Content::Snapshot { snapshot: snapshot.parse().unwrap(), bytes };
     assert_eq!(world.fake.created("fork"), Some(from(None)));
     let larger = format!("create larger --from {snapshot} --size 2Gi --store main");
-    assert_eq!(world.ask(&larger).await.unwrap(), "");
+    assert_eq!(world.run(&larger).await.unwrap(), "");
     assert_eq!(world.fake.created("larger"), Some(from(Some(2 << 30))));
-    let gone = world.ask("create other --from v@999 --store main").await.unwrap_err();
+    let gone = world.run("create other --from v@999 --store main").await.unwrap_err();
     assert_eq!((gone.kind, gone.message.contains("v@999")), (FailureKind::NotFound, true));
     for (bad, says) in [
         ("create x --store main", "--size <SIZE>"),
@@ -185,27 +185,27 @@ async fn a_volume_is_created_from_a_snapshot_by_its_name() {
 
 /// A clone's temporary snapshot is deleted at the end, even if the clone is rejected.
 #[tokio::test]
-async fn a_volume_is_created_from_a_volume_as_it_is_now() {
+async fn a_volume_is_cloned_from_the_current_content() {
     let world = World::start().await;
-    world.ask("snapshot create v --store main").await.unwrap();
-    assert_eq!(world.ask("create copy --from v --size 2Gi --store main").await.unwrap(), "");
+    world.run("snapshot create v --store main").await.unwrap();
+    assert_eq!(world.run("create copy --from v --size 2Gi --store main").await.unwrap(), "");
     let from = "v@4".parse().unwrap();
     assert_eq!(world.fake.created("copy"), Some(Content::Snapshot { snapshot: from, bytes: Some(2 << 30) }));
-    let again = world.ask("create copy --from v --size 4Gi --store main").await.unwrap_err();
+    let again = world.run("create copy --from v --size 4Gi --store main").await.unwrap_err();
     assert_eq!(again.kind, FailureKind::Invalid);
-    let left = world.ask("snapshot list v").await.unwrap();
+    let left = world.run("snapshot list v").await.unwrap();
     assert_eq!(left.matches("v@").count(), 1, "{left}");
 }
 
 #[tokio::test]
 async fn a_volume_is_created_attached_shown_and_detached() {
     let world = World::start().await;
-    assert_eq!(world.ask("create vol-1 --size 2Gi --store main").await.unwrap(), "");
-    let again = world.ask("create vol-1 --size 4Gi --store main").await.unwrap_err();
+    assert_eq!(world.run("create vol-1 --size 2Gi --store main").await.unwrap(), "");
+    let again = world.run("create vol-1 --size 4Gi --store main").await.unwrap_err();
     assert_eq!(again.kind, FailureKind::Invalid);
     assert_eq!(
         world
-            .ask("attach vol-1 --store main --size 3Gi --max-dirty-age 5s --durability object")
+            .run("attach vol-1 --store main --size 3Gi --max-dirty-age 5s --durability object")
             .await
             .unwrap(),
         "/dev/ublkb0\n"
@@ -215,7 +215,7 @@ async fn a_volume_is_created_attached_shown_and_detached() {
     assert_eq!(request.max_dirty_age, Some(std::time::Duration::from_secs(5)));
     assert_eq!(request.durability, holdfast_engine::settings::Durability::Object);
 
-    let list = world.ask("list").await.unwrap();
+    let list = world.run("list").await.unwrap();
     let [header, row] = list.lines().collect::<Vec<_>>().try_into().unwrap();
     assert_eq!(header.split_whitespace().next(), Some("VOLUME"));
     let cells: Vec<&str> = row.split_whitespace().collect();
@@ -224,38 +224,38 @@ async fn a_volume_is_created_attached_shown_and_detached() {
         ["vol-1", "Attached", "/dev/ublkb0", "3Gi", "ublk-zero-copy", "3", "7", "8Ki", "2s", "object"]
     );
 
-    assert_eq!(world.ask("detach vol-1").await.unwrap(), "");
-    let gone = world.ask("detach vol-1").await.unwrap_err();
+    assert_eq!(world.run("detach vol-1").await.unwrap(), "");
+    let gone = world.run("detach vol-1").await.unwrap_err();
     assert_eq!((gone.kind, exit::code(gone.kind)), (FailureKind::NotFound, 3));
 }
 
 #[tokio::test]
 async fn json_is_for_programs() {
     let world = World::start().await;
-    let attached = world.ask("attach vol-1 --store main --json").await.unwrap();
+    let attached = world.run("attach vol-1 --store main --json").await.unwrap();
     let attached: serde_json::Value = serde_json::from_str(&attached).unwrap();
     assert_eq!(attached["device"]["path"], "/dev/ublkb0");
     assert_eq!(attached["displaced"], serde_json::Value::Null);
-    let replaced = world.ask("attach vol-2 --store main --take-over 4 --json").await.unwrap();
+    let replaced = world.run("attach vol-2 --store main --take-over 4 --json").await.unwrap();
     let replaced: serde_json::Value = serde_json::from_str(&replaced).unwrap();
     assert_eq!(
         (&replaced["displaced"]["epoch"], &replaced["displaced"]["node"]),
         (&4.into(), &"lost".into())
     );
     assert_eq!(replaced["displaced"]["since"], "2023-11-14T22:13:20Z");
-    let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
+    let list: serde_json::Value = serde_json::from_str(&world.run("list --json").await.unwrap()).unwrap();
     assert_eq!(list["volumes"][0]["state"], "Attached");
     assert_eq!(list["volumes"][0]["committed_seq"], 7);
     assert_eq!(list["volumes"][0]["durable_through"], "2023-11-14T22:13:20.500Z");
     let stats: serde_json::Value =
-        serde_json::from_str(&world.ask("stats vol-1 --json").await.unwrap()).unwrap();
+        serde_json::from_str(&world.run("stats vol-1 --json").await.unwrap()).unwrap();
     assert_eq!(stats["volumes"][0]["store_requests"]["put"], 2);
 }
 
 #[tokio::test]
 async fn a_refused_transport_and_a_tearing_disk_are_explained() {
     let world = World::start().await;
-    let text = world.ask("capabilities").await.unwrap();
+    let text = world.run("capabilities").await.unwrap();
     assert!(text.starts_with("kernel 6.14.0, daemon "), "{text}");
     assert!(text.contains("ublk-zero-copy  no         the ublk driver"), "{text}");
     assert!(text.contains("ublk-user-copy  yes"), "{text}");
@@ -263,7 +263,7 @@ async fn a_refused_transport_and_a_tearing_disk_are_explained() {
     let disk = "state disk: sda, physical blocks of 512 bytes: a power cut may tear sectors";
     assert!(text.contains(disk), "{text}");
     let json: serde_json::Value =
-        serde_json::from_str(&world.ask("capabilities --json").await.unwrap()).unwrap();
+        serde_json::from_str(&world.run("capabilities --json").await.unwrap()).unwrap();
     assert_eq!(json["state_disk"]["physical_block_bytes"], 512);
     assert_eq!(json["transport"], "ublk-user-copy");
 }
@@ -286,7 +286,7 @@ fn a_bad_size_is_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn what_is_fenced_is_shown_without_a_daemon() {
+fn fenced_writers_are_listed_without_a_daemon() {
     let state = tempfile::tempdir().unwrap();
     let dir = state.path().to_str().unwrap();
     let run = |words: &[&str]| {
@@ -307,17 +307,23 @@ fn what_is_fenced_is_shown_without_a_daemon() {
 }
 
 #[tokio::test]
-async fn a_scrub_that_finds_nothing_says_what_it_read() {
+async fn a_scrub_without_findings_lists_the_read_objects() {
     let world = World::start().await;
-    world.fake.find(Scrubbed { records: 5, checkpoints: 1, segments: 2, frames: 9, ..Scrubbed::default() });
-    let text = world.ask("scrub vol-1 --store main").await.unwrap();
+    world.fake.set_scrubbed(Scrubbed {
+        records: 5,
+        checkpoints: 1,
+        segments: 2,
+        frames: 9,
+        ..Scrubbed::default()
+    });
+    let text = world.run("scrub vol-1 --store main").await.unwrap();
     assert_eq!(
         text,
         "read: log records 5, checkpoints 1, segments 2, frames 9, bytes of segments 0\nnothing is damaged\n"
     );
     let (volume, store, repair) = world.fake.scrubs().pop().unwrap();
     assert_eq!((volume.as_str(), store.as_deref(), repair), ("vol-1", Some("main"), false));
-    let unknown = world.ask("scrub vol-1 --store other").await.unwrap_err();
+    let unknown = world.run("scrub vol-1 --store other").await.unwrap_err();
     assert!(unknown.message.contains("use main"), "{}", unknown.message);
 }
 
@@ -335,21 +341,23 @@ async fn damage_is_listed_by_object_and_fails_the_scrub() {
     let repaired = finding("segments/2", ScrubEffect::Unreadable, ScrubRepair::Done, &[]);
     let many: Vec<(u64, u64)> = (0..10).map(|number| (number * 10, 2)).collect();
     let lost = finding("segments/3", ScrubEffect::Unreadable, ScrubRepair::Impossible, &many);
-    world.fake.find(Scrubbed { findings: vec![harmless.clone(), repaired.clone()], ..Scrubbed::default() });
-    let text = world.ask("scrub vol-1 --repair").await.unwrap();
+    world
+        .fake
+        .set_scrubbed(Scrubbed { findings: vec![harmless.clone(), repaired.clone()], ..Scrubbed::default() });
+    let text = world.run("scrub vol-1 --repair").await.unwrap();
     assert!(
         text.contains("segments/2 has damaged frames (1): frame of block 2 fails its checksum\n  repaired\n")
     );
 
-    world.fake.find(Scrubbed { findings: vec![harmless, repaired, lost], ..Scrubbed::default() });
+    world.fake.set_scrubbed(Scrubbed { findings: vec![harmless, repaired, lost], ..Scrubbed::default() });
     let mut text = String::new();
-    let failure = world.ask_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
+    let failure = world.run_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
     assert_eq!((failure.kind, exit::code(failure.kind)), (FailureKind::Corrupt, 6));
     assert_eq!(failure.message, "damage is left that affects the volume (objects: 1)");
     assert!(text.contains("  lost: 8Ki at byte 40960\n"), "{text}");
     assert!(text.contains("  lost: 2 more ranges; --json shows all\n"), "{text}");
     let mut json = String::new();
-    world.ask_into("scrub vol-1 --json", &mut json).await.unwrap_err();
+    world.run_into("scrub vol-1 --json", &mut json).await.unwrap_err();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(
         json["findings"][2]["lost"][9],
@@ -370,19 +378,19 @@ async fn a_sweep_shows_what_it_found_and_deleted() {
         snapshots: vec![("disk@17".parse().unwrap(), 12288)],
         ..SweepReport::default()
     };
-    world.fake.report(report);
-    let text = world.ask("gc --most 4").await.unwrap();
+    world.fake.set_swept(report);
+    let text = world.run("gc --most 4").await.unwrap();
     assert_eq!(
         text,
         "store main, volumes: 3\n         OBJECTS  BYTES\nkept     12       40960\ngarbage  5        9000\n\
          deleted  4        8000\nleft     1        1000\nthe oldest that is left is 2h5m old\n\
          SNAPSHOT  BYTES OF IT ALONE\ndisk@17   12288\n"
     );
-    world.ask("gc --store main --dry-run --grace 1h30m").await.unwrap();
-    let asked: Vec<_> =
+    world.run("gc --store main --dry-run --grace 1h30m").await.unwrap();
+    let requests: Vec<_> =
         world.fake.sweeps().iter().map(|sweep| (sweep.grace.as_secs(), sweep.dry_run, sweep.most)).collect();
-    assert_eq!(asked, [(86_400, false, 4), (5400, true, u64::MAX)]);
-    let unknown = world.ask("gc --store other").await.unwrap_err();
+    assert_eq!(requests, [(86_400, false, 4), (5400, true, u64::MAX)]);
+    let unknown = world.run("gc --store other").await.unwrap_err();
     assert!(unknown.message.contains("use main"), "{}", unknown.message);
     for (bad, says) in [("gc --grace 5", "such as 30s"), ("gc --most 0", "--most <OBJECTS>")] {
         let refused = Cli::try_parse_from(["holdfast-node"].into_iter().chain(bad.split(' '))).unwrap_err();
@@ -399,8 +407,8 @@ async fn volumes_that_a_sweep_skipped_are_named_with_the_fix() {
         error: error(id(name)),
     };
     let changing = || skip("busy", LogFailure::Contended);
-    world.fake.report(SweepReport { skipped: vec![changing()], ..SweepReport::default() });
-    let text = world.ask("gc").await.unwrap();
+    world.fake.set_swept(SweepReport { skipped: vec![changing()], ..SweepReport::default() });
+    let text = world.run("gc").await.unwrap();
     assert!(text.contains("all that busy may read was kept; the next sweep reads it again"), "{text}");
 
     let damaged = |volume: holdfast_types::VolumeId| LogFailure::Damaged {
@@ -408,9 +416,9 @@ async fn volumes_that_a_sweep_skipped_are_named_with_the_fix() {
         source: holdfast_format::DecodeError::Short { what: "a record", have: 1, need: 2 },
     };
     let skipped = || vec![changing(), skip("bad", damaged), skip("bare", LogFailure::NoLog)];
-    world.fake.report(SweepReport { skipped: skipped(), ..SweepReport::default() });
+    world.fake.set_swept(SweepReport { skipped: skipped(), ..SweepReport::default() });
     let mut text = String::new();
-    let failure = world.ask_into("gc", &mut text).await.unwrap_err();
+    let failure = world.run_into("gc", &mut text).await.unwrap_err();
     assert_eq!((failure.kind, exit::code(failure.kind)), (FailureKind::Corrupt, 6));
     assert!(failure.message.starts_with("damaged volumes were skipped (volumes: 2)"), "{}", failure.message);
     assert!(text.contains("volume bad was skipped: ") && text.contains("volumes/bad/log/3"), "{text}");
@@ -420,9 +428,9 @@ async fn volumes_that_a_sweep_skipped_are_named_with_the_fix() {
         "{text}"
     );
 
-    world.fake.report(SweepReport { skipped: skipped(), ..SweepReport::default() });
+    world.fake.set_swept(SweepReport { skipped: skipped(), ..SweepReport::default() });
     let mut json = String::new();
-    world.ask_into("gc --json", &mut json).await.unwrap_err();
+    world.run_into("gc --json", &mut json).await.unwrap_err();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["store"], &json["oldest"]), (&"main".into(), &serde_json::Value::Null));
     assert_eq!(json["left"], serde_json::json!({ "objects": 0, "bytes": 0 }));

@@ -55,7 +55,7 @@ fn variables_override_the_file_and_others_are_left_alone() {
 
 /// A daemon with ublk must not fall back; one without it must.
 #[test]
-fn fuse_is_taken_only_where_ublk_cannot_serve() {
+fn fuse_is_chosen_only_without_ublk() {
     // Features that the driver needs for recovery and for zero copy (`linux/ublk_cmd.h`).
     let bits = 1 << 3 | 1 << 4 | 1 << 6 | 1 | 1 << 11;
     let ublk = || Features::of(KernelRelease::new("7.3.4"), bits);

@@ -158,7 +158,7 @@ impl Dirs {
             displaced: None,
             detaching: false,
             store_name: "main".to_owned(),
-            store: (&nowhere()).into(),
+            store: (&unreachable_store()).into(),
         };
         local.write_record(&record).unwrap();
     }
@@ -172,13 +172,13 @@ impl Node {
 
     /// Recovers a volume without a device, without starting its detach.
     async fn resumed(&self, volume: &VolumeId) -> Arc<Present> {
-        let mut one = self.recovery(volume.clone());
-        let present = self.resume(&mut one).await.unwrap().unwrap();
+        let mut request = self.recovery(volume.clone());
+        let present = self.resume(&mut request).await.unwrap().unwrap();
         present.state.apply(&StateEvent::Recovered);
         present
     }
 
-    /// Does the same with another implementation of the devices.
+    /// Waits for the directories, then serves their volumes with this implementation of the devices.
     async fn start_with(
         config: NodeConfig,
         devices: Arc<dyn Devices>,
@@ -191,7 +191,7 @@ impl Node {
 
 /// Runs a test that starts a node. After a failure, the runtime is not dropped: a panic that drops a node's
 /// tasks ends the process.
-fn alone(test: impl Future<Output = ()>) {
+fn run_node_test(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     if let Err(failed) = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(test))) {
         std::mem::forget(runtime);
@@ -204,7 +204,7 @@ fn volume() -> VolumeId {
 }
 
 /// Returns a store that never responds.
-fn nowhere() -> S3Config {
+fn unreachable_store() -> S3Config {
     let credentials = S3Credentials::Static {
         access_key_id: "key".to_owned(),
         secret_access_key: "secret".to_owned(),
@@ -220,7 +220,7 @@ fn request() -> AttachRequest {
     AttachRequest {
         volume: volume(),
         store_name: "main".to_owned(),
-        store: nowhere(),
+        store: unreachable_store(),
         bytes: None,
         replaces: None,
         max_dirty_age: None,
@@ -231,12 +231,12 @@ fn request() -> AttachRequest {
     }
 }
 
-fn only(node: &Node) -> NodeVolumeStatus {
+fn only_volume(node: &Node) -> NodeVolumeStatus {
     let [status] = node.list().try_into().unwrap();
     status
 }
 
-/// Polls until the volume is listed in the wanted state: there is no notification.
+/// Polls until the volume is listed in the wanted state, because no notification exists.
 async fn wait(node: &Node, wanted: impl Fn(&NodeVolumeStatus) -> bool) -> NodeVolumeStatus {
     let found = async {
         loop {
@@ -254,9 +254,9 @@ async fn wait(node: &Node, wanted: impl Fn(&NodeVolumeStatus) -> bool) -> NodeVo
 }
 
 /// The volume can be neither attached nor detached, and responses have the same message as the status.
-async fn refuses(node: &Node, message: &str) {
-    let asked = async { [node.attach(request()).await.map(drop), node.detach(&volume()).await] };
-    for refused in tokio::time::timeout(LIMIT, asked).await.expect("they are refused at once") {
+async fn expect_refused(node: &Node, message: &str) {
+    let requests = async { [node.attach(request()).await.map(drop), node.detach(&volume()).await] };
+    for refused in tokio::time::timeout(LIMIT, requests).await.expect("they are refused at once") {
         let refused = refused.unwrap_err();
         assert_eq!((refused.kind(), refused.to_string().as_str()), (FailureKind::Local, message));
     }
@@ -272,18 +272,18 @@ fn flip_a_bit(path: &Path) {
 /// its live map, on a second device.
 #[test]
 fn a_failed_recovery_is_reported_and_retried() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         dirs.leave().await;
         flip_a_bit(&dirs.record());
         let live_map = fs::read(dirs.live_map()).unwrap();
         let node = Node::start(dirs.config()).await.unwrap();
-        let status = only(&node);
+        let status = only_volume(&node);
         assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
         assert_eq!((status.commit.dirty_bytes, status.durability), (None, None), "unknown");
         let message = status.message.unwrap();
         assert!(message.contains("attached is damaged") && message.contains("reboot the node"), "{message}");
-        refuses(&node, &message).await;
+        expect_refused(&node, &message).await;
         assert!(fs::read(dirs.live_map()).unwrap() == live_map, "it holds what was written last");
         flip_a_bit(&dirs.record());
         // There was no device yet: it is released.
@@ -294,8 +294,8 @@ fn a_failed_recovery_is_reported_and_retried() {
 
 /// Regression, found in review: with an unmounted state disk, the record of a waiting device was deleted.
 #[test]
-fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
-    alone(async {
+fn a_volume_with_a_device_is_never_forgotten() {
+    run_node_test(async {
         for missing in [Dirs::durable_map, Dirs::live_map] {
             let dirs = Dirs::new();
             dirs.leave().await;
@@ -306,8 +306,8 @@ fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
             let spoilt = File::options().write(true).open(missing(&dirs)).unwrap();
             spoilt.write_all_at(&[0; 8192], 0).unwrap();
             let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
-            assert_eq!(only(&node).state, VolumeState::Quiesced);
-            refuses(&node, &only(&node).message.unwrap()).await;
+            assert_eq!(only_volume(&node).state, VolumeState::Quiesced);
+            expect_refused(&node, &only_volume(&node).message.unwrap()).await;
             assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
             assert_eq!(kernel.devices()[&7].state, DeviceState::Quiesced);
             node.shutdown().await;
@@ -319,7 +319,7 @@ fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
 /// crashed attach, and removed with its unique data.
 #[test]
 fn a_live_map_of_another_version_stays() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         dirs.leave().await;
         let known = fs::read(dirs.live_map()).unwrap();
@@ -328,10 +328,10 @@ fn a_live_map_of_another_version_stays() {
         };
         set_version(&1u32.to_le_bytes());
         let node = Node::start(dirs.config()).await.unwrap();
-        let message = only(&node).message.unwrap();
+        let message = only_volume(&node).message.unwrap();
         assert!(message.contains("has version 1") && message.contains("run the version"), "{message}");
-        assert_eq!(only(&node).state, VolumeState::Quiesced);
-        refuses(&node, &message).await;
+        assert_eq!(only_volume(&node).state, VolumeState::Quiesced);
+        expect_refused(&node, &message).await;
         set_version(&known[4..8]);
         assert!(fs::read(dirs.live_map()).unwrap().starts_with(&known), "nothing else has changed");
         wait(&node, |status| status.state == VolumeState::Detaching).await;
@@ -342,17 +342,17 @@ fn a_live_map_of_another_version_stays() {
 /// Regression, found in review: the device was reported as attached, and returned to any caller.
 #[test]
 fn a_device_whose_recovery_failed_is_not_attached() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
-        let mut one = node.recovery(volume());
-        let present = node.resume(&mut one).await.unwrap().unwrap();
+        let mut request = node.recovery(volume());
+        let present = node.resume(&mut request).await.unwrap().unwrap();
         assert!(present.device().is_none());
-        assert_eq!(only(&node).state, VolumeState::Recovering);
+        assert_eq!(only_volume(&node).state, VolumeState::Recovering);
         let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
-        one.failed(&held);
-        let status = only(&node);
+        request.failed(&held);
+        let status = only_volume(&node);
         assert_eq!((status.state, status.attached), (VolumeState::Quiesced, None));
         let message = status.message.unwrap();
         assert!(
@@ -360,7 +360,7 @@ fn a_device_whose_recovery_failed_is_not_attached() {
             "{message}"
         );
         assert_eq!((status.commit.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
-        refuses(&node, &message).await;
+        expect_refused(&node, &message).await;
         assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
         node.shutdown().await;
     });
@@ -370,7 +370,7 @@ fn a_device_whose_recovery_failed_is_not_attached() {
 /// record of the written sectors.
 #[test]
 fn fenced_state_stays_until_it_is_preserved_completely() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
@@ -386,7 +386,7 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
             let message = holdfast_service::chain(&failed);
             assert!(message.contains("live-map could not be written"), "{message}");
             assert!(message.contains("detach it again"), "{message}");
-            let status = only(&node);
+            let status = only_volume(&node);
             assert_eq!((status.state, status.message), (VolumeState::Fenced, Some(message)));
             assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
             assert!(fenced::list(dirs.state.path()).unwrap().is_empty(), "nothing was moved");
@@ -403,8 +403,8 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
         fs::rename(&elsewhere, &volumes).unwrap();
         let fenced = node.detach(&volume()).await.unwrap_err();
         assert!(matches!(fenced, NodeError::Fenced(_)), "{fenced}");
-        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
-        assert_eq!(kept.contents().unwrap().bytes(), 0);
+        let preserved = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        assert_eq!(preserved.contents().unwrap().bytes(), 0);
         let copy = dirs.state.path().join("fenced/disk-1").join(KEPT_LIVE_MAP);
         assert!(fs::read(copy).unwrap() == live_map);
         assert!(node.list().is_empty() && !dirs.live_map().exists());
@@ -416,7 +416,7 @@ fn fenced_state_stays_until_it_is_preserved_completely() {
 /// was neither served nor released until the next start of the daemon.
 #[test]
 fn the_detach_of_the_previous_process_is_retried() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
@@ -529,10 +529,10 @@ async fn leave_volume_dirty(
 }
 
 /// Regression, found in review: the detach of a volume with unreadable data pending upload waited
-/// indefinitely, even after another node had taken the volume over, so that nothing could be exported.
+/// indefinitely, even after another node had taken the volume over. Nothing could be exported.
 #[test]
 fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -559,13 +559,13 @@ fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
         let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits without end").unwrap();
         assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");
         assert!(node.list().is_empty());
-        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
-        assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
+        let preserved = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        assert_eq!(preserved.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
         // Every read there fails with EIO: no memory is mapped at low addresses.
         let side = dirs.state.path().join("fenced/disk-1/a.data");
         fs::remove_file(&side).unwrap();
         std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
-        let exported = fenced::export(&kept, &dirs.state.path().join("disk.img"), false).unwrap();
+        let exported = fenced::export(&preserved, &dirs.state.path().join("disk.img"), false).unwrap();
         assert_eq!((exported.bytes, exported.unreadable_bytes), (0, 3 * SECTOR_BYTES));
         node.shutdown().await;
     });
@@ -575,7 +575,7 @@ fn a_takeover_ends_a_detach_that_cannot_read_its_data() {
 /// nothing was committed, and the repair did not end.
 #[test]
 fn a_repair_skips_ranges_the_disk_cannot_read() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -583,7 +583,7 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
         leave_dirty(&dirs, &bucket, range).await;
         let present = node.resumed(&volume()).await;
         assert_eq!(
-            only(&node).commit.dirty_bytes,
+            only_volume(&node).commit.dirty_bytes,
             Some(3 * SECTOR_BYTES),
             "it is known from the first moment on"
         );
@@ -605,7 +605,7 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
             .unwrap();
         let [finding] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
         assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
-        let status = only(&node);
+        let status = only_volume(&node);
         assert_eq!((status.commit.dirty_bytes, status.disk.unreadable), (Some(0), None));
         node.shutdown().await;
     });
@@ -615,7 +615,7 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
 /// stores stopped committing.
 #[test]
 fn a_dead_store_delays_no_commit_of_another() {
-    alone(async {
+    run_node_test(async {
         let (dirs, dead, live) = (Dirs::new(), Bucket::start().await, Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         let volumes = |name: &str| -> Vec<VolumeId> {

@@ -26,13 +26,13 @@ const NO_PARTITIONS: u64 = 1 << 18;
 const ALL: u64 = REQUIRED | ZERO_COPY | USER_COPY | UPDATE_SIZE | NO_PARTITIONS;
 
 /// Checks the verdict, and that its description and fix contain these words.
-fn holds(check: &Check, verdict: &str, words: &[&str]) {
+fn expect_verdict(check: &Check, verdict: &str, words: &[&str]) {
     assert_eq!(check.verdict.name(), verdict, "{check:?}");
     assert_eq!(check.verdict.fix().is_some(), verdict != "PASS", "{check:?}");
-    let said = format!("{}. Fix: {}", check.found, check.verdict.fix().unwrap_or_default());
-    assert!(!check.found.ends_with('.'), "{said}");
+    let text = format!("{}. Fix: {}", check.found, check.verdict.fix().unwrap_or_default());
+    assert!(!check.found.ends_with('.'), "{text}");
     for word in words {
-        assert!(said.contains(word), "{word:?} is not in {said:?}");
+        assert!(text.contains(word), "{word:?} is not in {text:?}");
     }
 }
 
@@ -41,7 +41,7 @@ fn errno(code: i32) -> io::Error {
 }
 
 #[test]
-fn a_kernel_is_held_against_its_known_faults() {
+fn a_kernel_is_checked_for_its_known_faults() {
     for (release, verdict, words) in [
         ("7.3.4+deb13-cloud-amd64", "PASS", &["7.3.4"][..]),
         ("6.18.4", "FAIL", &["crashes", "refuses to serve", "boot Linux 7.1"]),
@@ -56,26 +56,26 @@ fn a_kernel_is_held_against_its_known_faults() {
         ("6.18.44", "WARN", &["end of a ublk server", "boot Linux 7.1"]),
         ("custom", "WARN", &["names no version", "docs/kernels.md"]),
     ] {
-        holds(&kernel::check(Ok(&KernelRelease::new(release))), verdict, words);
+        expect_verdict(&kernel::check(Ok(&KernelRelease::new(release))), verdict, words);
     }
-    holds(&kernel::check(Err(&errno(libc::ENOENT))), "FAIL", &["osrelease", "mount /proc"]);
+    expect_verdict(&kernel::check(Err(&errno(libc::ENOENT))), "FAIL", &["osrelease", "mount /proc"]);
 }
 
 #[test]
-fn a_pid_namespace_is_refused_where_the_kernel_needs_the_hosts() {
+fn a_pid_namespace_is_refused_on_kernels_that_compare_pids() {
     let check =
         |release, is_of_host| kernel::check_pid_namespace(Some(&KernelRelease::new(release)), is_of_host);
-    holds(&check("6.18.44", true), "PASS", &[]);
-    holds(&check("6.18.44", false), "FAIL", &["6.18.44", "EINVAL", "hostPID: true"]);
-    holds(&check("7.3.4", false), "WARN", &["shutdown of the host", "hostPID: true"]);
-    holds(&kernel::check_pid_namespace(None, false), "WARN", &["hostPID: true"]);
+    expect_verdict(&check("6.18.44", true), "PASS", &[]);
+    expect_verdict(&check("6.18.44", false), "FAIL", &["6.18.44", "EINVAL", "hostPID: true"]);
+    expect_verdict(&check("7.3.4", false), "WARN", &["shutdown of the host", "hostPID: true"]);
+    expect_verdict(&kernel::check_pid_namespace(None, false), "WARN", &["hostPID: true"]);
 }
 
 #[test]
-fn a_refused_ring_is_said_with_its_cause() {
+fn a_refused_ring_is_reported_with_its_cause() {
     let facts =
         |made, disabled, is_filtered| RingFacts { made, disabled, is_filtered, open_files: Ok(1 << 20) };
-    holds(&io_uring::check(&facts(Ok(()), Some(0), false)), "PASS", &["1048576"]);
+    expect_verdict(&io_uring::check(&facts(Ok(()), Some(0), false)), "PASS", &["1048576"]);
     let setup = |code| Err(RingError::Setup(errno(code)));
     let table = |code| Err(RingError::RegisterTable { what: "files", entries: 8192, source: errno(code) });
     for (made, disabled, is_filtered, word) in [
@@ -90,12 +90,12 @@ fn a_refused_ring_is_said_with_its_cause() {
         (table(libc::EMFILE), Some(0), false, "8192 at least (LimitNOFILE="),
         (setup(libc::ENOMEM), Some(0), false, "LimitMEMLOCK=infinity"),
     ] {
-        holds(&io_uring::check(&facts(made, disabled, is_filtered)), "FAIL", &[word]);
+        expect_verdict(&io_uring::check(&facts(made, disabled, is_filtered)), "FAIL", &[word]);
     }
 }
 
 #[test]
-fn a_missing_driver_is_said_with_the_way_to_it() {
+fn a_missing_driver_is_reported_with_the_fix() {
     let release = || KernelRelease::new("6.4.1");
     let facts = |refused, module, has_ring| DriverFacts {
         probed: Err(refused),
@@ -136,13 +136,13 @@ fn a_missing_driver_is_said_with_the_way_to_it() {
     ] {
         let checks = driver::check(&facts(refused, module, has_ring), TransportChoice::Auto);
         assert_eq!(checks.len(), 1, "{checks:?}");
-        holds(&checks[0], "FAIL", words);
+        expect_verdict(&checks[0], "FAIL", words);
     }
 }
 
 /// Regression: a node without the driver was rejected although FUSE could serve its volumes.
 #[test]
-fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
+fn without_the_driver_fuse_serves_with_a_warning() {
     let facts = |fuse| DriverFacts {
         probed: Err(Unsupported::NoDriver),
         fuse: Some(fuse),
@@ -151,31 +151,39 @@ fn without_the_driver_fuse_serves_and_is_said_to_be_slower() {
     };
     let checks = driver::check(&facts(Ok(())), TransportChoice::Auto);
     assert_eq!(checks.len(), 2, "{checks:?}");
-    holds(&checks[0], "WARN", &["/dev/ublk-control", "CONFIG_BLK_DEV_UBLK"]);
-    holds(&checks[1], "WARN", &["fuse", "copied twice"]);
+    expect_verdict(&checks[0], "WARN", &["/dev/ublk-control", "CONFIG_BLK_DEV_UBLK"]);
+    expect_verdict(&checks[1], "WARN", &["fuse", "copied twice"]);
     let only = TransportChoice::Only(Transport::Fuse);
-    holds(&driver::check(&facts(Ok(())), only)[0], "PASS", &["as data.transport asks"]);
+    expect_verdict(&driver::check(&facts(Ok(())), only)[0], "PASS", &["as data.transport asks"]);
     let release = KernelRelease::new("6.1.0");
     let without = || Err(Unsupported::NoKeeper { socket: "/run/keeper.sock".into(), found: "none serves" });
     for (choice, at) in [(TransportChoice::Auto, 1), (only, 0)] {
         let checks = driver::check(&facts(without()), choice);
         assert_eq!(checks.len(), at + 1);
-        holds(&checks[at], "WARN", &["/run/keeper.sock, and none serves", "node.withoutUblk.enabled"]);
+        expect_verdict(
+            &checks[at],
+            "WARN",
+            &["/run/keeper.sock, and none serves", "node.withoutUblk.enabled"],
+        );
     }
     let refused = Unsupported::NoFuse { release, lack: "boot Linux 6.9 or newer" };
-    holds(&driver::check(&facts(Err(refused)), only)[0], "FAIL", &["6.1.0", "6.9", "auto"]);
+    expect_verdict(&driver::check(&facts(Err(refused)), only)[0], "FAIL", &["6.1.0", "6.9", "auto"]);
     let limited =
         Unsupported::NoFuse { release: KernelRelease::new("6.18.0"), lack: "set the sysctl x to 0" };
-    holds(&driver::check(&facts(Err(limited)), TransportChoice::Auto)[0], "FAIL", &["set the sysctl x to 0"]);
+    expect_verdict(
+        &driver::check(&facts(Err(limited)), TransportChoice::Auto)[0],
+        "FAIL",
+        &["set the sysctl x to 0"],
+    );
     let forbidden = Err(Unsupported::NoAccess(errno(libc::EACCES)));
     let facts_of_pod = DriverFacts { probed: forbidden, ..facts(Ok(())) };
     let checks = driver::check(&facts_of_pod, TransportChoice::Auto);
     assert_eq!(checks.len(), 1, "the driver may be there: {checks:?}");
-    holds(&checks[0], "FAIL", &["Permission denied"]);
+    expect_verdict(&checks[0], "FAIL", &["Permission denied"]);
     let ublk = TransportChoice::Only(Transport::UserCopy);
     let observed = DriverFacts::observe(None, true, &NodeConfig { transport: ublk, ..node() });
     assert!(observed.fuse.is_none(), "nothing of FUSE is opened");
-    holds(&driver::check(&facts(Ok(())), ublk)[0], "FAIL", &["/dev/ublk-control"]);
+    expect_verdict(&driver::check(&facts(Ok(())), ublk)[0], "FAIL", &["/dev/ublk-control"]);
 }
 
 #[test]
@@ -188,21 +196,25 @@ fn features_decide_growth_partitions_and_the_transport() {
     };
     let auto = |bits| check(bits, TransportChoice::Auto);
     let [driver, features, transport] = auto(ALL);
-    holds(&driver, "PASS", &["/dev/ublk-control", "NO_AUTO_PART_SCAN"]);
-    holds(&features, "PASS", &[]);
-    holds(&transport, "PASS", &["zero-copy"]);
+    expect_verdict(&driver, "PASS", &["/dev/ublk-control", "NO_AUTO_PART_SCAN"]);
+    expect_verdict(&features, "PASS", &[]);
+    expect_verdict(&transport, "PASS", &["zero-copy"]);
     let [_, features, _] = auto(ALL & !UPDATE_SIZE);
-    holds(&features, "WARN", &["grows at its next attach", "boot Linux 6.16"]);
+    expect_verdict(&features, "WARN", &["grows at its next attach", "boot Linux 6.16"]);
     let [_, features, transport] = auto(REQUIRED | USER_COPY);
-    holds(&features, "WARN", &["UPDATE_SIZE", "NO_AUTO_PART_SCAN", "boot Linux 7.0"]);
-    holds(&transport, "WARN", &["user-copy", "lacks SUPPORT_ZERO_COPY", "boot Linux 6.17"]);
+    expect_verdict(&features, "WARN", &["UPDATE_SIZE", "NO_AUTO_PART_SCAN", "boot Linux 7.0"]);
+    expect_verdict(&transport, "WARN", &["user-copy", "lacks SUPPORT_ZERO_COPY", "boot Linux 6.17"]);
     let [_, _, transport] = auto(REQUIRED);
-    holds(&transport, "FAIL", &["lacks USER_COPY", "boot Linux 6.12"]);
+    expect_verdict(&transport, "FAIL", &["lacks USER_COPY", "boot Linux 6.12"]);
     let only = |bits, transport| check(bits, TransportChoice::Only(transport))[2].clone();
-    holds(&only(ALL, Transport::UserCopy), "PASS", &["as data.transport asks"]);
+    expect_verdict(&only(ALL, Transport::UserCopy), "PASS", &["as data.transport asks"]);
     let lacks = "or set data.transport = \"auto\"";
-    holds(&only(REQUIRED | USER_COPY, Transport::ZeroCopy), "FAIL", &["SUPPORT_ZERO_COPY", "6.17", lacks]);
-    holds(&only(REQUIRED | ZERO_COPY, Transport::UserCopy), "FAIL", &["USER_COPY", "6.12", lacks]);
+    expect_verdict(
+        &only(REQUIRED | USER_COPY, Transport::ZeroCopy),
+        "FAIL",
+        &["SUPPORT_ZERO_COPY", "6.17", lacks],
+    );
+    expect_verdict(&only(REQUIRED | ZERO_COPY, Transport::UserCopy), "FAIL", &["USER_COPY", "6.12", lacks]);
 }
 
 #[test]
@@ -213,34 +225,38 @@ fn memory_is_compared_with_what_the_daemon_may_use() {
         total: Some(4 << 30),
         available: Some(available),
     };
-    holds(&memory::check(&facts(None, 1 << 30)), "PASS", &["512Mi of 1Gi"]);
-    holds(&memory::check(&facts(Some(256 << 20), 1 << 30)), "FAIL", &["256Mi at most", "data.upload_memory"]);
+    expect_verdict(&memory::check(&facts(None, 1 << 30)), "PASS", &["512Mi of 1Gi"]);
+    expect_verdict(
+        &memory::check(&facts(Some(256 << 20), 1 << 30)),
+        "FAIL",
+        &["256Mi at most", "data.upload_memory"],
+    );
     let small = MemoryFacts { total: Some(256 << 20), ..facts(None, 0) };
-    holds(&memory::check(&small), "FAIL", &["256Mi at most"]);
-    holds(
+    expect_verdict(&memory::check(&small), "FAIL", &["256Mi at most"]);
+    expect_verdict(
         &memory::check(&facts(Some(1 << 30), 100 << 20)),
         "WARN",
         &["100Mi are available", "data.upload_memory"],
     );
     let unknown = MemoryFacts { needed: 512 << 20, limit: None, total: None, available: None };
-    holds(&memory::check(&unknown), "PASS", &["512Mi"]);
-    holds(&memory::check_io_flusher(Ok(())), "PASS", &[]);
-    holds(&memory::check_io_flusher(Err(errno(libc::EPERM))), "WARN", &["CAP_SYS_RESOURCE"]);
+    expect_verdict(&memory::check(&unknown), "PASS", &["512Mi"]);
+    expect_verdict(&memory::check_io_flusher(Ok(())), "PASS", &[]);
+    expect_verdict(&memory::check_io_flusher(Err(errno(libc::EPERM))), "WARN", &["CAP_SYS_RESOURCE"]);
 }
 
 #[test]
-fn a_state_directory_is_local_and_stays() {
+fn a_state_directory_is_local_and_persistent() {
     let check = |file_system: Result<i64, io::Error>| {
         directories::check_state(Path::new("/state"), file_system.as_ref())
     };
-    holds(&check(Ok(0xef53)), "PASS", &["/state is on ext4"]);
-    holds(&check(Ok(0x1234)), "PASS", &["type 0x1234"]);
-    holds(&check(Ok(0x0102_1994)), "FAIL", &["tmpfs", "lost with it", "node.state_dir"]);
-    holds(&check(Ok(0x794c_7630)), "FAIL", &["overlay", "the container", "node.state_dir"]);
-    holds(&check(Ok(0x6969)), "FAIL", &["nfs", "not a local file system", "node.state_dir"]);
-    holds(&check(Err(errno(libc::EACCES))), "FAIL", &["Permission denied", "run as root"]);
-    holds(&check(Err(errno(libc::ENOSPC))), "FAIL", &["No space left", "free space"]);
-    holds(&check(Err(errno(libc::EROFS))), "FAIL", &["Read-only file system", "node.state_dir"]);
+    expect_verdict(&check(Ok(0xef53)), "PASS", &["/state is on ext4"]);
+    expect_verdict(&check(Ok(0x1234)), "PASS", &["type 0x1234"]);
+    expect_verdict(&check(Ok(0x0102_1994)), "FAIL", &["tmpfs", "lost with it", "node.state_dir"]);
+    expect_verdict(&check(Ok(0x794c_7630)), "FAIL", &["overlay", "the container", "node.state_dir"]);
+    expect_verdict(&check(Ok(0x6969)), "FAIL", &["nfs", "not a local file system", "node.state_dir"]);
+    expect_verdict(&check(Err(errno(libc::EACCES))), "FAIL", &["Permission denied", "run as root"]);
+    expect_verdict(&check(Err(errno(libc::ENOSPC))), "FAIL", &["No space left", "free space"]);
+    expect_verdict(&check(Err(errno(libc::EROFS))), "FAIL", &["Read-only file system", "node.state_dir"]);
 }
 
 #[test]
@@ -248,23 +264,23 @@ fn each_operation_of_the_disk_can_fail() {
     let good =
         || DiskFacts { is_direct: true, sector: Ok(()), sync: Ok(Duration::from_millis(2)), hole: Ok(()) };
     for check in disk::check(&good()) {
-        holds(&check, "PASS", &[]);
+        expect_verdict(&check, "PASS", &[]);
     }
     let [direct, ..] = disk::check(&DiskFacts { is_direct: false, ..good() });
-    holds(&direct, "WARN", &["may be older", "ext4 or xfs"]);
+    expect_verdict(&direct, "WARN", &["may be older", "ext4 or xfs"]);
     let [direct, ..] = disk::check(&DiskFacts { sector: Err(errno(libc::EINVAL)), ..good() });
-    holds(&direct, "FAIL", &["4096 bytes", "Invalid argument", "ext4 or xfs"]);
+    expect_verdict(&direct, "FAIL", &["4096 bytes", "Invalid argument", "ext4 or xfs"]);
     let [_, sync, _] = disk::check(&DiskFacts { sync: Err(errno(libc::EIO)), ..good() });
-    holds(&sync, "FAIL", &["would not be durable", "another one"]);
+    expect_verdict(&sync, "FAIL", &["would not be durable", "another one"]);
     let [_, _, hole] = disk::check(&DiskFacts { hole: Err(errno(libc::EOPNOTSUPP)), ..good() });
-    holds(&hole, "FAIL", &["discard and evict", "ext4 or xfs"]);
+    expect_verdict(&hole, "FAIL", &["discard and evict", "ext4 or xfs"]);
 
     let sectors = |physical_block_bytes| {
         disk::check_sectors(Some(&StateDisk { device: "sda".to_owned(), physical_block_bytes }))
     };
-    holds(&sectors(4096), "PASS", &["sda"]);
-    holds(&sectors(512), "WARN", &["A power cut may mix", "blocks of 4096 bytes"]);
-    holds(&disk::check_sectors(None), "WARN", &["no block device", "ext4 or xfs"]);
+    expect_verdict(&sectors(4096), "PASS", &["sda"]);
+    expect_verdict(&sectors(512), "WARN", &["A power cut may mix", "blocks of 4096 bytes"]);
+    expect_verdict(&disk::check_sectors(None), "WARN", &["no block device", "ext4 or xfs"]);
 }
 
 fn node() -> NodeConfig {
@@ -290,15 +306,19 @@ fn node() -> NodeConfig {
 fn the_cache_has_room_for_two_seals() {
     let room = |quota_bytes: u64| CacheRoom { free_bytes: 10 << 30, quota_bytes };
     let auto = |quota| disk::check_room(room(quota), &node());
-    holds(&auto(9 << 30), "PASS", &["10Gi are free", "16Mi for data.slab_size", "9Gi for the cache"]);
-    holds(&auto(127 << 20), "FAIL", &["twice data.seal_size (128Mi)", "a larger disk"]);
+    expect_verdict(
+        &auto(9 << 30),
+        "PASS",
+        &["10Gi are free", "16Mi for data.slab_size", "9Gi for the cache"],
+    );
+    expect_verdict(&auto(127 << 20), "FAIL", &["twice data.seal_size (128Mi)", "a larger disk"]);
     let wanted = NodeConfig { cache_bytes: Some(20 << 30), ..node() };
-    holds(
+    expect_verdict(
         &disk::check_room(room(9 << 30), &wanted),
         "WARN",
         &["less than data.cache_size (20Gi)", "data.cache_size"],
     );
-    holds(&disk::check_room(room(20 << 30), &wanted), "PASS", &[]);
+    expect_verdict(&disk::check_room(room(20 << 30), &wanted), "PASS", &[]);
 }
 
 #[test]
@@ -307,21 +327,25 @@ fn a_run_directory_is_a_tmpfs_of_its_own() {
     let check = |fit, written: Result<(), io::Error>| {
         directories::check_run(dir, fit, written.as_ref(), Some(1 << 30))
     };
-    holds(&check(Ok(()), Ok(())), "PASS", &["1Gi free"]);
-    holds(&check(Err(NodeError::RunDir(dir.into())), Ok(())), "FAIL", &["not on a tmpfs", "below /run"]);
-    holds(
+    expect_verdict(&check(Ok(()), Ok(())), "PASS", &["1Gi free"]);
+    expect_verdict(
+        &check(Err(NodeError::RunDir(dir.into())), Ok(())),
+        "FAIL",
+        &["not on a tmpfs", "below /run"],
+    );
+    expect_verdict(
         &check(Err(NodeError::SameDir(dir.into())), Ok(())),
         "FAIL",
         &["node.state_dir too", "two different"],
     );
-    holds(&check(Ok(()), Err(errno(libc::ENOSPC))), "FAIL", &["No space left", "free space"]);
+    expect_verdict(&check(Ok(()), Err(errno(libc::ENOSPC))), "FAIL", &["No space left", "free space"]);
 }
 
 #[test]
-fn another_daemon_is_said_and_is_no_failure() {
-    holds(&check_daemon(Ok(false)), "PASS", &["none"]);
-    holds(&check_daemon(Ok(true)), "PASS", &["serves this node"]);
-    holds(&check_daemon(Err(errno(libc::EACCES))), "PASS", &["Permission denied"]);
+fn another_daemon_is_reported_and_is_no_failure() {
+    expect_verdict(&check_daemon(Ok(false)), "PASS", &["none"]);
+    expect_verdict(&check_daemon(Ok(true)), "PASS", &["serves this node"]);
+    expect_verdict(&check_daemon(Err(errno(libc::EACCES))), "PASS", &["Permission denied"]);
     let state = tempfile::tempdir().unwrap();
     assert!(!is_held(state.path()).unwrap(), "there is no lock");
     let lock = fs::File::create(state.path().join("lock")).unwrap();
@@ -331,23 +355,31 @@ fn another_daemon_is_said_and_is_no_failure() {
 }
 
 #[test]
-fn a_store_is_said_with_field_and_fix() {
+fn a_store_fault_is_reported_with_field_and_fix() {
     let verdict = |probed| store::verdict("main", "volumes", probed);
     let clock = |clock| verdict(Ok(Probed { clock }));
-    holds(&clock(ServerClock::Agrees), "PASS", &["bucket volumes"]);
-    holds(&clock(ServerClock::Unknown), "PASS", &[]);
-    holds(&clock(ServerClock::Behind(Duration::from_secs(59))), "PASS", &[]);
+    expect_verdict(&clock(ServerClock::Agrees), "PASS", &["bucket volumes"]);
+    expect_verdict(&clock(ServerClock::Unknown), "PASS", &[]);
+    expect_verdict(&clock(ServerClock::Behind(Duration::from_secs(59))), "PASS", &[]);
     let hour = Duration::from_secs(3600);
-    holds(&clock(ServerClock::Behind(hour)), "WARN", &["1h behind this host's", "synchronize the clock"]);
-    holds(&clock(ServerClock::Ahead(hour)), "WARN", &["1h ahead of this host's", "synchronize the clock"]);
+    expect_verdict(
+        &clock(ServerClock::Behind(hour)),
+        "WARN",
+        &["1h behind this host's", "synchronize the clock"],
+    );
+    expect_verdict(
+        &clock(ServerClock::Ahead(hour)),
+        "WARN",
+        &["1h ahead of this host's", "synchronize the clock"],
+    );
     let ignored = verdict(Err(ProbeFailure::CreateOnceIgnored.into()));
-    holds(&ignored, "FAIL", &["ignores it", "use a server with conditional writes"]);
+    expect_verdict(&ignored, "FAIL", &["ignores it", "use a server with conditional writes"]);
     assert_eq!(
         (ignored.name.as_str(), ignored.verdict.fix()),
         ("store main", Some("use a server with conditional writes"))
     );
     let bucket = ProbeFailure::NoBucket { bucket: "volumes".to_owned() };
-    holds(&verdict(Err(bucket.into())), "FAIL", &["bucket: volumes does not exist", "create it"]);
+    expect_verdict(&verdict(Err(bucket.into())), "FAIL", &["bucket: volumes does not exist", "create it"]);
 }
 
 #[tokio::test]
@@ -364,10 +396,14 @@ async fn a_store_that_cannot_be_reached_or_read_is_named() {
         ..S3Config::new("volumes", "us-east-1", credentials)
     };
     let check = store::check("main", &config).await;
-    holds(&check, "FAIL", &["endpoint: the server cannot be reached (", "check the address"]);
+    expect_verdict(&check, "FAIL", &["endpoint: the server cannot be reached (", "check the address"]);
     let invalid = S3Config { bucket: "NO".to_owned(), ..config };
     let unfit: Unfit = S3Store::connect(invalid).await.unwrap_err().into();
-    holds(&store::verdict("main", "NO", Err(unfit)), "FAIL", &["bucket: \"NO\" is not valid", "3 to 63"]);
+    expect_verdict(
+        &store::verdict("main", "NO", Err(unfit)),
+        "FAIL",
+        &["bucket: \"NO\" is not valid", "3 to 63"],
+    );
 }
 
 /// Returns everything below a directory, with its size.
@@ -387,7 +423,7 @@ fn tree(dir: &Path) -> Vec<(std::path::PathBuf, u64)> {
 /// Most test hosts do not meet the requirements of a standalone daemon with this configuration: the verdicts
 /// depend on the host, but each check has one.
 #[tokio::test]
-async fn all_checks_are_said_and_nothing_stays() {
+async fn all_checks_are_reported_and_leave_nothing() {
     let (state, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     fs::write(state.path().join("other"), "file").unwrap();
     let config = Config {
@@ -401,18 +437,18 @@ async fn all_checks_are_said_and_nothing_stays() {
         control: Control::Kubernetes,
     };
     let before = [tree(state.path()), tree(run.path())];
-    let mut said = Vec::new();
-    super::run(&config, &mut |check| said.push(check)).await;
+    let mut text = Vec::new();
+    super::run(&config, &mut |check| text.push(check)).await;
     assert_eq!([tree(state.path()), tree(run.path())], before);
-    let names: Vec<&str> = said.iter().map(|check| check.name.as_str()).collect();
+    let names: Vec<&str> = text.iter().map(|check| check.name.as_str()).collect();
     for name in
         ["kernel", "PID namespace", "io_uring", "ublk driver", "memory", "memory reclaim", "other daemon"]
     {
-        assert_eq!(names.iter().filter(|said| **said == name).count(), 1, "{name}: {names:?}");
+        assert_eq!(names.iter().filter(|text| **text == name).count(), 1, "{name}: {names:?}");
     }
     assert!(names.contains(&"state directory") && names.contains(&"run directory"), "{names:?}");
     assert_eq!(names.last(), Some(&"stores"));
-    for check in &said {
-        holds(check, check.verdict.name(), &[]);
+    for check in &text {
+        expect_verdict(check, check.verdict.name(), &[]);
     }
 }

@@ -86,7 +86,7 @@ impl Fake {
     }
 
     /// Sets the result of later scrubs.
-    pub(crate) fn find(&self, scrubbed: Scrubbed) {
+    pub(crate) fn set_scrubbed(&self, scrubbed: Scrubbed) {
         self.inner.lock().scrubbed = scrubbed;
     }
 
@@ -106,7 +106,7 @@ impl Fake {
     }
 
     /// Sets the result of the next sweep.
-    pub(crate) fn report(&self, swept: SweepReport) {
+    pub(crate) fn set_swept(&self, swept: SweepReport) {
         self.inner.lock().swept = swept;
     }
 

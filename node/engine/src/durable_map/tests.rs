@@ -39,7 +39,7 @@ fn the_newer_header_wins_and_a_corrupted_one_is_named() {
 }
 
 #[test]
-fn a_full_header_forgets_no_nonce_and_takes_no_more() {
+fn a_full_header_keeps_its_nonces_and_accepts_no_more() {
     let mut long = header();
     long.nonces.clear();
     for round in 0..200u8 {
@@ -54,7 +54,7 @@ fn a_full_header_forgets_no_nonce_and_takes_no_more() {
 }
 
 #[test]
-fn a_page_tells_which_side_holds_what_was_never_committed() {
+fn a_page_names_the_side_of_uncommitted_data() {
     let mut nibbles = vec![0; PAGE_BYTES];
     // Sectors 0 to 7: A dirty, A dirty, B dirty (and dirty in A too), B clean, remote, A clean but dirty in
     // B, B dirty, -.
@@ -95,7 +95,7 @@ fn torn(old: &[u8], new: &[u8], reached: u8) -> Vec<u8> {
 /// Invariant 13: one byte, or one unit, of the last synced data is lost, with nothing written or synced
 /// since.
 #[test]
-fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
+fn any_decay_of_the_newest_page_is_named() {
     let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, Seq(g), false, &[g as u8; PAGE_BYTES]));
     let whole = Ok((Some(1), 5, 5));
     assert_eq!(found([&older, &newer], 3), whole);
@@ -152,7 +152,7 @@ fn a_torn_write_leaves_the_synced_slot() {
 }
 
 #[test]
-fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header() {
+fn a_first_write_may_be_torn_until_the_header() {
     let blank = vec![0; SLOT_BYTES];
     let first = encode_page(7, 4, Seq(0), true, &[4; PAGE_BYTES]);
     let second = encode_page(7, 5, Seq(0), false, &[5; PAGE_BYTES]);
@@ -199,7 +199,7 @@ fn replayed(pages: &[(u64, Vec<u8>)], journal: &[u8]) -> Result<Vec<(u64, u8, u6
 }
 
 #[test]
-fn an_entry_of_the_journal_counts_for_a_page_whose_slots_are_older() {
+fn a_journal_entry_counts_for_a_page_with_older_slots() {
     let page = |generation| {
         let slots = [1, generation].map(|g| encode_page(7, g, Seq(g), false, &[0x11; PAGE_BYTES]));
         vec![(7, slots.concat())]
@@ -217,7 +217,7 @@ fn an_entry_of_the_journal_counts_for_a_page_whose_slots_are_older() {
 
 /// The journal was reused from the start: the units after its newest record are of an earlier use.
 #[test]
-fn a_record_of_an_earlier_use_of_the_journal_does_not_count() {
+fn journal_records_of_an_earlier_use_are_ignored() {
     let older = journal(&[(3, entries(1, 0x55)), (4, entries(1, 0x66)), (5, entries(1, 0x77))]);
     let newer = encode_record(6, Seq(6), 2, &entries(1, 0x99));
     let again = [&newer[..], &older[newer.len()..]].concat();
@@ -226,7 +226,7 @@ fn a_record_of_an_earlier_use_of_the_journal_does_not_count() {
 
 /// Invariant 13: a record interrupted by a power cut counts either as a whole or not at all.
 #[test]
-fn a_torn_record_of_the_journal_is_left_out() {
+fn a_torn_record_of_the_journal_is_ignored() {
     let first = (3, entries(1, 0x55));
     // Its slots held the fill, or an older record.
     for old in [journal(std::slice::from_ref(&first)), journal(&[first.clone(), (1, entries(200, 0x77))])] {
@@ -242,7 +242,7 @@ fn a_torn_record_of_the_journal_is_left_out() {
 
 /// Invariant 13: one byte, or one unit, of the last synced data is lost.
 #[test]
-fn decay_of_the_journal_is_named_where_it_may_hold_what_was_synced() {
+fn decay_of_the_journals_synced_part_is_named() {
     let whole = journal(&[(3, entries(1, 0x55)), (4, entries(200, 0x66))]);
     let sound = replayed(&[], &whole);
     // Three slots of records, and the unit after them, which marks their end.

@@ -11,7 +11,7 @@ fn map(sectors: u64) -> SectorMap<Vec<u8>> {
 }
 
 #[test]
-fn a_late_completion_on_the_sealed_side_does_not_hide_newer_data() {
+fn a_late_write_to_the_sealed_side_hides_nothing() {
     let mut map = map(100);
     map.set_active(Side::B);
     map.mark_written(SectorRange::new(5, 1), Side::B);
@@ -22,7 +22,7 @@ fn a_late_completion_on_the_sealed_side_does_not_hide_newer_data() {
 }
 
 #[test]
-fn zeroing_marks_only_what_may_hold_data() {
+fn zeroing_marks_only_sectors_with_possible_data() {
     let mut map = map(100);
     assert!(!map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
     map.mark_written(SectorRange::new(3, 1), Side::A);
@@ -43,7 +43,7 @@ fn counted(map: &SectorMap<Vec<u8>>) -> [u64; 2] {
 }
 
 #[test]
-fn a_write_counts_on_top_of_zeros_and_zeros_on_top_of_a_write_do_not() {
+fn writes_over_zeros_count_and_zeros_over_writes_do_not() {
     let mut map = map(200);
     let range = |start, sectors| SectorRange::new(start, sectors);
     assert!(map.mark_zeroed(range(0, 100), Side::A, true));
@@ -160,7 +160,7 @@ fn a_map_is_unprepared_until_its_first_write() {
 
 /// Regression: a daemon that crashed in the middle of a growth left a map that its successor rejected.
 #[test]
-fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
+fn a_live_map_of_a_smaller_volume_grows_in_place() {
     let mut small = map(100);
     small.mark_written(SectorRange::new(7, 3), Side::A);
     small.set_synced_slot(0, Some(1));
@@ -195,7 +195,7 @@ fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
 
 /// Regression: a daemon that crashed between map and header left a map that its successor rejected.
 #[test]
-fn a_live_map_of_a_larger_volume_stays_one() {
+fn a_live_map_of_a_larger_volume_stays_valid() {
     let larger = SectorMap::open(map(100).memory, 99, &"v".parse().unwrap()).unwrap();
     assert_eq!(larger.sectors(), 100);
 }
@@ -214,7 +214,7 @@ fn a_map_grows_while_it_is_open() {
 
 /// No two fields of the map overlap.
 #[test]
-fn the_parts_of_the_map_are_apart() {
+fn the_parts_of_the_map_do_not_overlap() {
     let sectors = 2 * GROUP_SECTORS + 1;
     let mut parts: Vec<(u64, u64)> = fixed_extents(sectors).collect();
     parts.extend((0..sectors.div_ceil(CHUNK_SECTORS)).map(|chunk| chunk_extent(Chunk(chunk))));
@@ -228,7 +228,7 @@ fn the_parts_of_the_map_are_apart() {
 }
 
 #[test]
-fn only_a_chunk_that_is_remote_and_clean_is_given_back() {
+fn only_a_remote_clean_chunk_is_released() {
     let mut map = map(2 * CHUNK_SECTORS);
     let chunk = Chunk(1);
     let sector = SectorRange::new(2 * CHUNK_SECTORS - 1, 1);
@@ -243,7 +243,7 @@ fn only_a_chunk_that_is_remote_and_clean_is_given_back() {
 
 /// Words of the map change at once: the result equals that of single sectors.
 #[test]
-fn a_range_becomes_what_each_of_its_sectors_becomes() {
+fn a_range_changes_like_each_of_its_sectors() {
     type Change = fn(&mut SectorMap<Vec<u8>>, SectorRange, Side) -> bool;
     let changes: [Change; 4] = [
         |map, range, side| map.mark_written(range, side),
@@ -280,7 +280,7 @@ fn a_range_becomes_what_each_of_its_sectors_becomes() {
 
 /// Blocks for read-ahead are those that a read would get from the store. The last one is partial.
 #[test]
-fn a_block_is_remote_until_all_of_it_is_on_a_side() {
+fn a_partly_local_block_still_counts_as_remote() {
     let mut map = map(100);
     let first = Block(0);
     assert_eq!([0, 1, 2, 3, 9].map(|block| map.remote_after(Block(block))), [0b111, 0b11, 0b1, 0, 0]);

@@ -34,7 +34,7 @@ fn open(dir: &Path) -> (MemoryVolume<MemoryFiles>, File) {
 
 /// The files are as a killed daemon leaves them: not synced, not closed.
 #[test]
-fn a_successor_finds_the_pages_and_holes_where_none_are() {
+fn a_successor_finds_the_same_pages_and_holes() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut codecs = Codecs::default();
     let text: Vec<u8> = (0..64 * PAGE_BYTES).map(|at| (at / 7 % 251) as u8 ^ (at / 4096) as u8).collect();
@@ -102,7 +102,7 @@ fn a_volume_grows_while_threads_use_it() {
 
 /// Two tables hand out the same places, and a message or a completion must not find the other volume.
 #[test]
-fn the_key_of_a_memory_volume_is_no_other() {
+fn the_key_of_a_memory_volume_is_unique() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut volumes = MemoryVolumes::default();
     let options =

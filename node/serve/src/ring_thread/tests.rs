@@ -47,7 +47,7 @@ fn files() -> SharedFiles<File> {
 
 /// The answer was that the ring is lost, so that an administrator restarted the daemon needlessly.
 #[test]
-fn a_volume_that_is_gone_is_no_lost_ring() {
+fn a_removed_volume_is_no_lost_ring() {
     let mut thread = ring_thread();
     let key = VolumeKey { index: 0, serial: 7 };
     let mut answer = |message: fn(VolumeKey, Reply) -> Message| {
@@ -120,7 +120,7 @@ fn ring_thread() -> RingThread {
 }
 
 /// Handles completions until `done` returns true.
-fn turns(thread: &mut RingThread, done: impl Fn(&RingThread) -> bool) {
+fn run_turns(thread: &mut RingThread, done: impl Fn(&RingThread) -> bool) {
     let begin = Instant::now();
     while !done(thread) {
         assert!(begin.elapsed() < LIMIT, "it never comes to that");
@@ -142,7 +142,7 @@ fn a_late_command_of_a_closed_queue_is_counted() {
         for tag in [3, 4] {
             thread.ring.no_operation(InFlight::Command(QueueCommand { owner: key, queue_id: 0, tag }));
         }
-        turns(&mut thread, |thread| thread.late == 2);
+        run_turns(&mut thread, |thread| thread.late == 2);
     });
     let late: Vec<_> = written.iter().filter(|line| line.contains("closed queue")).collect();
     assert!(
@@ -159,7 +159,7 @@ fn a_share_of_the_cache_wakes_no_idle_volume() {
     let new = new_volume(2);
     let published = Arc::clone(&new.published);
     let key = thread.add(new, now()).unwrap();
-    turns(&mut thread, RingThread::is_still);
+    run_turns(&mut thread, RingThread::is_still);
     // A tick replaces the figures.
     let marked = ServedCounts { reads: 7, ..ServedCounts::default() };
     let gets_tick = |thread: &mut RingThread, message: Option<Message>| {
@@ -179,7 +179,7 @@ fn a_share_of_the_cache_wakes_no_idle_volume() {
 
 /// Found by reading: the thread, and with it the process, ended once the volume was released.
 #[test]
-fn an_open_while_a_remove_waits_is_refused() {
+fn an_open_during_a_pending_remove_is_refused() {
     let mut thread = ring_thread();
     let key = thread.add(new_volume(2), now()).unwrap();
     thread.on_message(Message::Event { key, event: Event::Detach }, now());
@@ -190,7 +190,7 @@ fn an_open_while_a_remove_waits_is_refused() {
     let queues = Box::new(|_: &mut Ring, _| Ok(Vec::new()));
     thread.on_message(Message::Open { key, device: device(), queues, done }, now());
     assert!(matches!(opened.try_recv(), Ok(Err(RingRefusal::Removing))));
-    turns(&mut thread, |thread| thread.removed.is_empty());
+    run_turns(&mut thread, |thread| thread.removed.is_empty());
     assert!(matches!(removed.try_recv(), Ok(Ok(()))));
 }
 
@@ -199,10 +199,10 @@ fn an_open_while_a_remove_waits_is_refused() {
 fn the_end_of_a_pause_sets_the_time() {
     static PAUSE: Pause = Pause::millis(20);
     let mut thread = ring_thread();
-    let gone = VolumeKey { index: 0, serial: 7 };
+    let removed = VolumeKey { index: 0, serial: 7 };
     let before = now();
     thread.now = 0;
-    thread.ring.pause(&PAUSE, InFlight::File { volume: gone, operation: FileOperation::Pause });
+    thread.ring.pause(&PAUSE, InFlight::File { volume: removed, operation: FileOperation::Pause });
     while thread.late == 0 {
         assert_eq!(thread.now, 0);
         thread.turn().unwrap();
@@ -217,8 +217,8 @@ fn the_time_is_read_when_a_message_comes() {
     let (inbox, messages) = mpsc::channel(1);
     let mut thread = RingThread::new(&files(), messages).unwrap();
     thread.now = 0;
-    let gone = VolumeKey { index: 0, serial: 7 };
-    thread.ring.no_operation(InFlight::Command(QueueCommand { owner: gone, queue_id: 0, tag: 0 }));
+    let removed = VolumeKey { index: 0, serial: 7 };
+    thread.ring.no_operation(InFlight::Command(QueueCommand { owner: removed, queue_id: 0, tag: 0 }));
     thread.turn().unwrap();
     assert_eq!((thread.late, thread.now), (1, 0));
     assert!(inbox.try_send(Message::Tick).is_ok());

@@ -54,16 +54,16 @@ impl RefusedWrite {
             let mut world = world(self.scenario, self.seed);
             world.arm(self.strike);
             assert!(self.scenario.play(&mut world).is_err(), "{self}: the write was not reached");
-            let home = world.struck().expect("a write failed");
+            let home = world.failed_host().expect("a write failed");
             let other = (home + 1) % HOSTS;
             world.set_faults(Faults::default());
             world.restore_reads(home);
             world.lose_host(other, None);
             let detaches = world.is_detaching(home);
-            if self.strike.lasts {
+            if self.strike.is_lasting {
                 match self.strike.condition {
                     Condition::Full if detaches => drive::detach(&mut world, home),
-                    Condition::Full => commits_meanwhile(&mut world, home),
+                    Condition::Full => check_full_disk_commits(&mut world, home),
                     Condition::Broken | Condition::ReadOnly => {}
                 }
                 for _ in 0..STEPS {
@@ -81,7 +81,7 @@ impl RefusedWrite {
 }
 
 /// A full file system delays no commit, because commits free space.
-fn commits_meanwhile(world: &mut World, host: usize) {
+fn check_full_disk_commits(world: &mut World, host: usize) {
     let Some(begun) = world.status(host).map(|status| status.seal.begun) else { return };
     world.commit_soon(host, true);
     for _ in 0..PATIENCE {
@@ -99,15 +99,15 @@ fn commits_meanwhile(world: &mut World, host: usize) {
 /// Writes its name, to find it again in [`refuse_each`].
 impl fmt::Display for RefusedWrite {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { scenario, seed, strike: Strike { step, visit, condition, lasts } } = self;
-        let how_long = if *lasts { "lasting" } else { "once" };
+        let Self { scenario, seed, strike: Strike { step, visit, condition, is_lasting } } = self;
+        let how_long = if *is_lasting { "lasting" } else { "once" };
         write!(out, "{scenario:?}, seed {seed}: {step:?} {visit}, {condition:?}, {how_long}")
     }
 }
 
 /// Results of [`refuse_each`].
 #[derive(Debug, Default)]
-pub struct Refused {
+pub struct RefusalReport {
     /// Writes of each kind that failed.
     pub writes: BTreeMap<WriteStep, u64>,
     /// Number of failures.
@@ -119,15 +119,15 @@ pub struct Refused {
 }
 
 /// Fails each write of `scenarios` in every way, once and permanently.
-pub fn refuse_each(scenarios: &[Scenario], seed: u64) -> Refused {
-    let mut found = Refused::default();
+pub fn refuse_each(scenarios: &[Scenario], seed: u64) -> RefusalReport {
+    let mut found = RefusalReport::default();
     for &scenario in scenarios {
         for (step, count) in writes(scenario, seed) {
             *found.writes.entry(step).or_default() += count;
             for visit in 0..count {
                 for condition in Condition::ALL {
-                    for lasts in [false, true] {
-                        let strike = Strike { step, visit, condition, lasts };
+                    for is_lasting in [false, true] {
+                        let strike = Strike { step, visit, condition, is_lasting };
                         let refused = RefusedWrite { scenario, seed, strike };
                         found.total += 1;
                         match refused.run() {

@@ -8,9 +8,9 @@ use holdfast_format::record::{Body, Record};
 use holdfast_format::safeguard::Safeguard;
 use holdfast_types::{CHUNK_SECTORS, SectorRange};
 
-use super::watch::struck;
+use super::watch::has_ended_process;
 use crate::bug::Bug;
-use crate::calls::StoreAsk;
+use crate::calls::StoreCall;
 use crate::disk::Fate;
 use crate::drive;
 use crate::world::{Faults, World};
@@ -74,8 +74,9 @@ pub enum Scenario {
     SetBack,
     /// A round tears the slot of a map page, which the journal could take in the next one.
     TornSlot,
-    /// The control plane takes snapshots of a detached volume: at a position with the mark of another one, at
-    /// one with the root of another one, and while another control plane and then a writer extend the log.
+    /// The control plane takes snapshots of a detached volume: at a position with the mark of another one,
+    /// and at one with the root of another one. Meanwhile another control plane and then a writer extend the
+    /// log.
     Control,
 }
 
@@ -83,7 +84,7 @@ pub enum Scenario {
 pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Self; 23] = [
         Self::Life,
         Self::Takeover,
@@ -110,9 +111,9 @@ impl Scenario {
         Self::Control,
     ];
 
-    /// Returns the scenario that reveals a missing safeguard, if the failure needs a death between two
-    /// certain steps, or an order of steps that random runs do not reach.
-    pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
+    /// Returns the scenario that reveals a missing safeguard; `None` if random runs reveal it. A scenario is
+    /// needed for a death between two certain steps, or a rare order of steps.
+    pub(crate) fn for_bug(bug: Bug) -> Option<Self> {
         match bug {
             Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
             Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
@@ -237,346 +238,348 @@ impl Scenario {
 }
 
 fn life(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 2), (Op::Write, 4095, 2)])?;
-    stage.ask(&[(Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Write, 1, 2), (Op::Discard, 4094, 3), (Op::Write, 4999, 1)])?;
-    stage.ask(&[(Op::Flush, 0, 0), (Op::Write, 3, 1)])?;
+    stage.complete(&[(Op::Write, 0, 2), (Op::Write, 4095, 2)])?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 1, 2), (Op::Discard, 4094, 3), (Op::Write, 4999, 1)])?;
+    stage.complete(&[(Op::Flush, 0, 0), (Op::Write, 3, 1)])?;
     // Enough for a seal, which is committed while the rest is written.
-    stage.ask(&[(Op::Write, 30, 8), (Op::Write, 2, 1)])?;
-    stage.ask(&[(Op::Write, 31, 1), (Op::WriteZeroes, 0, 1), (Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Write, 32, 1), (Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Write, 4096, 11), (Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 30, 8), (Op::Write, 2, 1)])?;
+    stage.complete(&[(Op::Write, 31, 1), (Op::WriteZeroes, 0, 1), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 32, 1), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 4096, 11), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])?;
     stage.detach()
 }
 
 fn takeover(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
     stage.issue(&[(Op::Write, 10, 12), (Op::Write, 1, 1), (Op::Read, 0, 1)])?;
-    stage.until(creates)?;
+    stage.run_until(record_in_flight)?;
     stage.world.kill(0);
-    stage.rest()?;
-    stage.ask(&[(Op::Write, 4097, 2), (Op::WriteZeroes, 1, 1), (Op::Flush, 0, 0)])?;
-    stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+    stage.run_until_idle()?;
+    stage.complete(&[(Op::Write, 4097, 2), (Op::WriteZeroes, 1, 1), (Op::Flush, 0, 0)])?;
+    stage.run_until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     stage.world.begin_detach(0);
-    stage.until(creates)?;
+    stage.run_until(record_in_flight)?;
     stage.world.kill(0);
     stage.detach()
 }
 
 fn recovery(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
     stage.issue(&[(Op::Write, 10, 12), (Op::Flush, 0, 0)])?;
-    stage.until(|world| world.status(0).is_some_and(|status| status.seal.in_progress))?;
+    stage.run_until(|world| world.status(0).is_some_and(|status| status.seal.in_progress))?;
     stage.issue(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
-    stage.until(|world| world.asks_store(0, |ask| matches!(ask, StoreAsk::PutSegment { .. })))?;
+    stage.run_until(|world| world.has_store_call(0, |call| matches!(call, StoreCall::PutSegment { .. })))?;
     stage.world.lose_host(0, Some(Fate::Everything));
-    stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
-    stage.ask(&[(Op::Read, 0, 4), (Op::Flush, 0, 0)])
+    stage.complete(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
+    stage.complete(&[(Op::Read, 0, 4), (Op::Flush, 0, 0)])
 }
 
 fn doubt(stage: &mut Stage<'_>) -> Played {
     for round in 0..4 {
-        stage.ask(&[(Op::Write, round, 2), (Op::Write, 20, 11)])?;
-        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+        stage.complete(&[(Op::Write, round, 2), (Op::Write, 20, 11)])?;
+        stage.run_until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     }
-    stage.ask(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])
+    stage.complete(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])
 }
 
 fn merges(stage: &mut Stage<'_>) -> Played {
     let committed = |world: &World| world.status(0).is_some_and(|status| !status.seal.in_progress);
     for round in 0..5 {
-        stage.ask(&[(Op::Write, 64 * round, 2), (Op::Write, 20, 11)])?;
-        stage.until(committed)?;
+        stage.complete(&[(Op::Write, 64 * round, 2), (Op::Write, 20, 11)])?;
+        stage.run_until(committed)?;
     }
     // The process dies with a record in flight that carries a merge; its successor has runs to merge at once.
     stage.issue(&[(Op::Write, 500, 12)])?;
-    stage.until(carries)?;
+    stage.run_until(merge_record_in_flight)?;
     stage.world.kill(0);
-    stage.rest()?;
+    stage.run_until_idle()?;
     for round in 0..3 {
-        stage.ask(&[(Op::Write, 64 * round, 2), (Op::Write, 20, 11)])?;
-        stage.until(committed)?;
+        stage.complete(&[(Op::Write, 64 * round, 2), (Op::Write, 20, 11)])?;
+        stage.run_until(committed)?;
     }
-    stage.ask(&[(Op::Read, 0, 8), (Op::WriteZeroes, 64, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Read, 0, 8), (Op::WriteZeroes, 64, 2), (Op::Flush, 0, 0)])?;
     stage.detach()
 }
 
 fn swept_read(stage: &mut Stage<'_>) -> Played {
     let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
-    stage.ask(&[(Op::Write, 0, 12)])?;
-    stage.until(committed)?;
+    stage.complete(&[(Op::Write, 0, 12)])?;
+    stage.run_until(committed)?;
     stage.evict_all()?;
     stage.issue(&[(Op::Read, 0, 4)])?;
-    stage.until_beside_reads(|world| world.asks_store(0, |ask| matches!(ask, StoreAsk::GetRange { .. })))?;
+    stage.run_until_without_reads(|world| {
+        world.has_store_call(0, |call| matches!(call, StoreCall::GetRange { .. }))
+    })?;
     // All data of the first segment is overwritten, then merged: the third commit carries that.
     stage.issue(&[(Op::Write, 0, 12)])?;
-    stage.until_beside_reads(World::stores_a_merge)?;
+    stage.run_until_without_reads(World::has_stored_merge)?;
     stage.issue(&[(Op::Write, 20, 12)])?;
-    stage.until_beside_reads(World::holds_a_merge)?;
+    stage.run_until_without_reads(World::has_merge)?;
     stage.world.begin_sweep();
     while !stage.world.control_is_idle() {
         stage.world.step_control();
-        stage.makes_progress()?;
+        stage.check_alive()?;
     }
     assert_eq!(stage.world.segments().count(), 2, "the object that is read was deleted");
-    stage.rest()?;
+    stage.run_until_idle()?;
     stage.evict_all()?;
-    stage.ask(&[(Op::Read, 0, 4)])
+    stage.complete(&[(Op::Read, 0, 4)])
 }
 
 fn rival(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 12)])?;
-    stage.until(|world| world.holds_a_commit())?;
-    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 12)])?;
+    stage.run_until(|world| world.has_commit())?;
+    stage.complete(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
     // Quiet for long enough to probe the log, without another writer.
     for _ in 0..24 {
         stage.step()?;
     }
-    stage.ask(&[(Op::Write, 2, 1)])?;
+    stage.complete(&[(Op::Write, 2, 1)])?;
     stage.host = 1;
-    stage.ask(&[(Op::Write, 3, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 3, 2), (Op::Flush, 0, 0)])?;
     stage.host = 0;
     // By now it would commit, or probe.
-    stage.until(|world| world.is_fenced(0))?;
+    stage.run_until(|world| world.is_fenced(0))?;
     // Its data that was not uploaded is preserved when it returns.
-    stage.until(|world| !world.has_device(0))?;
-    stage.ask(&[(Op::Read, 0, 8)])
+    stage.run_until(|world| !world.has_device(0))?;
+    stage.complete(&[(Op::Read, 0, 8)])
 }
 
 fn race(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
     stage.detach()?;
-    stage.until(creates)?;
+    stage.run_until(record_in_flight)?;
     stage.host = 1;
-    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
     stage.host = 0;
-    stage.ask(&[(Op::Read, 0, 4)])
+    stage.complete(&[(Op::Read, 0, 4)])
 }
 
 fn bad_disk(stage: &mut Stage<'_>) -> Played {
     for round in 0..6 {
-        stage.ask(&[(Op::Write, round, 2), (Op::Write, 4096 + round, 1), (Op::Flush, 0, 0)])?;
-        stage.ask(&[(Op::Write, 20, 6), (Op::Read, 0, 4), (Op::Discard, round, 1)])?;
+        stage.complete(&[(Op::Write, round, 2), (Op::Write, 4096 + round, 1), (Op::Flush, 0, 0)])?;
+        stage.complete(&[(Op::Write, 20, 6), (Op::Read, 0, 4), (Op::Discard, round, 1)])?;
     }
-    stage.ask(&[(Op::Flush, 0, 0)])
+    stage.complete(&[(Op::Flush, 0, 0)])
 }
 
 fn cramped(stage: &mut Stage<'_>) -> Played {
     // All local data is evicted at once.
-    stage.ask(&[(Op::Write, 0, 24)])?;
-    stage.until(|world| world.held(0) == 0)?;
+    stage.complete(&[(Op::Write, 0, 24)])?;
+    stage.run_until(|world| world.held_sectors(0) == 0)?;
     for round in 0..5 {
-        stage.ask(&[(Op::Write, round * 7, 8), (Op::Write, 4090 + round, 4), (Op::Flush, 0, 0)])?;
+        stage.complete(&[(Op::Write, round * 7, 8), (Op::Write, 4090 + round, 4), (Op::Flush, 0, 0)])?;
         // In between, data is sealed, committed and evicted.
         for _ in 0..30 {
             stage.step()?;
         }
-        stage.ask(&[(Op::Read, round, 12), (Op::Write, 100 + round, 1)])?;
+        stage.complete(&[(Op::Read, round, 12), (Op::Write, 100 + round, 1)])?;
     }
-    stage.ask(&[(Op::Flush, 0, 0)])
+    stage.complete(&[(Op::Flush, 0, 0)])
 }
 
 fn repair(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 12)])?;
-    stage.until(World::holds_a_commit)?;
-    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 12)])?;
+    stage.run_until(World::has_commit)?;
+    stage.complete(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
     stage.world.repair(0, vec![SectorRange::new(0, 8)], true);
-    stage.makes_progress()?;
-    stage.ask(&[(Op::Write, 2, 2), (Op::Flush, 0, 0)])?;
+    stage.check_alive()?;
+    stage.complete(&[(Op::Write, 2, 2), (Op::Flush, 0, 0)])?;
     for _ in 0..60 {
         stage.step()?;
     }
-    stage.ask(&[(Op::Read, 0, 8)])
+    stage.complete(&[(Op::Read, 0, 8)])
 }
 
 fn object(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
     stage.issue(&[(Op::Write, 1, 2), (Op::Flush, 0, 0), (Op::Write, 2, 1)])?;
-    stage.until(creates)?;
-    stage.ask(&[(Op::Flush, 0, 0), (Op::Discard, 0, 1)])?;
-    stage.ask(&[(Op::Flush, 0, 0), (Op::Read, 0, 4)])
+    stage.run_until(record_in_flight)?;
+    stage.complete(&[(Op::Flush, 0, 0), (Op::Discard, 0, 1)])?;
+    stage.complete(&[(Op::Flush, 0, 0), (Op::Read, 0, 4)])
 }
 
 fn fua(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::WriteFua, 0, 2)])?;
+    stage.complete(&[(Op::WriteFua, 0, 2)])?;
     // The data of some is stored after the round of the others has begun.
-    stage.ask(&[(Op::Write, 2, 1), (Op::WriteFua, 1, 2), (Op::Flush, 0, 0), (Op::WriteFua, 4095, 2)])?;
-    stage.ask(&[(Op::WriteFua, 0, 3), (Op::Discard, 1, 1), (Op::WriteFua, 1, 1)])?;
+    stage.complete(&[(Op::Write, 2, 1), (Op::WriteFua, 1, 2), (Op::Flush, 0, 0), (Op::WriteFua, 4095, 2)])?;
+    stage.complete(&[(Op::WriteFua, 0, 3), (Op::Discard, 1, 1), (Op::WriteFua, 1, 1)])?;
     // Reissued to the next process.
     stage.issue(&[(Op::WriteFua, 4, 1), (Op::WriteFua, 0, 1)])?;
     stage.step()?;
     stage.step()?;
     stage.world.kill(0);
-    stage.rest()?;
+    stage.run_until_idle()?;
     // Enough for a seal: written before the sides are swapped, and while the sealed one drains.
-    stage.ask(&[(Op::WriteFua, 20, 12), (Op::WriteFua, 21, 1)])?;
-    stage.ask(&[(Op::WriteFua, 22, 1)])?;
-    stage.ask(&[(Op::Read, 0, 8)])?;
+    stage.complete(&[(Op::WriteFua, 20, 12), (Op::WriteFua, 21, 1)])?;
+    stage.complete(&[(Op::WriteFua, 22, 1)])?;
+    stage.complete(&[(Op::Read, 0, 8)])?;
     stage.detach()
 }
 
 fn object_fua(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::WriteFua, 0, 2)])?;
+    stage.complete(&[(Op::WriteFua, 0, 2)])?;
     stage.issue(&[(Op::WriteFua, 1, 2), (Op::Flush, 0, 0), (Op::WriteFua, 2, 1)])?;
-    stage.until(creates)?;
-    stage.ask(&[(Op::WriteFua, 0, 1), (Op::Discard, 1, 1)])?;
+    stage.run_until(record_in_flight)?;
+    stage.complete(&[(Op::WriteFua, 0, 1), (Op::Discard, 1, 1)])?;
     // In flight when the writer is fenced.
     stage.issue(&[(Op::WriteFua, 4, 1)])?;
-    stage.until(creates)?;
+    stage.run_until(record_in_flight)?;
     stage.host = 1;
-    stage.ask(&[(Op::WriteFua, 3, 2)])?;
+    stage.complete(&[(Op::WriteFua, 3, 2)])?;
     stage.host = 0;
-    stage.until(|world| world.is_fenced(0))?;
-    stage.until(|world| !world.has_device(0))?;
-    stage.ask(&[(Op::Read, 0, 8)])
+    stage.run_until(|world| world.is_fenced(0))?;
+    stage.run_until(|world| !world.has_device(0))?;
+    stage.complete(&[(Op::Read, 0, 8)])
 }
 
 fn groups(stage: &mut Stage<'_>) -> Played {
     let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
     // From here on both sides have an older copy of sector 4096, which is in the second page.
     for _ in 0..2 {
-        stage.ask(&[(Op::Write, 4096, 12)])?;
-        stage.until(committed)?;
+        stage.complete(&[(Op::Write, 4096, 12)])?;
+        stage.run_until(committed)?;
     }
-    stage.ask(&[(Op::Write, 0, 1), (Op::Write, 4200, 1)])?;
+    stage.complete(&[(Op::Write, 0, 1), (Op::Write, 4200, 1)])?;
     // Written after the first page of a round was copied, and the side synced for it.
     stage.issue(&[(Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Write, 4096, 1)])?;
-    stage.ask(&[(Op::Write, 4201, 1), (Op::Write, 1, 1)])?;
+    stage.complete(&[(Op::Write, 4096, 1)])?;
+    stage.complete(&[(Op::Write, 4201, 1), (Op::Write, 1, 1)])?;
     stage.issue(&[(Op::WriteFua, 4202, 1)])?;
-    stage.ask(&[(Op::Discard, 4097, 1), (Op::Write, 4098, 1)])?;
-    stage.ask(&[(Op::Read, 4096, 8)])
+    stage.complete(&[(Op::Discard, 4097, 1), (Op::Write, 4098, 1)])?;
+    stage.complete(&[(Op::Read, 4096, 8)])
 }
 
 fn journal(stage: &mut Stage<'_>) -> Played {
     const SECOND: u64 = CHUNK_SECTORS + 4096;
-    stage.ask(&[(Op::Read, 0, 1)])?;
+    stage.complete(&[(Op::Read, 0, 1)])?;
     stage.grow(CHUNK_SECTORS + SECTORS)?;
-    stage.until(|world| world.device_sectors(0) == Some(CHUNK_SECTORS + SECTORS))?;
+    stage.run_until(|world| world.device_sectors(0) == Some(CHUNK_SECTORS + SECTORS))?;
     // The third does not fit: both pages are written.
     for start in [CHUNK_SECTORS, SECOND, SECOND + 1, CHUNK_SECTORS + 1] {
-        stage.ask(&[(Op::Write, start, 1)])?;
-        stage.ask(&[(Op::Flush, 0, 0)])?;
+        stage.complete(&[(Op::Write, start, 1)])?;
+        stage.complete(&[(Op::Flush, 0, 0)])?;
     }
     // The first round of the next process begins with a page that was never written. Its journal has more
     // room.
     stage.world.slice_rounds(RoundSize { journal_slots: Some(16), ..ONE_BY_ONE });
     stage.world.kill(0);
-    stage.ask(&[(Op::Write, 0, 1)])?;
-    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 1)])?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
     // The sides are empty afterwards.
-    stage.ask(&[(Op::Write, CHUNK_SECTORS + 4, 12)])?;
+    stage.complete(&[(Op::Write, CHUNK_SECTORS + 4, 12)])?;
     stage.world.limit_cache(0);
-    stage.until(|world| world.held(0) == 0)?;
+    stage.run_until(|world| world.held_sectors(0) == 0)?;
     stage.world.limit_cache(100);
     stage.world.kill(0);
-    stage.rest()?;
-    stage.ask(&[(Op::Write, 1, 1)])?;
-    stage.ask(&[(Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Read, 0, 4), (Op::Read, CHUNK_SECTORS, 16)])
+    stage.run_until_idle()?;
+    stage.complete(&[(Op::Write, 1, 1)])?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Read, 0, 4), (Op::Read, CHUNK_SECTORS, 16)])
 }
 
 fn corrupt(stage: &mut Stage<'_>) -> Played {
     let lost = |world: &World| world.status(0).is_some_and(|status| status.unreadable.is_some());
     let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
-    stage.ask(&[(Op::Write, 1, 11)])?;
+    stage.complete(&[(Op::Write, 1, 11)])?;
     stage.world.corrupt(0, 3);
-    stage.ask(&[(Op::Write, 12, 1), (Op::Flush, 0, 0)])?;
-    stage.until(lost)?;
-    stage.ask(&[(Op::Write, 5, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Write, 3, 1)])?;
+    stage.complete(&[(Op::Write, 12, 1), (Op::Flush, 0, 0)])?;
+    stage.run_until(lost)?;
+    stage.complete(&[(Op::Write, 5, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 3, 1)])?;
     stage.issue(&[(Op::Write, 4, 1)])?;
-    stage.until(committed)?;
-    stage.ask(&[(Op::Write, 2, 2), (Op::Write, 4098, 1)])?;
-    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.run_until(committed)?;
+    stage.complete(&[(Op::Write, 2, 2), (Op::Write, 4098, 1)])?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
     stage.world.corrupt(0, 4098);
     stage.world.lose_host(0, Some(Fate::Everything));
-    stage.until(lost)?;
-    stage.ask(&[(Op::Write, 1, 1), (Op::Discard, 4098, 1), (Op::Flush, 0, 0)])?;
-    stage.until(committed)?;
-    stage.ask(&[(Op::Read, 0, 8)])
+    stage.run_until(lost)?;
+    stage.complete(&[(Op::Write, 1, 1), (Op::Discard, 4098, 1), (Op::Flush, 0, 0)])?;
+    stage.run_until(committed)?;
+    stage.complete(&[(Op::Read, 0, 8)])
 }
 
 fn snapshots(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 2), (Op::Write, 4097, 1)])?;
+    stage.complete(&[(Op::Write, 0, 2), (Op::Write, 4097, 1)])?;
     stage.snapshot()?;
-    stage.until(|world| world.holds_snapshots(1))?;
-    stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+    stage.run_until(|world| world.has_snapshots(1))?;
+    stage.run_until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     // A seal begins while the record of the next one is in flight.
     stage.snapshot()?;
     stage.issue(&[(Op::Write, 1, 12)])?;
-    stage.until(|world| world.holds_snapshots(2))?;
-    stage.ask(&[(Op::Write, 3, 1), (Op::Flush, 0, 0)])?;
+    stage.run_until(|world| world.has_snapshots(2))?;
+    stage.complete(&[(Op::Write, 3, 1), (Op::Flush, 0, 0)])?;
     stage.snapshot()?;
     stage.detach()
 }
 
 fn growth(stage: &mut Stage<'_>) -> Played {
     let has = |sectors| move |world: &World| world.device_sectors(0) == Some(sectors);
-    stage.ask(&[(Op::Write, 0, 1), (Op::Write, SECTORS - 1, 1), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 1), (Op::Write, SECTORS - 1, 1), (Op::Flush, 0, 0)])?;
     // Another map page of the same chunk.
     stage.grow(2 * SECTORS)?;
-    stage.until(has(2 * SECTORS))?;
-    stage.ask(&[(Op::Write, SECTORS - 1, 2), (Op::Write, 2 * SECTORS - 1, 1), (Op::Flush, 0, 0)])?;
+    stage.run_until(has(2 * SECTORS))?;
+    stage.complete(&[(Op::Write, SECTORS - 1, 2), (Op::Write, 2 * SECTORS - 1, 1), (Op::Flush, 0, 0)])?;
     // Another chunk, during a commit.
     stage.issue(&[(Op::Write, 20, 12)])?;
-    stage.until(|world| world.status(0).is_some_and(|status| status.seal.in_progress))?;
+    stage.run_until(|world| world.status(0).is_some_and(|status| status.seal.in_progress))?;
     stage.grow(CHUNK_SECTORS + 2)?;
-    stage.until(has(CHUNK_SECTORS + 2))?;
-    stage.ask(&[(Op::Write, CHUNK_SECTORS - 1, 2), (Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Read, CHUNK_SECTORS - 4, 6), (Op::Write, 21, 11)])?;
+    stage.run_until(has(CHUNK_SECTORS + 2))?;
+    stage.complete(&[(Op::Write, CHUNK_SECTORS - 1, 2), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Read, CHUNK_SECTORS - 4, 6), (Op::Write, 21, 11)])?;
     stage.detach()
 }
 
 fn sleeper(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 12)])?;
-    stage.until(World::holds_a_commit)?;
+    stage.complete(&[(Op::Write, 0, 12)])?;
+    stage.run_until(World::has_commit)?;
     stage.host = 1;
-    stage.until(|world| is_creating(world, 1))?;
+    stage.run_until(|world| has_record_in_flight(world, 1))?;
     stage.host = 0;
     for round in 0..5 {
-        stage.ask(&[(Op::Write, round, 12)])?;
-        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+        stage.complete(&[(Op::Write, round, 12)])?;
+        stage.run_until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     }
     stage.host = 1;
-    stage.ask(&[(Op::Read, 0, 4)])
+    stage.complete(&[(Op::Read, 0, 4)])
 }
 
 fn set_back(stage: &mut Stage<'_>) -> Played {
     let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
-    stage.ask(&[(Op::Write, 0, 12), (Op::Write, 4096, 2)])?;
-    stage.until(committed)?;
-    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 0, 12), (Op::Write, 4096, 2)])?;
+    stage.run_until(committed)?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
     stage.world.take_backup();
-    stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Write, 20, 12)])?;
-    stage.until(committed)?;
+    stage.complete(&[(Op::Write, 2, 1), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 20, 12)])?;
+    stage.run_until(committed)?;
     // Its round marks data as clean that the backup lacks.
-    stage.ask(&[(Op::Write, 40, 1), (Op::Write, 4200, 1), (Op::Flush, 0, 0)])
+    stage.complete(&[(Op::Write, 40, 1), (Op::Write, 4200, 1), (Op::Flush, 0, 0)])
 }
 
 fn torn_slot(stage: &mut Stage<'_>) -> Played {
     // Each page is alone in its round: it goes to a slot.
     for page in [0, 4096] {
-        stage.ask(&[(Op::Write, page, 1)])?;
-        stage.ask(&[(Op::Flush, 0, 0)])?;
+        stage.complete(&[(Op::Write, page, 1)])?;
+        stage.complete(&[(Op::Flush, 0, 0)])?;
     }
-    stage.ask(&[(Op::Write, 1, 1)])?;
+    stage.complete(&[(Op::Write, 1, 1)])?;
     stage.world.set_faults(Faults { local: Some(1), ..Faults::default() });
-    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
     stage.world.set_faults(Faults::default());
     // Both pages justify a record, and the header mentions the journal for the first time.
-    stage.ask(&[(Op::Write, 4097, 1)])?;
-    stage.ask(&[(Op::Flush, 0, 0)])?;
-    stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
-    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 4097, 1)])?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
+    stage.complete(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
+    stage.complete(&[(Op::Flush, 0, 0)])?;
     stage.world.lose_host(0, Some(Fate::Everything));
-    stage.ask(&[(Op::Read, 0, 4), (Op::Read, 4096, 4)])
+    stage.complete(&[(Op::Read, 0, 4), (Op::Read, 4096, 4)])
 }
 
 fn control(stage: &mut Stage<'_>) -> Played {
-    stage.ask(&[(Op::Write, 0, 2)])?;
+    stage.complete(&[(Op::Write, 0, 2)])?;
     stage.detach()?;
     stage.world.leave_mark();
     stage.world.begin_control_snapshot(false);
@@ -586,35 +589,35 @@ fn control(stage: &mut Stage<'_>) -> Played {
     stage.end_control()?;
     // This one pauses until the position of its record was truncated.
     stage.world.begin_control_snapshot(false);
-    stage.control_until(World::control_creates_record)?;
+    stage.run_control_until(World::control_creates_record)?;
     stage.world.take_control_snapshot();
     stage.world.shorten_log(1);
     for round in 0..6 {
-        stage.ask(&[(Op::Write, round, 12)])?;
-        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+        stage.complete(&[(Op::Write, round, 12)])?;
+        stage.run_until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     }
     stage.end_control()?;
     stage.detach()?;
-    stage.ask(&[(Op::Read, 0, 4)])
+    stage.complete(&[(Op::Read, 0, 4)])
 }
 
 /// Returns true if host 0 has a log record in flight that carries a merge.
-fn carries(world: &World) -> bool {
-    world.asks_store(0, |ask| {
-        let StoreAsk::Create { body, .. } = ask else { return false };
-        let carries =
+fn merge_record_in_flight(world: &World) -> bool {
+    world.has_store_call(0, |call| {
+        let StoreCall::Create { body, .. } = call else { return false };
+        let merge_record_in_flight =
             |record: Record| matches!(record.body, Body::Change { merges, .. } if !merges.is_empty());
-        Record::decode(body).is_ok_and(carries)
+        Record::decode(body).is_ok_and(merge_record_in_flight)
     })
 }
 
 /// Returns true if host 0 has a log record in flight.
-fn creates(world: &World) -> bool {
-    is_creating(world, 0)
+fn record_in_flight(world: &World) -> bool {
+    has_record_in_flight(world, 0)
 }
 
-fn is_creating(world: &World, host: usize) -> bool {
-    world.asks_store(host, |ask| matches!(ask, StoreAsk::Create { .. }))
+fn has_record_in_flight(world: &World, host: usize) -> bool {
+    world.has_store_call(host, |call| matches!(call, StoreCall::Create { .. }))
 }
 
 /// A scenario in progress, on the driven host.
@@ -624,16 +627,16 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    fn makes_progress(&self) -> Played {
-        if struck() || self.world.struck().is_some() { Err(self.host) } else { Ok(()) }
+    fn check_alive(&self) -> Played {
+        if has_ended_process() || self.world.failed_host().is_some() { Err(self.host) } else { Ok(()) }
     }
 
     fn step(&mut self) -> Played {
         drive::step(self.world, self.host);
-        self.makes_progress()
+        self.check_alive()
     }
 
-    fn until(&mut self, done: impl Fn(&World) -> bool) -> Played {
+    fn run_until(&mut self, done: impl Fn(&World) -> bool) -> Played {
         for _ in 0..2000 {
             if done(self.world) {
                 return Ok(());
@@ -644,16 +647,16 @@ impl Stage<'_> {
     }
 
     /// Runs until `done`, without completing object reads.
-    fn until_beside_reads(&mut self, done: impl Fn(&World) -> bool) -> Played {
+    fn run_until_without_reads(&mut self, done: impl Fn(&World) -> bool) -> Played {
         for _ in 0..2000 {
             if done(self.world) {
                 return Ok(());
             }
-            match self.world.first_due_beside_reads(self.host) {
+            match self.world.first_due_without_reads(self.host) {
                 Some(index) => self.world.step_job(self.host, index),
                 None => self.world.tick(self.host, 500),
             }
-            self.makes_progress()?;
+            self.check_alive()?;
         }
         panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
     }
@@ -662,7 +665,7 @@ impl Stage<'_> {
     fn evict_all(&mut self) -> Played {
         let host = self.host;
         self.world.limit_cache(0);
-        self.until(|world| world.held(host) == 0)?;
+        self.run_until(|world| world.held_sectors(host) == 0)?;
         self.world.limit_cache(100);
         Ok(())
     }
@@ -670,52 +673,52 @@ impl Stage<'_> {
     fn issue(&mut self, requests: &[(Op, u64, u64)]) -> Played {
         let host = self.host;
         for (op, start, sectors) in requests {
-            self.until(|world| world.is_ready(host))?;
+            self.run_until(|world| world.is_ready(host))?;
             self.world.request(host, *op, SectorRange::new(*start, *sectors)).expect("the device has room");
-            self.makes_progress()?;
+            self.check_alive()?;
         }
         Ok(())
     }
 
     fn snapshot(&mut self) -> Played {
-        self.world.ask_snapshot(self.host, false);
-        self.makes_progress()
+        self.world.request_snapshot(self.host, false);
+        self.check_alive()
     }
 
     /// Runs the control plane until `done`.
-    fn control_until(&mut self, done: impl Fn(&World) -> bool) -> Played {
+    fn run_control_until(&mut self, done: impl Fn(&World) -> bool) -> Played {
         while !done(self.world) {
             assert!(!self.world.control_is_idle(), "the control plane has ended");
             self.world.step_control();
-            self.makes_progress()?;
+            self.check_alive()?;
         }
         Ok(())
     }
 
     /// Runs the control plane to its end.
     fn end_control(&mut self) -> Played {
-        self.control_until(World::control_is_idle)
+        self.run_control_until(World::control_is_idle)
     }
 
     fn grow(&mut self, sectors: u64) -> Played {
         self.world.grow(self.host, sectors);
-        self.makes_progress()
+        self.check_alive()
     }
 
-    fn rest(&mut self) -> Played {
+    fn run_until_idle(&mut self) -> Played {
         let host = self.host;
-        self.until(|world| drive::is_idle(world, host))
+        self.run_until(|world| drive::is_idle(world, host))
     }
 
-    fn ask(&mut self, requests: &[(Op, u64, u64)]) -> Played {
+    fn complete(&mut self, requests: &[(Op, u64, u64)]) -> Played {
         self.issue(requests)?;
-        self.rest()
+        self.run_until_idle()
     }
 
     fn detach(&mut self) -> Played {
         while self.world.has_device(self.host) {
             self.world.begin_detach(self.host);
-            self.makes_progress()?;
+            self.check_alive()?;
             self.step()?;
         }
         Ok(())

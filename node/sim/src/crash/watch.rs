@@ -39,7 +39,7 @@ impl Drop for Watch {
 }
 
 /// Returns true if the process was ended.
-pub(super) fn struck() -> bool {
+pub(super) fn has_ended_process() -> bool {
     STRUCK.get()
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Fleet;
 use crate::bug::{Bug, plant};
-use crate::case::{CaseOutcome, IDLE, shrink};
+use crate::case::{CaseOutcome, IDLE_STEPS, shrink};
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
@@ -24,21 +24,28 @@ pub struct FleetCase {
 impl FleetCase {
     /// Runs the case and keeps the last `story` lines of each volume's story.
     pub fn run(self, story: usize) -> CaseOutcome {
-        self.run_steps(0..self.operations.saturating_mul(IDLE), story)
+        self.run_steps(0..self.operations.saturating_mul(IDLE_STEPS), story)
     }
 
     /// Returns the first of the `seeds` from 0 that detects the planted `bug`, and its violation: of the
     /// invariant that the bug is declared to break, in a run that has no violation without it.
-    pub fn that_finds(bug: Bug, seeds: u64, volumes: usize, operations: u64) -> Option<(Self, Violation)> {
+    pub fn first_detecting(
+        bug: Bug,
+        seeds: u64,
+        volumes: usize,
+        operations: u64,
+    ) -> Option<(Self, Violation)> {
         (0..seeds).find_map(|seed| {
             let case = Self { seed, volumes, operations, bug: Some(bug) };
             let violation = case.run(0).violation?;
-            let said = violation.invariant.is_some_and(|invariant| invariant.number() == bug.breaks());
-            (said && Self { bug: None, ..case }.run(0).violation.is_none()).then_some((case, violation))
+            let matches_bug =
+                violation.invariant.is_some_and(|invariant| invariant.number() == bug.invariant_number());
+            (matches_bug && Self { bug: None, ..case }.run(0).violation.is_none())
+                .then_some((case, violation))
         })
     }
 
-    /// Removes steps of a case with a violation as long as a similar violation remains, with at most
+    /// Removes steps of a case with a violation while a similar violation remains, with at most
     /// `tries` runs. Returns the outcome, or `None` if the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<CaseOutcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
@@ -57,7 +64,7 @@ impl FleetCase {
             fleet.finish();
         });
         plant(None);
-        outcome(&mut fleet.volumes, fleet.taken, ended.err(), story)
+        outcome(&mut fleet.volumes, fleet.steps_taken, ended.err(), story)
     }
 }
 
@@ -92,9 +99,9 @@ pub(super) fn outcome<'a>(
     outcome.digest = digest.finalize().to_hex().to_string();
     lines.sort_by_key(|(step, ..)| *step);
     let skipped = lines.len().saturating_sub(story);
-    let told = lines.into_iter().skip(skipped);
+    let last_lines = lines.into_iter().skip(skipped);
     outcome.story =
-        told.map(|(step, volume, line)| format!("step {step:6}  volume {volume}  {line}")).collect();
+        last_lines.map(|(step, volume, line)| format!("step {step:6}  volume {volume}  {line}")).collect();
     outcome
 }
 

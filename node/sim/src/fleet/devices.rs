@@ -36,9 +36,9 @@ struct Record {
 /// Progress of a process with the device of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The process has not checked it.
+    /// The process has not checked the device.
     Unknown,
-    /// An attach has not added it yet.
+    /// An attach has not added the device yet.
     Begun,
     Added(u32),
     Noted(u32),
@@ -46,7 +46,7 @@ enum Stage {
     Serving(u32),
     Stopped(u32),
     Cleared(u32),
-    /// It is removed.
+    /// The volume's device is removed.
     Gone,
 }
 
@@ -108,20 +108,20 @@ impl Devices {
     /// Takes the next step for a volume whose engine runs here. Returns the step, if any.
     pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<TraceEntry> {
         if !std::mem::replace(&mut self.has_swept, true) {
-            self.sweep(kernel);
+            self.delete_unnoted_devices(kernel);
         }
         let before = self.stages[volume];
-        let after = self.next(kernel, volume, now);
+        let after = self.next_stage(kernel, volume, now);
         self.stages[volume] = after;
-        (before != after).then(|| after.words())
+        (before != after).then(|| after.trace_entry())
     }
 
     /// Handles a volume that is neither served here nor to be recovered.
-    pub(super) fn left(&mut self, kernel: &mut Kernel, volume: usize) {
+    pub(super) fn forget_volume(&mut self, kernel: &mut Kernel, volume: usize) {
         let mut stage = std::mem::replace(&mut self.stages[volume], Stage::Unknown);
         if stage == Stage::Unknown && self.records[volume].is_some() {
             // A process searches for the device of a record before the volume's files.
-            stage = self.find(kernel, volume);
+            stage = self.find_device(kernel, volume);
             if let Stage::Cleared(id) = stage {
                 self.delete(kernel, volume, id);
                 stage = Stage::Gone;
@@ -151,10 +151,10 @@ impl Devices {
         }
     }
 
-    fn next(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Stage {
+    fn next_stage(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Stage {
         let owner = Owner::Volume(volume);
         match self.stages[volume] {
-            Stage::Unknown if self.records[volume].is_some() => self.find(kernel, volume),
+            Stage::Unknown if self.records[volume].is_some() => self.find_device(kernel, volume),
             Stage::Unknown => {
                 self.records[volume] = Some(Record { tag: self.tag(now.attach), device: None });
                 Stage::Begun
@@ -162,7 +162,7 @@ impl Devices {
             Stage::Begun if now.is_closed => Stage::Gone,
             Stage::Begun if now.is_ready => Stage::Added(kernel.add(self.tag(now.attach), owner)),
             Stage::Added(id) => {
-                self.note(volume, Some(id));
+                self.record_number(volume, Some(id));
                 Stage::Noted(id)
             }
             Stage::Noted(id) | Stage::Found(id) => {
@@ -178,11 +178,11 @@ impl Devices {
                 Stage::Cleared(id)
             }
             Stage::Stopped(id) => {
-                self.note(volume, None);
+                self.record_number(volume, None);
                 Stage::Cleared(id)
             }
             Stage::Cleared(_) if !safeguard(ClearRecordFirst) => {
-                self.note(volume, None);
+                self.record_number(volume, None);
                 Stage::Gone
             }
             Stage::Cleared(id) => {
@@ -196,25 +196,25 @@ impl Devices {
     /// Searches for the device with the tag of an earlier process's record: under the number in the
     /// record, then under every other. That process may have died before it noted the number, or between
     /// clearing it and deleting the device.
-    fn find(&mut self, kernel: &Kernel, volume: usize) -> Stage {
+    fn find_device(&mut self, kernel: &Kernel, volume: usize) -> Stage {
         let Record { tag, device } = self.records[volume].expect("an earlier process wrote it");
-        let numbered = device.and_then(|id| kernel.look(id));
+        let numbered = device.and_then(|id| kernel.describe(id));
         let own = numbered.filter(|device| device.tag == tag || !safeguard(CheckDeviceTag));
         match own.or_else(|| kernel.list().find(|device| device.tag == tag)) {
             Some(device) if device.state != DeviceState::Dead => Stage::Found(device.id),
             // It was added and never started, or it was stopped.
             Some(device) => {
-                self.note(volume, None);
+                self.record_number(volume, None);
                 Stage::Cleared(device.id)
             }
             None => {
-                self.note(volume, None);
+                self.record_number(volume, None);
                 Stage::Gone
             }
         }
     }
 
-    fn note(&mut self, volume: usize, device: Option<u32>) {
+    fn record_number(&mut self, volume: usize, device: Option<u32>) {
         let record = self.records[volume].as_mut().expect("it is written before the device is added");
         record.device = device;
     }
@@ -227,7 +227,7 @@ impl Devices {
     }
 
     /// Deletes devices that an earlier process added and did not note, except those that served.
-    fn sweep(&self, kernel: &mut Kernel) {
+    fn delete_unnoted_devices(&self, kernel: &mut Kernel) {
         let known = |tag| self.records.iter().flatten().any(|record| record.tag == tag);
         let is_ours = |tag: u64| tag >> 32 == u64::from(self.installation) || !safeguard(SweepOnlyOwn);
         let orphans: Vec<_> = kernel
@@ -247,7 +247,7 @@ impl Devices {
     /// Checks, at the end of a run without volumes, that the next process deletes all of its own devices.
     pub(super) fn check_end(&mut self, kernel: &mut Kernel) {
         self.daemon_died();
-        self.sweep(kernel);
+        self.delete_unnoted_devices(kernel);
         let left: Vec<_> = kernel.list().filter(|device| !device.is_foreign()).collect();
         Invariant::DevicesAreOwn
             .check(left.is_empty(), || format!("devices of no volume are left: {left:?}"));
@@ -255,7 +255,7 @@ impl Devices {
 }
 
 impl Stage {
-    const fn words(self) -> TraceEntry {
+    const fn trace_entry(self) -> TraceEntry {
         match self {
             Self::Unknown => (96, "the device is forgotten"),
             Self::Begun => (97, "the volume's record is written"),
@@ -289,7 +289,7 @@ mod tests {
     const SERVED: Served = Served { is_ready: true, is_closed: false, attach: 7 };
 
     /// Returns the state after a process died between adding a device and noting its number.
-    fn unnoted() -> (Kernel, Devices) {
+    fn with_unnoted_device() -> (Kernel, Devices) {
         let (mut kernel, mut devices) = (Kernel::default(), Devices::new(0xb100_0000, 1));
         for _ in 0..2 {
             devices.step(&mut kernel, 0, SERVED);
@@ -304,7 +304,7 @@ mod tests {
     /// Regression, found by seed 76: a record without a number left a dead device permanently.
     #[test]
     fn an_unnoted_device_is_found_by_its_tag() {
-        let (mut kernel, mut devices) = unnoted();
+        let (mut kernel, mut devices) = with_unnoted_device();
         for _ in 0..2 {
             devices.step(&mut kernel, 0, SERVED);
         }
@@ -313,8 +313,8 @@ mod tests {
 
     #[test]
     fn an_unnoted_device_goes_with_its_volume() {
-        let (mut kernel, mut devices) = unnoted();
-        devices.left(&mut kernel, 0);
+        let (mut kernel, mut devices) = with_unnoted_device();
+        devices.forget_volume(&mut kernel, 0);
         assert_eq!(kernel.list().count(), 0);
     }
 }

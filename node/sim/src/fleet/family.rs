@@ -5,9 +5,10 @@
 //!     '-- its snapshot was forgotten ----------------------------------------------------------^
 //! ```
 //!
-//! Owns: the creation and removal of volumes. Each keeps its own schedule, view of its log and model; its
-//! control plane creates it, takes and forgets its snapshots, sweeps the bucket and removes it, one operation
-//! at a time, with requests that fail and wait. The control planes of all volumes work concurrently.
+//! Owns: the creation and removal of volumes. Each keeps its own schedule, view of its log and model. Its
+//! control plane creates it, takes and forgets its snapshots, sweeps the bucket and removes it. It does one
+//! operation at a time, with requests that fail and wait. The control planes of all volumes work
+//! concurrently.
 //! Invariants: 22, 23 and 30 between living volumes, besides those of every volume.
 
 mod case;
@@ -25,7 +26,7 @@ use crate::invariant::Invariant;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
-use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::shared::{ProcessResources, UPLOAD_BYTES};
 use crate::store::Bucket;
 use crate::world::{Company, Death, Settled};
 
@@ -54,11 +55,11 @@ enum Stage {
     /// Its control plane creates it, as a fork of this snapshot, which captured this content.
     Unborn(SnapshotName, Rc<Cut>),
     Living,
-    /// It leaves every host; the number of steps taken.
+    /// The volume leaves every host; the number of steps taken.
     Leaving(u32),
     /// No host has it, and its control plane removes it.
     Ending,
-    /// It is removed, or was never created. Requests sent for it may still arrive.
+    /// The volume is removed, or was never created. Requests sent for it may still arrive.
     Ended,
 }
 
@@ -68,37 +69,45 @@ pub(crate) struct Family {
     profile: Profile,
     story: usize,
     /// Maximum volumes at the same time.
-    most: usize,
-    /// For each volume of the fleet.
+    max_volumes: usize,
+    /// Stages by volume of the fleet.
     stages: Vec<Stage>,
     /// Volumes that ended and whose slots others took.
     past: Vec<Schedule>,
     /// Volumes planned so far, including the first one.
-    born: u64,
+    created_volumes: u64,
 }
 
 impl Family {
-    /// Creates a family of one volume that grows up to `most`.
-    pub(crate) fn new(seed: u64, most: usize, story: usize) -> Self {
+    /// Creates a family of one volume that grows up to `max_volumes`.
+    pub(crate) fn new(seed: u64, max_volumes: usize, story: usize) -> Self {
         let profile = PROFILES[(seed % PROFILES.len() as u64) as usize];
         let mut rng = Rng::new(seed);
         let name = "volume".parse().expect("a volume id");
         let mut first = Schedule::of_volume(name, rng.bits(), profile, story);
-        first.join_crowd(most as u64);
-        first.world.join(0, Company::in_one_bucket(vec![Shared::new(UPLOAD_BYTES); HOSTS]));
+        first.join_crowd(max_volumes as u64);
+        first.world.join(0, Company::in_one_bucket(vec![ProcessResources::new(UPLOAD_BYTES); HOSTS]));
         let mut bucket = Bucket::default();
-        first.world.store.exchange(&mut bucket);
+        first.world.store.swap_bucket(&mut bucket);
         let fleet = Fleet {
             volumes: vec![first],
-            nodes: (0..HOSTS as u32).map(|host| Node::new(host, most)).collect(),
+            nodes: (0..HOSTS as u32).map(|host| Node::new(host, max_volumes)).collect(),
             outages: Outages::new(&[]),
             upload_bytes: UPLOAD_BYTES,
             bucket: Some(bucket),
             seed,
             rng,
-            taken: 0,
+            steps_taken: 0,
         };
-        Self { fleet, profile, story, most, stages: vec![Stage::Living], past: Vec::new(), born: 1 }
+        Self {
+            fleet,
+            profile,
+            story,
+            max_volumes,
+            stages: vec![Stage::Living],
+            past: Vec::new(),
+            created_volumes: 1,
+        }
     }
 
     /// Returns the number of requests, jobs, answers and deaths of all volumes.
@@ -116,8 +125,8 @@ impl Family {
         world.trace.begin_step(number);
         world.reseed(fleet.rng.bits());
         match fleet.rng.below(24) {
-            0 => fleet.other_program(host),
-            1 if fleet.rng.once_in(100) => fleet.strike(host, Death::Process),
+            0 => fleet.step_other_program(host),
+            1 if fleet.rng.once_in(100) => fleet.apply_death(host, Death::Process),
             2 if fleet.rng.once_in(2) => self.fork(volume),
             2 | 3 => self.step_control(volume),
             4..=7 => {
@@ -131,7 +140,9 @@ impl Family {
 
     fn step_volume(&mut self, volume: usize, number: u64) {
         match &mut self.stages[volume] {
-            Stage::Living if self.fleet.rng.once_in(LIFE * self.most as u64) => self.begin_leaving(volume),
+            Stage::Living if self.fleet.rng.once_in(LIFE * self.max_volumes as u64) => {
+                self.begin_leaving(volume)
+            }
             Stage::Living => self.fleet.step_volume(volume, |schedule| schedule.step(number)),
             Stage::Leaving(taken) => {
                 *taken += 1;
@@ -139,7 +150,7 @@ impl Family {
                 self.leave_step(volume, taken);
             }
             Stage::Unborn(..) | Stage::Ending => self.step_control(volume),
-            Stage::Ended => self.fleet.with(volume, |schedule| schedule.world.land_late()),
+            Stage::Ended => self.fleet.with_volume(volume, |schedule| schedule.world.land_late_request()),
         }
     }
 
@@ -149,16 +160,18 @@ impl Family {
     fn fork(&mut self, volume: usize) {
         let has_snapshots = matches!(self.stages[volume], Stage::Living | Stage::Leaving(_) | Stage::Ending);
         let ended = self.stages.iter().position(|stage| matches!(stage, Stage::Ended));
-        let place = ended.or_else(|| (self.stages.len() < self.most).then_some(self.stages.len()));
-        let (true, Some(place)) = (has_snapshots && self.born < BIRTHS * self.most as u64, place) else {
+        let place = ended.or_else(|| (self.stages.len() < self.max_volumes).then_some(self.stages.len()));
+        let (true, Some(place)) =
+            (has_snapshots && self.created_volumes < BIRTHS * self.max_volumes as u64, place)
+        else {
             return;
         };
         let any = self.fleet.rng.once_in(4);
         let choice = self.fleet.rng.bits();
-        let found = self.fleet.with(volume, |schedule| {
+        let found = self.fleet.with_volume(volume, |schedule| {
             let store = &schedule.world.store;
             let registered = store.registered().iter().map(|known| known.seq).collect();
-            let seqs = if any { registered } else { store.live() };
+            let seqs = if any { registered } else { store.live_snapshots() };
             let seq = *seqs.get(choice as usize % seqs.len().max(1))?;
             let cut = store.cut_of_snapshot(seq).expect("it is registered");
             Some((SnapshotName { volume: store.volume().clone(), seq }, cut))
@@ -167,14 +180,14 @@ impl Family {
         if self.fleet.rng.once_in(3) {
             self.forget(&source);
         }
-        let name = format!("fork-{}", self.born).parse().expect("a volume id");
+        let name = format!("fork-{}", self.created_volumes).parse().expect("a volume id");
         let seed = self.fleet.rng.bits();
         let parent = &self.fleet.volumes[volume];
         let mut fork = parent.create_fork(name, seed, self.profile, self.story);
         let company = parent.world.company.as_ref().expect("it is one of several");
-        fork.world.join(self.born, Company::in_one_bucket(company.shared.clone()));
-        fork.join_crowd(self.most as u64);
-        self.born += 1;
+        fork.world.join(self.created_volumes, Company::in_one_bucket(company.shared.clone()));
+        fork.join_crowd(self.max_volumes as u64);
+        self.created_volumes += 1;
         if place < self.stages.len() {
             self.past.push(mem::replace(&mut self.fleet.volumes[place], fork));
             self.stages[place] = Stage::Unborn(source, cut);
@@ -189,11 +202,11 @@ impl Family {
     fn step_control(&mut self, volume: usize) {
         let stride = *self.fleet.rng.pick(&STRIDES);
         let steps = 1 + self.fleet.rng.below(stride);
-        self.fleet.with(volume, |schedule| schedule.step_control(steps));
+        self.fleet.with_volume(volume, |schedule| schedule.step_control(steps));
         match &self.stages[volume] {
             Stage::Unborn(source, cut) => {
                 let (source, cut) = (source.clone(), Rc::clone(cut));
-                self.make(volume, source, &cut);
+                self.create_fork(volume, source, &cut);
             }
             Stage::Ending => self.remove(volume),
             Stage::Living | Stage::Leaving(_) | Stage::Ended => {}
@@ -211,9 +224,9 @@ impl Family {
         }
     }
 
-    fn make(&mut self, volume: usize, source: SnapshotName, cut: &Rc<Cut>) {
+    fn create_fork(&mut self, volume: usize, source: SnapshotName, cut: &Rc<Cut>) {
         let dies = self.fleet.rng.once_in(30);
-        let settled = self.fleet.with(volume, |schedule| {
+        let settled = self.fleet.with_volume(volume, |schedule| {
             let world = &mut schedule.world;
             if dies {
                 world.lose_control();
@@ -222,7 +235,7 @@ impl Family {
         });
         match settled {
             Some(Settled::Made(sectors)) => {
-                self.fleet.with(volume, |schedule| schedule.begin_life(sectors, cut));
+                self.fleet.with_volume(volume, |schedule| schedule.begin_life(sectors, cut));
                 self.stages[volume] = Stage::Living;
                 // Like the snapshot of a clone, which exists only for it.
                 if self.fleet.rng.once_in(2) {
@@ -238,7 +251,7 @@ impl Family {
 
     /// Begins an operation of the control plane, if it is idle.
     fn begin(&mut self, volume: usize, begin: impl FnOnce(&mut Schedule)) {
-        self.fleet.with(volume, |schedule| {
+        self.fleet.with_volume(volume, |schedule| {
             if schedule.world.control_is_idle() {
                 begin(schedule);
             }
@@ -264,23 +277,23 @@ impl Family {
         if !self.fleet.volumes[volume].has_left() {
             return;
         }
-        self.fleet.with(volume, |schedule| {
-            let company = schedule.world.part();
+        self.fleet.with_volume(volume, |schedule| {
+            let company = schedule.world.leave_company();
             schedule.check_life();
             schedule.world.rejoin(company);
         });
-        self.grant(volume);
+        self.update_access(volume);
         self.stages[volume] = Stage::Ending;
     }
 
-    fn grant(&mut self, volume: usize) {
+    fn update_access(&mut self, volume: usize) {
         for host in 0..HOSTS {
-            self.fleet.grant(host, volume);
+            self.fleet.update_access(host, volume);
         }
     }
 
     fn remove(&mut self, volume: usize) {
-        match self.fleet.with(volume, |schedule| schedule.world.take_settled()) {
+        match self.fleet.with_volume(volume, |schedule| schedule.world.take_settled()) {
             Some(Settled::Removed) => self.stages[volume] = Stage::Ended,
             Some(Settled::Unclear | Settled::Made(_) | Settled::Void) | None => {
                 self.begin(volume, |schedule| schedule.world.begin_removal());
@@ -297,43 +310,43 @@ impl Family {
         self.leave_hosts();
         for volume in 0..self.stages.len() {
             let stage = mem::replace(&mut self.stages[volume], Stage::Ended);
-            self.stages[volume] = self.settle(volume, stage);
+            self.stages[volume] = self.settle_volume(volume, stage);
         }
         self.sweep();
-        for volume in self.living() {
-            self.fleet.with(volume, Schedule::check_life);
+        for volume in self.living_volumes() {
+            self.fleet.with_volume(volume, Schedule::check_life);
         }
         loop {
             self.sweep();
-            let living = self.living();
+            let living = self.living_volumes();
             for volume in &living {
-                self.fleet.with(*volume, |schedule| schedule.world.check_stays());
+                self.fleet.with_volume(*volume, |schedule| schedule.world.check_last_commit());
             }
             if living.is_empty() {
                 break;
             }
             let volume = *self.fleet.rng.pick(&living);
-            self.fleet.with(volume, |schedule| schedule.world.remove_soundly());
+            self.fleet.with_volume(volume, |schedule| schedule.world.remove_reliably());
             self.stages[volume] = Stage::Ended;
         }
-        self.fleet.with(0, |schedule| schedule.world.store.check_all_removed());
+        self.fleet.with_volume(0, |schedule| schedule.world.store.check_all_removed());
     }
 
-    fn living(&self) -> Vec<usize> {
+    fn living_volumes(&self) -> Vec<usize> {
         let stages = self.stages.iter().enumerate();
         stages.filter(|(_, stage)| matches!(stage, Stage::Living)).map(|(volume, _)| volume).collect()
     }
 
     fn sweep(&mut self) {
-        self.fleet.with(0, |schedule| schedule.world.check_sweep());
+        self.fleet.with_volume(0, |schedule| schedule.world.check_sweep());
     }
 
     fn leave_hosts(&mut self) {
-        for volume in self.living() {
+        for volume in self.living_volumes() {
             self.fleet.step_volume(volume, Schedule::begin_leaving);
         }
         let mut taken = vec![0; self.stages.len()];
-        while let Some(volume) = self.fleet.still_here() {
+        while let Some(volume) = self.fleet.remaining_volume() {
             taken[volume] += 1;
             self.fleet.step_volume(volume, |schedule| schedule.leave_step(taken[volume]));
             for host in 0..HOSTS {
@@ -344,13 +357,13 @@ impl Family {
             node.devices.check_end(&mut node.kernel);
         }
         for volume in &mut self.fleet.volumes {
-            volume.world.part();
+            volume.world.leave_company();
         }
     }
 
     /// Completes the creation or removal of a volume, with a store that answers.
-    fn settle(&mut self, volume: usize, stage: Stage) -> Stage {
-        self.fleet.with(volume, |schedule| {
+    fn settle_volume(&mut self, volume: usize, stage: Stage) -> Stage {
+        self.fleet.with_volume(volume, |schedule| {
             schedule.end_control();
             let world = &mut schedule.world;
             let settled = world.take_settled();
@@ -362,7 +375,7 @@ impl Family {
                 }
                 Stage::Unborn(source, cut) => {
                     if !matches!(settled, Some(Settled::Made(_) | Settled::Void)) {
-                        world.make_fork_soundly(source);
+                        world.create_fork_reliably(source);
                     }
                     match settled.into_iter().chain(world.take_settled()).last() {
                         Some(Settled::Made(sectors)) => {
@@ -376,7 +389,7 @@ impl Family {
                     }
                 }
                 Stage::Ending => {
-                    world.remove_soundly();
+                    world.remove_reliably();
                     Stage::Ended
                 }
                 Stage::Ended => Stage::Ended,

@@ -51,7 +51,7 @@ impl Kernel {
     }
 
     /// Describes the device with this number.
-    pub(super) fn look(&self, id: u32) -> Option<DeviceInfo> {
+    pub(super) fn describe(&self, id: u32) -> Option<DeviceInfo> {
         self.devices.get(&id).copied()
     }
 

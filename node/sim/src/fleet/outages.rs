@@ -6,8 +6,8 @@ use crate::schedule::Schedule;
 use crate::world::Outage;
 
 /// Mean number of turns before a store fails, and before it recovers.
-const FAILS: u64 = 40;
-const RECOVERS: u64 = 60;
+const TURNS_TO_FAILURE: u64 = 40;
+const TURNS_TO_RECOVERY: u64 = 60;
 
 /// Outages of stores, and their kinds.
 pub(super) struct Outages {
@@ -24,8 +24,8 @@ impl Outages {
     pub(super) fn step(&mut self, rng: &mut Rng, volumes: &mut [Schedule]) {
         let store = rng.below(STORES);
         let outage = match self.failing[store] {
-            Some(_) if rng.once_in(RECOVERS) => None,
-            None if rng.once_in(FAILS)
+            Some(_) if rng.once_in(TURNS_TO_RECOVERY) => None,
+            None if rng.once_in(TURNS_TO_FAILURE)
                 && self.failing.iter().filter(|failing| failing.is_none()).count() > 1 =>
             {
                 Some(*rng.pick(self.kinds))

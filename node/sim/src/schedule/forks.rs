@@ -11,13 +11,13 @@ const STEPS: u64 = 400;
 
 impl Schedule {
     /// Forks the volume, writes to the fork, and repeats this with the fork.
-    pub(super) fn live_on(&mut self) {
+    pub(super) fn continue_in_forks(&mut self) {
         let mut rng = Rng::new(!self.seed);
         for _ in 0..=rng.below(GENERATIONS) {
-            self.world.check_fork_beside_removal(&mut rng);
-            self.world.live_on_in_fork(&mut rng);
-            (self.home, self.leaving, self.view) = (0, false, None);
-            for number in self.taken..self.taken + STEPS {
+            self.world.check_fork_during_removal(&mut rng);
+            self.world.continue_as_fork(&mut rng);
+            (self.home, self.is_leaving, self.seen_epoch) = (0, false, None);
+            for number in self.steps_taken..self.steps_taken + STEPS {
                 self.step(number);
             }
             let left = (0..3).any(|_| self.read_and_leave());
@@ -26,7 +26,7 @@ impl Schedule {
             self.world.check_store(self.home);
             self.world.check_snapshots();
             self.world.check_whole();
-            self.world.check_behind();
+            self.world.check_ancestors();
         }
     }
 }

@@ -33,18 +33,18 @@ pub(super) struct CreatedObject {
 impl Bucket {
     /// Creates an object unless it exists.
     pub(super) fn create(&mut self, key: &str, body: Bytes) -> CreatedObject {
-        let there = self.stored.objects.get(key).is_ok();
-        let is_stray = self.check_create(key, &body, there);
-        if !there {
+        let exists = self.stored.objects.get(key).is_ok();
+        let is_stray = self.check_create(key, &body, exists);
+        if !exists {
             self.stored.objects.insert(key, body);
         }
-        CreatedObject { is_new: !there, is_stray }
+        CreatedObject { is_new: !exists, is_stray }
     }
 
     /// Returns true for a record that is not part of its log.
-    fn check_create(&mut self, key: &str, body: &Bytes, there: bool) -> bool {
+    fn check_create(&mut self, key: &str, body: &Bytes, exists: bool) -> bool {
         match ObjectKey::parse(key) {
-            Some(ObjectKey::Log(..)) if there => {}
+            Some(ObjectKey::Log(..)) if exists => {}
             Some(ObjectKey::Log(volume, seq)) => return self.add_record(&volume, seq, body),
             Some(ObjectKey::Checkpoint(volume, seq)) => {
                 self.ledgers[&volume].check_checkpoint(seq, body);
@@ -62,15 +62,15 @@ impl Bucket {
 
     fn add_record(&mut self, volume: &VolumeId, seq: Seq, body: &Bytes) -> bool {
         if !self.ledgers.contains_key(volume) {
-            let ledger = Ledger::new(volume.clone(), self.beginning(body));
+            let ledger = Ledger::new(volume.clone(), self.initial_content(body));
             self.ledgers.insert(volume.clone(), ledger);
         }
         let ledger = self.ledgers.get_mut(volume).expect("it is there now");
-        ledger.take(seq, body, &mut self.stored)
+        ledger.append(seq, body, &mut self.stored)
     }
 
     /// Returns the initial content of a volume whose first record is `body`.
-    fn beginning(&self, body: &Bytes) -> Rc<Cut> {
+    fn initial_content(&self, body: &Bytes) -> Rc<Cut> {
         let created = Record::decode(body).expect("writers send whole records").body;
         let Body::Create { source: Some(fork), .. } = created else { return Rc::default() };
         let Fork { snapshot, .. } = &*fork;

@@ -14,7 +14,7 @@ impl Store {
 
     /// Returns the objects of a volume, each with its bytes.
     pub(crate) fn objects_of(&self, volume: &VolumeId) -> Vec<(String, Vec<u8>)> {
-        let those = self.bucket.stored.objects.under(&volume_prefix(volume));
-        those.map(|(key, bytes)| (key.to_owned(), bytes.to_vec())).collect()
+        let objects = self.bucket.stored.objects.under(&volume_prefix(volume));
+        objects.map(|(key, bytes)| (key.to_owned(), bytes.to_vec())).collect()
     }
 }

@@ -36,8 +36,8 @@ impl UnpackedFrames {
     pub(super) fn stamps(&self, block: Block, piece: &Piece, object: &Bytes) -> BlockStamps {
         let Piece { segment, frame, .. } = piece;
         let mut known = self.0.borrow_mut();
-        let there = known.get(&(*segment, frame.offset));
-        if let Some(unpacked) = there.filter(|known| known.object.as_ptr() == object.as_ptr()) {
+        let cached = known.get(&(*segment, frame.offset));
+        if let Some(unpacked) = cached.filter(|known| known.object.as_ptr() == object.as_ptr()) {
             return unpacked.stamps;
         }
         let stored = &object[frame.offset as usize..][..frame.stored as usize];

@@ -78,7 +78,7 @@ impl StoredIndexes {
     }
 
     /// Returns true if the list names an object of `owner`: as a run, or as a segment of one.
-    pub(super) fn names(&self, runs: &Runs, owner: &VolumeId, object: PlacedId, is_run: bool) -> bool {
+    pub(super) fn names_object(&self, runs: &Runs, owner: &VolumeId, object: PlacedId, is_run: bool) -> bool {
         let lineage = runs.lineage();
         let is_it = |forks: u8, id: PlacedId| {
             lineage.owner(forks) == owner && PlacedId { owner: 0, ..id } == PlacedId { owner: 0, ..object }
@@ -101,7 +101,7 @@ impl StoredIndexes {
     /// Returns the composition of `block` by the list `runs`, newest first.
     pub(super) fn composition(&self, runs: &[Run], block: Block) -> Composition {
         let in_chunk = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
-        let known: Vec<KnownPart<'_>> = in_chunk.filter_map(|run| self.known(run, block)).collect();
+        let known: Vec<KnownPart<'_>> = in_chunk.filter_map(|run| self.known_part(run, block)).collect();
         let layers = known.iter().map(|known| match known {
             KnownPart::Segment(id, index) => Layer::Segment(*id, index),
             KnownPart::Merged(head, page) => Layer::Merged(head, page),
@@ -109,7 +109,7 @@ impl StoredIndexes {
         compose(block, Mask::FULL, layers)
     }
 
-    fn known(&self, run: &Run, block: Block) -> Option<KnownPart<'_>> {
+    fn known_part(&self, run: &Run, block: Block) -> Option<KnownPart<'_>> {
         match run {
             Run::Segment(segment) => {
                 Some(KnownPart::Segment(segment.id, &self.segments[&own_segment(segment.id)].index))
@@ -155,9 +155,9 @@ impl StoredIndexes {
         let of_piece = |piece: &Piece| {
             let Piece { segment, frame, visible } = piece;
             let index = self.segments.get(&own_segment(*segment)).map(|segment| &segment.index);
-            let there = index.and_then(|index| index.find(Block(u64::from(frame.block))));
+            let stored = index.and_then(|index| index.find(Block(u64::from(frame.block))));
             Invariant::NothingReferencedIsMissing
-                .check(there == Some(frame), || format!("{segment} does not hold {frame:?}"));
+                .check(stored == Some(frame), || format!("{segment} does not hold {frame:?}"));
             (Frame { offset: 0, ..*frame }, *visible)
         };
         composition.pieces.iter().map(of_piece).collect()
@@ -184,10 +184,10 @@ impl StoredIndexes {
             let (was, is) = (self.composition(before, block), self.composition(&after, block));
             let is_same = was.key == is.key && self.contents(&was) == self.contents(&is);
             let is_made = |piece: &Piece| piece.segment.place().seq().is_none();
-            let says_the_same =
+            let is_equivalent =
                 is_same || is.pieces.iter().any(is_made) && stamps(block, &was) == stamps(block, &is);
             Invariant::MergeSaysTheSame
-                .check(says_the_same, || format!("block {} reads otherwise since runs were merged", block.0));
+                .check(is_equivalent, || format!("block {} reads otherwise since runs were merged", block.0));
         }
     }
 }
@@ -200,7 +200,7 @@ pub(super) struct MergesDue {
 
 impl MergesDue {
     /// Notes that `body` is in the log; before it, the list was `before`.
-    pub(super) fn note(&mut self, before: &[Run], body: &Body) {
+    pub(super) fn note_record(&mut self, before: &[Run], body: &Body) {
         if let Body::Attach { .. } = body {
             self.commits = 0;
         }
@@ -209,8 +209,8 @@ impl MergesDue {
             return;
         }
         let shapes: Vec<Shape> = before.iter().map(Run::shape).collect();
-        let waits = merges_of(body).is_empty() && next_merge(&shapes, true).is_some();
-        self.commits = if waits { self.commits + 1 } else { 0 };
+        let is_due = merges_of(body).is_empty() && next_merge(&shapes, true).is_some();
+        self.commits = if is_due { self.commits + 1 } else { 0 };
         Invariant::DepthIsBounded.check(self.commits <= MAX_COMMITS, || {
             format!("{} commits carried no merge, and {} runs are in the list", self.commits, before.len())
         });

@@ -33,12 +33,12 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Creates a volume without records, with this initial content.
-    pub(super) fn new(volume: VolumeId, begins_with: Rc<Cut>) -> Self {
+    pub(super) fn new(volume: VolumeId, initial_content: Rc<Cut>) -> Self {
         Self {
             truth: Manifest::empty(volume),
             history: BTreeMap::new(),
             merges: MergesDue::default(),
-            last_cut: begins_with,
+            last_cut: initial_content,
             snapshots: BTreeMap::new(),
             landed: Vec::new(),
         }
@@ -46,7 +46,7 @@ impl Ledger {
 
     /// Appends a record at `seq`. It must follow from those before it, unlike a fenced writer's. Returns
     /// true if it arrived at the position of a truncated one: then it is not in the log.
-    pub(super) fn take(&mut self, seq: Seq, body: &Bytes, stored: &mut Stored) -> bool {
+    pub(super) fn append(&mut self, seq: Seq, body: &Bytes, stored: &mut Stored) -> bool {
         if let Some(first) = self.history.get(&seq) {
             // All records of a removed volume may be deleted, and later ones are not part of its log.
             if !self.truth.is_deleted() {
@@ -75,7 +75,7 @@ impl Ledger {
             let stamps = |block, plan: &Composition| stored.stamps(lineage, block, plan);
             stored.indexes.check_merges(&before, self.truth.runs(), &record.body, stamps);
         }
-        self.merges.note(&before, &record.body);
+        self.merges.note_record(&before, &record.body);
         self.note_snapshot(&record, stored);
         self.history.insert(seq, body.clone());
         match record.body {
@@ -146,8 +146,8 @@ impl Ledger {
 }
 
 /// Checks a record that arrived at the position of a truncated one, and is not in the log. It must be an
-/// attach or a record of the control plane, whose creator must detect this, or a repetition of the
-/// original by the same writer.
+/// attach or a record of the control plane, whose creator must detect this. Or the same writer repeated the
+/// original.
 fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
     let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
     let says_the_same = first.nonce == stray.nonce && first.body == stray.body;

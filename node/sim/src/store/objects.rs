@@ -11,9 +11,9 @@ use holdfast_objects::{Entry, Page, StoreError};
 struct Object {
     body: Bytes,
     /// Number of changes by earlier requests when it was created.
-    born: u64,
+    created_at: u64,
     /// The same for its deletion.
-    gone: Option<u64>,
+    deleted_at: Option<u64>,
 }
 
 /// All objects, including deleted ones.
@@ -25,8 +25,8 @@ pub(super) struct Objects {
 
 impl Objects {
     pub(super) fn get(&self, key: &str) -> Result<&Bytes, StoreError> {
-        let there = self.objects.get(key).filter(|object| object.gone.is_none());
-        there.map(|object| &object.body).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
+        let found = self.objects.get(key).filter(|object| object.deleted_at.is_none());
+        found.map(|object| &object.body).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
     }
 
     /// Returns an object even if it was deleted.
@@ -35,20 +35,21 @@ impl Objects {
     }
 
     /// Returns the number of changes before the object of this key was created; `None` if it does not exist.
-    pub(super) fn born(&self, key: &str) -> Option<u64> {
-        self.objects.get(key).filter(|object| object.gone.is_none()).map(|object| object.born)
+    pub(super) fn created_at(&self, key: &str) -> Option<u64> {
+        self.objects.get(key).filter(|object| object.deleted_at.is_none()).map(|object| object.created_at)
     }
 
-    /// Returns a LIST of the state `behind` changes ago.
-    pub(super) fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize, behind: u64) -> Page {
+    /// Returns a LIST of the state `lag` changes ago.
+    pub(super) fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize, lag: u64) -> Page {
         // No decision here depends on an age: each object is as old as the store.
         let now = Some(SystemTime::UNIX_EPOCH);
-        let as_of = self.changes.saturating_sub(behind);
+        let as_of = self.changes.saturating_sub(lag);
         let from = start_after.filter(|after| *after > prefix).unwrap_or(prefix).to_owned();
         let mut entries: Vec<Entry> = Vec::new();
         for (key, object) in self.objects.range(from..).take_while(|(key, _)| key.starts_with(prefix)) {
-            let there = object.born <= as_of && object.gone.is_none_or(|gone| gone > as_of);
-            if !there || start_after == Some(key) {
+            let exists =
+                object.created_at <= as_of && object.deleted_at.is_none_or(|deleted_at| deleted_at > as_of);
+            if !exists || start_after == Some(key) {
                 continue;
             }
             if entries.len() == limit {
@@ -62,31 +63,31 @@ impl Objects {
 
     pub(super) fn insert(&mut self, key: &str, body: Bytes) {
         self.changes += 1;
-        self.objects.insert(key.to_owned(), Object { body, born: self.changes, gone: None });
+        self.objects.insert(key.to_owned(), Object { body, created_at: self.changes, deleted_at: None });
     }
 
     /// Deletes an object. Returns true if it existed.
     pub(super) fn delete(&mut self, key: &str) -> bool {
         self.changes += 1;
-        let there = self.objects.get_mut(key).filter(|object| object.gone.is_none());
-        there.map(|object| object.gone = Some(self.changes)).is_some()
+        let found = self.objects.get_mut(key).filter(|object| object.deleted_at.is_none());
+        found.map(|object| object.deleted_at = Some(self.changes)).is_some()
     }
 
     /// Replaces the object `key` by `body`, or deletes it. Returns the previous body.
     pub(super) fn replace(&mut self, key: &str, body: Option<Bytes>) -> Option<Bytes> {
-        let was = self.get(key).ok().cloned();
+        let previous = self.get(key).ok().cloned();
         match body {
             Some(body) => self.insert(key, body),
             None => drop(self.objects.remove(key)),
         }
-        was
+        previous
     }
 
     /// Returns all objects under `prefix`, in the order of their keys.
     pub(super) fn under<'a>(&'a self, prefix: &str) -> impl Iterator<Item = (&'a str, &'a Bytes)> + use<'a> {
         let (from, prefix) = (prefix.to_owned(), prefix.to_owned());
-        let those = self.objects.range(from..).take_while(move |(key, _)| key.starts_with(&prefix));
-        let there = those.filter(|(_, object)| object.gone.is_none());
-        there.map(|(key, object)| (key.as_str(), &object.body))
+        let in_prefix = self.objects.range(from..).take_while(move |(key, _)| key.starts_with(&prefix));
+        let found = in_prefix.filter(|(_, object)| object.deleted_at.is_none());
+        found.map(|(key, object)| (key.as_str(), &object.body))
     }
 }

@@ -20,9 +20,10 @@ impl Stored {
     /// Checks a root that is stored: it never changes, nor follows its record. A root left by another
     /// history belongs to another position.
     pub(super) fn check_root(&self, seq: Seq, key: &str, body: &Bytes) {
-        let is_foreign = |there: &Bytes| Manifest::decode_checkpoint(there).is_ok_and(|of| of.seq() != seq);
-        let there = self.objects.get(key).ok().filter(|there| !is_foreign(there));
-        Invariant::SnapshotIsItsCut.check(there.is_none_or(|there| there == body), || {
+        let is_foreign =
+            |existing: &Bytes| Manifest::decode_checkpoint(existing).is_ok_and(|of| of.seq() != seq);
+        let existing = self.objects.get(key).ok().filter(|existing| !is_foreign(existing));
+        Invariant::SnapshotIsItsCut.check(existing.is_none_or(|existing| existing == body), || {
             format!("the root of snapshot {} is made again, and says something else", seq.0)
         });
     }
@@ -55,7 +56,7 @@ impl Ledger {
             format!("log/{} registers a snapshot whose root is {root:?}", record.seq.0)
         });
         let mark = ObjectKey::Forgotten(self.truth.volume().clone(), record.seq).to_string();
-        Invariant::SnapshotIsItsCut.check(stored.objects.born(&mark).is_none(), || {
+        Invariant::SnapshotIsItsCut.check(stored.objects.created_at(&mark).is_none(), || {
             format!("log/{} registers a snapshot that counts as forgotten", record.seq.0)
         });
         self.snapshots.insert(record.seq, Rc::clone(&self.last_cut));
@@ -66,16 +67,16 @@ impl Ledger {
     }
 
     /// Returns the registered snapshots that were forgotten.
-    fn forgotten(&self, objects: &Objects) -> Vec<Seq> {
+    fn forgotten_snapshots(&self, objects: &Objects) -> Vec<Seq> {
         let volume = self.truth.volume();
         let is_marked =
-            |seq: &Seq| objects.born(&ObjectKey::Forgotten(volume.clone(), *seq).to_string()).is_some();
+            |seq: &Seq| objects.created_at(&ObjectKey::Forgotten(volume.clone(), *seq).to_string()).is_some();
         self.truth.snapshots().iter().map(|known| known.seq).filter(is_marked).collect()
     }
 
     /// Returns the snapshots that count.
-    pub(super) fn live(&self, objects: &Objects) -> Vec<Seq> {
-        let forgotten = self.forgotten(objects);
+    pub(super) fn live_snapshots(&self, objects: &Objects) -> Vec<Seq> {
+        let forgotten = self.forgotten_snapshots(objects);
         let registered = self.truth.snapshots().iter().map(|known| known.seq);
         registered.filter(|seq| !forgotten.contains(seq)).collect()
     }
@@ -92,17 +93,17 @@ impl Store {
         self.ledger().truth.snapshots()
     }
 
-    /// Returns those that were forgotten.
-    pub(crate) fn forgotten(&self) -> Vec<Seq> {
-        self.ledger().forgotten(&self.bucket.stored.objects)
+    /// Returns the seqs of the forgotten snapshots.
+    pub(crate) fn forgotten_snapshots(&self) -> Vec<Seq> {
+        self.ledger().forgotten_snapshots(&self.bucket.stored.objects)
     }
 
-    /// Returns those that count.
-    pub(crate) fn live(&self) -> Vec<Seq> {
-        self.ledger().live(&self.bucket.stored.objects)
+    /// Returns the seqs of the snapshots that count.
+    pub(crate) fn live_snapshots(&self) -> Vec<Seq> {
+        self.ledger().live_snapshots(&self.bucket.stored.objects)
     }
 
-    /// Returns true if this one was ever registered.
+    /// Returns true if this snapshot was ever registered.
     pub(crate) fn was_registered(&self, snapshot: &Snapshot) -> bool {
         let record = self.ledger().history.get(&snapshot.seq).and_then(|body| Record::decode(body).ok());
         record.is_some_and(|record| {

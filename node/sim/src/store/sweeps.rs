@@ -16,7 +16,7 @@ use crate::invariant::Invariant;
 impl Bucket {
     /// Checks the deletion of `key`: nothing needs it, now or later.
     pub(super) fn check_delete(&self, key: &str) {
-        if let Some(reader) = self.reader_of(key) {
+        if let Some(reader) = self.volume_needing(key) {
             let is_own = ObjectKey::parse(key).is_some_and(|key| key.volume() == reader);
             let broken =
                 if is_own { Invariant::NothingNeededIsDeleted } else { Invariant::ForkIsItsSnapshot };
@@ -27,26 +27,27 @@ impl Bucket {
     /// Returns the keys of all garbage.
     fn garbage(&self) -> Vec<&str> {
         let all = self.stored.objects.under("").map(|(key, _)| key);
-        all.filter(|key| self.reader_of(key).is_none()).collect()
+        all.filter(|key| self.volume_needing(key).is_none()).collect()
     }
 
     /// Returns a volume that needs the object: itself, one of its snapshots that count, or a later record
     /// may name it.
-    fn reader_of(&self, key: &str) -> Option<&VolumeId> {
+    fn volume_needing(&self, key: &str) -> Option<&VolumeId> {
         let key = ObjectKey::parse(key).expect("nothing else is stored");
         let owner = self.ledgers.get(key.volume())?;
         let truth = &owner.truth;
         let is_needed = match key {
-            ObjectKey::Segment(_, id) => return self.reader_of_data(owner, id.0, false),
-            ObjectKey::Run(_, id) => return self.reader_of_data(owner, id.0, true),
+            ObjectKey::Segment(_, id) => return self.volume_needing_data(owner, id.0, false),
+            ObjectKey::Run(_, id) => return self.volume_needing_data(owner, id.0, true),
             ObjectKey::Snapshot(_, seq) => {
-                !truth.is_passed(Place::until(seq)) || owner.live(&self.stored.objects).contains(&seq)
+                !truth.is_passed(Place::until(seq))
+                    || owner.live_snapshots(&self.stored.objects).contains(&seq)
             }
             ObjectKey::Checkpoint(..) => !truth.is_deleted(),
             // Truncation has separate rules.
             ObjectKey::Log(_, seq) => !truth.is_deleted() || seq == Seq::FIRST || seq == truth.seq(),
             ObjectKey::Origin(_, uid) => {
-                let live = owner.live(&self.stored.objects);
+                let live = owner.live_snapshots(&self.stored.objects);
                 let registered = truth.snapshots().iter();
                 !truth.is_deleted() && registered.filter(|it| live.contains(&it.seq)).any(|it| it.uid == uid)
             }
@@ -56,11 +57,12 @@ impl Bucket {
     }
 
     /// Checks the owner first.
-    fn reader_of_data(&self, owner: &Ledger, id: PlacedId, is_run: bool) -> Option<&VolumeId> {
+    fn volume_needing_data(&self, owner: &Ledger, id: PlacedId, is_run: bool) -> Option<&VolumeId> {
         let owner = owner.truth.volume();
         let others = self.ledgers.iter().filter(|(volume, _)| *volume != owner);
         let needs = |volume: &VolumeId, ledger: &Ledger| {
-            (volume == owner && !ledger.truth.is_passed(id.place)) || self.names(ledger, owner, id, is_run)
+            (volume == owner && !ledger.truth.is_passed(id.place))
+                || self.names_object(ledger, owner, id, is_run)
         };
         let (own, ledger) = self.ledgers.get_key_value(owner)?;
         if needs(own, ledger) {
@@ -70,28 +72,29 @@ impl Bucket {
     }
 
     /// Returns true if the volume of `ledger`, or one of its snapshots that count, names the object.
-    fn names(&self, ledger: &Ledger, owner: &VolumeId, id: PlacedId, is_run: bool) -> bool {
+    fn names_object(&self, ledger: &Ledger, owner: &VolumeId, id: PlacedId, is_run: bool) -> bool {
         let objects = &self.stored.objects;
         let lineage = ledger.truth.lineage();
         if lineage.volume() != owner && !lineage.ancestors().contains(owner) {
             return false;
         }
-        let names = |state: &Manifest| self.stored.indexes.names(state.runs(), owner, id, is_run);
-        let of_snapshots = || ledger.live(objects).into_iter().filter_map(|seq| ledger.root(seq, objects));
-        (ledger.truth.exists() && !self.came_too_late(ledger) && names(&ledger.truth))
+        let names = |state: &Manifest| self.stored.indexes.names_object(state.runs(), owner, id, is_run);
+        let of_snapshots =
+            || ledger.live_snapshots(objects).into_iter().filter_map(|seq| ledger.root(seq, objects));
+        (ledger.truth.exists() && !self.is_late_fork(ledger) && names(&ledger.truth))
             || of_snapshots().any(|root| names(&root))
     }
 
     /// Returns true for a fork whose record arrived after the mark of its snapshot. Its end is not in the
     /// log yet, but nothing else can follow.
-    fn came_too_late(&self, ledger: &Ledger) -> bool {
+    fn is_late_fork(&self, ledger: &Ledger) -> bool {
         let first = ledger.history.get(&Seq::FIRST).filter(|_| ledger.truth.is_unconfirmed());
         let Some(Body::Create { source: Some(fork), .. }) =
             first.and_then(|body| Record::decode(body).ok()).map(|record| record.body)
         else {
             return false;
         };
-        let born = |key: ObjectKey| self.stored.objects.born(&key.to_string());
+        let born = |key: ObjectKey| self.stored.objects.created_at(&key.to_string());
         let mark = born(ObjectKey::Forgotten(fork.snapshot.volume.clone(), fork.snapshot.seq));
         mark.is_some_and(|mark| {
             born(ObjectKey::Log(ledger.truth.volume().clone(), Seq::FIRST)).is_some_and(|born| mark < born)
@@ -137,6 +140,6 @@ impl Store {
 
     /// Returns true if a volume, one of its snapshots that count, or a later record may name the object.
     pub(crate) fn is_needed(&self, key: &str) -> bool {
-        self.bucket.reader_of(key).is_some()
+        self.bucket.volume_needing(key).is_some()
     }
 }

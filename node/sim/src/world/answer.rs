@@ -11,7 +11,7 @@ use holdfast_types::key::ObjectKey;
 use super::{Outage, World};
 use crate::attempt::AttachStep;
 use crate::bug::{Mutation, is_mutated};
-use crate::calls::{Answer, Ask, LocalAsk, LocalError, StoreAsk};
+use crate::calls::{Answer, CallKind, LocalCall, LocalError, StoreCall};
 use crate::disk::Disk;
 use crate::expect::Cut;
 use crate::failures::RequestFate;
@@ -19,15 +19,17 @@ use crate::invariant::Invariant;
 
 impl World {
     /// Executes the request of a future. Returns `None` if it killed the process.
-    pub(super) fn answer(&mut self, host: usize, ask: &Ask) -> Option<Answer> {
-        let (answer, step) = match ask {
-            Ask::Sleep(_) => (Answer::Slept, None),
-            Ask::Store(ask) => (self.ask_store(host, ask, true), sent(ask)),
-            Ask::Local(ask) => (Answer::Local(self.ask_disk(host, ask)), written(ask)),
+    pub(super) fn answer(&mut self, host: usize, call: &CallKind) -> Option<Answer> {
+        let (answer, step) = match call {
+            CallKind::Sleep(_) => (Answer::Slept, None),
+            CallKind::Store(call) => (self.execute_store_call(host, call, true), reached_attach_step(call)),
+            CallKind::Local(call) => {
+                (Answer::Local(self.execute_local_call(host, call)), attach_step_of_write(call))
+            }
         };
-        self.trace.call(host, ask, &answer);
+        self.trace.call(host, call, &answer);
         let process = self.hosts[host].process.as_ref().expect("it asked");
-        if process.volume.is_none() && step.is_some() && process.dies == step {
+        if process.volume.is_none() && step.is_some() && process.dies_after == step {
             self.process_died(host);
             return None;
         }
@@ -37,47 +39,47 @@ impl World {
     // ---- the store ----
 
     /// Executes a request to the store. With `is_stale`, LIST may show an older state.
-    pub(super) fn ask_store(&mut self, host: usize, ask: &StoreAsk, is_stale: bool) -> Answer {
-        let cut = self.cut_of(host, ask);
-        if matches!(ask, StoreAsk::Create { .. }) && self.rng.once_in(3) {
+    pub(super) fn execute_store_call(&mut self, host: usize, call: &StoreCall, is_stale: bool) -> Answer {
+        let cut = self.cut_of(host, call);
+        if matches!(call, StoreCall::Create { .. }) && self.rng.once_in(3) {
             // The worst moment for an older one to arrive.
-            self.land_late();
+            self.land_late_request();
         }
         match self.outage() {
-            Some(Outage::Denies) => return denied(ask),
-            Some(Outage::Unreachable | Outage::Silent) => return unanswered(ask),
+            Some(Outage::Denies) => return denied_answer(call),
+            Some(Outage::Unreachable | Outage::Silent) => return ambiguous_answer(call),
             None => {}
         }
-        if self.failures.denies(ask) {
-            return denied(ask);
+        if self.failures.denies(call) {
+            return denied_answer(call);
         }
         let cut_off = self.hosts[host].fault.cut_off;
-        let fate = if cut_off { RequestFate::RequestLost } else { self.failures.fate(ask, &mut self.rng) };
+        let fate = if cut_off { RequestFate::RequestLost } else { self.failures.fate(call, &mut self.rng) };
         match fate {
-            RequestFate::Fine => {
-                let behind = self.failures.behind(ask, &mut self.rng);
-                self.store.apply(ask, cut.as_ref(), if is_stale { behind } else { 0 })
+            RequestFate::Answered => {
+                let lag = self.failures.list_lag(call, &mut self.rng);
+                self.store.apply(call, cut.as_ref(), if is_stale { lag } else { 0 })
             }
-            RequestFate::Before => self.refused(ask),
+            RequestFate::Rejected => self.rejected_answer(call),
             RequestFate::ReplyLost => {
-                self.store.apply(ask, cut.as_ref(), 0);
-                unanswered(ask)
+                self.store.apply(call, cut.as_ref(), 0);
+                ambiguous_answer(call)
             }
-            RequestFate::RequestLost => unanswered(ask),
+            RequestFate::RequestLost => ambiguous_answer(call),
             RequestFate::Late => {
-                self.store.late.push((ask.clone(), cut));
-                unanswered(ask)
+                self.store.late.push((call.clone(), cut));
+                ambiguous_answer(call)
             }
-            RequestFate::MetItself => {
-                self.store.apply(ask, cut.as_ref(), 0);
-                self.store.apply(ask, cut.as_ref(), 0)
+            RequestFate::FoundItself => {
+                self.store.apply(call, cut.as_ref(), 0);
+                self.store.apply(call, cut.as_ref(), 0)
             }
         }
     }
 
     /// Returns the content captured by the seal of an upload.
-    pub(super) fn cut_of(&self, host: usize, ask: &StoreAsk) -> Option<Rc<Cut>> {
-        let StoreAsk::PutSegment { key, .. } = ask else { return None };
+    pub(super) fn cut_of(&self, host: usize, call: &StoreCall) -> Option<Rc<Cut>> {
+        let StoreCall::PutSegment { key, .. } = call else { return None };
         if !matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..))) {
             return None;
         }
@@ -85,67 +87,71 @@ impl World {
         upload.map(|(_, cut)| Rc::clone(cut))
     }
 
-    fn refused(&mut self, ask: &StoreAsk) -> Answer {
+    fn rejected_answer(&mut self, call: &StoreCall) -> Answer {
         let cause = || io::Error::other("simulated").into();
-        let conflicts = matches!(ask, StoreAsk::Create { .. } | StoreAsk::PutSegment { .. });
+        let conflicts = matches!(call, StoreCall::Create { .. } | StoreCall::PutSegment { .. });
         let error = match self.rng.below(if conflicts { 4 } else { 3 }) {
             0 => StoreError::Throttled(cause()),
             1 => StoreError::Unavailable(cause()),
             2 => timed_out(),
             _ => StoreError::Conflict(cause()),
         };
-        failed(ask, error)
+        failed_answer(call, error)
     }
 
     // ---- the local disk ----
 
-    fn ask_disk(&mut self, host: usize, ask: &LocalAsk) -> Result<Option<FoundMap>, LocalError> {
-        if let Some(refused) = self.refuse_ask(host, ask) {
+    fn execute_local_call(&mut self, host: usize, call: &LocalCall) -> Result<Option<FoundMap>, LocalError> {
+        if let Some(refused) = self.refuse_call(host, call) {
             return Err(refused);
         }
         let is_last_writer = self.writers.is_last(host);
-        let fails = self.failures.local(&mut self.rng);
+        let fails = self.failures.local_fails(&mut self.rng);
         let here = &mut self.hosts[host];
         let mut disk = here.disk.lock();
-        if here.fault.full && takes_room(ask, disk.is_reserved) {
+        if here.fault.full && needs_space(call, disk.is_reserved) {
             return Err(io::Error::from(io::ErrorKind::StorageFull).into());
         }
-        if let (LocalAsk::WriteHeader(write), true) = (ask, fails) {
+        if let (LocalCall::WriteHeader(write), true) = (call, fails) {
             disk.map.write(write, || self.rng.once_in(2));
         }
         if fails {
-            if matches!(ask, LocalAsk::ReadMap | LocalAsk::SyncHeader) {
+            if matches!(call, LocalCall::ReadMap | LocalCall::SyncHeader) {
                 disk.map.fail_sync();
             }
             return Err(io::Error::other("simulated").into());
         }
-        match ask {
-            LocalAsk::ReadSides | LocalAsk::WriteSlot { .. } | LocalAsk::NameSlot | LocalAsk::ReadSlot => {}
-            LocalAsk::StorePending(pending) => disk.pending = Some(pending.clone()),
-            LocalAsk::ReadMap => {
+        match call {
+            LocalCall::ReadSides
+            | LocalCall::WriteSlot { .. }
+            | LocalCall::NameSlot
+            | LocalCall::ReadSlot => {}
+            LocalCall::StorePending(pending) => disk.pending = Some(pending.clone()),
+            LocalCall::ReadMap => {
                 let mark = disk.map.mark();
                 disk.map.sync(mark);
                 return disk.read_map();
             }
-            LocalAsk::Preserve => {
-                Invariant::FencedIsKept.check(!is_last_writer || here.disk_past.other().is_some(), || {
-                    "own data is called foreign".into()
-                });
-                here.disk_past.set_keeps(false);
+            LocalCall::Preserve => {
+                Invariant::FencedIsKept
+                    .check(!is_last_writer || here.disk_past.replacement().is_some(), || {
+                        "own data is called foreign".into()
+                    });
+                here.disk_past.set_unpreserved_data(false);
                 *disk = Disk::default();
             }
-            LocalAsk::Discard => {
+            LocalCall::Discard => {
                 let holds = disk.read_map()?.is_some_and(|map| map.pages.holds_dirty());
-                Invariant::FencedIsKept.check(!holds && !here.disk_past.keeps(), || {
+                Invariant::FencedIsKept.check(!holds && !here.disk_past.has_unpreserved_data(), || {
                     "what a fenced writer never uploaded is thrown away".into()
                 });
                 *disk = Disk::default();
             }
-            LocalAsk::WriteHeader(write) => {
+            LocalCall::WriteHeader(write) => {
                 disk.is_reserved = true;
                 disk.map.write(write, || true);
             }
-            LocalAsk::SyncHeader => {
+            LocalCall::SyncHeader => {
                 let mark = disk.map.mark();
                 disk.map.sync(mark);
             }
@@ -155,38 +161,38 @@ impl World {
 }
 
 /// Returns true if a full disk fails the job. `is_reserved`: commits have reserved space.
-fn takes_room(ask: &LocalAsk, is_reserved: bool) -> bool {
-    match ask {
-        LocalAsk::StorePending(_) => !is_reserved || is_mutated(Mutation::RecordNeedsRoom),
-        LocalAsk::WriteHeader(_) => !is_reserved,
-        LocalAsk::WriteSlot { has_room } => !has_room,
+fn needs_space(call: &LocalCall, is_reserved: bool) -> bool {
+    match call {
+        LocalCall::StorePending(_) => !is_reserved || is_mutated(Mutation::RecordNeedsRoom),
+        LocalCall::WriteHeader(_) => !is_reserved,
+        LocalCall::WriteSlot { has_room } => !has_room,
         // A directory, and a name in it.
-        LocalAsk::Preserve => true,
-        LocalAsk::ReadSides
-        | LocalAsk::ReadMap
-        | LocalAsk::Discard
-        | LocalAsk::SyncHeader
-        | LocalAsk::NameSlot
-        | LocalAsk::ReadSlot => false,
+        LocalCall::Preserve => true,
+        LocalCall::ReadSides
+        | LocalCall::ReadMap
+        | LocalCall::Discard
+        | LocalCall::SyncHeader
+        | LocalCall::NameSlot
+        | LocalCall::ReadSlot => false,
     }
 }
 
-fn sent(ask: &StoreAsk) -> Option<AttachStep> {
-    matches!(ask, StoreAsk::Create { .. }).then_some(AttachStep::RecordSent)
+fn reached_attach_step(call: &StoreCall) -> Option<AttachStep> {
+    matches!(call, StoreCall::Create { .. }).then_some(AttachStep::RecordSent)
 }
 
-fn written(ask: &LocalAsk) -> Option<AttachStep> {
-    match ask {
-        LocalAsk::WriteHeader(_) => Some(AttachStep::HeaderWritten),
-        LocalAsk::SyncHeader => Some(AttachStep::HeaderSynced),
-        LocalAsk::ReadSides
-        | LocalAsk::StorePending(_)
-        | LocalAsk::ReadMap
-        | LocalAsk::Preserve
-        | LocalAsk::Discard
-        | LocalAsk::WriteSlot { .. }
-        | LocalAsk::NameSlot
-        | LocalAsk::ReadSlot => None,
+fn attach_step_of_write(call: &LocalCall) -> Option<AttachStep> {
+    match call {
+        LocalCall::WriteHeader(_) => Some(AttachStep::HeaderWritten),
+        LocalCall::SyncHeader => Some(AttachStep::HeaderSynced),
+        LocalCall::ReadSides
+        | LocalCall::StorePending(_)
+        | LocalCall::ReadMap
+        | LocalCall::Preserve
+        | LocalCall::Discard
+        | LocalCall::WriteSlot { .. }
+        | LocalCall::NameSlot
+        | LocalCall::ReadSlot => None,
     }
 }
 
@@ -195,28 +201,28 @@ fn timed_out() -> StoreError {
 }
 
 /// Returns the answer of a store that rejects these credentials.
-fn denied(ask: &StoreAsk) -> Answer {
+fn denied_answer(call: &StoreCall) -> Answer {
     let source = io::Error::other("simulated").into();
-    failed(ask, StoreError::Denied { code: "AccessDenied".to_owned(), source })
+    failed_answer(call, StoreError::Denied { code: "AccessDenied".to_owned(), source })
 }
 
 /// Returns an answer from which the sender cannot know if the request was executed.
-fn unanswered(ask: &StoreAsk) -> Answer {
-    match ask {
-        StoreAsk::Create { .. } => Answer::Created(Err(CreateError::Ambiguous(timed_out()))),
-        StoreAsk::Get { .. }
-        | StoreAsk::GetRange { .. }
-        | StoreAsk::PutSegment { .. }
-        | StoreAsk::List { .. }
-        | StoreAsk::Delete { .. } => failed(ask, timed_out()),
+fn ambiguous_answer(call: &StoreCall) -> Answer {
+    match call {
+        StoreCall::Create { .. } => Answer::Created(Err(CreateError::Ambiguous(timed_out()))),
+        StoreCall::Get { .. }
+        | StoreCall::GetRange { .. }
+        | StoreCall::PutSegment { .. }
+        | StoreCall::List { .. }
+        | StoreCall::Delete { .. } => failed_answer(call, timed_out()),
     }
 }
 
-fn failed(ask: &StoreAsk, error: StoreError) -> Answer {
-    match ask {
-        StoreAsk::Get { .. } | StoreAsk::GetRange { .. } => Answer::Bytes(Err(error)),
-        StoreAsk::Create { .. } => Answer::Created(Err(CreateError::Failed(error))),
-        StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. } => Answer::Stored(Err(error)),
-        StoreAsk::List { .. } => Answer::Listed(Err(error)),
+fn failed_answer(call: &StoreCall, error: StoreError) -> Answer {
+    match call {
+        StoreCall::Get { .. } | StoreCall::GetRange { .. } => Answer::Bytes(Err(error)),
+        StoreCall::Create { .. } => Answer::Created(Err(CreateError::Failed(error))),
+        StoreCall::PutSegment { .. } | StoreCall::Delete { .. } => Answer::Stored(Err(error)),
+        StoreCall::List { .. } => Answer::Listed(Err(error)),
     }
 }

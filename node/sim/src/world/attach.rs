@@ -14,24 +14,24 @@ use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
 
 use super::World;
-use crate::attempt::{Attach, AttachStep};
+use crate::attempt::{AttachResult, AttachStep};
 use crate::calls::LocalError;
 use crate::device::Device;
 use crate::invariant::Invariant;
 use crate::process::Process;
 use crate::surroundings::Restored;
 use crate::terms::DEPTH;
-use crate::writers::Begun;
+use crate::writers::BegunAttach;
 
 impl World {
-    /// Attaches the volume at `host` and waits for the result. With `dies`, the process dies after that
+    /// Attaches the volume at `host` and waits for the result. With `dies_after`, the process dies after that
     /// step.
-    pub fn attach(&mut self, host: usize, take_over: bool, dies: Option<AttachStep>) -> Attach {
-        let replaces = self.holder().filter(|_| take_over);
-        self.begin_attach(host, replaces, dies);
+    pub fn attach(&mut self, host: usize, take_over: bool, dies_after: Option<AttachStep>) -> AttachResult {
+        let replaces = self.attached_epoch().filter(|_| take_over);
+        self.begin_attach(host, replaces, dies_after);
         loop {
-            if let Some(came_of) = self.hosts[host].attempt.take_result() {
-                return came_of;
+            if let Some(result) = self.hosts[host].attempt.take_result() {
+                return result;
             }
             match self.first_due(host) {
                 Some(index) => self.step_job(host, index),
@@ -41,12 +41,17 @@ impl World {
     }
 
     /// Returns the epoch of the attached writer.
-    pub fn holder(&self) -> Option<Epoch> {
+    pub fn attached_epoch(&self) -> Option<Epoch> {
         self.store.manifest().attached().map(|writer| writer.epoch)
     }
 
     /// Begins an attach in a process on `host`, with permission to replace the writer of one epoch.
-    pub(crate) fn begin_attach(&mut self, host: usize, replaces: Option<Epoch>, dies: Option<AttachStep>) {
+    pub(crate) fn begin_attach(
+        &mut self,
+        host: usize,
+        replaces: Option<Epoch>,
+        dies_after: Option<AttachStep>,
+    ) {
         let claim = Claim {
             node: host.to_string(),
             nonce: Nonce(self.rng.bytes()),
@@ -55,16 +60,16 @@ impl World {
             replaces,
         };
         let (nonce, here) = (claim.nonce, &self.hosts[host]);
-        let (other_disk, disk) = (here.disk_past.other(), here.disk_past.disks());
-        self.writers.begin(Begun { nonce, host, replaces, other_disk, disk });
+        let (other_disk, disk) = (here.disk_past.replacement(), here.disk_past.disks());
+        self.writers.begin(BegunAttach { nonce, host, replaces, other_disk, disk });
         self.begin_process(host);
         let here = &mut self.hosts[host];
-        assert!(!here.tmpfs.holds_a_map(), "attached already");
+        assert!(!here.tmpfs.has_map(), "attached already");
         here.attempt.begin(self.writers.count());
-        here.asked.clear();
-        here.released.clear();
+        here.requested_snapshots.clear();
+        here.released_cuts.clear();
         let process = here.process.as_mut().expect("just begun");
-        process.dies = dies;
+        process.dies_after = dies_after;
         process.attach(claim);
         self.trace.host_event(host, 67, "begins to attach");
         self.run_tasks(host);
@@ -76,16 +81,17 @@ impl World {
         let shared = self.shared(host);
         let here = &mut self.hosts[host];
         assert!(here.process.is_none(), "one process at a time");
-        here.process = Some(Process::new(self.store.volume(), &here.disk, self.clock.hand(), shared, seed));
+        here.process =
+            Some(Process::new(self.store.volume(), &here.disk, self.clock.counter(), shared, seed));
     }
 
     pub(super) fn attach_ended(
         &mut self,
         host: usize,
-        came_of: Result<Acquired<Restored>, AttachError<LocalError>>,
+        result: Result<Acquired<Restored>, AttachError<LocalError>>,
     ) {
-        self.check_set_back(host, &came_of);
-        let came_of = match came_of {
+        self.check_set_back(host, &result);
+        let result = match result {
             Ok(acquired) => return self.serve(host, acquired),
             Err(AttachError::Refused(
                 AttachRefused::AttachedElsewhere { .. }
@@ -94,34 +100,36 @@ impl World {
             )) => {
                 // An older LIST, or a log that was read before its record arrived late, may cause a
                 // rejection: then the attach is retried.
-                let told = self.failures.lists_are_sound()
-                    && self.hosts[host].attempt.began_after(self.writers.count());
-                let own = self.writers.is_last(host) && told && self.hosts[host].disk_past.other().is_none();
+                let was_informed = self.failures.lists_are_sound()
+                    && self.hosts[host].attempt.has_no_rival(self.writers.count());
+                let own = self.writers.is_last(host)
+                    && was_informed
+                    && self.hosts[host].disk_past.replacement().is_none();
                 Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
-                Attach::Refused
+                AttachResult::Refused
             }
             Err(AttachError::Local(LocalError::Damaged(words))) => {
                 let has_cause = self.hosts[host].disk_past.header_decayed();
                 Invariant::SyncedIsWhole.check(has_cause, || words);
-                Attach::Failed
+                AttachResult::Failed
             }
             Err(
                 AttachError::Log(LogFailure::Store { .. })
                 | AttachError::Contended(_)
                 | AttachError::Local(LocalError::Io(_)),
-            ) => Attach::Failed,
+            ) => AttachResult::Failed,
             Err(AttachError::Log(failure)) => Invariant::LogIsAChain.broken(&format!("{failure:?}")),
             Err(AttachError::Refused(refused)) => panic!("{refused}"),
         };
         self.trace.host_event(host, 68, "does not attach");
         let here = &mut self.hosts[host];
         here.process = None;
-        here.attempt.end(came_of);
+        here.attempt.end(result);
     }
 
     /// Checks that an attach reports a log that was set back only if it was.
-    fn check_set_back(&self, host: usize, came_of: &Result<Acquired<Restored>, AttachError<LocalError>>) {
-        let says_so = match came_of {
+    fn check_set_back(&self, host: usize, result: &Result<Acquired<Restored>, AttachError<LocalError>>) {
+        let says_so = match result {
             Ok(acquired) => acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
             Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
                 *missing == Missing::Unlike(Foreign::LogSetBack)
@@ -137,9 +145,9 @@ impl World {
 
     fn serve(&mut self, host: usize, acquired: Acquired<Restored>) {
         // The record may have reached the log with this very step.
-        self.take_note();
+        self.note_landed_records();
         Invariant::LogIsAChain
-            .check(self.store.holds_attach(acquired.manifest.seq(), acquired.manifest.writer()), || {
+            .check(self.store.has_attach(acquired.manifest.seq(), acquired.manifest.writer()), || {
                 "a host serves whose attach is not in the log".into()
             });
         self.check_displaced(host, acquired.displaced.as_ref());
@@ -149,7 +157,7 @@ impl World {
         let setup = self.terms.setup(settings, header, header_generation, self.clock.unix_ms_at_zero());
         let here = &mut self.hosts[host];
         here.settings = settings;
-        let memory = here.tmpfs.map(map_bytes(sectors), here.fuse.clone());
+        let memory = here.tmpfs.map(map_bytes(sectors), here.death_counter.clone());
         let mut out = Vec::new();
         here.content.drop_seal();
         let state = AttachState { manifest, generation: found.generation() };
@@ -167,7 +175,7 @@ impl World {
         here.device = Some(Device::new(DEPTH, sectors));
         match volume {
             Some(volume) => {
-                here.attempt.end(Attach::Acquired);
+                here.attempt.end(AttachResult::Acquired);
                 here.begin(now, volume, out, &mut self.trace);
             }
             None => self.process_died(host),

@@ -34,8 +34,8 @@ impl World {
         let here = &mut self.hosts[host];
         let device = here.device.as_mut().expect("a client has a device");
         let id = device.free_slot()?;
-        device.issue(id, op, range, self.stamps.next(), &mut here.content.expect);
-        self.tell(host, Event::Request { id, op, range });
+        device.issue(id, op, range, self.stamps.next(), &mut here.content.model);
+        self.send_event(host, Event::Request { id, op, range });
         Some(id)
     }
 
@@ -43,8 +43,8 @@ impl World {
     pub(crate) fn grow(&mut self, host: usize, sectors: u64) {
         let process = self.hosts[host].process.as_mut();
         let Some(volume) = process.and_then(|process| process.volume.as_mut()) else { return };
-        volume.memory_mut().lengthen(map_bytes(sectors));
-        self.tell(host, Event::Grow { sectors });
+        volume.memory_mut().extend_to(map_bytes(sectors));
+        self.send_event(host, Event::Grow { sectors });
     }
 
     /// Gives these settings to the volume that `host` serves, and to a process that takes over.
@@ -52,15 +52,15 @@ impl World {
         let here = &mut self.hosts[host];
         here.settings = settings;
         if let Some(device) = &mut here.device {
-            device.durability_changes();
+            device.note_durability_change();
         }
-        here.lag.configured(self.clock.now());
-        self.tell(host, Event::Configure(settings));
+        here.lag.note_age_limit(self.clock.now());
+        self.send_event(host, Event::Configure(settings));
     }
 
     /// Makes the volume that `host` serves commit soon, or no longer.
     pub fn commit_soon(&mut self, host: usize, soon: bool) {
-        self.tell(host, Event::CommitSoon(soon));
+        self.send_event(host, Event::CommitSoon(soon));
     }
 
     /// Returns the size of the device of `host`, in sectors.
@@ -70,8 +70,8 @@ impl World {
 
     /// Requests the repair of these sectors, whose stored data a reader found damaged.
     pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
-        self.dirty_check.repaired();
-        self.tell(host, Event::Repair { ranges, checkpoint });
+        self.dirty_check.note_repair();
+        self.send_event(host, Event::Repair { ranges, checkpoint });
     }
 
     /// Returns the number of client requests.

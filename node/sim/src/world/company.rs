@@ -9,7 +9,7 @@ use super::World;
 use super::client::Stamps;
 use crate::host::Access;
 use crate::invariant::Invariant;
-use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::shared::{ProcessResources, UPLOAD_BYTES};
 use crate::slab::Slab;
 
 /// Time for which a request waits for a silent store.
@@ -23,9 +23,9 @@ const AFTERMATH_MS: Millis = REQUEST_MS + 20_000;
 pub(crate) enum Outage {
     /// Requests do not reach it, and the sender gets an error at once.
     Unreachable,
-    /// It rejects the credentials.
+    /// The store rejects the credentials.
     Denies,
-    /// It accepts connections but never responds.
+    /// The store accepts connections but never responds.
     Silent,
 }
 
@@ -39,10 +39,10 @@ pub(crate) enum Death {
 /// External influences on one volume, and those that it passes to the others.
 pub(crate) struct Company {
     /// Resources of each host's process.
-    pub(crate) shared: Vec<Shared>,
+    pub(crate) shared: Vec<ProcessResources>,
     pub(crate) store: StoreKey,
     /// Time that must pass for all.
-    pub(crate) owed: Millis,
+    pub(crate) owed_ms: Millis,
     /// Deaths that the others have not had yet.
     pub(crate) deaths: Vec<(usize, Death)>,
     pub(crate) outage: Option<Outage>,
@@ -55,13 +55,13 @@ pub(crate) struct Company {
 }
 
 impl Company {
-    pub(crate) fn new(shared: Vec<Shared>, store: StoreKey, queue_ms: Millis) -> Self {
+    pub(crate) fn new(shared: Vec<ProcessResources>, store: StoreKey, queue_ms: Millis) -> Self {
         let (deaths, outage) = (Vec::new(), None);
-        Self { shared, store, owed: 0, deaths, outage, failing_until: 0, queue_ms, shares_bucket: false }
+        Self { shared, store, owed_ms: 0, deaths, outage, failing_until: 0, queue_ms, shares_bucket: false }
     }
 
-    /// Does the same for volumes in one bucket.
-    pub(crate) fn in_one_bucket(shared: Vec<Shared>) -> Self {
+    /// Creates the company of a volume that shares its bucket with the other volumes.
+    pub(crate) fn in_one_bucket(shared: Vec<ProcessResources>) -> Self {
         Self { shares_bucket: true, ..Self::new(shared, StoreKey(0), 0) }
     }
 }
@@ -82,7 +82,7 @@ impl World {
     }
 
     /// Separates it from the others. Returns their common state.
-    pub(crate) fn part(&mut self) -> Company {
+    pub(crate) fn leave_company(&mut self) -> Company {
         for here in &mut self.hosts {
             here.access = None;
         }
@@ -104,7 +104,7 @@ impl World {
     }
 
     /// Sets the state of the next process on `host`.
-    pub(crate) fn share(&mut self, host: usize, shared: Shared) {
+    pub(crate) fn set_shared(&mut self, host: usize, shared: ProcessResources) {
         self.company().shared[host] = shared;
     }
 
@@ -115,7 +115,7 @@ impl World {
 
     /// Takes the time that must pass for all.
     pub(crate) fn take_owed(&mut self) -> Millis {
-        std::mem::take(&mut self.company().owed)
+        std::mem::take(&mut self.company().owed_ms)
     }
 
     /// Polls the futures that another volume woke on `host`.
@@ -128,13 +128,22 @@ impl World {
     }
 
     /// Returns the resources that a new process on `host` shares.
-    pub(super) fn shared(&self, host: usize) -> Shared {
+    pub(super) fn shared(&self, host: usize) -> ProcessResources {
         let company = self.company.as_ref();
-        let alone = || if self.terms.has_slab { Shared::new(UPLOAD_BYTES) } else { Shared::alone() };
-        company.map_or_else(alone, |company| Shared { store: company.store, ..company.shared[host].clone() })
+        let alone = || {
+            if self.terms.has_slab {
+                ProcessResources::new(UPLOAD_BYTES)
+            } else {
+                ProcessResources::for_one_volume()
+            }
+        };
+        company.map_or_else(alone, |company| ProcessResources {
+            store: company.store,
+            ..company.shared[host].clone()
+        })
     }
 
-    pub(super) fn tell_company(&mut self, host: usize, death: Death) {
+    pub(super) fn note_company_death(&mut self, host: usize, death: Death) {
         if let Some(company) = &mut self.company {
             company.deaths.push((host, death));
         }
@@ -145,7 +154,7 @@ impl World {
     }
 
     /// Returns true if a request sent at `since` is answered by now, or has timed out.
-    pub(super) fn is_heard(&self, since: Millis) -> bool {
+    pub(super) fn is_answered(&self, since: Millis) -> bool {
         self.outage() != Some(Outage::Silent) || since + REQUEST_MS <= self.clock.now()
     }
 
@@ -165,7 +174,7 @@ impl World {
     }
 
     /// Returns the invariant that a late commit breaks, and its delay by other volumes.
-    pub(super) fn in_time(&self) -> (Invariant, Millis) {
+    pub(super) fn lateness_rule(&self) -> (Invariant, Millis) {
         match &self.company {
             Some(company) => (Invariant::StoresAreIndependent, company.queue_ms),
             None => (Invariant::CommittedInTime, 0),

@@ -26,11 +26,11 @@ use crate::surroundings::SimTime;
 impl World {
     /// Changes a byte of one object, truncates it, or loses it. Afterwards the store is as before.
     pub(crate) fn check_decay(&mut self, mut rng: Rng) {
-        let key = rng.pick(&self.perishable()).clone();
+        let key = rng.pick(&self.corruptible_keys()).clone();
         let truth = self.store.manifest();
-        let written = self.written(&truth);
+        let written = self.written_blocks(&truth);
         let whole = self.store.replace(&key, None).expect("it is one of the keys there");
-        self.store.replace(&key, corrupted(&mut rng, &key, &whole));
+        self.store.replace(&key, corrupted_copy(&mut rng, &key, &whole));
 
         let report = self.scrub();
         let names_it = report.findings.iter().all(|finding| finding.key == key);
@@ -38,7 +38,7 @@ impl World {
             .check(names_it, || format!("{key} corrupted, a scrub finds {:?}", report.findings));
         self.check_effect(&key, &report, &truth, &written);
         let volume = self.store.volume().clone();
-        let removed = self.ask_soundly(|objects| async move {
+        let removed = self.run_reliably(|objects| async move {
             repair_checkpoints(&objects, &volume, &report).await.expect("this store answers")
         });
         if removed.is_empty() {
@@ -50,7 +50,7 @@ impl World {
 
     /// Returns the keys whose loss is detectable: a log without its last record is a shorter log, and only
     /// the existence of a mark matters.
-    fn perishable(&self) -> Vec<String> {
+    fn corruptible_keys(&self) -> Vec<String> {
         let last = ObjectKey::Log(self.store.volume().clone(), self.store.manifest().seq()).to_string();
         let keys = self.store.keys().into_iter();
         keys.filter(|key| {
@@ -71,7 +71,7 @@ impl World {
     }
 
     /// Returns the stamps of every sector of each block that was ever written.
-    fn written(&self, truth: &Manifest) -> BTreeMap<u64, Vec<Stamp>> {
+    fn written_blocks(&self, truth: &Manifest) -> BTreeMap<u64, Vec<Stamp>> {
         let cut = self.store.last_cut();
         let blocks: BTreeSet<u64> = cut.touched().map(|sector| Sector(sector).block().0).collect();
         blocks.into_iter().map(|block| (block, self.store.read_remote(truth, Block(block)))).collect()
@@ -79,7 +79,7 @@ impl World {
 
     fn scrub(&mut self) -> Report {
         let volume = self.store.volume().clone();
-        let report = self.ask_soundly(|objects| async move { scrub(&objects, &volume, &|_| {}).await });
+        let report = self.run_reliably(|objects| async move { scrub(&objects, &volume, &|_| {}).await });
         report.expect("this store answers")
     }
 
@@ -93,7 +93,7 @@ impl World {
         written: &BTreeMap<u64, Vec<Stamp>>,
     ) {
         let volume = self.store.volume().clone();
-        let read = self.ask_soundly(|objects| async move { read_manifest(&objects, &volume).await });
+        let read = self.run_reliably(|objects| async move { read_manifest(&objects, &volume).await });
         let attaches = report.findings.iter().all(|finding| finding.effect != Effect::NoAttach);
         let as_it_was = match &read {
             Ok(manifest) => attaches && manifest.encode_checkpoint() == truth.encode_checkpoint(),
@@ -142,7 +142,7 @@ impl World {
             return Some(vec![0; BLOCK_SECTORS as usize]);
         }
         let runs = truth.runs().clone();
-        let read = self.ask_soundly(|objects| async move {
+        let read = self.run_reliably(|objects| async move {
             let time = SimTime {
                 calls: objects.0.clone(),
                 now: Arc::default(),
@@ -155,7 +155,7 @@ impl World {
 }
 
 /// Returns a corrupted object; `None` if it is lost.
-fn corrupted(rng: &mut Rng, key: &str, whole: &Bytes) -> Option<Bytes> {
+fn corrupted_copy(rng: &mut Rng, key: &str, whole: &Bytes) -> Option<Bytes> {
     let is_segment = matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..)));
     match rng.below(4) {
         0 if is_segment => None,

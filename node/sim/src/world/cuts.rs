@@ -25,27 +25,27 @@ impl World {
             self.cuts += 1;
             let uid = SnapshotUid((OF_A_CUT + u128::from(self.cuts)).to_le_bytes());
             self.hosts[host].cut = Some((uid, None));
-            let forgotten = self.store.forgotten();
-            return self.tell(host, Event::PrepareCut { uid, forgotten });
+            let forgotten = self.store.forgotten_snapshots();
+            return self.send_event(host, Event::PrepareCut { uid, forgotten });
         };
         match answer {
-            None if hasty => self.tell(host, Event::ReleaseCut { uid }),
+            None if hasty => self.send_event(host, Event::ReleaseCut { uid }),
             None => {}
             Some(CutAnswer::Prepared) => {
                 self.hosts[host].cut = Some((uid, None));
-                self.tell(host, Event::Cut { uid });
+                self.send_event(host, Event::Cut { uid });
             }
-            Some(CutAnswer::Held) => self.tell(host, Event::ReleaseCut { uid }),
+            Some(CutAnswer::Held) => self.send_event(host, Event::ReleaseCut { uid }),
             Some(CutAnswer::Busy | CutAnswer::Released | CutAnswer::Lapsed) => {
                 self.hosts[host].cut = None;
-                self.tell(host, Event::AwaitCut { uid });
+                self.send_event(host, Event::AwaitCut { uid });
             }
         }
     }
 
     /// Checks that the registered snapshot of a cut is of the point at which its writes were released.
     pub(super) fn check_cut(&self, host: usize, uid: SnapshotUid, registered: &Cut) {
-        let Some(released) = self.hosts[host].released.get(&uid) else { return };
+        let Some(released) = self.hosts[host].released_cuts.get(&uid) else { return };
         let sectors = released.touched().chain(registered.touched());
         for sector in sectors {
             let (held, holds) = (released.allowed(sector), registered.allowed(sector));

@@ -23,7 +23,7 @@ impl DirtyCheck {
     }
 
     /// Notes that a repair makes sectors dirty.
-    pub(super) fn repaired(&mut self) {
+    pub(super) fn note_repair(&mut self) {
         self.repaired = true;
     }
 }
@@ -39,7 +39,7 @@ impl World {
             return;
         }
         let committed = self.store.last_cut();
-        let (least, most) = here.content.expect.not_in(&committed);
+        let (least, most) = here.content.model.missing_sectors(&committed);
         let counted = status.dirty_bytes / SECTOR_BYTES;
         Invariant::DirtyIsCounted.check(counted >= least, || {
             format!("{counted} sectors count as dirty, and {least} were written that no commit holds")

@@ -14,7 +14,7 @@ use holdfast_types::{Nonce, SnapshotName, VolumeId};
 use super::World;
 use super::snapshots::{AT_ONCE, CUT_OFF, ControlPlane};
 use crate::calls::Calls;
-use crate::expect::{Cut, Expect};
+use crate::expect::{Cut, VolumeModel};
 use crate::host::Host;
 use crate::invariant::Invariant;
 use crate::rng::Rng;
@@ -24,20 +24,20 @@ use crate::writers::Writers;
 
 /// An ancestor of a fork.
 #[derive(Clone)]
-pub(super) struct Behind {
+pub(super) struct Ancestor {
     volume: VolumeId,
     /// Its objects at the time of the fork, without garbage, each with its bytes.
     objects: Vec<(String, Vec<u8>)>,
 }
 
 /// The name of an ancestor in messages.
-const BEHIND: &str = "a volume behind a fork";
+const ANCESTOR: &str = "an ancestor of a fork";
 
 impl World {
     /// Restores a snapshot while it is deleted, its volume is removed and the store is swept, in a copy of
     /// the bucket. Either the fork has the snapshot's content, or it does not exist; this also holds if
     /// its creator dies and another one retries later.
-    pub(crate) fn check_fork_beside_removal(&mut self, rng: &mut Rng) {
+    pub(crate) fn check_fork_during_removal(&mut self, rng: &mut Rng) {
         let (source, cut) = self.snapshot_to_fork(rng);
         let whole = self.store.clone();
         let (volume, fork) = (self.store.volume().clone(), self.fork_id());
@@ -51,33 +51,33 @@ impl World {
         removals.start(async move { forget_and_remove(&objects, &volume).await });
         let objects = SimObjects(calls[2].clone());
         sweeps.start(async move { sweep(&objects, &mut SweepMemory::default(), AT_ONCE).await });
-        let (mut made, mut removed, mut swept) = (None, None, None);
+        let (mut created, mut removed, mut swept) = (None, None, None);
         // One of them works for a while, then another one.
-        let (turns, mut who) = (*rng.pick(&[1, 4, 12]), 2);
+        let (turns, mut process) = (*rng.pick(&[1, 4, 12]), 2);
         let mut lives_for = if rng.once_in(3) { rng.below(10) } else { usize::MAX };
-        while (made.is_none() && lives_for > 0) || removed.is_none() || swept.is_none() {
-            made = made.or_else(|| forks.next_ended());
+        while (created.is_none() && lives_for > 0) || removed.is_none() || swept.is_none() {
+            created = created.or_else(|| forks.next_ended());
             removed = removed.or_else(|| removals.next_ended());
             swept = swept.or_else(|| sweeps.next_ended());
             if rng.once_in(turns) {
-                who = rng.below(calls.len());
+                process = rng.below(calls.len());
             }
-            if who == 0 && lives_for == 0 {
+            if process == 0 && lives_for == 0 {
                 continue;
             }
-            if let Some(call) = calls[who].take() {
-                self.answer_soundly(call);
-                lives_for -= usize::from(who == 0);
+            if let Some(call) = calls[process].pop() {
+                self.answer_reliably(call);
+                lives_for -= usize::from(process == 0);
             }
         }
         drop(forks);
-        let made = made.unwrap_or_else(|| {
+        let created = created.unwrap_or_else(|| {
             let (named, creation) = (fork.clone(), Creation { nonce: Nonce(rng.bytes()), ..creation });
-            self.ask_soundly(|objects| async move { provision(&objects, &named, creation).await })
+            self.run_reliably(|objects| async move { provision(&objects, &named, creation).await })
         });
         let swept = swept.expect("it ended");
         Invariant::ForkIsItsSnapshot.check(swept.is_ok(), || format!("the sweep beside a fork: {swept:?}"));
-        self.check_made(&fork, &cut, &made);
+        self.check_made(&fork, &cut, &created);
         let removed = removed.expect("it ended");
         Invariant::ForkIsItsSnapshot
             .check(removed.is_ok(), || format!("the removal beside a fork: {removed:?}"));
@@ -85,12 +85,12 @@ impl World {
     }
 
     /// Checks that a fork reported as created has its snapshot's content, and that any other does not exist.
-    fn check_made(&mut self, fork: &VolumeId, cut: &Rc<Cut>, made: &Result<u64, LogFailure>) {
+    fn check_made(&mut self, fork: &VolumeId, cut: &Rc<Cut>, created: &Result<u64, LogFailure>) {
         let named = fork.clone();
         let manifest =
-            self.ask_soundly(|objects| async move { read_manifest_to_end(&objects, &named).await });
+            self.run_reliably(|objects| async move { read_manifest_to_end(&objects, &named).await });
         let exists = manifest.is_ok_and(|manifest| manifest.exists());
-        match made {
+        match created {
             Ok(_) if exists => {
                 self.store.continue_as(fork);
                 self.check_whole_as(Invariant::ForkIsItsSnapshot);
@@ -100,24 +100,24 @@ impl World {
             // Its creator died, and the sweep ended it.
             Err(LogFailure::WasDeleted(_)) if !exists => {}
             Ok(_) | Err(_) => Invariant::ForkIsItsSnapshot
-                .broken(&format!("a fork is said to be {made:?}, and exists: {exists}")),
+                .broken(&format!("a fork is said to be {created:?}, and exists: {exists}")),
         }
     }
 
     /// Continues the volume as a fork of one of its snapshots, on hosts that never had it.
-    pub(crate) fn live_on_in_fork(&mut self, rng: &mut Rng) {
+    pub(crate) fn continue_as_fork(&mut self, rng: &mut Rng) {
         let (source, cut) = self.snapshot_to_fork(rng);
         let fork = self.fork_id();
         let creation = Creation { source: Some(source), ..Creation::plain(0, Nonce(rng.bytes()), 0) };
         let named = fork.clone();
-        let made = self.ask_soundly(|objects| async move { provision(&objects, &named, creation).await });
-        let sectors = made.unwrap_or_else(|error| {
+        let created = self.run_reliably(|objects| async move { provision(&objects, &named, creation).await });
+        let sectors = created.unwrap_or_else(|error| {
             Invariant::ForkIsItsSnapshot.broken(&format!("no fork of a snapshot: {error:?}"))
         });
         let volume = self.store.volume().clone();
         let mut objects = self.store.objects_of(&volume);
         objects.retain(|(key, _)| self.store.is_needed(key));
-        self.behind.push(Behind { volume, objects });
+        self.ancestors.push(Ancestor { volume, objects });
         self.trace.host_event(0, 86, "the volume lives on as a fork");
         self.store.continue_as(&fork);
         self.store.check_content(&cut);
@@ -128,42 +128,42 @@ impl World {
         self.hosts = (0..self.hosts.len()).map(Host::new).collect();
         for host in &mut self.hosts {
             host.content.change_log(&cut);
-            host.content.expect = Expect::after(&cut);
+            host.content.model = VolumeModel::from_cut(&cut);
         }
     }
 
     /// Checks that the ancestors' objects are unchanged, by the fork and by sweeps.
-    pub(crate) fn check_behind(&self) {
-        for Behind { volume, objects } in &self.behind {
-            let there: BTreeMap<String, Vec<u8>> = self.store.objects_of(volume).into_iter().collect();
-            let lost = objects.iter().find(|(key, bytes)| there.get(key) != Some(bytes));
+    pub(crate) fn check_ancestors(&self) {
+        for Ancestor { volume, objects } in &self.ancestors {
+            let objects_now: BTreeMap<String, Vec<u8>> = self.store.objects_of(volume).into_iter().collect();
+            let lost = objects.iter().find(|(key, bytes)| objects_now.get(key) != Some(bytes));
             Invariant::ForkIsItsSnapshot
-                .check(lost.is_none(), || format!("{BEHIND} changed: {}", lost.map_or("", |(key, _)| key)));
+                .check(lost.is_none(), || format!("{ANCESTOR} changed: {}", lost.map_or("", |(key, _)| key)));
         }
     }
 
     /// Checks that the objects read by the fork stay when its ancestors are removed and their snapshots
     /// forgotten.
-    pub(super) fn check_behind_stays(&mut self) {
-        if self.behind.is_empty() {
+    pub(super) fn check_ancestors_stay(&mut self) {
+        if self.ancestors.is_empty() {
             return;
         }
-        for Behind { volume, .. } in self.behind.clone() {
+        for Ancestor { volume, .. } in self.ancestors.clone() {
             let named = volume.clone();
             let removed =
-                self.ask_soundly(|objects| async move { forget_and_remove(&objects, &named).await });
+                self.run_reliably(|objects| async move { forget_and_remove(&objects, &named).await });
             let has_readers = removed.as_ref().is_ok_and(|readers| !readers.is_empty());
             Invariant::ForkIsItsSnapshot
-                .check(has_readers, || format!("{BEHIND} is removed: {volume}, {removed:?}"));
+                .check(has_readers, || format!("{ANCESTOR} is removed: {volume}, {removed:?}"));
         }
         self.check_sweep();
         self.check_whole_as(Invariant::ForkIsItsSnapshot);
     }
 
     /// Checks that the ancestors leave nothing behind once the fork is removed.
-    pub(super) fn check_behind_goes(&mut self) {
+    pub(super) fn check_ancestors_removal(&mut self) {
         self.check_sweep();
-        while let Some(Behind { volume, .. }) = self.behind.pop() {
+        while let Some(Ancestor { volume, .. }) = self.ancestors.pop() {
             let left = self.store.objects_of(&volume);
             let is_data = |key: &str| {
                 matches!(
@@ -173,17 +173,17 @@ impl World {
             };
             let data: Vec<&str> =
                 left.iter().map(|(key, _)| key.as_str()).filter(|key| is_data(key)).collect();
-            Invariant::GarbageGoes.check(data.is_empty(), || format!("of {BEHIND} are left {data:?}"));
+            Invariant::GarbageGoes.check(data.is_empty(), || format!("of {ANCESTOR} are left {data:?}"));
         }
     }
 
     /// Returns one of the snapshots that count, or a new one, with its content. No writer is attached.
     fn snapshot_to_fork(&mut self, rng: &mut Rng) -> (SnapshotName, Rc<Cut>) {
-        let live = self.store.live();
+        let live = self.store.live_snapshots();
         let volume = self.store.volume().clone();
         let seq = if live.is_empty() || rng.once_in(2) {
             let (uid, nonce, named) = (self.snapshot_uid(false), Nonce(rng.bytes()), volume.clone());
-            let taken = self.ask_soundly(|objects| async move {
+            let taken = self.run_reliably(|objects| async move {
                 snapshot_detached(&objects, &named, uid, nonce, 0).await
             });
             taken.expect("this store answers, and no writer is attached").seq
@@ -195,7 +195,7 @@ impl World {
     }
 
     fn fork_id(&self) -> VolumeId {
-        format!("fork-{}", self.behind.len()).parse().expect("a volume id")
+        format!("fork-{}", self.ancestors.len()).parse().expect("a volume id")
     }
 }
 

@@ -11,30 +11,30 @@ use holdfast_format::safeguard::{Safeguard::DetachAfterDevice, safeguard};
 use holdfast_format::side::Side;
 
 use super::{Death, World};
-use crate::attempt::Attach;
-use crate::calls::{Ask, LocalAsk, StoreAsk};
+use crate::attempt::AttachResult;
+use crate::calls::{CallKind, LocalCall, StoreCall};
 use crate::device::Device;
 use crate::disk::{Fate, SyncMark};
 use crate::expect::Cut;
 use crate::host::HostFault;
 use crate::invariant::Invariant;
-use crate::process::{Heard, What, failed_sync};
+use crate::process::{JobKind, JobResult, failed_sync_side};
 use crate::terms::DEPTH;
 
 impl World {
     /// Asks the client to stop, and then the engine to detach.
     pub fn begin_detach(&mut self, host: usize) {
         let here = &mut self.hosts[host];
-        let is_held = here.is_held();
+        let must_not_detach = here.must_not_detach();
         let Some(device) = &mut here.device else { return };
         device.closing = true;
         if let Some(process) = &mut here.process
             && process.volume.is_some()
             && device.is_idle()
-            && (!is_held || !safeguard(DetachAfterDevice))
-            && !std::mem::replace(&mut process.detaching, true)
+            && (!must_not_detach || !safeguard(DetachAfterDevice))
+            && !std::mem::replace(&mut process.detach_requested, true)
         {
-            self.tell(host, Event::Detach);
+            self.send_event(host, Event::Detach);
         }
     }
 
@@ -72,7 +72,7 @@ impl World {
     /// Makes a sector with data unreadable on the disk of `host`, at or after `sector`, on both of its
     /// sides, until it is overwritten.
     pub fn corrupt(&mut self, host: usize, sector: u64) {
-        self.failures.disk_failed();
+        self.failures.note_disk_failure();
         self.trace.host_event(host, 78, "the disk cannot read a sector");
         for side in &mut self.hosts[host].disk.lock().sides {
             side.corrupt(sector);
@@ -98,39 +98,39 @@ impl World {
         let Some(process) = self.hosts[host].process.take() else { return };
         self.hosts[host].fault.paused = false;
         self.trace.host_event(host, 64, "the process dies");
-        self.tell_company(host, Death::Process);
+        self.note_company_death(host, Death::Process);
         if process.volume.is_none() {
-            self.hosts[host].attempt.end(Attach::Died);
+            self.hosts[host].attempt.end(AttachResult::Died);
         }
         drop(process.volume);
         self.store.writer_died();
         let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
-            if let Some(heard) = &job.heard {
-                if let Heard::Event(event) = heard {
-                    self.fail_unheard(host, failed_sync(event));
+            if let Some(job_result) = &job.result {
+                if let JobResult::Event(event) = job_result {
+                    self.note_unreported_failure(host, failed_sync_side(event));
                 }
                 continue;
             }
-            let stays_open = self.failures.every_write_arrives() && changes_files(&job.what);
+            let stays_open = self.failures.every_write_arrives() && changes_files(&job.kind);
             if stays_open || self.rng.once_in(2) {
-                match &job.what {
-                    What::Action(action) => self.finish_unheard(host, action, job.mark),
-                    What::Call(call) => self.answer_unheard(host, &call.ask, cut.as_ref()),
+                match &job.kind {
+                    JobKind::Action(action) => self.finish_without_answer(host, action, job.mark),
+                    JobKind::Call(call) => self.execute_without_answer(host, &call.kind, cut.as_ref()),
                 }
             }
         }
-        self.take_note();
+        self.note_landed_records();
     }
 
     /// Records that the process died before it could react to a failed sync of this side.
-    pub(super) fn fail_unheard(&mut self, host: usize, side: Option<Side>) {
+    pub(super) fn note_unreported_failure(&mut self, host: usize, side: Option<Side>) {
         if let Some(side) = side {
-            self.hosts[host].disk.lock().side(side).failed_unheard = true;
+            self.hosts[host].disk.lock().side(side).unreported_failure = true;
         }
     }
 
-    fn finish_unheard(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
+    fn finish_without_answer(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
         let here = &mut self.hosts[host];
         let open = self.failures.every_write_arrives();
         let mut reaches = if open { 1 } else { 1 + self.rng.below(2) as u64 };
@@ -175,24 +175,24 @@ impl World {
     }
 
     /// Keeps a request of a dropped future in flight.
-    fn answer_unheard(&mut self, host: usize, ask: &Ask, cut: Option<&Rc<Cut>>) {
-        match ask {
-            Ask::Store(
-                ask @ (StoreAsk::Create { .. } | StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. }),
-            ) => self.store.late.push((ask.clone(), cut.cloned())),
-            Ask::Local(LocalAsk::StorePending(pending)) => {
+    fn execute_without_answer(&mut self, host: usize, call: &CallKind, cut: Option<&Rc<Cut>>) {
+        match call {
+            CallKind::Store(
+                call @ (StoreCall::Create { .. } | StoreCall::PutSegment { .. } | StoreCall::Delete { .. }),
+            ) => self.store.late.push((call.clone(), cut.cloned())),
+            CallKind::Local(LocalCall::StorePending(pending)) => {
                 self.hosts[host].disk.lock().pending = Some(pending.clone());
             }
-            Ask::Local(LocalAsk::WriteHeader(write)) => {
+            CallKind::Local(LocalCall::WriteHeader(write)) => {
                 self.hosts[host].disk.lock().map.write(write, || true);
             }
-            Ask::Store(_) | Ask::Local(_) | Ask::Sleep(_) => {}
+            CallKind::Store(_) | CallKind::Local(_) | CallKind::Sleep(_) => {}
         }
     }
 
     /// From now on, submitted writes of a dying process are stored but not synced: a power cut right after
     /// it may leave any part of them, and [`Fate::Nth`] counts them all.
-    pub fn keep_every_outcome_open(&mut self) {
+    pub fn keep_all_outcomes(&mut self) {
         self.failures.let_every_write_arrive();
     }
 
@@ -205,7 +205,7 @@ impl World {
     pub fn lose_host(&mut self, host: usize, fate: Option<Fate<'_>>) {
         self.process_died(host);
         self.trace.host_event(host, 65, "the host loses power");
-        self.tell_company(host, Death::Host);
+        self.note_company_death(host, Death::Host);
         let here = &mut self.hosts[host];
         here.disk.lock().lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
         here.tmpfs.remove();
@@ -213,13 +213,13 @@ impl World {
         here.lag.clear();
         here.fault = HostFault::default();
         here.content.lose_host();
-        self.check_left(host);
+        self.check_flushed_data(host);
     }
 
     /// Starts a process that takes over from a dead one. Returns true if a live map existed.
     pub(crate) fn resume(&mut self, host: usize) -> bool {
         let here = &mut self.hosts[host];
-        if !here.tmpfs.holds_a_map() {
+        if !here.tmpfs.has_map() {
             return false;
         }
         let (slots, pending) = {
@@ -230,7 +230,7 @@ impl World {
             Ok(Some(found)) => found,
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
         };
-        let memory = here.tmpfs.map(0, here.fuse.clone());
+        let memory = here.tmpfs.map(0, here.death_counter.clone());
         let setup = self.terms.setup(here.settings, header, header_generation, self.clock.unix_ms_at_zero());
         let now = self.clock.now();
         let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
@@ -254,14 +254,14 @@ impl World {
         device.ready |= ready;
         let again = device.reissue();
         for (id, op, range) in again {
-            self.tell(host, Event::Request { id, op, range });
+            self.send_event(host, Event::Request { id, op, range });
         }
         self.run_tasks(host);
         true
     }
 
     /// Ends the process of `host`, whose writer released the volume; its files stay.
-    pub(super) fn has_ended(&mut self, host: usize) {
+    pub(super) fn end_released_process(&mut self, host: usize) {
         let here = &mut self.hosts[host];
         let unanswered = here.process.as_ref().map_or(0, |process| process.snapshots.len());
         Invariant::ComesToRest.check(unanswered == 0, || {
@@ -274,12 +274,12 @@ impl World {
     }
 }
 
-fn changes_files(what: &What) -> bool {
-    match what {
-        What::Action(action) => matches!(
+fn changes_files(kind: &JobKind) -> bool {
+    match kind {
+        JobKind::Action(action) => matches!(
             action,
             Action::Write { .. } | Action::Punch { .. } | Action::Evict { .. } | Action::WriteMap(_)
         ),
-        What::Call(call) => matches!(call.ask, Ask::Local(LocalAsk::WriteHeader(_))),
+        JobKind::Call(call) => matches!(call.kind, CallKind::Local(LocalCall::WriteHeader(_))),
     }
 }

@@ -18,7 +18,7 @@ impl World {
         if let Some(refused) = self.refuse_action(host, action, mark) {
             return Some(refused);
         }
-        let fails = self.failures.local(&mut self.rng);
+        let fails = self.failures.local_fails(&mut self.rng);
         let result = if fails { Err(Errno::EIO) } else { Ok(()) };
         let here = &mut self.hosts[host];
         let mut disk = here.disk.lock();
@@ -98,7 +98,7 @@ impl World {
             Action::Pause => Event::PauseEnded,
             Action::Report(report) => {
                 drop(disk);
-                self.reported(host, *report);
+                self.handle_report(host, *report);
                 return None;
             }
             Action::ReadCold { .. }
@@ -134,22 +134,22 @@ impl World {
         if promises && op == Op::WriteFua {
             let request = device.request(id);
             for (sector, stamp) in self.store.read_sectors(request.range) {
-                here.content.expect.check_stored(sector, stamp, request.issued);
+                here.content.model.check_stored(sector, stamp, request.issued);
             }
         }
-        device.complete(id, result, &mut here.content.expect, in_store.as_deref());
+        device.complete(id, result, &mut here.content.model, in_store.as_deref());
         if is_mutated(Mutation::CompletedTwice) {
-            device.complete(id, result, &mut here.content.expect, in_store.as_deref());
+            device.complete(id, result, &mut here.content.model, in_store.as_deref());
         }
         if self.terms.timely && wrote {
-            here.lag.wrote(here.content.expect.now(), self.clock.now());
+            here.lag.note_write(here.content.model.now(), self.clock.now());
         }
     }
 
     fn sync_side(&mut self, host: usize, side: Side, mark: SyncMark) -> Event {
         let mut disk = self.hosts[host].disk.lock();
         let at = disk.side(side);
-        let fails = std::mem::take(&mut at.failed_unheard) || self.failures.sync(&mut self.rng);
+        let fails = std::mem::take(&mut at.unreported_failure) || self.failures.sync_fails(&mut self.rng);
         at.end_sync(mark, fails);
         Event::SideSynced { side, result: if fails { Err(Errno::EIO) } else { Ok(()) } }
     }

@@ -6,7 +6,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::event::{Event, Unprepared};
 
 use super::World;
-use crate::calls::{LocalAsk, LocalError};
+use crate::calls::{LocalCall, LocalError};
 use crate::disk::SyncMark;
 use crate::host::HostFault;
 use crate::strike::{Condition, Strike, WriteStep};
@@ -18,13 +18,13 @@ impl World {
     }
 
     /// Returns the host whose write failed.
-    pub(crate) fn struck(&self) -> Option<usize> {
-        self.strikes.struck()
+    pub(crate) fn failed_host(&self) -> Option<usize> {
+        self.strikes.failed_host()
     }
 
     /// Returns true if the engine on `host` detaches.
     pub(crate) fn is_detaching(&self, host: usize) -> bool {
-        self.hosts[host].process.as_ref().is_some_and(|process| process.detaching)
+        self.hosts[host].process.as_ref().is_some_and(|process| process.detach_requested)
     }
 
     /// Ends the failure: the file system has space again, and accepts writes.
@@ -35,12 +35,12 @@ impl World {
         }
     }
 
-    fn meet(&mut self, host: usize, step: WriteStep) -> Option<Strike> {
-        let (strike, is_first) = self.strikes.meet(host, step)?;
+    fn count_write(&mut self, host: usize, step: WriteStep) -> Option<Strike> {
+        let (strike, is_first) = self.strikes.count_write(host, step)?;
         if is_first {
             self.hosts[host].disk_past.note_full();
             if strike.may_fail_requests() {
-                self.failures.disk_failed();
+                self.failures.note_disk_failure();
             }
             if strike.fills_disk() {
                 let fault = self.hosts[host].fault;
@@ -57,8 +57,9 @@ impl World {
         action: &Action,
         mark: Option<SyncMark>,
     ) -> Option<Event> {
-        let (step, strike) =
-            WriteStep::of_action(action).iter().find_map(|step| Some((*step, self.meet(host, *step)?)))?;
+        let (step, strike) = WriteStep::of_action(action)
+            .iter()
+            .find_map(|step| Some((*step, self.count_write(host, *step)?)))?;
         let errno = strike.condition.errno();
         let result = Err(errno);
         let Self { hosts, rng, .. } = self;
@@ -116,24 +117,24 @@ impl World {
         })
     }
 
-    /// Does the same for a request of the pipeline.
-    pub(super) fn refuse_ask(&mut self, host: usize, ask: &LocalAsk) -> Option<LocalError> {
-        let strike = self.meet(host, WriteStep::of_ask(ask)?)?;
+    /// Fails a request of the pipeline, if armed, and returns the error.
+    pub(super) fn refuse_call(&mut self, host: usize, call: &LocalCall) -> Option<LocalError> {
+        let strike = self.count_write(host, WriteStep::of_call(call)?)?;
         let mut disk = self.hosts[host].disk.lock();
         let rng = &mut self.rng;
-        match ask {
-            LocalAsk::WriteHeader(write) => {
+        match call {
+            LocalCall::WriteHeader(write) => {
                 disk.map.write(write, || strike.condition == Condition::Broken && rng.once_in(2));
             }
-            LocalAsk::SyncHeader => disk.map.fail_sync(),
-            LocalAsk::StorePending(_)
-            | LocalAsk::Preserve
-            | LocalAsk::Discard
-            | LocalAsk::WriteSlot { .. }
-            | LocalAsk::NameSlot
-            | LocalAsk::ReadSides
-            | LocalAsk::ReadMap
-            | LocalAsk::ReadSlot => {}
+            LocalCall::SyncHeader => disk.map.fail_sync(),
+            LocalCall::StorePending(_)
+            | LocalCall::Preserve
+            | LocalCall::Discard
+            | LocalCall::WriteSlot { .. }
+            | LocalCall::NameSlot
+            | LocalCall::ReadSides
+            | LocalCall::ReadMap
+            | LocalCall::ReadSlot => {}
         }
         Some(io::Error::from_raw_os_error(strike.condition.errno().0).into())
     }

@@ -18,7 +18,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use super::World;
-use crate::calls::{Answer, Ask, Call, Calls, StoreAsk};
+use crate::calls::{Answer, Call, CallKind, Calls, StoreCall};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
@@ -34,7 +34,7 @@ pub(super) const AT_ONCE: SweepOptions =
     SweepOptions { grace: Duration::ZERO, dry_run: false, most: u64::MAX };
 
 /// Result of an operation of the control plane.
-pub(super) enum Done {
+pub(super) enum ControlResult {
     Taken(Result<Snapshot, SnapshotError>),
     Forgotten(Result<(), SnapshotError>),
     Swept(Result<SweepReport, LogFailure>, SweepMemory),
@@ -61,8 +61,8 @@ pub(crate) struct ControlPlane {
     /// State of its last sweep, for the next one.
     memory: SweepMemory,
     pub(super) calls: Calls,
-    pub(super) tasks: Tasks<Done>,
-    waiting: Option<Call>,
+    pub(super) tasks: Tasks<ControlResult>,
+    pending_call: Option<Call>,
     /// Result of the volume's creation as a fork, or of its removal.
     pub(super) settled: Option<Settled>,
     /// The last requested snapshot of any host.
@@ -70,22 +70,22 @@ pub(crate) struct ControlPlane {
 }
 
 impl World {
-    /// Requests a snapshot as the client of `host`, or again the last one.
-    pub fn ask_snapshot(&mut self, host: usize, again: bool) {
-        let uid = self.snapshot_uid(again);
-        let forgotten = self.store.forgotten();
+    /// Requests a snapshot as the client of `host`. With `repeat`, requests the last one again.
+    pub fn request_snapshot(&mut self, host: usize, repeat: bool) {
+        let uid = self.snapshot_uid(repeat);
+        let forgotten = self.store.forgotten_snapshots();
         let here = &mut self.hosts[host];
         let Some(process) = here.process.as_mut().filter(|process| process.volume.is_some()) else { return };
         process.snapshots.insert(uid);
         // An existing snapshot says nothing about later completions.
         if self.store.registered().iter().all(|known| known.uid != uid) {
-            here.asked.entry(uid).or_insert_with(|| here.content.expect.cut());
+            here.requested_snapshots.entry(uid).or_insert_with(|| here.content.model.cut());
         }
-        self.tell(host, Event::Snapshot { uid, forgotten });
+        self.send_event(host, Event::Snapshot { uid, forgotten });
     }
 
-    pub(super) fn snapshot_uid(&mut self, again: bool) -> SnapshotUid {
-        self.control.last += u64::from(!again || self.control.last == 0);
+    pub(super) fn snapshot_uid(&mut self, repeat: bool) -> SnapshotUid {
+        self.control.last += u64::from(!repeat || self.control.last == 0);
         SnapshotUid(u128::from(self.control.last).to_le_bytes())
     }
 
@@ -95,8 +95,10 @@ impl World {
         self.check_cut(host, taken.uid, &cut);
         let here = &self.hosts[host];
         // The guarantee to a client is checked while its host is the newest writer.
-        if let Some(asked) = here.asked.get(&taken.uid).filter(|_| self.writers.is_last(host)) {
-            here.content.expect.check_snapshot(&cut, asked);
+        if let Some(requested) =
+            here.requested_snapshots.get(&taken.uid).filter(|_| self.writers.is_last(host))
+        {
+            here.content.model.check_snapshot(&cut, requested);
         }
     }
 
@@ -108,28 +110,28 @@ impl World {
 
     /// Takes one step of the control plane.
     pub(crate) fn step_control(&mut self) {
-        let Some(call) = self.control.waiting.take() else { return };
+        let Some(call) = self.control.pending_call.take() else { return };
         self.trace.operations += 1;
-        let answer = match &call.ask {
+        let answer = match &call.kind {
             // Sweeps and removals rely on a LIST that shows the forks created before it.
-            Ask::Store(ask) => self.ask_store(CONTROL, ask, !self.shares_bucket()),
-            Ask::Sleep(_) => Answer::Slept,
-            Ask::Local(_) => unreachable!("it has no disk"),
+            CallKind::Store(call) => self.execute_store_call(CONTROL, call, !self.shares_bucket()),
+            CallKind::Sleep(_) => Answer::Slept,
+            CallKind::Local(_) => unreachable!("it has no disk"),
         };
-        self.trace.call(CONTROL, &call.ask, &answer);
+        self.trace.call(CONTROL, &call.kind, &answer);
         call.answer(answer);
         self.run_control();
-        self.take_note();
+        self.note_landed_records();
     }
 
     /// Returns true if the control plane is idle.
     pub(crate) fn control_is_idle(&self) -> bool {
-        self.control.waiting.is_none()
+        self.control.pending_call.is_none()
     }
 
     /// Begins a snapshot by the control plane, as if no writer was attached.
-    pub(crate) fn begin_control_snapshot(&mut self, again: bool) {
-        let (uid, nonce) = (self.snapshot_uid(again), Nonce(self.rng.bytes()));
+    pub(crate) fn begin_control_snapshot(&mut self, repeat: bool) {
+        let (uid, nonce) = (self.snapshot_uid(repeat), Nonce(self.rng.bytes()));
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         let unix_ms = self.clock.now();
         self.control.tasks.start(async move {
@@ -137,10 +139,10 @@ impl World {
             if let Ok(taken) = &taken {
                 let name = SnapshotName { volume, seq: taken.seq };
                 if let Err(failure) = store_origin(&objects, &name, uid, &Labels::default()).await {
-                    return Done::Taken(Err(failure.into()));
+                    return ControlResult::Taken(Err(failure.into()));
                 }
             }
-            Done::Taken(taken)
+            ControlResult::Taken(taken)
         });
         self.trace.host_event(CONTROL, 84, "the control plane begins a snapshot");
         self.run_control();
@@ -148,7 +150,9 @@ impl World {
 
     /// Returns true if the control plane is about to create a log record.
     pub(crate) fn control_creates_record(&self) -> bool {
-        let Some(Call { ask: Ask::Store(StoreAsk::Create { key, .. }), .. }) = &self.control.waiting else {
+        let Some(Call { kind: CallKind::Store(StoreCall::Create { key, .. }), .. }) =
+            &self.control.pending_call
+        else {
             return false;
         };
         matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..)))
@@ -159,11 +163,11 @@ impl World {
     pub(crate) fn take_control_snapshot(&mut self) {
         let (uid, nonce) = (self.snapshot_uid(false), Nonce(self.rng.bytes()));
         let (volume, unix_ms) = (self.store.volume().clone(), self.clock.now());
-        let taken = self.ask_soundly(|objects| async move {
+        let taken = self.run_reliably(|objects| async move {
             snapshot_detached(&objects, &volume, uid, nonce, unix_ms).await
         });
         self.check_registered(taken.expect("no writer is attached"));
-        self.take_note();
+        self.note_landed_records();
     }
 
     /// Leaves the mark of a snapshot at the next position of the log, whose end the bucket lost.
@@ -193,10 +197,12 @@ impl World {
         self.begin_forget_of(seq);
     }
 
-    /// Begins to forget this one. It may be forgotten already.
+    /// Begins to forget the snapshot of this seq, which may be forgotten already.
     pub(crate) fn begin_forget_of(&mut self, seq: Seq) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
-        self.control.tasks.start(async move { Done::Forgotten(forget(&objects, &volume, seq).await) });
+        self.control
+            .tasks
+            .start(async move { ControlResult::Forgotten(forget(&objects, &volume, seq).await) });
         self.trace.host_event(CONTROL, 85, "the control plane forgets a snapshot");
         self.run_control();
     }
@@ -207,7 +213,7 @@ impl World {
             (SimObjects(self.control.calls.clone()), mem::take(&mut self.control.memory));
         self.control.tasks.start(async move {
             let swept = sweep(&objects, &mut memory, AT_ONCE).await;
-            Done::Swept(swept, memory)
+            ControlResult::Swept(swept, memory)
         });
         self.trace.host_event(CONTROL, 87, "the control plane begins a sweep");
         self.run_control();
@@ -215,10 +221,9 @@ impl World {
 
     /// Checks, at rest, that a sweep keeps exactly the needed objects.
     pub(crate) fn check_sweep(&mut self) {
-        let swept =
-            self.ask_soundly(
-                |objects| async move { sweep(&objects, &mut SweepMemory::default(), AT_ONCE).await },
-            );
+        let swept = self.run_reliably(|objects| async move {
+            sweep(&objects, &mut SweepMemory::default(), AT_ONCE).await
+        });
         let skipped = swept.expect("this store answers").skipped;
         Invariant::GarbageGoes.check(skipped.is_empty(), || format!("a sweep cannot read {skipped:?}"));
         self.store.check_swept();
@@ -226,28 +231,28 @@ impl World {
 
     pub(super) fn run_control(&mut self) {
         if let Some(done) = self.control.tasks.next_ended() {
-            self.control_done(done);
+            self.handle_control_result(done);
         }
-        self.control.waiting = self.control.calls.take();
+        self.control.pending_call = self.control.calls.pop();
     }
 
-    fn control_done(&mut self, done: Done) {
+    fn handle_control_result(&mut self, done: ControlResult) {
         let failed = match done {
-            Done::Taken(Ok(taken)) => return drop(self.check_registered(taken)),
-            Done::Forgotten(Ok(())) => return,
-            Done::Made(made) => return self.fork_was_made(made),
-            Done::Removed(removed) => return self.was_removed(removed),
-            Done::Swept(swept, memory) => {
+            ControlResult::Taken(Ok(taken)) => return drop(self.check_registered(taken)),
+            ControlResult::Forgotten(Ok(())) => return,
+            ControlResult::Made(made) => return self.handle_fork_result(made),
+            ControlResult::Removed(removed) => return self.handle_removal_result(removed),
+            ControlResult::Swept(swept, memory) => {
                 self.control.memory = memory;
                 match swept {
                     Ok(_) => return,
                     Err(failure) => SnapshotError::Log(failure),
                 }
             }
-            Done::Taken(Err(error)) | Done::Forgotten(Err(error)) => error,
+            ControlResult::Taken(Err(error)) | ControlResult::Forgotten(Err(error)) => error,
         };
         let has_cause = if let SnapshotError::Log(failure) = &failed {
-            is_passing(failure)
+            is_temporary(failure)
         } else {
             matches!(failed, SnapshotError::Attached { .. } | SnapshotError::NoSuchSnapshot { .. })
         };
@@ -261,27 +266,27 @@ impl World {
     }
 
     /// Reads one of the snapshots that count from its stored objects.
-    pub(crate) fn check_a_snapshot(&mut self) {
-        let live = self.store.live();
+    pub(crate) fn check_random_snapshot(&mut self) {
+        let live = self.store.live_snapshots();
         if !live.is_empty() {
             let seq = live[self.rng.below(live.len())];
             self.store.check_snapshot(seq);
         }
     }
 
-    /// Reads all of them.
+    /// Reads all snapshots that count from their stored objects.
     pub(crate) fn check_snapshots(&self) {
-        for seq in self.store.live() {
+        for seq in self.store.live_snapshots() {
             self.store.check_snapshot(seq);
         }
     }
 
-    /// Forgets all of them, with reliable requests. Returns their places.
+    /// Forgets all snapshots, with reliable requests. Returns their places.
     pub(super) fn forget_all(&mut self) -> Vec<Seq> {
         let seqs: Vec<Seq> = self.store.registered().iter().map(|known| known.seq).collect();
         for seq in &seqs {
             let (volume, seq) = (self.store.volume().clone(), *seq);
-            let forgotten = self.ask_soundly(|objects| async move { forget(&objects, &volume, seq).await });
+            let forgotten = self.run_reliably(|objects| async move { forget(&objects, &volume, seq).await });
             forgotten.expect("this store answers");
         }
         seqs
@@ -289,7 +294,7 @@ impl World {
 }
 
 /// Returns true for a temporary failure of the store. In a fleet a store denies requests for a while.
-pub(super) fn is_passing(failure: &LogFailure) -> bool {
+pub(super) fn is_temporary(failure: &LogFailure) -> bool {
     let denied = matches!(
         failure,
         LogFailure::Store { source: StoreError::Denied { .. }, .. }

@@ -12,16 +12,16 @@ impl World {
     }
 
     /// Returns the number of sectors on the sides of `host`.
-    pub fn held(&self, host: usize) -> u64 {
-        self.hosts[host].disk.lock().sides.iter().map(|side| side.held).sum()
+    pub fn held_sectors(&self, host: usize) -> u64 {
+        self.hosts[host].disk.lock().sides.iter().map(|side| side.data_sectors).sum()
     }
 
     /// Reports the space of its sides, relative to their share, to the engine.
     pub(super) fn measure_space(&mut self, host: usize) {
         let Some(share) = self.terms.share else { return };
-        let held = self.held(host);
-        let excess_bytes = held.saturating_sub(share - share / 8) * SECTOR_BYTES;
-        let room_bytes = share.saturating_sub(held) * SECTOR_BYTES;
-        self.tell(host, Event::Space { excess_bytes, room_bytes });
+        let used_sectors = self.held_sectors(host);
+        let excess_bytes = used_sectors.saturating_sub(share - share / 8) * SECTOR_BYTES;
+        let room_bytes = share.saturating_sub(used_sectors) * SECTOR_BYTES;
+        self.send_event(host, Event::Space { excess_bytes, room_bytes });
     }
 }

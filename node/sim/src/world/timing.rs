@@ -7,15 +7,15 @@ use crate::lag::JOB_MS;
 
 impl World {
     /// Lets time pass on every host.
-    pub(super) fn pass(&mut self, passed: Millis) {
+    pub(super) fn pass_time(&mut self, passed: Millis) {
         match &mut self.company {
-            Some(company) => company.owed += passed,
-            None => self.pass_here(passed),
+            Some(company) => company.owed_ms += passed,
+            None => self.pass_volume_time(passed),
         }
     }
 
     /// Lets time pass for this volume alone.
-    pub(crate) fn pass_here(&mut self, passed: Millis) {
+    pub(crate) fn pass_volume_time(&mut self, passed: Millis) {
         let end = self.clock.now() + passed;
         if !self.terms.timely {
             return self.clock.set(end);
@@ -24,7 +24,7 @@ impl World {
             self.clock.set((self.clock.now() + JOB_MS).min(end));
             for host in 0..self.hosts.len() {
                 if self.hosts[host].lag.is_tick_due(self.clock.now()) {
-                    self.tell_time(host);
+                    self.send_tick(host);
                 }
                 while let Some(index) = self.first_overdue(host) {
                     self.step_job(host, index);
@@ -42,20 +42,20 @@ impl World {
 
     /// Checks invariant 14: if this host was lost now, the store would have all but the last writes.
     fn check_age(&mut self) {
-        let (invariant, queue_ms) = self.in_time();
+        let (invariant, queue_ms) = self.lateness_rule();
         let is_store_failing = self.is_store_failing();
         for here in
             self.hosts.iter_mut().filter(|host| host.device.as_ref().is_some_and(|device| device.ready))
         {
             let volume = here.process.as_ref().and_then(|process| process.volume.as_ref());
             if volume.is_none_or(|volume| volume.status().committed.is_none()) {
-                here.lag.down(self.clock.now());
+                here.lag.note_down(self.clock.now());
             }
             // A write captured by its seal before the client got the answer counts as younger than the seal.
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
                 here.lag.clear();
             }
-            let oldest = here.lag.oldest(here.settings.max_age_ms).filter(|_| !is_store_failing);
+            let oldest = here.lag.oldest_write(here.settings.max_age_ms).filter(|_| !is_store_failing);
             let Some((ended, due)) = oldest else { continue };
             invariant.check(self.clock.now() <= due + queue_ms, || {
                 format!(

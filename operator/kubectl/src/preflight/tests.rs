@@ -10,7 +10,7 @@ use crate::{Command, Settings};
 const DAEMON_SET: &str = include_str!("../../../../charts/holdfast/templates/node-daemonset.yaml");
 const VALUES: &str = include_str!("../../../../charts/holdfast/values.yaml");
 
-fn a_run() -> Run {
+fn run() -> Run {
     Run {
         name: "run-1".to_owned(),
         image: image_of(None),
@@ -40,7 +40,7 @@ fn nodes_are_named_or_all() {
 
 #[test]
 fn the_pod_is_on_its_node_whatever_taints_it_has() {
-    let pod = pod("worker-1", &Run { state_dir: "/mnt/nvme".to_owned(), ..a_run() });
+    let pod = pod("worker-1", &Run { state_dir: "/mnt/nvme".to_owned(), ..run() });
     let checked: Pod = serde_json::from_value(pod.clone()).unwrap();
     let spec = checked.spec.unwrap();
     assert_eq!(spec.node_name.as_deref(), Some("worker-1"));
@@ -65,8 +65,8 @@ fn the_pod_is_on_its_node_whatever_taints_it_has() {
 
 /// A Pod with less access to the node than the daemon would fail healthy nodes.
 #[test]
-fn the_pod_is_as_the_daemon_sets() {
-    let pod = pod("a", &a_run());
+fn the_pod_matches_the_daemon_set() {
+    let pod = pod("a", &run());
     let spec = &pod["spec"];
     let has = |text: &str| assert!(DAEMON_SET.contains(text), "the DaemonSet does not say {text:?}");
     assert_eq!(spec["hostPID"], true);
@@ -128,14 +128,14 @@ fn the_image_is_that_of_this_version() {
 }
 
 #[test]
-fn runs_are_told_apart_by_a_label() {
+fn runs_are_distinguished_by_a_label() {
     let all = "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=preflight";
     assert_eq!(selector(None), all);
     assert_eq!(selector(Some("r")), format!("{all},holdfast.dev/preflight=r"));
     assert!(run_name().len() <= 63);
 }
 
-fn a_node(name: &str, os: &str, ready: &str) -> Node {
+fn node(name: &str, os: &str, ready: &str) -> Node {
     serde_json::from_value(json!({
         "metadata": { "name": name, "labels": { "kubernetes.io/os": os } },
         "status": { "conditions": [
@@ -148,8 +148,7 @@ fn a_node(name: &str, os: &str, ready: &str) -> Node {
 
 #[test]
 fn nodes_that_start_no_pod_are_named() {
-    let known =
-        [a_node("a", "linux", "True"), a_node("b", "windows", "True"), a_node("c", "linux", "Unknown")];
+    let known = [node("a", "linux", "True"), node("b", "windows", "True"), node("c", "linux", "Unknown")];
     let names = |nodes: Vec<Node>| nodes.iter().map(Node::name_any).collect::<Vec<_>>();
     assert_eq!(names(linux(&known)), ["a", "c"]);
     let chosen = choose(&known, ["c", "a", "c"].map(str::to_owned).into()).unwrap();
@@ -200,10 +199,10 @@ fn a_pod_ends_with_a_code_or_a_cause() {
 }
 
 #[test]
-fn a_refused_pod_is_said_with_the_way_out() {
+fn a_refused_pod_is_reported_with_the_fix() {
     let refused = |code: u16, message: &str| {
         let status = Status { code, message: message.to_owned(), ..Status::default() };
-        format!("{:#}", refused(kube::Error::Api(status.into()), &a_run()))
+        format!("{:#}", refused(kube::Error::Api(status.into()), &run()))
     };
     let policy = "pods \"x\" is forbidden: violates PodSecurity \"restricted:latest\": privileged";
     for (code, message, words) in [
@@ -226,7 +225,7 @@ fn a_refused_pod_is_said_with_the_way_out() {
 }
 
 #[test]
-fn a_node_is_said_with_its_lines() {
+fn a_nodes_lines_are_printed_with_its_verdict() {
     let checked = |failure: Option<&str>| Checked {
         node: "a".to_owned(),
         log: "PASS kernel: Linux\nFAIL io_uring: no\n".to_owned(),

@@ -35,20 +35,20 @@ fn outcome_of(names: &[&str], answers: Vec<(&str, Result<Vec<Row>, &str>)>) -> (
 }
 
 #[test]
-fn all_that_answered_is_in_the_table() {
+fn all_answers_are_in_the_table() {
     let (text, is_complete) = outcome_of(&[], vec![("a", Ok(Vec::new())), ("b", Ok(answer()))]);
     assert!(is_complete && text.starts_with("VOLUME") && text.lines().count() == 2, "{text}");
     assert!(text.contains("pvc-1   shop/data  b        1000      50.0"), "{text}");
 }
 
 #[test]
-fn without_volumes_there_is_a_sentence() {
+fn without_volumes_a_sentence_is_printed() {
     let found = outcome(&[], false, vec![("a".to_owned(), Ok(Vec::new()))], SortBy::Name);
     assert_eq!(found, ("No volume is attached.\n".to_owned(), true));
 }
 
 #[test]
-fn a_node_that_does_not_answer_is_named_under_the_others() {
+fn an_unresponsive_node_is_named_below_the_table() {
     let answers = vec![("a", Err("no answer within 5 s")), ("b", Ok(answer()))];
     let (text, is_complete) = outcome_of(&[], answers);
     assert!(!is_complete && text.contains("pvc-1"), "{text}");
@@ -57,7 +57,7 @@ fn a_node_that_does_not_answer_is_named_under_the_others() {
 }
 
 #[test]
-fn a_node_without_a_daemon_is_named_where_it_should_serve() {
+fn a_serving_node_without_a_daemon_is_named() {
     let (text, is_complete) = outcome_of(&[], vec![("a", Ok(Vec::new()))]);
     assert!(!is_complete, "{text}");
     assert!(

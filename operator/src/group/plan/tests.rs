@@ -157,8 +157,8 @@ impl World {
                     self.next_uid += 1;
                     snapshot.metadata.uid = Some(format!("snapshot-{}", self.next_uid));
                     snapshot.metadata.generation = Some(1);
-                    let there = self.snapshots.insert(snapshot.name_any(), snapshot);
-                    assert_eq!(there, None, "nothing is overwritten");
+                    let previous = self.snapshots.insert(snapshot.name_any(), snapshot);
+                    assert_eq!(previous, None, "nothing is overwritten");
                 }
             }
             GroupPlanStep::Change(changes) => {
@@ -394,7 +394,7 @@ fn a_restarted_operator_continues() {
 /// A failed attempt must not look as if its nodes had been released at a point: the volume that moved may be
 /// back when the next process looks.
 #[test]
-fn an_operator_that_dies_in_a_failed_attempt_does_not_take_it() {
+fn an_operator_killed_in_a_failed_attempt_discards_it() {
     for writes in 0.. {
         let mut world = World::new();
         world.run_to(GroupStep::Hold);
@@ -535,8 +535,8 @@ fn a_volume_that_changed_in_its_log_fails_the_attempt() {
     world.assert_fails_and_begins_again("Volume `attic`: it was attached and changed");
 }
 
-/// That daemon does not know groups, and takes a snapshot as soon as it is asked to prepare. No later event
-/// changes its report.
+/// The old daemon does not know groups, and takes a snapshot as soon as it is asked to prepare. No later
+/// event changes its report.
 #[test]
 fn a_daemon_of_the_previous_release_fails_the_attempt() {
     for step in [GroupStep::Prepare, GroupStep::Hold] {
@@ -614,7 +614,7 @@ fn a_deletion_waits_for_the_snapshots() {
 
 /// The API accepts it, and the operator never takes it.
 #[test]
-fn a_snapshot_that_the_group_did_not_create_is_never_taken() {
+fn a_foreign_snapshot_is_never_taken_for_a_group() {
     let mut world = World::new();
     let spec = serde_json::from_value(json!({ "volume": "data", "group": "g" })).expect("a spec");
     world.snapshots.insert("mine".to_owned(), VolumeSnapshot::new("mine", spec));
@@ -644,7 +644,7 @@ fn a_taken_name_is_an_obstacle_and_is_not_overwritten() {
 }
 
 #[test]
-fn a_volume_that_cannot_be_taken_is_named_and_asks_no_node() {
+fn an_obstacle_of_a_volume_is_reported_without_any_node() {
     let missing: fn(&mut World) = |world| drop(world.volumes.remove("wal"));
     let unprovisioned: fn(&mut World) = |world| {
         let volume = world.volumes.get_mut("wal").expect("it is there");
@@ -707,7 +707,7 @@ fn snapshots_of_old_attempts_are_deleted() {
 /// A node is unreachable, or a log accepts no more snapshots: the leftovers of such an attempt cannot be
 /// deleted. Without the wait, each further attempt would add more leftovers.
 #[test]
-fn an_attempt_waits_for_what_the_last_one_left() {
+fn an_attempt_waits_for_leftovers_of_the_last_one() {
     let mut world = World::new();
     world.run_to(GroupStep::Hold);
     world.daemons();
@@ -724,7 +724,7 @@ fn an_attempt_waits_for_what_the_last_one_left() {
 }
 
 #[test]
-fn a_complete_group_does_not_care_about_its_volumes() {
+fn a_complete_group_ignores_its_volumes() {
     let mut world = World::new();
     assert!(world.run().is_ok());
     let before = world.group.clone();
@@ -737,7 +737,7 @@ fn a_complete_group_does_not_care_about_its_volumes() {
 }
 
 #[test]
-fn a_complete_group_says_what_was_deleted_of_it() {
+fn a_complete_group_reports_its_deleted_snapshots() {
     let mut world = World::new();
     assert!(world.run().is_ok());
     world.delete("g-1-1");

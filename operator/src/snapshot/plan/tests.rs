@@ -67,7 +67,7 @@ fn reason(facts: &SnapshotFacts) -> String {
 }
 
 #[test]
-fn nothing_is_taken_before_it_can_be_found_again() {
+fn no_snapshot_is_taken_before_it_is_recorded() {
     let bare = SnapshotFacts { finalizer: false, ..facts() };
     assert_eq!(plan(&bare, &now()), [SnapshotStep::AddFinalizer]);
     let status = reported(&facts());
@@ -95,7 +95,7 @@ fn the_node_that_serves_the_volume_takes_it() {
 }
 
 #[test]
-fn a_snapshot_that_is_there_is_adopted_and_not_taken() {
+fn an_existing_snapshot_is_adopted_and_not_taken() {
     let adopts = |name: &str| {
         let mut facts = facts();
         facts.spec.snapshot_id = Some(name.to_owned());
@@ -178,20 +178,24 @@ fn a_deletion_forgets_the_snapshot_before_the_object_goes() {
 /// Otherwise, a snapshot in progress could be registered after the object's deletion, and stay.
 #[test]
 fn a_deletion_waits_for_the_node_that_takes_the_snapshot() {
-    let mut asked = recorded(Some("a"));
-    asked.deleting = true;
+    let mut requested = recorded(Some("a"));
+    requested.deleting = true;
     for policy in [DeletionPolicy::Retain, DeletionPolicy::Delete] {
-        asked.spec.deletion_policy = policy;
-        assert_eq!(plan(&asked, &now()), [], "{policy:?}");
+        requested.spec.deletion_policy = policy;
+        assert_eq!(plan(&requested, &now()), [], "{policy:?}");
     }
     for node in [None, Some("b")] {
-        serve(&mut asked, node);
-        assert_eq!(reported(&asked).node, None, "node a is not asked any more when it comes back");
-        assert_eq!(plan(&asked, &now()).last(), Some(&SnapshotStep::RemoveFinalizer), "{node:?}");
+        serve(&mut requested, node);
+        assert_eq!(reported(&requested).node, None, "node a is not asked any more when it comes back");
+        assert_eq!(plan(&requested, &now()).last(), Some(&SnapshotStep::RemoveFinalizer), "{node:?}");
     }
-    serve(&mut asked, Some("a"));
-    asked.volume.as_mut().expect("a volume").id = Some("another".to_owned());
-    assert_eq!(plan(&asked, &now()).last(), Some(&SnapshotStep::RemoveFinalizer), "it serves another volume");
+    serve(&mut requested, Some("a"));
+    requested.volume.as_mut().expect("a volume").id = Some("another".to_owned());
+    assert_eq!(
+        plan(&requested, &now()).last(),
+        Some(&SnapshotStep::RemoveFinalizer),
+        "it serves another volume"
+    );
 }
 
 #[test]
@@ -232,49 +236,49 @@ fn a_volume_whose_node_was_cut_off_names_the_remedy() {
 
 /// A node blocks writes of its volume, and registers the snapshot even if the attempt failed.
 #[test]
-fn a_deletion_waits_for_a_node_that_was_told_to_hold() {
-    let mut asked = recorded(Some("a"));
-    asked.spec.group = Some("g".to_owned());
-    asked.is_of_group = true;
-    asked.deleting = true;
-    asked.status.group_step = Some(GroupStep::Prepare);
+fn a_deletion_waits_for_a_node_with_a_hold_step() {
+    let mut requested = recorded(Some("a"));
+    requested.spec.group = Some("g".to_owned());
+    requested.is_of_group = true;
+    requested.deleting = true;
+    requested.status.group_step = Some(GroupStep::Prepare);
     for progress in [GroupProgress::Preparing, GroupProgress::Prepared] {
-        asked.status.group_progress = Some(progress);
-        assert_eq!(plan(&asked, &now()), [SnapshotStep::RemoveFinalizer], "nothing was begun");
+        requested.status.group_progress = Some(progress);
+        assert_eq!(plan(&requested, &now()), [SnapshotStep::RemoveFinalizer], "nothing was begun");
     }
-    asked.status.group_step = Some(GroupStep::Hold);
-    asked.status.group_progress = Some(GroupProgress::Held);
-    let released = reported(&asked);
+    requested.status.group_step = Some(GroupStep::Hold);
+    requested.status.group_progress = Some(GroupProgress::Held);
+    let released = reported(&requested);
     assert_eq!(released.group_step, Some(GroupStep::Release), "its writes do not wait any more");
     assert_eq!(released.group_progress, Some(GroupProgress::Held), "what the daemon said stays");
-    asked.status = released;
-    assert_eq!(plan(&asked, &now()), [], "the node registers it");
-    asked.status.group_progress = Some(GroupProgress::Lapsed);
-    assert_eq!(plan(&asked, &now()), []);
-    asked.status.snapshot_id = Some(format!("{ID}@7"));
-    let steps = plan(&asked, &now());
+    requested.status = released;
+    assert_eq!(plan(&requested, &now()), [], "the node registers it");
+    requested.status.group_progress = Some(GroupProgress::Lapsed);
+    assert_eq!(plan(&requested, &now()), []);
+    requested.status.snapshot_id = Some(format!("{ID}@7"));
+    let steps = plan(&requested, &now());
     assert_eq!(steps[1..], [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
 }
 
 /// A daemon without groups takes the snapshot at once; it would stay in the log.
 #[test]
-fn a_deletion_forgets_what_a_daemon_of_the_previous_release_took() {
-    let mut asked = recorded(Some("a"));
-    asked.spec.group = Some("g".to_owned());
-    asked.is_of_group = true;
-    asked.deleting = true;
-    asked.status.group_step = Some(GroupStep::Prepare);
-    assert_eq!(plan(&asked, &now()), [], "which one is asked is not known before it answers");
-    let mut lapsed = asked.clone();
+fn a_deletion_forgets_a_snapshot_of_an_older_daemon() {
+    let mut requested = recorded(Some("a"));
+    requested.spec.group = Some("g".to_owned());
+    requested.is_of_group = true;
+    requested.deleting = true;
+    requested.status.group_step = Some(GroupStep::Prepare);
+    assert_eq!(plan(&requested, &now()), [], "which one is asked is not known before it answers");
+    let mut lapsed = requested.clone();
     lapsed.status.group_progress = Some(GroupProgress::Lapsed);
     assert_eq!(plan(&lapsed, &now()), [], "its successor may have found it, and reports it");
-    let mut taken = asked.clone();
+    let mut taken = requested.clone();
     taken.status.snapshot_id = Some(format!("{ID}@7"));
     let forgets = [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer];
     assert_eq!(plan(&taken, &now())[1..], forgets);
     // It released the volume before it reported the snapshot.
-    serve(&mut asked, None);
-    assert_eq!(plan(&asked, &now())[1..], forgets);
+    serve(&mut requested, None);
+    assert_eq!(plan(&requested, &now())[1..], forgets);
 }
 
 /// The daemon finds the snapshot by this field.
@@ -327,7 +331,7 @@ fn a_snapshot_of_an_older_release_gets_its_size() {
 
 /// An operator that does not know the field takes a new snapshot, of later data, under another's handle.
 #[test]
-fn what_an_older_operator_took_in_its_place_is_not_ready() {
+fn a_snapshot_of_an_older_operator_is_not_ready() {
     let mut taken = recorded(None);
     taken.spec.snapshot_id = Some(format!("{ID}@7"));
     taken.status.snapshot_id = Some(format!("{ID}@9"));
@@ -348,24 +352,24 @@ fn object(
     recorded: Option<&str>,
 ) -> VolumeSnapshot {
     let spec = serde_json::json!({ "volume": volume, "snapshotID": wanted });
-    let mut one = VolumeSnapshot::new(name, serde_json::from_value(spec).expect("a spec"));
-    one.metadata.uid = Some(name.to_owned());
-    one.metadata.creation_timestamp = Timestamp::from_second(created).ok().map(Time);
+    let mut snapshot = VolumeSnapshot::new(name, serde_json::from_value(spec).expect("a spec"));
+    snapshot.metadata.uid = Some(name.to_owned());
+    snapshot.metadata.creation_timestamp = Timestamp::from_second(created).ok().map(Time);
     let status = VolumeSnapshotStatus { snapshot_id: recorded.map(str::to_owned), ..Default::default() };
-    one.status = Some(status);
-    one
+    snapshot.status = Some(status);
+    snapshot
 }
 
 /// Regression: deleting one of the two left the other Ready over data that a sweep had deleted.
 #[test]
 fn one_snapshot_is_adopted_by_one_object() {
-    let one = |name: &str, created: i64, recorded: Option<&str>| {
+    let snapshot = |name: &str, created: i64, recorded: Option<&str>| {
         object((name, "data"), created, Some("a@7"), recorded)
     };
-    let (first, second) = (one("b", 1, None), one("a", 2, None));
+    let (first, second) = (snapshot("b", 1, None), snapshot("a", 2, None));
     assert_eq!(rival_of(&second, [&first, &second]).as_deref(), Some("b"));
     assert_eq!(rival_of(&first, [&first, &second]), None);
-    let has_it = one("a", 2, Some("a@7"));
+    let has_it = snapshot("a", 2, Some("a@7"));
     assert_eq!(rival_of(&first, [&first, &has_it]).as_deref(), Some("a"), "it was adopted already");
     let mut refused = facts();
     refused.spec.snapshot_id = Some(format!("{ID}@7"));

@@ -182,7 +182,7 @@ async fn garbage_is_deleted_once_it_is_older_than_the_grace() {
 
 /// Policies of earlier versions lack the right to abort uploads: one event per day would be too many.
 #[tokio::test(start_paused = true)]
-async fn uploads_that_stay_are_an_event_once_and_stop_no_sweep() {
+async fn leftover_uploads_cause_one_event_and_stop_no_sweep() {
     let (bucket, key) = bucket().await;
     bucket.leave_upload(&key);
     bucket.fail_always(Verb::AbortUpload, Fault::Before(ErrorKind::Denied));
@@ -205,10 +205,12 @@ async fn uploads_that_stay_are_an_event_once_and_stop_no_sweep() {
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_counts_what_a_sweep_would_delete() {
     let (bucket, key) = bucket().await;
-    let gone: VolumeId = "gone".parse().expect("an id");
-    holdfast_log::provision(&bucket, &gone, Creation::plain(64, Nonce([1; 16]), 0)).await.expect("created");
+    let deleted: VolumeId = "gone".parse().expect("an id");
+    holdfast_log::provision(&bucket, &deleted, Creation::plain(64, Nonce([1; 16]), 0))
+        .await
+        .expect("created");
     let terms = Terms { keep: HOUR, owner: "uid-main".to_owned() };
-    assert!(discard(&bucket, &gone, Nonce([1; 16]), &terms, None).await.expect("deleted"));
+    assert!(discard(&bucket, &deleted, Nonce([1; 16]), &terms, None).await.expect("deleted"));
     let before = bucket.keys();
     let mut store = hourly("main", "1h");
     store.spec.sweep.grace = "1h".to_owned();
@@ -264,7 +266,7 @@ fn has_tombstone(bucket: &MemoryStore, volume: &str) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_volume_is_removed_once_it_was_long_enough_in_the_trash() {
+async fn a_deleted_volume_is_removed_after_its_trash_time() {
     let bucket = trash(&["gone", "refused", "back"], 2 * DAY).await;
     let fake = Fake::new(vec![hourly("main", "48h")], bucket);
     let here = |is_provisioned| VolumeHere { object_store: Some("main".to_owned()), is_provisioned };
@@ -291,7 +293,7 @@ async fn a_deleted_volume_is_removed_once_it_was_long_enough_in_the_trash() {
 /// Found by review: after a restore of the cluster, only the cluster's own next sweep protected its Volumes
 /// from the sweeps of other clusters.
 #[tokio::test(start_paused = true)]
-async fn a_restored_cluster_takes_its_volumes_back_while_sweeps_are_suspended() {
+async fn a_restored_cluster_restores_volumes_with_suspended_sweeps() {
     let bucket = trash(&["used", "gone"], 2 * DAY).await;
     let mut suspended = hourly("main", "48h");
     suspended.spec.sweep.suspend = true;
@@ -307,7 +309,7 @@ async fn a_restored_cluster_takes_its_volumes_back_while_sweeps_are_suspended() 
 
 /// Found by review: with both defaults, the cluster that had deleted the volume could remove it first.
 #[tokio::test(start_paused = true)]
-async fn a_volume_used_here_that_another_deleted_is_taken_back_soon() {
+async fn a_used_volume_trashed_by_another_is_restored_soon() {
     let mut suspended = hourly("main", "24h");
     suspended.spec.sweep.suspend = true;
     let fake = Fake::new(vec![suspended], MemoryStore::new());
@@ -326,7 +328,7 @@ async fn a_volume_used_here_that_another_deleted_is_taken_back_soon() {
 
 /// Found by review: the shortest retention of all clusters that share a bucket applied.
 #[tokio::test(start_paused = true)]
-async fn who_shares_a_bucket_keeps_what_others_deleted() {
+async fn clusters_sharing_a_bucket_keep_trash_of_others() {
     let bucket = trash(&["gone"], 2 * DAY).await;
     let fake = Fake::new(vec![hourly("other", "0s")], bucket);
     let metrics = Arc::new(Metrics::new());
@@ -351,13 +353,14 @@ async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
     assert_eq!(fake.reports().last().map(|report| report.trashed_volumes), Some(2));
     assert!(has_tombstone(&fake.bucket(), "gone"));
     let notes: Vec<String> = std::iter::from_fn(|| fake.event()).filter_map(|event| event.note).collect();
-    let told = |part: &str| notes.iter().any(|note| note.contains("time is over (2)") && note.contains(part));
-    assert!(told("damaged: ") && told("strange: object trash/strange/"), "{notes:?}");
+    let has_note =
+        |part: &str| notes.iter().any(|note| note.contains("time is over (2)") && note.contains(part));
+    assert!(has_note("damaged: ") && has_note("strange: object trash/strange/"), "{notes:?}");
 }
 
 /// Regression: a proxy removed the header `Date`, so nothing was deleted permanently, without any report.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_says_no_time_is_named() {
+async fn a_store_without_a_clock_is_named() {
     for (hides, least) in [(false, 0), (true, 1)] {
         let bucket = trash(&["gone"], DAY).await;
         if hides {
@@ -392,7 +395,7 @@ async fn a_new_leader_continues_the_schedule_of_the_last_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_suspended_unfit_or_deleted_is_not_swept() {
+async fn suspended_unfit_and_deleted_stores_are_not_swept() {
     let suspended = store("suspended", serde_json::json!({ "suspend": true }));
     let mut unfit = store("unfit", serde_json::json!({}));
     unfit.status = None;
@@ -455,7 +458,7 @@ async fn a_failed_sweep_is_retried_more_and_more_rarely() {
 
 /// The root of a snapshot is read once; over another connection it may differ.
 #[tokio::test(start_paused = true)]
-async fn what_was_read_is_remembered_until_the_connection_changes() {
+async fn snapshot_roots_are_cached_until_the_connection_changes() {
     let fake = Fake::new(vec![store("main", serde_json::json!({}))], bucket().await.0);
     let _running = fake.start(&Arc::new(Metrics::new()));
     let mut gets = Vec::new();

@@ -150,7 +150,7 @@ fn provisioning_needs_a_fit_store_and_names_the_field() {
 }
 
 #[test]
-fn what_this_version_cannot_do_fails_and_names_the_field() {
+fn unsupported_specs_fail_and_name_the_field() {
     let mut facts = new_volume();
     facts.spec.size = Some("1".to_owned());
     let steps = plan(&facts, &now());
@@ -288,7 +288,7 @@ fn a_plan_made_again_writes_the_same_status() {
 }
 
 #[test]
-fn only_what_the_plan_depends_on_is_looked_up() {
+fn only_needed_facts_are_looked_up() {
     assert!(new_volume().needs_store());
     assert!(!existing("a", "a", "a").needs_store());
     assert!(ClusterFacts { deleting: true, ..existing("a", "a", "a") }.needs_store());
@@ -300,7 +300,7 @@ fn only_what_the_plan_depends_on_is_looked_up() {
 
 /// `kubectl wait`, and generic tools that check an object's health, only know this condition.
 #[test]
-fn ready_says_if_the_volume_is_where_its_spec_wants_it() {
+fn ready_compares_the_volume_with_its_spec() {
     let attaching = {
         let mut facts = existing("a", "a", "a");
         facts.status.device_path = None;
@@ -373,7 +373,7 @@ fn an_existing_volume_is_adopted_with_its_size() {
 }
 
 #[test]
-fn an_adoption_that_cannot_be_names_the_field() {
+fn an_impossible_adoption_names_the_field() {
     for (found, size, reason, part) in [
         (
             there(),
@@ -474,7 +474,7 @@ fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
 fn a_snapshot_that_cannot_be_restored_names_the_field() {
     use VolumePhase::{Failed, Pending};
     let why = || "Taking: node a, which serves the volume, takes the snapshot".to_owned();
-    for (fact, size, phase, reason, begins, fix) in [
+    for (fact, size, phase, reason, prefix, fix) in [
         (
             SnapshotFact::Missing,
             None,
@@ -530,12 +530,12 @@ fn a_snapshot_that_cannot_be_restored_names_the_field() {
         assert_eq!((status.phase, &status.volume_id, &status.restored_from), (Some(phase), &None, &None));
         assert_eq!(reason_of(status, PROVISIONED), ("False", reason));
         let message = &status.conditions[0].message;
-        assert!(message.starts_with(begins) && message.contains(fix), "{message}");
+        assert!(message.starts_with(prefix) && message.contains(fix), "{message}");
     }
 }
 
 #[test]
-fn a_snapshot_is_looked_up_only_for_a_volume_without_content() {
+fn snapshots_are_looked_up_only_for_empty_volumes() {
     let facts = restored(None, SnapshotFact::NotLooked);
     assert_eq!(reason_of(last_report(&plan(&facts, &now())), PROVISIONED), ("False", "Provisioning"));
     let unready = ClusterFacts { store: StoreFact::Unprobed, ..facts.clone() };
@@ -597,9 +597,9 @@ fn a_volume_that_is_retained_at_last_leaves_the_trash() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     facts.status = last_report(&plan(&facts, &now())).clone();
     facts.store = StoreFact::Unprobed;
-    let waits = plan(&facts, &now());
-    assert_eq!(reason_of(last_report(&waits), PROVISIONED), ("True", "DeletionInterrupted"));
-    facts.status = last_report(&waits).clone();
+    let steps = plan(&facts, &now());
+    assert_eq!(reason_of(last_report(&steps), PROVISIONED), ("True", "DeletionInterrupted"));
+    facts.status = last_report(&steps).clone();
     facts.spec.deletion_policy = DeletionPolicy::Retain;
     assert_eq!(names(&plan(&facts, &now())), ["report"], "it may be in the trash");
     facts.store = StoreFact::Ready;
@@ -616,13 +616,13 @@ fn a_volume_that_is_retained_at_last_leaves_the_trash() {
 
 /// Found by review: after a node came back, the started attempt was forgotten.
 #[test]
-fn a_deletion_that_had_begun_is_known_after_a_node_came_back() {
+fn a_returned_node_does_not_hide_a_begun_deletion() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     facts.status = last_report(&plan(&facts, &now())).clone();
     facts.status.node = Some("a".to_owned());
-    let waits = plan(&facts, &now());
-    assert_eq!(reason_of(last_report(&waits), PROVISIONED), ("True", "DeletionInterrupted"));
-    facts.status = VolumeStatus { node: None, ..last_report(&waits).clone() };
+    let steps = plan(&facts, &now());
+    assert_eq!(reason_of(last_report(&steps), PROVISIONED), ("True", "DeletionInterrupted"));
+    facts.status = VolumeStatus { node: None, ..last_report(&steps).clone() };
     (facts.store, facts.spec.deletion_policy) = (StoreFact::Unprobed, DeletionPolicy::Retain);
     assert_eq!(names(&plan(&facts, &now())), ["report"], "it may be in the trash");
 }

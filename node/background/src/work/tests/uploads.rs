@@ -13,16 +13,16 @@ use super::super::*;
 use crate::{SideReader, UploadBatch};
 
 /// Data files filled with one byte.
-struct Full;
+struct FilledSides;
 
-impl SideReader for Full {
+impl SideReader for FilledSides {
     fn read(&self, _side: Side, _range: SectorRange, buffer: &mut [u8]) -> io::Result<()> {
         buffer.fill(7);
         Ok(())
     }
 }
 
-impl Sides for Full {
+impl Sides for FilledSides {
     async fn pack(&self, mut batch: UploadBatch) -> UploadBatch {
         batch.pack(self);
         batch
@@ -38,9 +38,9 @@ impl Sides for Full {
 }
 
 /// Time that does not pass.
-struct Still;
+struct FrozenTime;
 
-impl Environment for Still {
+impl Environment for FrozenTime {
     async fn sleep(&self, _time: Duration) {
         std::future::pending().await
     }
@@ -69,10 +69,10 @@ pub(super) fn pools() -> Pools {
     }
 }
 
-fn volume(number: usize, store: (usize, &MemoryStore), pools: &Pools) -> Background<Full, Still> {
+fn volume(number: usize, store: (usize, &MemoryStore), pools: &Pools) -> Background<FilledSides, FrozenTime> {
     let id = format!("v{number}").parse().unwrap();
     let store = (StoreKey(store.0), Arc::new(store.1.clone()) as Arc<dyn ObjectStore>);
-    Background::new(id, store, Full, Still, pools.clone())
+    Background::new(id, store, FilledSides, FrozenTime, pools.clone())
 }
 
 fn upload() -> Work {
@@ -82,7 +82,7 @@ fn upload() -> Work {
 
 /// Regression: two volumes of a failed store held all upload permits of the node, even between attempts.
 #[test]
-fn uploads_that_wait_hold_nothing() {
+fn waiting_uploads_hold_no_memory() {
     let (dead, live, pools) = (MemoryStore::new(), MemoryStore::new(), pools());
     dead.fail_always(Verb::Put, Fault::Before(ErrorKind::Denied));
     let failing: Vec<_> = (0..8).map(|number| volume(number, (0, &dead), &pools)).collect();
@@ -95,7 +95,7 @@ fn uploads_that_wait_hold_nothing() {
 
 /// Regression: after a long outage, a segment had more parts than a store accepts: no attempt ever succeeded.
 #[test]
-fn a_segment_has_no_more_parts_than_a_store_takes() {
+fn a_segment_has_no_more_parts_than_a_store_accepts() {
     let (store, memory) = (MemoryStore::new(), UploadMemory::new(1 << 20, 1));
     let volume = volume(0, (0, &store), &Pools { upload_memory: memory, ..pools() });
     // Parts of one byte: each block's entry alone would need 48.
@@ -107,7 +107,7 @@ fn a_segment_has_no_more_parts_than_a_store_takes() {
 
 /// The same for a store that accepts requests and does not answer.
 #[test]
-fn a_silent_store_holds_up_no_other() {
+fn a_silent_store_delays_no_other() {
     let (silent, live, pools) = (MemoryStore::new(), MemoryStore::new(), pools());
     silent.fail_always(Verb::Put, Fault::Hold(Gate::new()));
     let hanging: Vec<_> = (0..8).map(|number| volume(number, (0, &silent), &pools)).collect();

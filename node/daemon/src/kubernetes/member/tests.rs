@@ -30,19 +30,19 @@ fn a_node_makes_the_step_that_the_operator_wrote() {
 /// A second preparation would be reported before the operator has noticed the failed attempt, and would block
 /// other groups from the volume.
 #[test]
-fn a_preparation_that_lapsed_is_not_made_again() {
+fn a_lapsed_preparation_is_not_repeated() {
     assert_eq!(task("Prepare", Some("Lapsed")), Some(Task::Take), "as any other that lapsed");
 }
 
-/// Its deletion waits for the snapshot: the node may have started it.
+/// The deletion of the object waits for the snapshot: the node may have started it.
 #[test]
-fn a_cut_that_lapsed_still_ends_in_a_snapshot() {
+fn a_lapsed_cut_still_ends_in_a_snapshot() {
     assert_eq!(task("Hold", Some("Lapsed")), Some(Task::Take));
     assert_eq!(task("Release", Some("Lapsed")), Some(Task::Take));
 }
 
 #[tokio::test]
-async fn a_hold_that_fails_has_lapsed_and_a_preparation_is_tried_again() {
+async fn a_failed_hold_lapses_and_a_failed_preparation_is_retried() {
     let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
     assert_eq!(
         cut(&volumes, &volume, UID, CutStep::Prepare).await,
@@ -69,7 +69,7 @@ async fn a_hold_that_fails_has_lapsed_and_a_preparation_is_tried_again() {
 
 /// A process that took over has no state of the cut: its snapshot would be of another point.
 #[tokio::test]
-async fn a_snapshot_that_is_of_no_common_point_is_not_reported_as_one() {
+async fn a_snapshot_without_a_common_point_is_not_reported() {
     let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
     assert!(matches!(taken(&volumes, &volume, UID).await, StepOutcome::Taken(taken) if taken.uid == UID));
     volumes.lapse_cuts();

@@ -48,13 +48,13 @@ fn served() -> NodeFacts {
 
 /// Applies the status that the plan reports.
 fn reported(facts: &mut NodeFacts) {
-    if let Some(status) = written(&plan(facts, &now())) {
+    if let Some(status) = written_status(&plan(facts, &now())) {
         facts.status = VolumeStatus { assigned_node: facts.status.assigned_node.clone(), ..status };
         facts.since_report = Some(Duration::ZERO);
     }
 }
 
-fn written(plan: &NodePlan) -> Option<VolumeStatus> {
+fn written_status(plan: &NodePlan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
         NodeStep::Attach { .. }
@@ -67,11 +67,11 @@ fn written(plan: &NodePlan) -> Option<VolumeStatus> {
 }
 
 fn reason(plan: &NodePlan) -> (String, String) {
-    let status = written(plan).expect("a status is written");
+    let status = written_status(plan).expect("a status is written");
     (status.conditions[0].status.clone(), status.conditions[0].reason.clone())
 }
 
-fn acts(plan: &NodePlan) -> Vec<&'static str> {
+fn step_names(plan: &NodePlan) -> Vec<&'static str> {
     plan.steps
         .iter()
         .map(|step| match step {
@@ -102,11 +102,11 @@ fn not_grown(bytes: u64) -> Option<OperationOutcome> {
     Some(OperationOutcome::NotGrown { to: GrowTo::bytes(bytes), failure })
 }
 
-fn me() -> Option<String> {
+fn this_node() -> Option<String> {
     Some("a".to_owned())
 }
 
-fn other() -> Option<String> {
+fn other_node() -> Option<String> {
     Some("b".to_owned())
 }
 
@@ -136,15 +136,15 @@ fn present_as(state: VolumeState, change: impl FnOnce(&mut NodeFacts)) -> NodeFa
 
 /// The host was lost while it served the volume, which is now wanted elsewhere.
 fn left_behind(facts: &mut NodeFacts) {
-    facts.status.node = me();
+    facts.status.node = this_node();
     facts.status.epoch = Some(3);
-    facts.spec.node_name = other();
+    facts.spec.node_name = other_node();
 }
 
 /// Checks cases: a description, the facts, and the expected steps.
 fn check<const N: usize>(cases: [(&str, NodeFacts, &[&str]); N]) {
     for (name, facts, expected) in cases {
-        assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
+        assert_eq!(step_names(&plan(&facts, &now())), expected, "{name}");
     }
 }
 
@@ -160,7 +160,7 @@ fn the_policy_lets_a_node_write_its_own_conditions() {
 
 /// Regression: the status said that it waited for the node, which did nothing before the next attach.
 #[test]
-fn a_device_that_is_served_gets_the_size_of_the_spec() {
+fn a_served_device_gets_the_size_of_the_spec() {
     fn larger(facts: &mut NodeFacts) {
         facts.spec.size = Some("2Gi".to_owned());
     }
@@ -192,7 +192,7 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
             "no longer wanted here",
             present(|f| {
                 larger(f);
-                f.spec.node_name = other();
+                f.spec.node_name = other_node();
             }),
             &["report", "detach"],
         ),
@@ -205,7 +205,7 @@ fn a_device_that_is_served_gets_the_size_of_the_spec() {
         reported(f);
         (f.wait, f.doing) = (Duration::ZERO, Some(Doing::Growing(GrowTo::bytes(2 << 30))));
     });
-    assert_eq!(acts(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
+    assert_eq!(step_names(&plan(&again, &now())), [""; 0], "a retry does not hide why the last try failed");
 }
 
 /// Regression, found in review: the user followed the message and stopped the pods, but the detach waited for
@@ -218,7 +218,7 @@ fn a_growth_that_failed_delays_no_detach() {
             "no longer wanted here",
             present(|f| {
                 failed(f);
-                f.spec.node_name = other();
+                f.spec.node_name = other_node();
             }),
             &["report", "detach"],
         ),
@@ -246,7 +246,7 @@ fn a_growth_that_failed_delays_no_detach() {
 fn a_wanted_volume_is_claimed_and_attached() {
     check([
         ("requested and granted", granted(), &["claim", "attach"]),
-        ("claimed by an earlier run", absent(|f| f.status.node = me()), &["claim", "attach"]),
+        ("claimed by an earlier run", absent(|f| f.status.node = this_node()), &["claim", "attach"]),
         (
             "the writer of an epoch was force-detached",
             absent(|f| {
@@ -258,8 +258,8 @@ fn a_wanted_volume_is_claimed_and_attached() {
             &["claim", "replace"],
         ),
         ("requested, not granted", absent(|f| f.status.assigned_node = None), &[]),
-        ("granted to another", absent(|f| f.status.assigned_node = other()), &[]),
-        ("requested elsewhere", absent(|f| f.spec.node_name = other()), &[]),
+        ("granted to another", absent(|f| f.status.assigned_node = other_node()), &[]),
+        ("requested elsewhere", absent(|f| f.spec.node_name = other_node()), &[]),
         ("being deleted", absent(|f| f.deleting = true), &[]),
         ("an attach is in progress", absent(|f| f.doing = Some(Doing::Attaching)), &["report"]),
         (
@@ -288,14 +288,14 @@ fn a_served_volume_is_detached_once_it_is_not_wanted() {
             }),
             &["report"],
         ),
-        ("request moved", present(|f| f.spec.node_name = other()), &["report", "detach"]),
+        ("request moved", present(|f| f.spec.node_name = other_node()), &["report", "detach"]),
         ("request withdrawn", present(|f| f.spec.node_name = None), &["report", "detach"]),
         ("deletion asked", present(|f| f.deleting = true), &["report", "detach"]),
-        ("grant moved by force", present(|f| f.status.assigned_node = other()), &["detach"]),
+        ("grant moved by force", present(|f| f.status.assigned_node = other_node()), &["detach"]),
         (
             "a detach is in progress",
             present(|f| {
-                f.spec.node_name = other();
+                f.spec.node_name = other_node();
                 f.doing = Some(Doing::Detaching);
             }),
             &["report"],
@@ -303,7 +303,7 @@ fn a_served_volume_is_detached_once_it_is_not_wanted() {
         (
             "a detach failed a moment ago",
             present(|f| {
-                f.spec.node_name = other();
+                f.spec.node_name = other_node();
                 f.last = failed("Busy");
                 f.wait = WAIT;
             }),
@@ -312,7 +312,7 @@ fn a_served_volume_is_detached_once_it_is_not_wanted() {
         (
             "a detach failed a while ago",
             present(|f| {
-                f.spec.node_name = other();
+                f.spec.node_name = other_node();
                 f.last = failed("Busy");
             }),
             &["report", "detach"],
@@ -349,7 +349,7 @@ fn a_detach_begins_after_the_operator_observed_the_spec() {
             "the grant is gone",
             present(|f| {
                 withdrawn(f);
-                f.status.assigned_node = other();
+                f.status.assigned_node = other_node();
             }),
             &["detach"],
         ),
@@ -358,7 +358,7 @@ fn a_detach_begins_after_the_operator_observed_the_spec() {
             "another change of the spec",
             present(|f| {
                 withdrawn(f);
-                f.spec.node_name = me();
+                f.spec.node_name = this_node();
                 f.spec.durability = holdfast_crds::Durability::Local;
             }),
             &["configure"],
@@ -371,31 +371,31 @@ fn a_detach_begins_after_the_operator_observed_the_spec() {
 #[test]
 fn a_detach_is_reported_once_before_it_begins() {
     let mut facts = present(|f| f.spec.node_name = None);
-    let begins = plan(&facts, &now());
-    assert_eq!(acts(&begins), ["report", "detach"]);
-    assert_eq!(reason(&begins), ("False".to_owned(), "Detaching".to_owned()), "a device to use no more");
+    let steps = plan(&facts, &now());
+    assert_eq!(step_names(&steps), ["report", "detach"]);
+    assert_eq!(reason(&steps), ("False".to_owned(), "Detaching".to_owned()), "a device to use no more");
     reported(&mut facts);
     facts.doing = Some(Doing::Detaching);
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
     let here = facts.here.as_mut().unwrap();
     (here.state, here.attached) = (VolumeState::Detaching, None);
     let unsaid = plan(&facts, &now());
-    assert_eq!((acts(&unsaid), unsaid.again), (vec![], Some(SOON)));
+    assert_eq!((step_names(&unsaid), unsaid.again), (vec![], Some(SOON)));
     facts.since_report = Some(SOON);
-    let lasts = written(&plan(&facts, &now())).expect("a detach that lasts is reported");
+    let lasts = written_status(&plan(&facts, &now())).expect("a detach that lasts is reported");
     assert_eq!(lasts.device_path, None);
     (facts.doing, facts.here, facts.since_report) = (None, None, Some(Duration::ZERO));
     facts.last = Some(OperationOutcome::Detached);
-    assert_eq!(acts(&plan(&facts, &now())), ["clear"], "its end is reported at once");
+    assert_eq!(step_names(&plan(&facts, &now())), ["clear"], "its end is reported at once");
 }
 
 #[test]
-fn an_operation_that_came_half_way_is_ended() {
+fn an_interrupted_operation_is_completed() {
     check([
         (
             "a detach of the previous process resumes",
             present_as(VolumeState::Detaching, |f| {
-                f.spec.node_name = other();
+                f.spec.node_name = other_node();
                 f.last = None;
             }),
             &["report"],
@@ -457,7 +457,7 @@ fn an_operation_that_came_half_way_is_ended() {
 
 /// Data that only this node has is committed over any transport: the volume could never leave the node.
 #[test]
-fn a_volume_for_ublk_is_attached_by_it_where_it_is_wanted() {
+fn a_volume_for_ublk_is_attached_by_ublk_where_wanted() {
     let for_ublk = |f: &mut NodeFacts| f.spec.transport = Some(holdfast_crds::RequiredTransport::Ublk);
     check([
         ("wanted", absent(for_ublk), &["claim", "attach by ublk"]),
@@ -562,8 +562,8 @@ fn files_of_another_nodes_volume_are_cleared_away() {
         (
             "taken by another node while this one was down",
             absent(|f| {
-                f.status.node = other();
-                f.status.assigned_node = other();
+                f.status.node = other_node();
+                f.status.assigned_node = other_node();
                 f.status.epoch = Some(4);
                 f.kept = true;
             }),
@@ -572,8 +572,8 @@ fn files_of_another_nodes_volume_are_cleared_away() {
         (
             "granted to another node that has not attached yet",
             absent(|f| {
-                f.status.node = other();
-                f.status.assigned_node = other();
+                f.status.node = other_node();
+                f.status.assigned_node = other_node();
                 f.kept = true;
             }),
             &[],
@@ -583,7 +583,8 @@ fn files_of_another_nodes_volume_are_cleared_away() {
 
 #[test]
 fn a_served_volume_is_reported_in_full() {
-    let status = written(&plan(&NodeFacts { here: Some(attached("v")), ..granted() }, &now())).unwrap();
+    let status =
+        written_status(&plan(&NodeFacts { here: Some(attached("v")), ..granted() }, &now())).unwrap();
     assert_eq!(status.node.as_deref(), Some("a"));
     assert_eq!(status.device_path.as_deref(), Some("/dev/ublkb0"));
     assert_eq!(status.transport.as_deref(), Some("ublk-zero-copy"));
@@ -602,9 +603,9 @@ fn a_change_is_written_at_once_figures_at_intervals() {
     let commit = &mut facts.here.as_mut().unwrap().commit;
     (commit.dirty_bytes, commit.oldest_dirty) = (Some(8193), Some(Duration::from_secs(50)));
     facts.since_report = Some(FIGURES_EVERY - Duration::from_secs(1));
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
     facts.since_report = Some(FIGURES_EVERY);
-    assert_eq!(acts(&plan(&facts, &now())), ["report"]);
+    assert_eq!(step_names(&plan(&facts, &now())), ["report"]);
 
     let mut facts = served();
     facts.here.as_mut().unwrap().state = VolumeState::Fenced;
@@ -620,7 +621,7 @@ fn a_condition_says_why_a_device_cannot_detach() {
     facts.wait = Duration::from_secs(3);
     let plan = plan(&facts, &now());
     assert_eq!(reason(&plan), ("True".to_owned(), "Busy".to_owned()));
-    assert_eq!(written(&plan).unwrap().conditions[0].message, "because of Busy");
+    assert_eq!(written_status(&plan).unwrap().conditions[0].message, "because of Busy");
     assert_eq!(plan.again, Some(facts.wait));
 }
 
@@ -648,7 +649,7 @@ fn every_failure_stays_reported_until_the_volume_is_attached() {
         let needs_ublk = kind == FailureKind::OtherTransport;
         facts.spec.transport = needs_ublk.then_some(holdfast_crds::RequiredTransport::Ublk);
         (facts.last, facts.wait) = (Some(OperationOutcome::Failed(failure)), Duration::from_secs(3));
-        let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+        let reported_now = written_status(&plan(&facts, &now())).unwrap().conditions[0].clone();
         assert_eq!(
             (reported_now.status.as_str(), reported_now.reason.as_str(), &reported_now.message),
             ("False", expected, &message)
@@ -656,12 +657,16 @@ fn every_failure_stays_reported_until_the_volume_is_attached() {
         reported(&mut facts);
         facts.wait = Duration::ZERO;
         let retry = plan(&facts, &now());
-        assert_eq!(acts(&retry), ["claim", if needs_ublk { "attach by ublk" } else { "attach" }], "{kind:?}");
-        assert_eq!(written(&retry).unwrap().conditions, [reported_now], "{kind:?}");
+        assert_eq!(
+            step_names(&retry),
+            ["claim", if needs_ublk { "attach by ublk" } else { "attach" }],
+            "{kind:?}"
+        );
+        assert_eq!(written_status(&retry).unwrap().conditions, [reported_now], "{kind:?}");
         facts.doing = Some(Doing::Attaching);
-        assert_eq!(acts(&plan(&facts, &now())), [""; 0], "{kind:?}: what stands there stays");
+        assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "{kind:?}: what stands there stays");
         (facts.doing, facts.last, facts.here) = (None, Some(OperationOutcome::Attached), Some(attached("v")));
-        let served = written(&plan(&facts, &now())).unwrap();
+        let served = written_status(&plan(&facts, &now())).unwrap();
         assert_eq!(reason(&plan(&facts, &now())), ("True".to_owned(), "Attached".to_owned()), "{kind:?}");
         assert!(!served.conditions[0].message.contains("Do this"));
     }
@@ -676,7 +681,7 @@ fn a_retry_that_recovers_is_reported() {
     (here.state, here.attached) = (VolumeState::Attaching, None);
     here.message = Some("committing".to_owned());
     facts.here = Some(here);
-    let reported_now = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+    let reported_now = written_status(&plan(&facts, &now())).unwrap().conditions[0].clone();
     assert_eq!((reported_now.reason.as_str(), reported_now.message.as_str()), ("Attaching", "committing"));
 }
 
@@ -687,7 +692,7 @@ fn clearing_leaves_only_the_condition() {
     facts.status.epoch = Some(3);
     facts.spec.node_name = None;
     facts.last = Some(OperationOutcome::Detached);
-    let status = written(&plan(&facts, &now())).unwrap();
+    let status = written_status(&plan(&facts, &now())).unwrap();
     assert_eq!(status.conditions[0].reason, "Detached");
     assert_eq!(VolumeStatus { conditions: Vec::new(), ..status }, VolumeStatus::default());
 }
@@ -700,13 +705,13 @@ fn nothing_of_another_nodes_volume_is_written() {
     for doing in [None, Some(Doing::Attaching), Some(Doing::Detaching)] {
         for here in [None, Some(attached("v"))] {
             let facts = NodeFacts { doing, here, ..facts.clone() };
-            assert_eq!(written(&plan(&facts, &now())), None, "{doing:?}");
+            assert_eq!(written_status(&plan(&facts, &now())), None, "{doing:?}");
         }
     }
 }
 
-fn turned(facts: &NodeFacts, type_: &str) -> (String, String, String) {
-    let status = written(&plan(facts, &now())).expect("a status is written");
+fn condition_of(facts: &NodeFacts, type_: &str) -> (String, String, String) {
+    let status = written_status(&plan(facts, &now())).expect("a status is written");
     let condition = find_condition(&status.conditions, type_).expect(type_).clone();
     (condition.status, condition.reason, condition.message)
 }

@@ -34,7 +34,7 @@ fn state() -> TempDir {
     }
     let map = File::create_new(dir.join("map")).unwrap();
     map.set_len(page_offset(SECTORS.div_ceil(4096), 0)).unwrap();
-    Writer::new(sides, map, dir.join("memory")).live();
+    Writer::new(sides, map, dir.join("memory")).run();
     state
 }
 
@@ -109,19 +109,19 @@ impl Writer {
         Self { volume, sides, map, fill: 0, store: true }
     }
 
-    fn live(mut self) {
+    fn run(mut self) {
         // The seal size is 8 KiB: this pair is uploaded.
-        self.ask(Op::Write, SectorRange::new(100, 2), 1);
+        self.request(Op::Write, SectorRange::new(100, 2), 1);
         self.store = false;
         // Sealed, but not uploaded.
-        self.ask(Op::Write, SectorRange::new(3, 2), 2);
+        self.request(Op::Write, SectorRange::new(3, 2), 2);
         // These go to the other side.
-        self.ask(Op::Write, SectorRange::new(4, 1), 3);
-        self.ask(Op::Write, SectorRange::new(4095, 2), 4);
-        self.ask(Op::Flush, SectorRange::new(0, 0), 0);
+        self.request(Op::Write, SectorRange::new(4, 1), 3);
+        self.request(Op::Write, SectorRange::new(4095, 2), 4);
+        self.request(Op::Flush, SectorRange::new(0, 0), 0);
     }
 
-    fn ask(&mut self, op: Op, range: SectorRange, fill: u8) {
+    fn request(&mut self, op: Op, range: SectorRange, fill: u8) {
         self.fill = fill;
         let mut events = vec![Event::Request { id: RequestId(0), op, range }];
         while let Some(event) = events.pop() {
@@ -179,9 +179,9 @@ impl Writer {
 #[test]
 fn an_export_has_exactly_the_newest_bytes_of_both_sides() {
     let state = state();
-    let kept = find(state.path(), "disk-1").unwrap();
+    let preserved = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
-    let exported = export(&kept, &output, false).unwrap();
+    let exported = export(&preserved, &output, false).unwrap();
     assert_eq!((exported.size_bytes, exported.bytes, exported.ranges), (SIZE, 4 * 4096, 2));
     let image = fs::read(&output).unwrap();
     assert_eq!(image.len() as u64, SIZE);
@@ -214,23 +214,23 @@ fn an_export_has_exactly_the_newest_bytes_of_both_sides() {
 #[test]
 fn an_export_replaces_a_file_only_on_request_and_completely() {
     let state = state();
-    let kept = find(state.path(), "disk-1").unwrap();
+    let preserved = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
     fs::write(&output, "mine").unwrap();
-    let refused = export(&kept, &output, false).unwrap_err();
+    let refused = export(&preserved, &output, false).unwrap_err();
     assert_eq!(refused.kind(), FailureKind::Invalid);
     assert!(refused.to_string().contains("--overwrite"), "{refused}");
     assert_eq!(fs::read(&output).unwrap(), b"mine");
     // A side that is too short fails the copy halfway.
-    let side = File::options().write(true).open(kept.dir.join("a.data")).unwrap();
+    let side = File::options().write(true).open(preserved.dir.join("a.data")).unwrap();
     side.set_len(8 * 4096).unwrap();
-    let failed = export(&kept, &output, true).unwrap_err();
+    let failed = export(&preserved, &output, true).unwrap_err();
     assert!(failed.to_string().contains("a.data could not be read"), "{failed}");
     assert_eq!(fs::read(&output).unwrap(), b"mine");
     let left: Vec<_> = fs::read_dir(state.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left.len(), 2, "{left:?}");
     side.set_len(SIZE).unwrap();
-    export(&kept, &output, true).unwrap();
+    export(&preserved, &output, true).unwrap();
     assert_eq!(fs::metadata(&output).unwrap().len(), SIZE);
 }
 
@@ -238,13 +238,13 @@ fn an_export_replaces_a_file_only_on_request_and_completely() {
 #[test]
 fn an_export_names_unreadable_ranges_and_contains_the_rest() {
     let state = state();
-    let kept = find(state.path(), "disk-1").unwrap();
+    let preserved = find(state.path(), "disk-1").unwrap();
     // Every read there fails with EIO: no memory is mapped at low addresses.
-    let side = kept.dir.join("b.data");
+    let side = preserved.dir.join("b.data");
     fs::remove_file(&side).unwrap();
     std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
     let output = state.path().join("disk.img");
-    let exported = export(&kept, &output, false).unwrap();
+    let exported = export(&preserved, &output, false).unwrap();
     assert_eq!((exported.bytes, exported.unreadable_bytes), (3 * 4096, 4096));
     let image = fs::read(&output).unwrap();
     assert_eq!([3, 4, 4095, 4096].map(|sector| image[sector * 4096]), [0, 3, 4, 4]);
@@ -256,27 +256,27 @@ fn an_export_names_unreadable_ranges_and_contains_the_rest() {
 #[test]
 fn after_a_failed_round_an_export_uses_the_live_map() {
     let state = state();
-    let kept = find(state.path(), "disk-1").unwrap();
+    let preserved = find(state.path(), "disk-1").unwrap();
     // The durable map names nothing.
-    let map = File::options().write(true).open(kept.dir.join("map")).unwrap();
+    let map = File::options().write(true).open(preserved.dir.join("map")).unwrap();
     map.set_len(page_offset(0, 0)).unwrap();
     map.set_len(page_offset(SECTORS.div_ceil(4096), 0)).unwrap();
-    assert_eq!(kept.contents().unwrap().bytes(), 0);
-    fs::rename(kept.dir.join("memory"), kept.dir.join(KEPT_LIVE_MAP)).unwrap();
-    let exported = export(&kept, &state.path().join("disk.img"), false).unwrap();
+    assert_eq!(preserved.contents().unwrap().bytes(), 0);
+    fs::rename(preserved.dir.join("memory"), preserved.dir.join(KEPT_LIVE_MAP)).unwrap();
+    let exported = export(&preserved, &state.path().join("disk.img"), false).unwrap();
     assert_eq!((exported.bytes, exported.ranges), (4 * 4096, 2));
-    assert!(kept.delete(false).is_err(), "it is worth keeping");
+    assert!(preserved.delete(false).is_err(), "it is worth keeping");
 }
 
 #[test]
-fn no_map_lies_beside_an_image_of_another_export() {
+fn no_map_is_stored_next_to_an_unrelated_image() {
     let state = state();
-    let kept = find(state.path(), "disk-1").unwrap();
+    let preserved = find(state.path(), "disk-1").unwrap();
     let output = state.path().join("disk.img");
     // The image cannot be renamed to this.
     fs::create_dir(&output).unwrap();
     fs::write(state.path().join("disk.img.json"), "of the old image").unwrap();
-    export(&kept, &output, true).unwrap_err();
+    export(&preserved, &output, true).unwrap_err();
     assert!(!state.path().join("disk.img.json").exists());
 }
 
@@ -288,15 +288,15 @@ fn a_damaged_map_is_named_and_still_listed() {
     for slot in 0..2 {
         map.write_all_at(&[0xff; 4], page_offset(0, slot) + 1000).unwrap();
     }
-    let [kept] = list(state.path()).unwrap().try_into().unwrap();
-    let damaged = export(&kept, &state.path().join("disk.img"), false).unwrap_err();
+    let [preserved] = list(state.path()).unwrap().try_into().unwrap();
+    let damaged = export(&preserved, &state.path().join("disk.img"), false).unwrap_err();
     assert_eq!(damaged.kind(), FailureKind::Corrupt);
     assert!(damaged.to_string().contains("disk-1/map is damaged"), "{damaged}");
     assert!(!state.path().join("disk.img.partial").exists());
 }
 
 #[test]
-fn what_is_kept_is_deleted_only_when_that_was_meant() {
+fn preserved_data_is_deleted_only_with_confirmation() {
     let state = state();
     let unknown = find(state.path(), "disk-2").unwrap_err();
     assert_eq!(unknown.to_string(), "nothing fenced is called disk-2: there is disk-1");

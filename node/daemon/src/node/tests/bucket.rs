@@ -50,14 +50,14 @@ struct Rules {
 
 impl Bucket {
     pub(super) async fn start() -> Self {
-        Self::over(Arc::new(MemoryStore::new())).await
+        Self::with_objects(Arc::new(MemoryStore::new())).await
     }
 
     /// Starts another server of the same objects.
-    pub(super) async fn over(objects: Arc<MemoryStore>) -> Self {
+    pub(super) async fn with_objects(objects: Arc<MemoryStore>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
-        let config = S3Config { endpoint, path_style: true, ..super::nowhere() };
+        let config = S3Config { endpoint, path_style: true, ..super::unreachable_store() };
         let mut accept = JoinSet::new();
         let rules = Arc::new(Rules::default());
         accept.spawn(serve(listener, Arc::clone(&objects), Arc::clone(&rules)));
@@ -90,7 +90,7 @@ impl Bucket {
     }
 
     /// Directs requests with this key id to another tenant's bucket from now on.
-    pub(super) fn lead(&self, key_id: &str, objects: Arc<MemoryStore>) {
+    pub(super) fn redirect(&self, key_id: &str, objects: Arc<MemoryStore>) {
         self.rules.tenants.lock().insert(key_id.to_owned(), objects);
     }
 
@@ -101,7 +101,7 @@ impl Bucket {
 
     /// Checks if a key is free, and stores the object unconditionally after this delay, like proxies that
     /// emulate the condition.
-    pub(super) fn look_before_storing(&self, gap_ms: u64) {
+    pub(super) fn check_then_store(&self, gap_ms: u64) {
         self.rules.create_gap_ms.store(gap_ms, Ordering::Relaxed);
     }
 }
@@ -124,9 +124,9 @@ async fn serve(listener: TcpListener, objects: Arc<MemoryStore>, rules: Arc<Rule
             let service = service_fn(move |request: Request<Incoming>| {
                 let (objects, rules) = (Arc::clone(&objects), Arc::clone(&rules));
                 async move {
-                    let asked = request.uri().to_string().replace("%2F", "/");
+                    let path = request.uri().to_string().replace("%2F", "/");
                     let is_open =
-                        |name: &Option<String>| !name.as_ref().is_some_and(|name| asked.contains(name));
+                        |name: &Option<String>| !name.as_ref().is_some_and(|name| path.contains(name));
                     if !is_open(&rules.closed.borrow()) {
                         rules.waiting.notify_one();
                     }

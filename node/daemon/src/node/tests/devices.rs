@@ -73,7 +73,7 @@ impl Host {
             std::panic::resume_unwind(failed);
         }
         // Nothing of the daemon runs any more, so its threads may return.
-        self.kernel.bury();
+        self.kernel.end_process();
         drop(runtime);
     }
 
@@ -99,7 +99,7 @@ impl Host {
     async fn check(&self, node: &Node) {
         // A detach of the previous process may be in progress: it changes the kernel first.
         until(|| self.live() == self.serving(node)).await;
-        assert_eq!(self.kernel.wrong(), Vec::<String>::new());
+        assert_eq!(self.kernel.violations(), Vec::<String>::new());
         let devices = self.kernel.devices();
         assert_eq!((devices[&0].state, devices[&2].state), (DeviceState::Dead, DeviceState::Quiesced));
     }
@@ -130,7 +130,7 @@ impl Host {
     }
 
     /// Detaches all volumes; only the devices of other programs remain.
-    async fn end(&self, node: &Node) {
+    async fn detach_all(&self, node: &Node) {
         self.settle(node).await;
         for status in node.list() {
             match node.detach(&status.volume).await {
@@ -205,11 +205,11 @@ fn no_volume_gets_the_device_of_another() {
         // One daemon that only recovers, and one that attaches in between.
         for _ in 0..2 {
             host.daemon(|node| async move {
-                host_serves_its_own(host, &node).await;
+                check_own_devices(host, &node).await;
             });
         }
         host.bucket.open();
-        host.daemon(|node| async move { host.end(&node).await });
+        host.daemon(|node| async move { host.detach_all(&node).await });
         if survived.get() {
             break;
         }
@@ -218,7 +218,7 @@ fn no_volume_gets_the_device_of_another() {
     assert_eq!(deaths, 2 * (3 + 3 + 2 + 3), "add, open, start; stop and delete");
 }
 
-async fn host_serves_its_own(host: &Host, node: &Node) {
+async fn check_own_devices(host: &Host, node: &Node) {
     host.settle(node).await;
     host.check(node).await;
     for volume in ["y", "z"] {
@@ -305,7 +305,7 @@ fn settings_outlive_the_daemon_and_end_with_the_detach() {
     host.daemon(|node| async move {
         host.settle(&node).await;
         assert_eq!(settings_of(&node), changed);
-        host.end(&node).await;
+        host.detach_all(&node).await;
         host.attach(&node, "x").await;
         assert_eq!(settings_of(&node).0, Some(Durability::Local), "an attach brings its own");
     });
@@ -330,7 +330,7 @@ fn limits_outlive_the_daemon() {
     host.daemon(|node| async move {
         host.settle(&node).await;
         assert_eq!(node.list().remove(0).limits.limits, second);
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
@@ -387,7 +387,7 @@ fn settings_change_while_a_growth_waits() {
 
 /// The log has the new size before the device, so a growth waits; the detach by another client ends the wait.
 #[test]
-fn a_growth_waits_for_the_store_and_ends_with_a_detach() {
+fn a_growth_waits_for_the_store_until_a_detach() {
     let host = &Host::new(&["x", "y"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
@@ -408,7 +408,7 @@ fn a_growth_waits_for_the_store_and_ends_with_a_detach() {
         assert!(matches!(ended, NodeError::Busy { .. }), "{ended}");
         host.bucket.open();
         detaching.await.unwrap().unwrap();
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
@@ -425,7 +425,7 @@ fn a_takeover_is_reported_after_a_restart() {
         host.settle(&node).await;
         let displaced = host.attach(&node, "x").await.displaced;
         assert_eq!(displaced, Some(Displaced { epoch: Epoch(1), node: "b".to_owned(), since_unix_ms: 0 }));
-        host.end(&node).await;
+        host.detach_all(&node).await;
         assert_eq!(host.attach(&node, "x").await.displaced, None, "it was reported until the detach");
     });
 }
@@ -444,21 +444,21 @@ fn a_record_names_no_device_once_its_deletion_begins() {
     let record = host.dirs.local_of(&id("x")).read_record().unwrap().unwrap();
     assert_eq!((record.device_id, record.detaching), (None, true));
     assert_eq!(host.device_of(record.tag).unwrap().state, DeviceState::Dead);
-    host.daemon(|node| async move { host.end(&node).await });
+    host.daemon(|node| async move { host.detach_all(&node).await });
 }
 
 /// Regression: an attach returned a device that was removed by hand, whose number could be another program's.
 /// Regression, found in review: so did `AwaitServed`, with which a pod's mount begins, and the volume stayed
 /// attached.
 #[test]
-fn a_device_that_was_taken_away_is_neither_named_nor_touched() {
+fn a_removed_device_is_neither_named_nor_touched() {
     for foreign in [None, Some(77)] {
         let host = &Host::new(&["x", "y"]);
         host.daemon(|node| async move {
             host.attach(&node, "x").await;
             host.attach(&node, "y").await;
             assert!(node.check_served(&id("x")).await.unwrap());
-            let taken = host.kernel.take_away(1).info.id;
+            let taken = host.kernel.remove_device(1).info.id;
             if let Some(tag) = foreign {
                 host.kernel.add_foreign(taken, DeviceState::Live, tag);
             }
@@ -483,11 +483,11 @@ fn a_device_that_was_taken_away_is_neither_named_nor_touched() {
             host.attach(&node, "x").await;
             assert!(node.check_served(&id("x")).await.unwrap());
             if let Some(tag) = foreign {
-                assert_eq!(host.kernel.take_away(1).info.tag, tag, "it is left alone");
+                assert_eq!(host.kernel.remove_device(1).info.tag, tag, "it is left alone");
             }
-            host.end(&node).await;
+            host.detach_all(&node).await;
         });
-        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+        assert_eq!(host.kernel.violations(), Vec::<String>::new());
     }
 }
 
@@ -516,20 +516,20 @@ fn a_foreign_device_under_a_known_number_is_left_alone() {
         host.daemon(|node| async move {
             host.attach(&node, "x").await;
         });
-        host.kernel.take_away(1);
+        host.kernel.remove_device(1);
         host.kernel.add_foreign(1, state, 77);
         host.daemon(|node| async move {
             settled(&node, |_left| false).await;
         });
         assert_eq!(host.kernel.devices()[&1].state, state);
-        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+        assert_eq!(host.kernel.violations(), Vec::<String>::new());
         assert!(host.dirs.local_of(&id("x")).read_record().unwrap().is_none());
     }
 }
 
 /// Regression, found in review: of two records with one number, the first volume got the device.
 #[test]
-fn of_two_records_with_one_number_the_tag_decides() {
+fn the_tag_decides_between_two_records_of_one_number() {
     let host = &Host::new(&["x", "y"]);
     host.daemon(|node| async move { host_attaches(host, &node).await });
     let local = host.dirs.local_of(&id("y"));
@@ -562,15 +562,15 @@ fn unused_devices_of_ours_are_deleted_and_others_stay() {
     });
 }
 
-/// Regression, found in review: one unprivileged device of another program, which the kernel hides, blocked
-/// the deletion of unused devices, and the recovery of a volume whose device was gone.
+/// Regression, found in review: the kernel hides unprivileged devices of other programs. One such device
+/// blocked the deletion of unused devices, and the recovery of a volume whose device was gone.
 #[test]
 fn a_device_the_kernel_hides_is_skipped() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
     });
-    host.kernel.take_away(1);
+    host.kernel.remove_device(1);
     host.kernel.add_unprivileged(1);
     let unused = host.dirs.tag(&id("gone"), 1);
     host.kernel.add_left(5, DeviceState::Dead, unused);
@@ -579,7 +579,7 @@ fn a_device_the_kernel_hides_is_skipped() {
         settled(&node, |_left| false).await;
         host.attach(&node, "x").await;
     });
-    assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+    assert_eq!(host.kernel.violations(), Vec::<String>::new());
 }
 
 /// A record of another installation's device: the state directory was replaced, but the run directory stayed.
@@ -595,7 +595,7 @@ fn the_record_of_another_installation_is_refused() {
     fs::remove_file(host.dirs.run.path().join("owner")).unwrap();
     let before = host.kernel.devices();
     host.daemon(|node| async move {
-        let message = only(&node).message.unwrap();
+        let message = only_volume(&node).message.unwrap();
         assert!(message.contains("another installation"), "{message}");
     });
     assert_eq!(host.kernel.devices(), before);
@@ -639,7 +639,7 @@ fn an_open_device_does_not_delay_a_commit() {
             until(|| node.list().iter().any(|status| status.message.is_some())).await;
             let log = holdfast_log::read_manifest(&*host.bucket.objects, &x).await.unwrap();
             assert!(!log.is_attached(), "the commit does not wait at all");
-            only(&node)
+            only_volume(&node)
         };
         let detach = tokio::time::timeout(LIMIT, node.detach(&x));
         let (status, ended) = futures::join!(status, detach);
@@ -653,18 +653,18 @@ fn an_open_device_does_not_delay_a_commit() {
         host.attach(&node, "x").await;
         host.check(&node).await;
         // The program closes it, and another program's device gets its number at once.
-        host.kernel.take_away(1);
+        host.kernel.remove_device(1);
         host.kernel.add_foreign(1, DeviceState::Quiesced, 77);
         tokio::time::sleep(2 * LOOK_EVERY).await;
-        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
-        assert_eq!(host.kernel.take_away(1).info.tag, 77);
-        host.end(&node).await;
+        assert_eq!(host.kernel.violations(), Vec::<String>::new());
+        assert_eq!(host.kernel.remove_device(1).info.tag, 77);
+        host.detach_all(&node).await;
     });
 }
 
 /// The same for a daemon that takes over: it commits for a detach that the previous one started.
 #[test]
-fn an_open_device_holds_up_no_detach_after_a_restart() {
+fn an_open_device_delays_no_detach_after_a_restart() {
     let host = &Host::new(&["x"]);
     // add, open, start, stop, delete
     host.kernel.die(Some(Death::Before(4)));
@@ -677,8 +677,8 @@ fn an_open_device_holds_up_no_detach_after_a_restart() {
         settled(&node, |_left| false).await;
         let log = holdfast_log::read_manifest(&*host.bucket.objects, &id("x")).await.unwrap();
         assert!(!log.is_attached());
-        host.kernel.take_away(1);
-        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+        host.kernel.remove_device(1);
+        assert_eq!(host.kernel.violations(), Vec::<String>::new());
     });
 }
 
@@ -695,7 +695,7 @@ fn a_volume_with_open_queues_stays_on_its_ring() {
             assert!(matches!(refused, NodeError::StillArmed(_)), "{refused}");
         }
         host.attach(&node, "y").await;
-        host.end(&node).await;
+        host.detach_all(&node).await;
         // Repeating it is a no-op.
         present.leave_ring().await.unwrap();
     });
@@ -703,7 +703,7 @@ fn a_volume_with_open_queues_stays_on_its_ring() {
 
 /// Regression, found in review: a device whose recovery did not end prevented the whole node from serving.
 #[test]
-fn a_recovery_that_stalls_holds_up_no_other() {
+fn a_stalled_recovery_delays_no_other() {
     let host = &Host::new(&["x", "y"]);
     host.daemon(|node| async move { host_attaches(host, &node).await });
     host.kernel.hold("end_recovery", Some(1));
@@ -737,14 +737,14 @@ fn a_volume_is_not_served_while_it_is_detached() {
         assert!(!node.check_served(&id("x")).await.unwrap());
         host.kernel.release();
         detached.await.unwrap().unwrap();
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
 /// Regression, found in review: a volume whose connection ended during its recovery stayed attached, and all
 /// of its requests failed.
 #[test]
-fn a_connection_that_ends_during_the_recovery_is_noted_after_it() {
+fn a_connection_lost_during_recovery_is_reported_afterwards() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
@@ -758,14 +758,14 @@ fn a_connection_that_ends_during_the_recovery_is_noted_after_it() {
         host.kernel.release();
         until(|| state_of(&node, "x") == Some(VolumeState::Unserved)).await;
         node.detach(&id("x")).await.unwrap();
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
 /// Regression: Linux before 6.15 rejects a second START_USER_RECOVERY, so that no restart of the daemon
 /// recovered a device; kernels without the fix of CVE-2024-46735 crash.
 #[test]
-fn a_recovery_is_begun_once_whatever_fails_later() {
+fn a_recovery_is_begun_once_despite_later_failures() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
@@ -835,7 +835,7 @@ fn a_late_write_of_the_last_server_is_seen() {
         let files = AttachFiles { files: files.unwrap(), live_map: live_map.unwrap() };
         local.write_header(&files, &header, generation + 7).await.unwrap();
         host.kernel.release();
-        host.end(&node).await;
+        host.detach_all(&node).await;
         let (last, header) = local.read_header().unwrap().unwrap();
         assert!(last > generation + 7 && header.closed_clean, "{last}");
     });
@@ -853,7 +853,7 @@ fn an_attach_that_fails_leaves_no_device() {
             assert!(!host.dirs.local_of(&id("x")).live_map_path().exists());
             host.kernel.refuse(&[]);
             host.attach(&node, "x").await;
-            host.end(&node).await;
+            host.detach_all(&node).await;
         });
     }
 }
@@ -877,7 +877,7 @@ fn a_device_that_cannot_be_removed_is_not_forgotten() {
             }
         });
     }
-    host.daemon(|node| async move { host.end(&node).await });
+    host.daemon(|node| async move { host.detach_all(&node).await });
 }
 
 /// A device in use is not detached, and keeps serving.
@@ -897,7 +897,7 @@ fn a_device_in_use_is_not_detached() {
         host.check(&node).await;
         assert!(!host.dirs.local_of(&id("x")).read_record().unwrap().unwrap().detaching);
         host.kernel.change(1, |known| known.is_used = false);
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
@@ -918,7 +918,7 @@ fn a_lost_device_is_named_and_left_alone() {
         assert!(message.contains("restart this host"), "{message}");
         assert_eq!(state_of(&node, "x"), Some(VolumeState::Quiesced));
         assert_eq!(host.kernel.devices()[&1], before[&1]);
-        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+        assert_eq!(host.kernel.violations(), Vec::<String>::new());
     });
 }
 
@@ -933,7 +933,7 @@ fn a_lost_device_that_a_flush_frees_is_recovered() {
     host.daemon(|node| async move {
         host.settle(&node).await;
         assert_eq!(host.kernel.flushes(), 1);
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
@@ -957,14 +957,14 @@ fn volumes_of_an_emptied_run_directory_are_attached_again() {
     assert!(matches!(&refused, NodeError::StateInUse { left, .. } if *left == [1, 3]), "{refused}");
     // The programs using them have ended, and an administrator deletes them.
     for device in [1, 3] {
-        host.kernel.take_away(device);
+        host.kernel.remove_device(device);
     }
     host.daemon(async |node| {
         host.attach(&node, "good").await;
         let damaged = node.attach(host.request("bad")).await.unwrap_err();
         assert!(matches!(damaged, NodeError::Damaged { .. }), "{damaged}");
         host.check(&node).await;
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
@@ -987,7 +987,7 @@ fn the_lines_of_an_operation_name_its_volume() {
         host.settle(&node).await;
         let scrub = ScrubRequest { volume: id("x"), store: None, repair: false };
         node.scrubs().scrub(scrub, |_| {}).await.unwrap();
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
     let lines = fs::read_to_string(log.path()).unwrap();
     for span in [

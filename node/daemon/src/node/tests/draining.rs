@@ -33,7 +33,7 @@ async fn committed(node: &Node, volume: &VolumeId) {
 /// Regression: a drained node's final commit had all data of `maxDirtyAge`, up to a seal's size.
 #[test]
 fn a_drained_node_commits_soon_also_after_a_restart() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let ids = ["one", "two", "later", "next", "usual"].map(|name| name.parse::<VolumeId>().unwrap());
         let [one, two, later, next, usual] = &ids;

@@ -17,7 +17,7 @@ use crate::readiness::Readiness;
 /// Regression: a starting daemon removed every directory of the run directory whose name could be a volume's.
 #[test]
 fn a_start_removes_nothing_of_others() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         let run = dirs.run.path();
         let foreign = [
@@ -52,7 +52,7 @@ fn a_start_removes_nothing_of_others() {
 /// was ready. Vice versa, an earlier version took the directory of all volumes for a volume, and removed it.
 #[test]
 fn volumes_of_an_earlier_version_are_named_and_left_alone() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         let run = dirs.run.path();
         let older = ["disk/attached", "disk/map", "volumes/other/attached", "volumes/other/map"];
@@ -116,7 +116,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
     while !filling.is_finished() && begun.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -162,7 +162,7 @@ impl SmallTmpfs {
 #[test]
 fn a_full_run_directory_is_named_and_detaches_work() {
     let Some(tmpfs) = SmallTmpfs::mount(512 << 10) else { return };
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let config = NodeConfig { run_dir: tmpfs.path(), ..dirs.config() };
         let node = Node::start_with(config, kernel.clone(), LIMIT).await.unwrap();
@@ -195,7 +195,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
         tokio::time::timeout(LIMIT, node.detach(&other)).await.expect("it ends").unwrap();
         assert_eq!((node.list().len(), kernel.devices().len()), (1, 1));
         node.shutdown().await;
-        kernel.bury();
+        kernel.end_process();
     });
 }
 
@@ -204,7 +204,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
 #[test]
 fn a_full_state_disk_stops_no_commit_and_no_detach() {
     let Some(tmpfs) = SmallTmpfs::mount(16 << 20) else { return };
-    alone(async {
+    run_node_test(async {
         let state = tempfile::tempdir_in(tmpfs.path()).unwrap();
         let (dirs, bucket) = (Dirs { state, ..Dirs::new() }, Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
@@ -233,8 +233,8 @@ fn a_full_state_disk_stops_no_commit_and_no_detach() {
 
 /// Regression: the eviction of a detached volume's cache, which frees space, first created a directory.
 #[test]
-fn directories_that_a_full_disk_needs_are_there_ahead() {
-    alone(async {
+fn directories_for_a_full_disk_are_created_ahead() {
+    run_node_test(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         for name in ["trash", "fenced"] {
@@ -249,7 +249,7 @@ fn directories_that_a_full_disk_needs_are_there_ahead() {
 /// that read zeros.
 #[test]
 fn the_file_of_zeros_holds_zeros_after_a_start() {
-    alone(async {
+    run_node_test(async {
         let dirs = Dirs::new();
         let zeros = dirs.state.path().join("zeros.data");
         fs::write(&zeros, [7; 8192]).unwrap();

@@ -25,7 +25,7 @@ pub(super) enum Death {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Known {
+pub(super) struct FakeDevice {
     pub(super) info: DeviceInfo,
     pub(super) sectors: u64,
     /// A server has its character device open.
@@ -42,7 +42,7 @@ pub(super) struct Known {
     /// Set if the kernel loses it when its server exits.
     pub(super) loss: Option<Loss>,
     /// The kernel hides it.
-    pub(super) is_secret: bool,
+    pub(super) is_hidden: bool,
 }
 
 /// A device that stays LIVE after its server's exit.
@@ -56,7 +56,7 @@ pub(super) enum Loss {
 
 #[derive(Default)]
 struct State {
-    devices: BTreeMap<u32, Known>,
+    devices: BTreeMap<u32, FakeDevice>,
     commands: usize,
     death: Option<Death>,
     is_dead: bool,
@@ -64,7 +64,7 @@ struct State {
     held: Option<(&'static str, Option<u32>)>,
     /// Commands that the kernel rejects.
     refused: Vec<&'static str>,
-    wrong: Vec<String>,
+    violations: Vec<String>,
     flushes: usize,
 }
 
@@ -91,7 +91,7 @@ impl FakeKernel {
     /// Adds an unprivileged device of another program, which the kernel hides.
     pub(super) fn add_unprivileged(&self, id: u32) {
         self.put(id, DeviceState::Live, 0, true);
-        self.change(id, |known| known.is_secret = true);
+        self.change(id, |known| known.is_hidden = true);
     }
 
     /// Adds a device as left by a daemon of an installation.
@@ -112,7 +112,7 @@ impl FakeKernel {
             has_batches: false,
             foreign: ForeignFeatures::among(0),
         };
-        let known = Known {
+        let known = FakeDevice {
             info,
             sectors: super::SECTORS,
             is_open: false,
@@ -122,17 +122,17 @@ impl FakeKernel {
             outlives_stop: false,
             is_deleting: false,
             loss: None,
-            is_secret: false,
+            is_hidden: false,
         };
         assert!(self.lock().devices.insert(id, known).is_none(), "the number is taken");
     }
 
     /// Removes a device, like an administrator.
-    pub(super) fn take_away(&self, id: u32) -> Known {
+    pub(super) fn remove_device(&self, id: u32) -> FakeDevice {
         self.lock().devices.remove(&id).unwrap()
     }
 
-    pub(super) fn change(&self, id: u32, change: impl FnOnce(&mut Known)) {
+    pub(super) fn change(&self, id: u32, change: impl FnOnce(&mut FakeDevice)) {
         change(self.lock().devices.get_mut(&id).unwrap());
     }
 
@@ -141,8 +141,8 @@ impl FakeKernel {
     }
 
     /// Returns the forbidden operations that were executed.
-    pub(super) fn wrong(&self) -> Vec<String> {
-        self.lock().wrong.clone()
+    pub(super) fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
     }
 
     /// Returns the number of flushes by separate processes.
@@ -176,7 +176,7 @@ impl FakeKernel {
     }
 
     /// Ends the process unless it is dead: its devices are quiesced, its threads gone.
-    pub(super) fn bury(&self) {
+    pub(super) fn end_process(&self) {
         let mut state = self.lock();
         state.end();
         (state.is_dead, state.death, state.held) = (false, None, None);
@@ -199,7 +199,7 @@ impl FakeKernel {
         let number = state.commands;
         state.commands += 1;
         if state.is_dead || matches!(state.death, Some(Death::Before(at)) if at == number) {
-            return self.stay(state);
+            return self.answer_if_alive(state);
         }
         let done = if state.refused.contains(&name) {
             let id = device.unwrap_or(u32::MAX);
@@ -208,13 +208,13 @@ impl FakeKernel {
             run(&mut state)
         };
         if matches!(state.death, Some(Death::After(at)) if at == number) {
-            return self.stay(state);
+            return self.answer_if_alive(state);
         }
         done
     }
 
     /// A dead process gets no response.
-    fn stay<T>(&self, mut state: MutexGuard<'_, State>) -> Result<T, ControlError> {
+    fn answer_if_alive<T>(&self, mut state: MutexGuard<'_, State>) -> Result<T, ControlError> {
         state.is_dead = true;
         state.end();
         self.died.send_replace(true);
@@ -236,7 +236,7 @@ impl State {
     }
 
     /// Returns the device that a command refers to, but no other with its number.
-    fn of(&mut self, device: Device, doing: &str) -> Result<&mut Known, ControlError> {
+    fn of(&mut self, device: Device, doing: &str) -> Result<&mut FakeDevice, ControlError> {
         let id = device.id();
         let known = self.devices.get_mut(&id).ok_or(ControlError::NotFound { id })?;
         let expected = Expected { tag: known.info.tag, sectors: known.sectors };
@@ -244,7 +244,7 @@ impl State {
             return Err(ControlError::NotFound { id });
         }
         if known.is_foreign {
-            self.wrong.push(format!("{doing} of device {id}, which is another program's"));
+            self.violations.push(format!("{doing} of device {id}, which is another program's"));
         }
         Ok(known)
     }
@@ -261,7 +261,7 @@ impl Devices for FakeKernel {
 
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
         match self.lock().devices.get(&id) {
-            Some(known) if known.is_secret => Err(ControlError::NotOurs { id, found: 0 }),
+            Some(known) if known.is_hidden => Err(ControlError::NotOurs { id, found: 0 }),
             Some(known) => Ok(known.info),
             None => Err(ControlError::NotFound { id }),
         }
@@ -294,7 +294,7 @@ impl Devices for FakeKernel {
                 foreign: ForeignFeatures::among(0),
             };
             let sectors = spec.sectors;
-            let known = Known {
+            let known = FakeDevice {
                 info,
                 sectors,
                 is_open: false,
@@ -304,7 +304,7 @@ impl Devices for FakeKernel {
                 outlives_stop: false,
                 is_deleting: false,
                 loss: None,
-                is_secret: false,
+                is_hidden: false,
             };
             state.devices.insert(id, known);
             Device::of(&info, sectors, &Expected { tag: spec.tag, sectors })
@@ -367,7 +367,7 @@ impl Devices for FakeKernel {
                 if !std::mem::replace(&mut known.is_begun, true) {
                     return Ok(());
                 }
-                state.wrong.push(format!("second begin of the recovery of device {}", device.id()));
+                state.violations.push(format!("second begin of the recovery of device {}", device.id()));
                 let (id, command) = (device.id(), "START_USER_RECOVERY");
                 return Err(ControlError::Command { id, command, source: Errno::EINVAL });
             }
@@ -428,11 +428,11 @@ impl Devices for FakeKernel {
                 let was_deleting = std::mem::replace(&mut known.is_deleting, true);
                 let waits = known.outlives_stop;
                 if serves {
-                    state.wrong.push(format!("deletion of device {id}, which was not stopped"));
+                    state.violations.push(format!("deletion of device {id}, which was not stopped"));
                 }
                 if was_deleting {
                     // By then the kernel may have given the number to another device.
-                    state.wrong.push(format!("second deletion of device {id}"));
+                    state.violations.push(format!("second deletion of device {id}"));
                 }
                 if waits {
                     return Err(ControlError::TimedOut { id, command: "DEL_DEV", waited_ms: 1000 });

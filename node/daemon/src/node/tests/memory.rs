@@ -44,7 +44,7 @@ fn daemon_with<F: Future<Output = ()>>(
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
     });
-    kernel.bury();
+    kernel.end_process();
 }
 
 fn only_device(kernel: &FakeKernel) -> u32 {
@@ -82,7 +82,7 @@ fn a_killed_daemon_loses_no_page_of_a_memory_volume() {
         assert!(matches!(node.detach_memory(&status.volume).await, Err(NodeError::NotAttached(_))));
     });
     daemon(&dirs, &kernel, async |node| assert!(node.list().is_empty()));
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Regression: a memory volume stayed attached after another program removed its device, and an attach
@@ -95,7 +95,7 @@ fn a_memory_volume_without_its_device_is_unserved() {
             node.attach_memory(scratch()).await.unwrap();
             let volume = scratch().volume;
             assert!(node.check_served(&volume).await.unwrap());
-            let taken = kernel.take_away(only_device(&kernel)).info.id;
+            let taken = kernel.remove_device(only_device(&kernel)).info.id;
             if let Some(tag) = foreign {
                 kernel.add_foreign(taken, DeviceState::Live, tag);
             }
@@ -111,11 +111,11 @@ fn a_memory_volume_without_its_device_is_unserved() {
             node.attach_memory(scratch()).await.unwrap();
             assert!(node.check_served(&volume).await.unwrap());
             if let Some(tag) = foreign {
-                assert_eq!(kernel.take_away(taken).info.tag, tag, "it is left alone");
+                assert_eq!(kernel.remove_device(taken).info.tag, tag, "it is left alone");
             }
             node.detach_memory(&volume).await.unwrap();
         });
-        assert_eq!(kernel.wrong(), Vec::<String>::new());
+        assert_eq!(kernel.violations(), Vec::<String>::new());
     }
 }
 
@@ -150,7 +150,7 @@ fn a_detach_removes_the_remains_of_a_failed_attach() {
         node.attach_memory(scratch()).await.unwrap();
         node.detach_memory(&scratch().volume).await.unwrap();
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Found in review: a failed attach whose device could not be stopped was never detached.
@@ -167,7 +167,7 @@ fn a_detach_stops_the_device_of_a_failed_attach() {
         node.attach_memory(scratch()).await.unwrap();
         node.detach_memory(&scratch().volume).await.unwrap();
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// A release before kernel copy added a memory volume's device with user copy and longer requests: it is
@@ -187,7 +187,7 @@ fn a_device_of_an_older_release_keeps_its_transport() {
         node.detach_memory(&status.volume).await.unwrap();
         assert_eq!(node.attach_memory(scratch()).await.unwrap().transport, Transport::KernelCopy);
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Regression: a memory volume had one queue, and so one processor, regardless of the node's size.
@@ -224,13 +224,13 @@ fn ring_threads_share_the_queues_of_a_memory_volume() {
         assert!(node.list().is_empty() && !files(&dirs).exists() && kernel.devices().is_empty());
         assert_eq!(rooms(), 2);
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Regression, found in review: if one thread failed to open its queues, the threads before it kept theirs,
 /// and no retry was able to open the device again.
 #[test]
-fn where_one_thread_cannot_open_its_queues_none_keeps_its_own() {
+fn no_thread_keeps_its_queues_if_one_cannot_open() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let with = || NodeConfig { ring_threads: 3, ..dirs.config() };
     daemon_with(with(), &kernel, async |node| {
@@ -248,7 +248,7 @@ fn where_one_thread_cannot_open_its_queues_none_keeps_its_own() {
         let status = wait(&node, |status| status.state == VolumeState::Attached).await;
         node.detach_memory(&status.volume).await.unwrap();
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Regression: a Volume recreated under the same id was served with the content of the old one.
@@ -259,7 +259,7 @@ fn a_recovered_memory_volume_keeps_its_owner() {
     let owner = |status: NodeVolumeStatus| status.memory_identity.unwrap().owner;
     daemon(&dirs, &kernel, async |node| {
         node.attach_memory(claim).await.unwrap();
-        assert_eq!(owner(only(&node)).as_deref(), Some("uid"));
+        assert_eq!(owner(only_volume(&node)).as_deref(), Some("uid"));
     });
     daemon(&dirs, &kernel, async |node| {
         let status = wait(&node, |status| status.state == VolumeState::Attached).await;
@@ -303,7 +303,7 @@ fn files_of_an_attach_that_never_ended_are_removed() {
     for step in ["table", "attached"] {
         daemon(&dirs, &kernel, async |node| drop(node.attach_memory(scratch()).await.unwrap()));
         let id = *kernel.devices().keys().next().unwrap();
-        kernel.take_away(id);
+        kernel.remove_device(id);
         if step == "table" {
             fs::remove_file(files(&dirs).join("attached")).unwrap();
         }
@@ -316,7 +316,7 @@ fn files_of_an_attach_that_never_ended_are_removed() {
 
 /// Regression: an attach accepted any limit, and a full run directory then failed writes of every volume.
 #[test]
-fn what_the_run_directory_has_no_room_for_is_refused() {
+fn a_volume_too_large_for_the_run_directory_is_refused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let found = rustix::fs::statvfs(dirs.run.path()).unwrap();
     let whole = 2 * SECTOR_BYTES;
@@ -382,7 +382,7 @@ fn a_device_whose_stop_failed_is_not_attached_again() {
         node.detach_memory(&scratch().volume).await.unwrap();
         assert!(node.list().is_empty() && kernel.devices().is_empty());
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Regression: a detach that failed after its volume had left the ring could never be retried, and an attach
@@ -439,7 +439,7 @@ fn a_name_that_another_volume_has_is_not_served_twice() {
 
 /// Operations that do not apply to memory volumes are rejected with the alternative, and change nothing.
 #[test]
-fn what_a_memory_volume_has_not_is_refused() {
+fn inapplicable_operations_on_a_memory_volume_are_refused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     daemon(&dirs, &kernel, async |node| {
         let volume = scratch().volume;
@@ -455,8 +455,8 @@ fn what_a_memory_volume_has_not_is_refused() {
         for (what, refused) in refused {
             let refused = refused.unwrap_err();
             assert_eq!(refused.kind, FailureKind::Invalid, "{what}");
-            let begins = format!("volume_id: scratch is a memory volume of this node, which has no {what}");
-            assert!(refused.message.starts_with(&begins), "{}", refused.message);
+            let prefix = format!("volume_id: scratch is a memory volume of this node, which has no {what}");
+            assert!(refused.message.starts_with(&prefix), "{}", refused.message);
         }
         // Like an attach that checked before the memory volume was added.
         let raced = node.attach(attach).await;
@@ -487,7 +487,7 @@ fn memory_volumes_stay_within_the_limit_of_the_node() {
             let (owner, _all_ended) = node.leave(Duration::ZERO).await;
             drop(owner.map(HeldOwner::into_owner));
         });
-        kernel.bury();
+        kernel.end_process();
     };
     run(0, |node, one, _two, _most| {
         Box::pin(async move {
@@ -610,7 +610,7 @@ fn a_killed_daemon_loses_no_spilled_page() {
         node.detach_memory(&status.volume).await.unwrap();
         assert!(!spill_files(&dirs).exists() && !files(&dirs).exists());
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Regression: a spill file that lost some or all of its pages read as zeros.
@@ -645,7 +645,7 @@ fn a_lost_spill_file_keeps_its_device_paused() {
 fn spill_files_without_a_volume_are_removed() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     daemon(&dirs, &kernel, async |node| drop(node.attach_memory(spilling(8)).await.unwrap()));
-    kernel.take_away(*kernel.devices().keys().next().unwrap());
+    kernel.remove_device(*kernel.devices().keys().next().unwrap());
     fs::remove_dir_all(files(&dirs)).unwrap();
     assert!(spill_file(&dirs).exists());
     // Looking up other files of these fails. Regression: this prevented the deletion of all others, too.
@@ -663,7 +663,7 @@ fn spill_files_without_a_volume_are_removed() {
 
 /// Regression: a hanging state disk blocked the detach of a volume without data on it.
 #[test]
-fn a_volume_without_a_spill_file_leaves_the_state_disk_alone() {
+fn without_a_spill_file_the_state_disk_is_unused() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     daemon(&dirs, &kernel, async |node| {
         // This would be touched along with a spill file of its name.
@@ -705,7 +705,7 @@ fn spill_files_stay_within_the_limit_of_the_node() {
         refused(&node).await;
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
-        kernel.bury();
+        kernel.end_process();
         // A volume in recovery counts even before its files are open.
         let node = start(12).await;
         refused(&node).await;
@@ -713,7 +713,7 @@ fn spill_files_stay_within_the_limit_of_the_node() {
         node.attach_memory(other(4)).await.unwrap();
         let (owner, _all_ended) = node.leave(Duration::ZERO).await;
         drop(owner.map(HeldOwner::into_owner));
-        kernel.bury();
+        kernel.end_process();
         // A lower limit keeps existing spill files, but promises no more.
         let node = start(0).await;
         until(|| node.list().iter().all(|status| status.state == VolumeState::Attached)).await;

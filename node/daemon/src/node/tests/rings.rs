@@ -39,12 +39,12 @@ async fn fill(present: &Present) -> mpsc::Sender<()> {
 /// Regression, found in review: the ticks of all rings waited for one with a full inbox, and so did the
 /// figures and limits of all volumes of the node.
 #[test]
-fn a_ring_with_a_full_inbox_holds_up_no_other() {
-    alone(async {
+fn a_ring_with_a_full_inbox_delays_no_other() {
+    run_node_test(async {
         let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let config = NodeConfig { ring_threads: 2, ..dirs.config() };
         let node = Node::start_with(config, kernel.clone(), LIMIT).await.unwrap();
-        let asked = |name: &str| AttachRequest {
+        let request_for = |name: &str| AttachRequest {
             volume: name.parse().unwrap(),
             store: bucket.config.clone(),
             ..request()
@@ -54,7 +54,7 @@ fn a_ring_with_a_full_inbox_holds_up_no_other() {
             node.create(&volume, bytes.into(), "main", &bucket.config).await.unwrap();
         }
         for name in ["stuck", "good"] {
-            node.attach(asked(name)).await.unwrap();
+            node.attach(request_for(name)).await.unwrap();
         }
         let stuck = node.0.volumes.present(&"stuck".parse().unwrap()).unwrap();
         let release = fill(&stuck).await;
@@ -70,12 +70,12 @@ fn a_ring_with_a_full_inbox_holds_up_no_other() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             node.detach(&good).await.unwrap();
-            node.attach(asked("good")).await.unwrap();
+            node.attach(request_for("good")).await.unwrap();
         };
         tokio::time::timeout(LIMIT, meanwhile).await.expect("the good ring's volumes are served");
         drop(release);
         node.detach(stuck.volume()).await.unwrap();
         node.shutdown().await;
-        kernel.bury();
+        kernel.end_process();
     });
 }

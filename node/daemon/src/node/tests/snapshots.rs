@@ -34,7 +34,7 @@ async fn with_old_marks(bucket: &Bucket) {
 /// Regression: each snapshot listed all markers since the first record, with one request per thousand.
 #[test]
 fn a_snapshot_lists_no_marks_of_those_that_were_dropped() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();

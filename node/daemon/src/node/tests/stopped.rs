@@ -9,7 +9,7 @@ use crate::node::local::owner::is_held;
 /// Regression, found in review: the tasks of a stopped node continued on the directories of the next one.
 #[test]
 fn a_stopped_node_leaves_no_task() {
-    alone(async {
+    run_node_test(async {
         let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
         dirs.leave().await;
         let metrics = tokio::runtime::Handle::current().metrics();
@@ -37,7 +37,7 @@ fn a_stopped_node_leaves_no_task() {
             let left = tokio::time::timeout(LIMIT, ended).await.map_err(|_elapsed| metrics.num_alive_tasks());
             assert_eq!(left, Ok(()), "{before} before");
         }
-        kernel.bury();
+        kernel.end_process();
     });
 }
 
@@ -55,8 +55,8 @@ async fn begin_call(node: &Node) -> std::sync::mpsc::Sender<()> {
 
 /// Regression: at the shutdown of a node, its devices waited for a compression, and for a name lookup.
 #[test]
-fn what_was_begun_ends_while_the_devices_are_served() {
-    alone(async {
+fn pending_calls_end_while_the_devices_are_served() {
+    run_node_test(async {
         let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let state_dir = dirs.config().state_dir;
         let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
@@ -79,14 +79,14 @@ fn what_was_begun_ends_while_the_devices_are_served() {
         assert!(all_ended);
         owner.unwrap().into_owner().release().unwrap();
         assert!(!is_held(&state_dir).unwrap());
-        kernel.bury();
+        kernel.end_process();
     });
 }
 
 /// Regression, found in review: the lock was dropped, and thus released, while a call was still running.
 #[test]
 fn a_call_that_does_not_end_keeps_the_lock() {
-    alone(async {
+    run_node_test(async {
         let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
         let state_dir = dirs.config().state_dir;
         let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
@@ -97,6 +97,6 @@ fn a_call_that_does_not_end_keeps_the_lock() {
         }
         assert!(is_held(&state_dir).unwrap(), "the call may still write");
         drop(release);
-        kernel.bury();
+        kernel.end_process();
     });
 }

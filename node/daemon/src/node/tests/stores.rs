@@ -33,7 +33,7 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
 fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let bucket = beside.block_on(Bucket::start());
-    alone(async {
+    run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.renew_store("main", &new).await.unwrap();
         let committed = wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
@@ -44,7 +44,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
         node.shutdown().await;
     });
     // The previous process was detaching the volume, which requires the log.
-    alone(async {
+    run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         let gone = async {
             while !node.list().is_empty() {
@@ -58,7 +58,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
 
 /// Regression: `list` did not report rejected uploads and reads, and the condition named a right.
 #[test]
-fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
+fn operations_blocked_by_a_store_are_named_and_resume() {
     for (method, status, code, blocker) in [
         (Method::PUT, 403, "QuotaExceeded", Blocker::Quota),
         (Method::PUT, 403, "AccountProblem", Blocker::Account),
@@ -68,7 +68,7 @@ fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
     ] {
         let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
         let bucket = beside.block_on(Bucket::start());
-        alone(async {
+        run_node_test(async {
             let node = Node::start(dirs.config()).await.unwrap();
             node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
             leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
@@ -79,9 +79,9 @@ fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
             let blocked = wait(&node, |status| status.store.health.unreachable().is_some()).await;
             let outage = blocked.store.health.unreachable().unwrap();
             assert_eq!(outage.kind, ErrorKind::Blocked(blocker), "{code}: {outage:?}");
-            for said in [Some(&outage.error), blocked.message.as_ref()] {
-                let said = said.unwrap_or_else(|| panic!("{code}: {blocked:?}"));
-                assert!(said.contains(code) && said.contains(blocker.fix()), "{said}");
+            for text in [Some(&outage.error), blocked.message.as_ref()] {
+                let text = text.unwrap_or_else(|| panic!("{code}: {blocked:?}"));
+                assert!(text.contains(code) && text.contains(blocker.fix()), "{text}");
             }
             assert_eq!(segments(), 0);
             bucket.refuse(None);
@@ -98,7 +98,7 @@ fn what_a_store_blocks_is_named_and_resumes_when_it_is_over() {
 fn an_attach_with_new_credentials_renews_the_store_of_others() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let bucket = beside.block_on(Bucket::start());
-    alone(async {
+    run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.create(&"other".parse().unwrap(), SECTOR_BYTES.into(), "main", &new).await.unwrap();
         wait(&node, |status| status.commit.dirty_bytes == Some(0)).await;
@@ -111,7 +111,7 @@ fn an_attach_with_new_credentials_renews_the_store_of_others() {
 fn a_late_recovery_uses_the_newest_key() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let bucket = beside.block_on(Bucket::start());
-    alone(async {
+    run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         holdfast_log::provision(&*bucket.objects, &volume(), Creation::plain(SECTORS, Nonce([9; 16]), 0))
             .await
@@ -128,7 +128,7 @@ fn a_late_recovery_uses_the_newest_key() {
 /// An attach that read the log on one server could otherwise create its record on another.
 #[test]
 fn an_endpoint_does_not_change_under_an_attach() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket, other) = (Dirs::new(), Bucket::start().await, Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         let in_use = node.0.stores.connected("main", &bucket.config).await.unwrap();
@@ -144,7 +144,7 @@ fn an_endpoint_does_not_change_under_an_attach() {
 /// serve from another bucket: the change was not applied again.
 #[test]
 fn a_change_during_an_attach_is_applied_again() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -164,7 +164,7 @@ fn a_change_during_an_attach_is_applied_again() {
         assert!(matches!(refused, NodeError::StoreMoved { .. }), "{refused}");
         node.renew_store("main", &bucket.config).await.unwrap();
         node.shutdown().await;
-        kernel.bury();
+        kernel.end_process();
     });
 }
 
@@ -173,22 +173,22 @@ fn a_change_during_an_attach_is_applied_again() {
 fn a_store_that_moves_elsewhere_is_refused_and_named() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let (bucket, other) = beside.block_on(async { (Bucket::start().await, Bucket::start().await) });
-    alone(async {
+    run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         let moved = S3Config { bucket: "elsewhere".to_owned(), ..new.clone() };
         let prefixed = S3Config { prefix: "p".to_owned(), ..new.clone() };
         for refused in [&moved, &prefixed, &other.config] {
             let error = node.renew_store("main", refused).await.unwrap_err();
             assert_eq!(error.kind(), FailureKind::Invalid, "{error}");
-            let refused = only(&node).store.change_refused.unwrap();
+            let refused = only_volume(&node).store.change_refused.unwrap();
             assert!(refused == error.to_string() && refused.contains("volume disk"), "{refused}");
         }
         assert!(other.objects.keys().is_empty(), "nothing was written there");
-        let silent = S3Config { endpoint: nowhere().endpoint, ..new.clone() };
+        let silent = S3Config { endpoint: unreachable_store().endpoint, ..new.clone() };
         let error = node.renew_store("main", &silent).await.unwrap_err();
         assert_eq!(error.kind(), FailureKind::Unavailable, "it is tried again: {error}");
         // The same bucket at another address.
-        let behind = beside.spawn(Bucket::over(Arc::clone(&bucket.objects))).await.unwrap();
+        let behind = beside.spawn(Bucket::with_objects(Arc::clone(&bucket.objects))).await.unwrap();
         node.renew_store("main", &S3Config { endpoint: behind.config.endpoint.clone(), ..new })
             .await
             .unwrap();
@@ -207,7 +207,7 @@ struct Tenants {
 impl Tenants {
     async fn start() -> Self {
         let (own, other) = (Bucket::start().await, Arc::new(MemoryStore::new()));
-        own.lead("other", Arc::clone(&other));
+        own.redirect("other", Arc::clone(&other));
         Self { own, other }
     }
 
@@ -252,14 +252,14 @@ async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
 fn credentials_of_another_tenant_are_refused() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let tenants = beside.block_on(Tenants::start());
-    alone(async {
+    run_node_test(async {
         let node = committed(&dirs, &tenants.own).await;
         refused(&node, &tenants.other(), "there is no log of it").await;
         holdfast_log::provision(&*tenants.other, &volume(), Creation::plain(SECTORS, Nonce([9; 16]), 0))
             .await
             .unwrap();
         refused(&node, &tenants.other(), "another volume of the same name").await;
-        assert_eq!(only(&node).store.health, StoreHealth::Answers);
+        assert_eq!(only_volume(&node).store.health, StoreHealth::Answers);
         let used = dirs.local().read_record().unwrap().unwrap().store;
         assert_eq!(used, (&tenants.own.config).into(), "a restarted daemon begins with it too");
         node.shutdown().await;
@@ -271,13 +271,13 @@ fn credentials_of_another_tenant_are_refused() {
 fn a_copy_without_the_newest_record_is_refused() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let tenants = beside.block_on(Tenants::start());
-    alone(async {
+    run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
         tenants.copy().await;
         node.shutdown().await;
     });
-    alone(async {
+    run_node_test(async {
         let node = committed(&dirs, &tenants.own).await;
         refused(&node, &tenants.other(), "lacks the attach of this node").await;
         // Another writer's attach in the copy has the position of this node's.
@@ -290,10 +290,10 @@ fn a_copy_without_the_newest_record_is_refused() {
 
 /// The same for a copy with the attach, in which the next commit is missing or belongs to another writer.
 #[test]
-fn a_copy_that_was_left_behind_is_refused() {
+fn an_outdated_copy_is_refused() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let tenants = beside.block_on(Tenants::start());
-    alone(async {
+    run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
         leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
@@ -312,17 +312,17 @@ fn a_copy_that_was_left_behind_is_refused() {
         }
         tenants.copy().await;
         node.renew_store("main", &tenants.other()).await.unwrap();
-        assert_eq!(only(&node).store.change_refused, None);
+        assert_eq!(only_volume(&node).store.change_refused, None);
         node.shutdown().await;
     });
 }
 
 /// Regression, found in review: only one arbitrary volume was checked.
 #[test]
-fn every_volume_of_a_store_is_looked_for() {
+fn every_volume_of_a_store_is_checked() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let tenants = beside.block_on(Tenants::start());
-    alone(async {
+    run_node_test(async {
         let first: VolumeId = "a-first".parse().unwrap();
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&first, (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
@@ -339,10 +339,10 @@ fn every_volume_of_a_store_is_looked_for() {
 
 /// Regression, found in review: a volume waiting for recovery was not checked, and was fenced afterwards.
 #[test]
-fn a_volume_that_waits_to_be_recovered_is_looked_for() {
+fn a_volume_that_waits_for_recovery_is_checked() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let tenants = beside.block_on(Tenants::start());
-    alone(async {
+    run_node_test(async {
         holdfast_log::provision(
             &*tenants.own.objects,
             &volume(),
@@ -360,7 +360,7 @@ fn a_volume_that_waits_to_be_recovered_is_looked_for() {
         dirs.local().write_record(&record).unwrap();
         fs::write(dirs.live_map(), [0; 8192]).unwrap();
         let node = Node::start_with(dirs.config(), kernel, LIMIT).await.unwrap();
-        assert_eq!(only(&node).state, VolumeState::Quiesced);
+        assert_eq!(only_volume(&node).state, VolumeState::Quiesced);
         let error = node.renew_store("main", &tenants.other()).await.unwrap_err();
         assert!(error.to_string().contains("volume disk") && error.kind() == FailureKind::Invalid, "{error}");
         // It is recovered with the previous key.
@@ -372,17 +372,17 @@ fn a_volume_that_waits_to_be_recovered_is_looked_for() {
 
 /// The old key is revoked and the new one cannot be tested yet: nothing changes, and a retry succeeds.
 #[test]
-fn a_change_that_cannot_be_checked_is_tried_again() {
+fn an_uncheckable_change_is_retried() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let bucket = beside.block_on(Bucket::start());
-    alone(async {
+    run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         let not_yet = S3Config { credentials: key("newer"), ..new.clone() };
-        let silent = S3Config { endpoint: nowhere().endpoint, ..new.clone() };
+        let silent = S3Config { endpoint: unreachable_store().endpoint, ..new.clone() };
         for untried in [&not_yet, &silent] {
             let error = node.renew_store("main", untried).await.unwrap_err();
             assert_eq!(error.kind(), FailureKind::Unavailable, "{error}");
-            let refused = only(&node).store.change_refused.unwrap();
+            let refused = only_volume(&node).store.change_refused.unwrap();
             assert!(
                 refused.contains("volume disk") && refused.contains("node retries the new one"),
                 "{refused}"
@@ -400,7 +400,7 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
 /// Two attaches that read a new key concurrently do not block each other from using it.
 #[test]
 fn attaches_with_a_new_key_do_not_block_each_other() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         drop(node.0.stores.connected("main", &bucket.config).await.unwrap());
@@ -416,15 +416,15 @@ fn attaches_with_a_new_key_do_not_block_each_other() {
 /// Regression, found in review: an image without authorities, or a bad bundle, blocked the recovery of a
 /// volume's device, although all its data was on the node.
 #[test]
-fn a_volume_is_recovered_whatever_its_store_lacks() {
-    alone(async {
+fn a_volume_is_recovered_despite_a_broken_store() {
+    run_node_test(async {
         let dirs = Dirs::new();
         dirs.leave().await;
         let record = dirs.local().read_record().unwrap().unwrap();
         let unusable = S3Config {
             endpoint: Some("https://127.0.0.1:1".to_owned()),
             ca_pem: Some("no certificate".to_owned()),
-            ..nowhere()
+            ..unreachable_store()
         };
         dirs.local().write_record(&AttachedRecord { store: (&unusable).into(), ..record }).unwrap();
         let node = Node::start(dirs.config()).await.unwrap();
@@ -434,9 +434,12 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
         let error = &waits.store.health.unreachable().unwrap().error;
         assert!(error.contains("caBundle"), "{error}");
         // Once the configuration is corrected, the store is used.
-        node.renew_store("main", &S3Config { ca_pem: None, endpoint: nowhere().endpoint, ..unusable })
-            .await
-            .unwrap_err();
+        node.renew_store(
+            "main",
+            &S3Config { ca_pem: None, endpoint: unreachable_store().endpoint, ..unusable },
+        )
+        .await
+        .unwrap_err();
         node.shutdown().await;
     });
 }
@@ -445,13 +448,13 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
 /// record, and neither is fenced.
 #[test]
 fn a_bucket_without_create_once_is_refused_before_use() {
-    alone(async {
+    run_node_test(async {
         for (is_ignored, says) in [(true, "ignores it"), (false, "not atomic")] {
             let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
             if is_ignored {
                 bucket.ignore_conditions();
             } else {
-                bucket.look_before_storing(50);
+                bucket.check_then_store(50);
             }
             let node = Node::start(dirs.config()).await.unwrap();
             let create =
@@ -472,7 +475,7 @@ fn a_bucket_without_create_once_is_refused_before_use() {
 
 #[test]
 fn a_bucket_is_probed_once_by_a_process() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         for (name, requests) in [("a", 23), ("b", 1), ("c", 1)] {
@@ -486,10 +489,10 @@ fn a_bucket_is_probed_once_by_a_process() {
 
 /// One object is stored at a position that the log has passed, and no record names it.
 #[test]
-fn a_sweep_deletes_what_no_volume_needs_one_at_a_time() {
+fn sweeps_delete_garbage_one_at_a_time() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let bucket = beside.block_on(Bucket::start());
-    alone(async {
+    run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         let before = bucket.objects.keys();

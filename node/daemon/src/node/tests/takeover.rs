@@ -44,7 +44,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn over(dirs: &Dirs, objects: &Arc<MemoryStore>, acquired: Acquired<AttachFiles>) -> Self {
+    fn new(dirs: &Dirs, objects: &Arc<MemoryStore>, acquired: Acquired<AttachFiles>) -> Self {
         let limits = DirtyLimits { seal_bytes: 4 << 20, max_bytes: 64 << 20, max_age_ms: 1000 };
         let setup = Setup {
             requests: 4,
@@ -204,7 +204,7 @@ fn copy(from: &Path, to: &Path) {
 /// been flushed there.
 #[test]
 fn an_empty_state_directory_under_the_same_name_is_refused() {
-    alone(async {
+    run_node_test(async {
         let store = store_with(9).await;
         let before = Dirs::new();
         attach(&before, &store, &claim("a", 1)).await.unwrap();
@@ -228,11 +228,11 @@ fn an_empty_state_directory_under_the_same_name_is_refused() {
 /// Regression: a disk restored to a snapshot was uploaded over later commits.
 #[test]
 fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
-    alone(async {
+    run_node_test(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
         let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, acquired);
+        let mut writer = Writer::new(&dirs, &store, acquired);
         writer.write_and_commit().await;
         // In its map the first version is still dirty: the commit followed the flush round.
         let snapshot = tempfile::tempdir().unwrap();
@@ -273,12 +273,12 @@ async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
 /// first commit broke the log.
 #[test]
 fn a_log_set_back_is_reported_and_breaks_no_log() {
-    alone(async {
+    run_node_test(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
         let never_attached = backup(&store).await;
         let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, acquired);
+        let mut writer = Writer::new(&dirs, &store, acquired);
         writer.write_and_commit().await;
         let attached = backup(&store).await;
         writer.write_and_commit().await;
@@ -301,7 +301,7 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
             assert_eq!((acquired.header.epoch, acquired.found.is_empty()), (Epoch(2), true));
             let kept = fenced::find(restored.state.path(), "disk-1").unwrap();
             kept.contents().unwrap();
-            let mut writer = Writer::over(&restored, &store, acquired);
+            let mut writer = Writer::new(&restored, &store, acquired);
             writer.write_and_commit().await;
             drop(writer);
             let log = read_manifest(&*store, &volume()).await.unwrap();
@@ -315,16 +315,16 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
 /// LIST may show an older state of a log: this alone does not justify setting data apart.
 #[test]
 fn a_list_that_is_behind_sets_no_log_back() {
-    alone(async {
+    run_node_test(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
         let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, acquired);
+        let mut writer = Writer::new(&dirs, &store, acquired);
         for _ in 0..3 {
             writer.write_and_commit().await;
         }
         drop(writer);
-        let behind = Behind(Arc::clone(&store));
+        let behind = StaleList(Arc::clone(&store));
         let seen = read_manifest(&behind, &volume()).await.unwrap();
         let found = dirs.local().read_map().unwrap().unwrap();
         assert_eq!(worth(&seen, Some(&found)), LocalData::Foreign(Foreign::LogSetBack));
@@ -336,10 +336,10 @@ fn a_list_that_is_behind_sets_no_log_back() {
 
 /// A store that lists only the first record of a log.
 #[derive(Debug)]
-struct Behind(Arc<MemoryStore>);
+struct StaleList(Arc<MemoryStore>);
 
 #[async_trait::async_trait]
-impl ObjectStore for Behind {
+impl ObjectStore for StaleList {
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
         self.0.get(key, max_bytes).await
     }
@@ -373,7 +373,7 @@ impl ObjectStore for Behind {
 /// Regression: a takeover with an ambiguous create was never reported: the next attach continued it.
 #[test]
 fn a_takeover_is_reported_after_a_lost_answer() {
-    alone(async {
+    run_node_test(async {
         for is_doubtful in [true, false] {
             let store = store_with(9).await;
             attach(&Dirs::new(), &store, &claim("gone", 1)).await.unwrap();
@@ -403,12 +403,12 @@ fn a_takeover_is_reported_after_a_lost_answer() {
 /// Regression: another writer's outdated files were moved away during an attach that had started meanwhile.
 #[test]
 fn outdated_files_are_not_moved_below_an_attach() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         let acquired = attach(&dirs, &bucket.objects, &claim("a", 1)).await.unwrap();
-        Writer::over(&dirs, &bucket.objects, acquired).write_and_commit().await;
+        Writer::new(&dirs, &bucket.objects, acquired).write_and_commit().await;
         dirs.local().forget_attached().unwrap();
         let over = Claim { replaces: Some(Epoch(1)), ..claim("b", 2) };
         attach(&Dirs::new(), &bucket.objects, &over).await.unwrap();
@@ -436,14 +436,14 @@ fn outdated_files_are_not_moved_below_an_attach() {
 /// Regression: each detached volume left its files, even when deleted later: a node with many short-lived
 /// claims queried the API server for thousands of them, and measured them several times a second.
 #[test]
-fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
-    alone(async {
+fn files_of_a_deleted_volume_stay_while_dirty() {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
         assert!(!node.outdated().discard(&volume()).await.unwrap(), "there is nothing");
         let acquired = attach(&dirs, &bucket.objects, &claim("a", 1)).await.unwrap();
-        Writer::over(&dirs, &bucket.objects, acquired).write_and_commit().await;
+        Writer::new(&dirs, &bucket.objects, acquired).write_and_commit().await;
         assert!(!node.outdated().discard(&volume()).await.unwrap(), "its writer has not ended");
         dirs.local().forget_attached().unwrap();
         let before = fs::read(dirs.durable_map()).unwrap();
@@ -473,7 +473,7 @@ fn the_files_of_a_deleted_volume_go_unless_they_hold_something_not_uploaded() {
 /// served nothing.
 #[test]
 fn an_attach_without_room_fences_no_writer() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -508,18 +508,18 @@ fn an_attach_without_room_fences_no_writer() {
         let known = wait(&node, |status| status.holds_data.is_some()).await;
         assert_eq!(known.holds_data, Some(true), "b may have written what is in no log");
         node.shutdown().await;
-        kernel.bury();
+        kernel.end_process();
     });
 }
 
 /// After every commit, the disk's current state is the volume's newest.
 #[test]
-fn a_disk_as_its_last_commit_left_it_is_trusted() {
-    alone(async {
+fn a_disk_as_of_its_last_commit_is_trusted() {
+    run_node_test(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
         let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, acquired);
+        let mut writer = Writer::new(&dirs, &store, acquired);
         for _ in 0..3 {
             writer.write_and_commit().await;
             let found = dirs.local().read_map().unwrap().unwrap();
@@ -531,13 +531,13 @@ fn a_disk_as_its_last_commit_left_it_is_trusted() {
 }
 
 /// Local files on a slow disk.
-struct Slow {
+struct SlowLocal {
     local: Local,
     reached: Notify,
     resume: Notify,
 }
 
-impl LocalState for Slow {
+impl LocalState for SlowLocal {
     type Error = NodeError;
     type Files = AttachFiles;
 
@@ -572,8 +572,8 @@ impl LocalState for Slow {
 /// Regression: an attach that was paused while its volume moved to another node took it back from there, and
 /// fenced that node.
 #[test]
-fn an_attach_that_stood_still_fences_no_successor() {
-    alone(async {
+fn a_paused_attach_fences_no_successor() {
+    run_node_test(async {
         for permitted in [None, Some(Epoch(1))] {
             let store = store_with(9).await;
             attach(&Dirs::new(), &store, &claim("gone", 1)).await.unwrap();
@@ -591,7 +591,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
                 assert_eq!(create_record(&*store, &detach).await.unwrap(), CreateOutcome::Created);
             }
             let (dirs, successor) = (Dirs::new(), Dirs::new());
-            let slow = Slow { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
+            let slow = SlowLocal { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
             let late_claim = Claim { replaces: permitted, ..claim("a", 2) };
             let at = volume();
             let late = acquire(&*store, &at, &slow, &late_claim, &NodeTime);
@@ -652,7 +652,7 @@ impl Environment for Settling {
 /// Regression: a store that checks before it stores confirmed both records, and both attaches served.
 #[test]
 fn an_attach_whose_record_was_overwritten_does_not_serve() {
-    alone(async {
+    run_node_test(async {
         let store = store_with(9).await;
         let (dirs, other_dirs) = (Dirs::new(), Dirs::new());
         let (gate, other) = (Gate::new(), Gate::new());
@@ -690,10 +690,10 @@ fn an_attach_whose_record_was_overwritten_does_not_serve() {
 /// The same with a real client and server, without manual steps: the second create is stored 100 ms after the
 /// first was confirmed.
 #[test]
-fn two_attaches_through_a_server_that_looks_first_are_one() {
-    alone(async {
-        let bucket = Bucket::over(store_with(9).await).await;
-        bucket.look_before_storing(500);
+fn one_of_two_attaches_on_a_nonatomic_server_wins() {
+    run_node_test(async {
+        let bucket = Bucket::with_objects(store_with(9).await).await;
+        bucket.check_then_store(500);
         let connect = async || S3Store::connect(bucket.config.clone()).await.unwrap();
         let (stores, dirs) = ([connect().await, connect().await], [Dirs::new(), Dirs::new()]);
         let (at, claims) = (volume(), [claim("a", 1), claim("b", 2)]);
@@ -707,11 +707,11 @@ fn two_attaches_through_a_server_that_looks_first_are_one() {
     });
 }
 
-/// Regression, found in review: the removal emptied the position at which an attach was about to create its
-/// record, and the marker by which that attach would have detected this.
+/// Regression, found in review: the removal emptied the position of an attach's next record. It also deleted
+/// the marker by which that attach would have detected this.
 #[test]
 fn a_paused_attach_does_not_acquire_a_removed_volume() {
-    alone(async {
+    run_node_test(async {
         let store = store_with(9).await;
         let create = async |body: Body, epoch: u64| {
             let seq = read_manifest(&*store, &volume()).await.unwrap().seq().next();
@@ -728,7 +728,7 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
         let checkpoint = manifest.encode_checkpoint().into();
         write_checkpoint(&*store, &volume(), manifest.seq(), checkpoint).await.unwrap();
         let dirs = Dirs::new();
-        let slow = Slow { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
+        let slow = SlowLocal { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
         let at = volume();
         let late_claim = claim("a", 2);
         let late = acquire(&*store, &at, &slow, &late_claim, &NodeTime);
@@ -748,7 +748,7 @@ fn a_paused_attach_does_not_acquire_a_removed_volume() {
 /// The creator of a fork died before it checked the snapshot's marker: the attach does.
 #[test]
 fn an_attach_confirms_a_fork_or_refuses_it() {
-    alone(async {
+    run_node_test(async {
         for is_forgotten in [false, true] {
             let store = Arc::new(MemoryStore::new());
             let source: VolumeId = "source".parse().unwrap();
@@ -780,12 +780,12 @@ fn an_attach_confirms_a_fork_or_refuses_it() {
 /// Regression: a restored bucket's log again reaches positions with existing roots, mistaken for its own.
 #[test]
 fn a_writer_passes_the_roots_of_another_history() {
-    alone(async {
+    run_node_test(async {
         for is_dirty in [false, true] {
             let store = store_with(9).await;
             let dirs = Dirs::new();
             let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-            let mut writer = Writer::over(&dirs, &store, acquired);
+            let mut writer = Writer::new(&dirs, &store, acquired);
             writer.write_and_commit().await;
             let end = read_manifest(&*store, &volume()).await.unwrap().seq();
             for left in [end.next(), end.next().next()] {
@@ -814,11 +814,11 @@ fn a_writer_passes_the_roots_of_another_history() {
 /// Regression: volumes of one id in two stores shared local files: one was served and uploaded as the other.
 #[test]
 fn local_state_of_another_store_is_never_trusted() {
-    alone(async {
+    run_node_test(async {
         let (main, other) = (store_with(1).await, store_with(2).await);
         let dirs = Dirs::new();
         let acquired = attach(&dirs, &main, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &main, acquired);
+        let mut writer = Writer::new(&dirs, &main, acquired);
         writer.write_and_commit().await;
         drop(writer);
         let acquired = attach(&dirs, &other, &claim("a", 2)).await.unwrap();
@@ -837,7 +837,7 @@ fn local_state_of_another_store_is_never_trusted() {
 /// files.
 #[test]
 fn a_second_store_cannot_share_an_attached_volumes_files() {
-    alone(async {
+    run_node_test(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();

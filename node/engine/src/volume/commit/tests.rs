@@ -20,7 +20,7 @@ fn name(log: &LogWriter) -> &'static str {
     }
 }
 
-fn at(state: usize) -> LogWriter {
+fn writer_in_state(state: usize) -> LogWriter {
     let core = core(1);
     let mut log = LogWriter::idle(NONCE, None, 0);
     let out = &mut Vec::new();
@@ -29,7 +29,7 @@ fn at(state: usize) -> LogWriter {
         log.probe(&Core { now: 1000, ..core }, out);
         return log;
     } else if state == 5 {
-        log = after(&record(NONCE));
+        log = writer_after(&record(NONCE));
     } else if state == 6 {
         log.create_record(snapshot(), &core, out);
         log.pending_stored(Ok(()), &core, out);
@@ -60,7 +60,7 @@ fn record(nonce: Nonce) -> Record {
 }
 
 /// Returns a writer whose previous process stored `record`, after it read the log.
-fn after(record: &Record) -> LogWriter {
+fn writer_after(record: &Record) -> LogWriter {
     after_bytes(record.seq, record.encode())
 }
 
@@ -119,7 +119,7 @@ fn every_event_in_every_state() {
     ];
     for ((event, happens), row) in events.into_iter().zip(table) {
         for (state, expected) in row.into_iter().enumerate() {
-            let mut log = at(state);
+            let mut log = writer_in_state(state);
             let next = catch_unwind(AssertUnwindSafe(|| {
                 happens(&mut log);
                 name(&log)
@@ -130,23 +130,26 @@ fn every_event_in_every_state() {
 }
 
 #[test]
-fn only_the_key_itself_says_who_won() {
+fn only_the_key_itself_names_the_winner() {
     let own = record(NONCE);
-    assert!(matches!(at(2).create_answered(CreateAnswer::Created, &mut Vec::new()), LogNews::Created(_)));
-    assert_eq!(read(&mut at(3), Some(own.clone())), LogNews::Created(Box::new(own.clone())));
-    assert_eq!(read(&mut at(3), None), LogNews::Nothing);
+    assert!(matches!(
+        writer_in_state(2).create_answered(CreateAnswer::Created, &mut Vec::new()),
+        LogNews::Created(_)
+    ));
+    assert_eq!(read(&mut writer_in_state(3), Some(own.clone())), LogNews::Created(Box::new(own.clone())));
+    assert_eq!(read(&mut writer_in_state(3), None), LogNews::Nothing);
     let known = Seq(own.seq.0 - 1);
-    assert_eq!(read(&mut at(3), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));
-    assert_eq!(read(&mut at(4), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));
-    assert_eq!(read(&mut at(4), None), LogNews::Nothing);
+    assert_eq!(read(&mut writer_in_state(3), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));
+    assert_eq!(read(&mut writer_in_state(4), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));
+    assert_eq!(read(&mut writer_in_state(4), None), LogNews::Nothing);
 }
 
 /// Regression: three owners each handled a record that may already be in the log; a repair could bypass
 /// it.
 #[test]
-fn what_the_previous_process_left_comes_before_any_other_record() {
+fn a_leftover_record_comes_before_any_other() {
     let (own, core) = (record(NONCE), core(1));
-    let mut log = after(&own);
+    let mut log = writer_after(&own);
     assert_eq!(log.left(), Some(&own));
     let out = &mut Vec::new();
     let late = Core { now: 5000, ..core };
@@ -164,7 +167,7 @@ fn what_the_previous_process_left_comes_before_any_other_record() {
 #[test]
 fn a_repeated_record_of_a_snapshot_stores_the_root_first() {
     let (own, core, out) = (Record { body: snapshot(), ..record(NONCE) }, core(1), &mut Vec::new());
-    let mut log = after(&own);
+    let mut log = writer_after(&own);
     log.repeat(&core, out);
     let [Action::StoreRoot { seq, bytes }] = &out[..] else { panic!("{out:?}") };
     let root = Manifest::decode_checkpoint(bytes).unwrap();
@@ -184,7 +187,7 @@ fn a_repeated_record_of_a_snapshot_stores_the_root_first() {
 #[test]
 fn a_record_over_another_root_is_sent_without_its_snapshot() {
     let (own, core, out) = (Record { body: snapshot(), ..record(NONCE) }, core(1), &mut Vec::new());
-    let mut log = after(&own);
+    let mut log = writer_after(&own);
     log.repeat(&core, out);
     out.clear();
     log.root_barred(out);
@@ -200,9 +203,9 @@ fn a_record_over_another_root_is_sent_without_its_snapshot() {
 /// Regression: the request of a dead process landed after its successor had read the log, and the snapshot
 /// was forgotten before the successor stored its root: the newest writer considered itself fenced.
 #[test]
-fn a_late_record_of_a_forgotten_snapshot_is_the_own_one() {
+fn a_late_record_of_a_forgotten_snapshot_fences_no_writer() {
     let sent = Record { body: snapshot(), ..record(NONCE) };
-    let (mut log, out, core) = (after(&sent), &mut Vec::new(), core(1));
+    let (mut log, out, core) = (writer_after(&sent), &mut Vec::new(), core(1));
     log.repeat(&core, out);
     log.root_barred(out);
     log.pending_stored(Ok(()), &core, out);
@@ -211,12 +214,12 @@ fn a_late_record_of_a_forgotten_snapshot_is_the_own_one() {
 }
 
 #[test]
-fn a_record_left_by_another_writer_or_for_another_place_is_not_repeated() {
+fn a_foreign_leftover_record_is_not_repeated() {
     let own = record(NONCE);
     let elsewhere = after_bytes(own.seq.next(), own.encode());
     let torn = after_bytes(own.seq, vec![1, 2, 3]);
-    let of_other = after(&record(Nonce([9; 16])));
-    let misplaced = after(&Record { seq: Seq(own.seq.0 - 1), ..own.clone() });
+    let of_other = writer_after(&record(Nonce([9; 16])));
+    let misplaced = writer_after(&Record { seq: Seq(own.seq.0 - 1), ..own.clone() });
     let mislabelled = after_bytes(own.seq, Record { seq: own.seq.next(), ..own }.encode());
     for log in [elsewhere, torn, of_other, misplaced, mislabelled] {
         assert!(log.left().is_none() && log.is_idle());
@@ -242,8 +245,8 @@ fn at_time(now: Millis) -> Core<Vec<u8>> {
 
 /// Regression: a commit that the local disk blocked was reported once a second, but its status had no reason.
 #[test]
-fn a_record_that_is_not_kept_is_in_the_status() {
-    let (core, mut log, mut out) = (core(1), at(1), Vec::new());
+fn a_blocked_record_is_in_the_status() {
+    let (core, mut log, mut out) = (core(1), writer_in_state(1), Vec::new());
     assert_eq!(log.unkept_for(500), None);
     for (now, errno) in [(1000, Errno::ENOSPC), (2000, Errno::EROFS)] {
         out.clear();

@@ -7,7 +7,7 @@ fn counts(begun: u64, committed: u64) -> SealCounts {
     SealCounts { begun, committed }
 }
 
-fn said(out: &mut Vec<Action>) -> Vec<CutAnswer> {
+fn answers(out: &mut Vec<Action>) -> Vec<CutAnswer> {
     let answer = |action| {
         let Action::Report(Report::Cut { uid, answer }) = action else { panic!("{action:?}") };
         assert!([UID, OTHER].contains(&uid));
@@ -17,90 +17,90 @@ fn said(out: &mut Vec<Action>) -> Vec<CutAnswer> {
 }
 
 /// Creates a cut that is prepared at time 0.
-fn prepared(out: &mut Vec<Action>) -> Cut {
+fn prepared_cut(out: &mut Vec<Action>) -> Cut {
     out.clear();
     let mut cut = Cut::default();
     assert!(cut.prepare(UID, vec![Seq(7)], 3, 0, out), "its seal is wanted");
     assert_eq!(cut.advance(0, 0, counts(3, 2), out), CutStep::Wait);
-    assert!(said(out).is_empty(), "the commit is waited for");
+    assert!(answers(out).is_empty(), "the commit is waited for");
     assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Wait);
-    assert_eq!(said(out), [CutAnswer::Prepared]);
+    assert_eq!(answers(out), [CutAnswer::Prepared]);
     assert!(cut.defers_seals() && !cut.stops_writes());
     cut
 }
 
 /// Creates a cut that is held at time 0.
-fn held(out: &mut Vec<Action>) -> Cut {
-    let mut cut = prepared(out);
+fn held_cut(out: &mut Vec<Action>) -> Cut {
+    let mut cut = prepared_cut(out);
     cut.begin(UID, 0, out);
     assert!(cut.stops_writes() && !cut.defers_seals());
     assert_eq!(cut.advance(0, 1, counts(3, 3), out), CutStep::Wait, "a write is in flight");
     assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Ask(UID, vec![Seq(7)]));
     cut.asked(4);
     assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Wait);
-    assert!(said(out).is_empty(), "the seal that holds the point has not begun");
+    assert!(answers(out).is_empty(), "the seal that holds the point has not begun");
     assert_eq!(cut.advance(0, 0, counts(4, 3), out), CutStep::Wait);
-    assert_eq!(said(out), [CutAnswer::Held]);
+    assert_eq!(answers(out), [CutAnswer::Held]);
     cut
 }
 
 #[test]
 fn a_volume_is_held_until_the_release() {
     let out = &mut Vec::new();
-    let mut cut = held(out);
+    let mut cut = held_cut(out);
     cut.begin(UID, 1, out);
-    assert_eq!(said(out), [CutAnswer::Held], "asked again it says so again");
+    assert_eq!(answers(out), [CutAnswer::Held], "asked again it says so again");
     assert!(cut.stops_writes());
     assert!(cut.release(UID, out), "writes continue");
-    assert_eq!(said(out), [CutAnswer::Released]);
+    assert_eq!(answers(out), [CutAnswer::Released]);
     assert!(cut.is_idle());
     assert!(!cut.release(UID, out));
-    assert_eq!(said(out), [CutAnswer::Lapsed]);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
 }
 
 #[test]
 fn a_hold_lapses_by_itself() {
     let out = &mut Vec::new();
-    let mut cut = held(out);
+    let mut cut = held_cut(out);
     assert_eq!(cut.advance(HOLD_MS - 1, 0, counts(4, 4), out), CutStep::Wait);
     assert_eq!(cut.advance(HOLD_MS, 0, counts(4, 4), out), CutStep::Continue);
-    assert_eq!(said(out), [CutAnswer::Lapsed]);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
     assert!(cut.is_idle());
     // A write that never ends, or a seal that does not begin, holds writes no longer than that.
-    let mut cut = prepared(out);
+    let mut cut = prepared_cut(out);
     cut.begin(UID, 0, out);
     assert_eq!(cut.advance(HOLD_MS, 1, counts(3, 3), out), CutStep::Continue);
-    let mut cut = prepared(out);
+    let mut cut = prepared_cut(out);
     cut.begin(UID, 0, out);
     cut.asked(4);
     assert_eq!(cut.advance(HOLD_MS, 0, counts(3, 3), out), CutStep::Continue);
 }
 
 #[test]
-fn what_was_not_prepared_is_not_cut() {
+fn an_unprepared_volume_is_not_cut() {
     let out = &mut Vec::new();
     let mut cut = Cut::default();
     cut.begin(UID, 0, out);
-    assert_eq!(said(out), [CutAnswer::Lapsed], "a successor of the process that prepared it");
-    let mut cut = prepared(out);
+    assert_eq!(answers(out), [CutAnswer::Lapsed], "a successor of the process that prepared it");
+    let mut cut = prepared_cut(out);
     assert_eq!(cut.advance(PREPARED_MS, 0, counts(3, 3), out), CutStep::Wait);
-    assert_eq!(said(out), [CutAnswer::Lapsed]);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
     cut.begin(UID, PREPARED_MS, out);
-    assert_eq!(said(out), [CutAnswer::Lapsed]);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
     assert!(!cut.stops_writes());
 }
 
 #[test]
 fn a_volume_makes_one_cut_at_a_time() {
     let out = &mut Vec::new();
-    let mut cut = prepared(out);
+    let mut cut = prepared_cut(out);
     assert!(!cut.prepare(OTHER, Vec::new(), 3, 0, out));
     cut.begin(OTHER, 0, out);
-    assert_eq!(said(out), [CutAnswer::Busy, CutAnswer::Lapsed]);
+    assert_eq!(answers(out), [CutAnswer::Busy, CutAnswer::Lapsed]);
     assert!(!cut.release(OTHER, out) && cut.defers_seals(), "the other one changes nothing");
-    assert_eq!(said(out), [CutAnswer::Lapsed]);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
     assert!(!cut.prepare(UID, Vec::new(), 9, 5, out));
-    assert_eq!(said(out), [CutAnswer::Prepared], "asked again it stays prepared");
+    assert_eq!(answers(out), [CutAnswer::Prepared], "asked again it stays prepared");
     assert!(!cut.release(UID, out) && cut.is_idle(), "ended before writes waited");
-    assert_eq!(said(out), [CutAnswer::Lapsed]);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
 }

@@ -69,7 +69,7 @@ fn a_punch_waits_for_the_round_and_for_earlier_reads() {
 }
 
 #[test]
-fn with_the_round_gone_the_data_stays() {
+fn data_stays_if_its_round_is_gone() {
     let (mut evictor, mut core) = with_excess();
     let out = &mut Vec::new();
     assert!(evictor.advance(&mut core, true, None, out));
@@ -108,7 +108,7 @@ fn room_runs_out_and_comes_back_with_a_measurement() {
 
 /// Regression: the counts continued into the new pages, and older ones were never checked again.
 #[test]
-fn what_was_not_looked_at_is_evicted_after_a_growth() {
+fn unchecked_pages_are_evicted_after_a_growth() {
     let (mut evictor, mut core) = with_excess();
     // One page was checked, and the cursor is past it.
     (evictor.cursor, evictor.pages_to_scan) = (1, PerSide::from_fn(|_side| 1));

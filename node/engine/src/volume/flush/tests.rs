@@ -33,7 +33,7 @@ fn name(rounds: &FlushRounds) -> &'static str {
     }
 }
 
-fn fresh() -> Tested {
+fn new_round() -> Tested {
     let mut core = core(64);
     core.record_write(sector_of(0), Side::A);
     (FlushRounds::after_takeover(&core.map, false, 0), core, Vec::new())
@@ -47,7 +47,7 @@ enum RoundEvent {
     MapSynced(Result<(), Errno>),
 }
 
-fn take(tested: &mut Tested, event: RoundEvent) -> Option<RoundEnd> {
+fn apply_event(tested: &mut Tested, event: RoundEvent) -> Option<RoundEnd> {
     let (rounds, core, out) = tested;
     match event {
         RoundEvent::Begin => rounds.begin(core, out),
@@ -58,8 +58,8 @@ fn take(tested: &mut Tested, event: RoundEvent) -> Option<RoundEnd> {
 }
 
 /// Returns a round in the state of this index, with one answer missing before the next.
-fn at(state: usize) -> Tested {
-    let mut tested = fresh();
+fn round_in_state(state: usize) -> Tested {
+    let mut tested = new_round();
     let way = [
         &[RoundEvent::Begin, RoundEvent::SideSynced(Side::A, Ok(()))][..],
         &[RoundEvent::SideSynced(Side::B, Ok(()))],
@@ -68,15 +68,15 @@ fn at(state: usize) -> Tested {
         &[RoundEvent::MapWritten(Ok(()))],
     ];
     for event in way[..state.min(5)].iter().copied().flatten() {
-        assert!(take(&mut tested, *event).is_none());
+        assert!(apply_event(&mut tested, *event).is_none());
     }
     if state > 5 {
-        assert!(take(&mut tested, RoundEvent::MapSynced(Ok(()))).is_some());
+        assert!(apply_event(&mut tested, RoundEvent::MapSynced(Ok(()))).is_some());
         // A sector in each of this many pages justifies a slot of the journal.
         (0..8).for_each(|page| tested.1.record_write(sector_of(page), Side::B));
-        assert!(take(&mut tested, RoundEvent::Begin).is_none());
+        assert!(apply_event(&mut tested, RoundEvent::Begin).is_none());
         if state > 6 {
-            take(&mut tested, RoundEvent::MapWritten(Ok(())));
+            apply_event(&mut tested, RoundEvent::MapWritten(Ok(())));
         }
     }
     assert_eq!(name(&tested.0), STATES[state]);
@@ -122,8 +122,8 @@ fn every_event_in_every_state() {
     ];
     for (event, row) in table {
         for (state, expected) in row.into_iter().enumerate() {
-            let mut tested = at(state);
-            let next = catch_unwind(AssertUnwindSafe(|| match take(&mut tested, event) {
+            let mut tested = round_in_state(state);
+            let next = catch_unwind(AssertUnwindSafe(|| match apply_event(&mut tested, event) {
                 Some(RoundEnd { result: Ok(_), .. }) => "durable",
                 Some(RoundEnd { result: Err(_), .. }) => "failed",
                 None => name(&tested.0),
@@ -134,12 +134,12 @@ fn every_event_in_every_state() {
 }
 
 #[test]
-fn a_flush_takes_part_in_the_round_that_begins_after_it() {
+fn a_flush_joins_the_next_round() {
     let waiter = |id| FlushWaiter { id: RequestId(id), seal: 0 };
-    let mut tested = fresh();
+    let mut tested = new_round();
     tested.0.join(waiter(1));
     assert!(tested.0.is_due(&tested.1));
-    take(&mut tested, RoundEvent::Begin);
+    apply_event(&mut tested, RoundEvent::Begin);
     tested.0.join(waiter(2));
     assert!(!tested.0.is_due(&tested.1), "one round runs at a time");
     for event in [
@@ -149,42 +149,43 @@ fn a_flush_takes_part_in_the_round_that_begins_after_it() {
         RoundEvent::MapSynced(Ok(())),
         RoundEvent::MapWritten(Ok(())),
     ] {
-        assert!(take(&mut tested, event).is_none());
+        assert!(apply_event(&mut tested, event).is_none());
     }
-    let end = take(&mut tested, RoundEvent::MapSynced(Ok(()))).unwrap();
+    let end = apply_event(&mut tested, RoundEvent::MapSynced(Ok(()))).unwrap();
     assert_eq!((end.waiters, end.unserved), (vec![waiter(1)], vec![]));
     assert!(tested.0.is_due(&tested.1));
 }
 
 #[test]
 fn a_round_with_nothing_to_write_ends_at_once() {
-    let mut tested = at(5);
-    take(&mut tested, RoundEvent::MapSynced(Ok(()))).unwrap();
+    let mut tested = round_in_state(5);
+    apply_event(&mut tested, RoundEvent::MapSynced(Ok(()))).unwrap();
     let number = tested.0.want();
     assert_eq!(tested.0.progress(number, 0), RoundProgress::Pending);
     tested.2.clear();
-    assert!(take(&mut tested, RoundEvent::Begin).is_some_and(|end| end.result.is_ok()));
+    assert!(apply_event(&mut tested, RoundEvent::Begin).is_some_and(|end| end.result.is_ok()));
     assert_eq!(tested.0.progress(number, 0), RoundProgress::Ended);
     assert_eq!(tested.2, []);
 }
 
 #[test]
-fn a_failed_round_is_asked_for_again_after_a_while_and_covers_all() {
-    let mut tested = at(2);
+fn a_failed_round_is_retried_and_covers_all_changes() {
+    let mut tested = round_in_state(2);
     assert!(
-        take(&mut tested, RoundEvent::MapWritten(Err(Errno::EIO))).is_some_and(|end| end.result.is_err())
+        apply_event(&mut tested, RoundEvent::MapWritten(Err(Errno::EIO)))
+            .is_some_and(|end| end.result.is_err())
     );
     assert_eq!(tested.0.progress(1, 0), RoundProgress::Pending);
     assert_eq!(tested.0.progress(1, RETRY_ROUND_AFTER_MS), RoundProgress::Failed);
     tested.2.clear();
-    take(&mut tested, RoundEvent::Begin);
+    apply_event(&mut tested, RoundEvent::Begin);
     let syncs = Side::BOTH.map(|side| Action::SyncSide { side });
     assert_eq!(tested.2, syncs, "both sides are synced again");
 }
 
 #[test]
 fn after_a_failed_sync_only_the_last_round_runs() {
-    let (mut rounds, mut core, mut out) = at(1);
+    let (mut rounds, mut core, mut out) = round_in_state(1);
     core.map.set_sync_failed();
     rounds.join(FlushWaiter { id: RequestId(3), seal: 0 });
     let end = rounds.side_synced(Side::B, Err(Errno::EIO), &mut core, &mut out).unwrap();
@@ -212,8 +213,8 @@ fn written(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>) -> Vec<u64> {
 /// The pages of a released chunk take part in no round, not even in the next process's first: if only the
 /// journal had them, they would become dirty again.
 #[test]
-fn a_page_that_holds_nothing_is_written_into_a_slot() {
-    let (mut rounds, mut core, _) = fresh();
+fn an_empty_page_is_written_to_a_slot() {
+    let (mut rounds, mut core, _) = new_round();
     written(&mut rounds, &mut core);
     (1..9).for_each(|page| core.record_write(sector_of(page), Side::A));
     let journaled = written(&mut rounds, &mut core);
@@ -239,15 +240,15 @@ impl Disk {
         Self { file: vec![0; file_bytes(pages) as usize], journal }
     }
 
-    /// Writes the units of each write that `reaches` selects.
-    fn write(&mut self, writes: &[MapWrite], reaches: impl Fn(usize) -> bool) {
+    /// Writes the units of each write that `selects` selects.
+    fn write(&mut self, writes: &[MapWrite], selects: impl Fn(usize) -> bool) {
         for write in writes {
             let (area, at) = match write.offset.checked_sub(journal_offset(0)) {
                 Some(at) => (&mut self.journal, at as usize),
                 None => (&mut self.file, write.offset as usize),
             };
             for (index, unit) in
-                write.bytes.chunks_exact(512).enumerate().filter(|(index, _)| reaches(*index))
+                write.bytes.chunks_exact(512).enumerate().filter(|(index, _)| selects(*index))
             {
                 area[at + index * 512..][..512].copy_from_slice(unit);
             }
@@ -305,7 +306,7 @@ fn flush(rounds: &mut FlushRounds, core: &mut Core<Vec<u8>>, disk: &mut Disk) {
 
 /// Returns a volume after its first round, and its durable map.
 fn flushed() -> (FlushRounds, Core<Vec<u8>>, Disk) {
-    let (mut rounds, mut core, _) = fresh();
+    let (mut rounds, mut core, _) = new_round();
     let mut disk = Disk::of(64);
     flush(&mut rounds, &mut core, &mut disk);
     (rounds, core, disk)
@@ -325,10 +326,10 @@ fn written_pages(core: &mut Core<Vec<u8>>, pages: std::ops::Range<u64>) {
     pages.for_each(|page| core.record_write(sector_of(page), Side::A));
 }
 
-/// Regression: the round after a failed write put the page's blocks into the journal, and its header
-/// covered the slot that the failed write had left torn. The write must be repeated in that slot.
+/// Regression: the round after a failed write put the page's blocks into the journal. Its header covered the
+/// slot that the failed write had left torn. The write must be repeated in that slot.
 #[test]
-fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_take_it() {
+fn a_failed_page_write_is_repeated_in_its_slot() {
     let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 3..4);
     fail(&mut rounds, &mut core, &mut disk, &[]);
@@ -340,7 +341,7 @@ fn a_page_whose_write_failed_is_repeated_in_its_slot_although_the_journal_would_
 
 /// The same for a page that is written because the journal is full: it is not among the changed pages.
 #[test]
-fn a_page_of_the_full_journal_whose_write_failed_is_repeated_in_its_slot() {
+fn a_failed_write_of_a_full_journals_page_is_repeated() {
     let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 1..9);
     flush(&mut rounds, &mut core, &mut disk);
@@ -379,7 +380,7 @@ fn decay_of_the_header_does_not_hide_the_journal() {
 /// Every chunk was released, so the next process finds nothing in the live map; but the header on the disk
 /// says that the journal counts, until its first round has ended.
 #[test]
-fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_header_counts_it() {
+fn a_journal_named_by_the_header_is_not_filled_again() {
     let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 1..9);
     flush(&mut rounds, &mut core, &mut disk);
@@ -410,7 +411,7 @@ fn a_journal_of_a_process_that_gave_everything_back_is_not_filled_while_the_head
 
 /// A volume attached by an earlier version has no space for a journal yet, and the disk may be full.
 #[test]
-fn a_flush_does_not_need_a_place_for_the_journal() {
+fn a_flush_needs_no_space_for_the_journal() {
     let (mut rounds, mut core, mut disk) = flushed();
     written_pages(&mut core, 1..9);
     let full = |writes: &[MapWrite]| {

@@ -82,7 +82,7 @@ fn with_segments(segments: u8) -> Core<Vec<u8>> {
 }
 
 /// Returns the merges that it requests.
-fn asked(merger: &mut Merger, core: &Core<Vec<u8>>) -> Vec<MergePlan> {
+fn requested_merges(merger: &mut Merger, core: &Core<Vec<u8>>) -> Vec<MergePlan> {
     let mut out = Vec::new();
     merger.advance(core, true, &mut out);
     let plan = |action| {
@@ -103,14 +103,14 @@ fn commit(merger: &mut Merger, core: &mut Core<Vec<u8>>, names: &[u8], merges: V
 fn a_level_is_merged_once_at_a_time() {
     let mut core = with_segments(8);
     let mut merger = Merger::idle();
-    let plans = asked(&mut merger, &core);
+    let plans = requested_merges(&mut merger, &core);
     let [plan] = &plans[..] else { panic!("{plans:?}") };
     assert_eq!(plan.place, FIRST);
     assert_eq!((plan.kind, plan.inputs.len(), plan.level, plan.is_oldest), (MergeKind::Level, 8, 1, true));
     assert_eq!((plan.inputs[0].id(), plan.inputs[7].id()), (id(8).0, id(1).0));
     for name in 9..30 {
         commit(&mut merger, &mut core, &[name], vec![]);
-        assert_eq!(asked(&mut merger, &core), []);
+        assert_eq!(requested_merges(&mut merger, &core), []);
     }
 }
 
@@ -128,13 +128,13 @@ fn levels_are_merged_while_the_base_is() {
         let merge = Merge { newest: id(names[0]).0, oldest: id(names[1]).0, output };
         commit(&mut merger, &mut core, &[], vec![merge]);
     }
-    let plans = asked(&mut merger, &core);
+    let plans = requested_merges(&mut merger, &core);
     assert_eq!((plans[0].kind, plans[0].inputs.len(), plans[0].is_oldest), (MergeKind::Base, 2, true));
     for name in 11..19 {
-        assert_eq!(asked(&mut merger, &core), []);
+        assert_eq!(requested_merges(&mut merger, &core), []);
         commit(&mut merger, &mut core, &[name], vec![]);
     }
-    let plans = asked(&mut merger, &core);
+    let plans = requested_merges(&mut merger, &core);
     assert_eq!((plans[0].kind, plans[0].inputs.len(), plans[0].is_oldest), (MergeKind::Level, 8, false));
     // One record carries both.
     merger.merged(MergeKind::Level, Box::new(run(1, 8, 203)));
@@ -145,7 +145,7 @@ fn levels_are_merged_while_the_base_is() {
 }
 
 #[test]
-fn a_due_merge_waits_for_the_log_and_is_not_forgotten() {
+fn a_due_merge_waits_for_the_log_without_being_lost() {
     let (mut core, out) = (with_segments(8), &mut Vec::new());
     let mut merger = Merger::idle();
     merger.advance(&core, false, out);
@@ -156,38 +156,38 @@ fn a_due_merge_waits_for_the_log_and_is_not_forgotten() {
     merger.advance(&core, true, out);
     assert_eq!(*out, []);
     core.lifecycle = Lifecycle::Serving;
-    assert_eq!(asked(&mut merger, &core).len(), 1);
+    assert_eq!(requested_merges(&mut merger, &core).len(), 1);
 }
 
 #[test]
 fn nothing_is_merged_once_the_device_is_gone() {
     let mut core = with_segments(8);
     core.lifecycle = Lifecycle::Detaching;
-    assert_eq!(asked(&mut Merger::idle(), &core), []);
+    assert_eq!(requested_merges(&mut Merger::idle(), &core), []);
 }
 
 /// Regression: a merge with damaged inputs was repeated in full after each commit.
 #[test]
-fn a_damaged_run_takes_part_in_no_other_merge() {
+fn a_damaged_run_is_not_merged_again() {
     let mut core = with_segments(20);
     let mut merger = Merger::idle();
-    assert_eq!(asked(&mut merger, &core)[0].inputs.len(), 16);
+    assert_eq!(requested_merges(&mut merger, &core)[0].inputs.len(), 16);
     merger.failed(MergeKind::Level, id(10).0);
-    let plans = asked(&mut merger, &core);
+    let plans = requested_merges(&mut merger, &core);
     assert_eq!((plans[0].inputs[0].id(), plans[0].inputs.len()), (id(20).0, 10), "those above it");
     merger.failed(MergeKind::Level, id(15).0);
-    let plans = asked(&mut merger, &core);
+    let plans = requested_merges(&mut merger, &core);
     assert_eq!((plans[0].inputs[0].id(), plans[0].inputs.len()), (id(9).0, 9), "those below it");
     merger.failed(MergeKind::Level, id(5).0);
-    assert_eq!(asked(&mut merger, &core), []);
+    assert_eq!(requested_merges(&mut merger, &core), []);
     commit(&mut merger, &mut core, &[21], vec![]);
-    assert_eq!(asked(&mut merger, &core), []);
+    assert_eq!(requested_merges(&mut merger, &core), []);
 }
 
 /// Returns a merger with a stored merge of eight segments.
 fn stored(core: &Core<Vec<u8>>) -> Merger {
     let mut merger = Merger::idle();
-    assert_eq!(asked(&mut merger, core).len(), 1);
+    assert_eq!(requested_merges(&mut merger, core).len(), 1);
     merger.merged(MergeKind::Level, Box::new(output(FIRST)));
     merger
 }
@@ -210,7 +210,7 @@ fn a_merge_in_progress_keeps_its_place_open() {
     let closed = |merger: &mut Merger, core: &Core<Vec<u8>>| merger.closed(core.manifest.as_ref().unwrap());
     assert_eq!(closed(&mut merger, &core), FIRST);
     for place in [FIRST, FIRST.next()] {
-        assert_eq!(asked(&mut merger, &core)[0].place, place);
+        assert_eq!(requested_merges(&mut merger, &core)[0].place, place);
         assert_eq!(closed(&mut merger, &core), place);
         merger.failed(MergeKind::Level, id(1).0);
         assert_eq!(closed(&mut merger, &core), place.next());
@@ -224,7 +224,7 @@ fn a_merge_in_progress_keeps_its_place_open() {
     // The crashed process may have begun more merges since its last record.
     let first = Place::from_stored(FIRST.next().next().stored() + 1024);
     assert_eq!(closed(&mut merger, &core), first);
-    assert_eq!(asked(&mut merger, &core)[0].place, first);
+    assert_eq!(requested_merges(&mut merger, &core)[0].place, first);
     assert_eq!(closed(&mut merger, &core), first);
 }
 
@@ -243,7 +243,7 @@ fn a_merge_of_runs_that_the_list_lost_is_dropped() {
 }
 
 #[test]
-fn merges_count_as_carried_once_their_record_is_in_the_log() {
+fn merges_count_as_carried_with_a_logged_record() {
     let mut core = with_segments(8);
     let mut merger = stored(&core);
     let merges = merger.take(core.manifest.as_ref().unwrap());
@@ -302,7 +302,7 @@ fn commit_closing(merger: &mut Merger, core: &mut Core<Vec<u8>>, names: &[u8], m
 /// Regression: a discard whose commit is the eighth of a level is part of that level's merge. That waited
 /// for the next commit, which an idle volume never creates: the list stayed, and so did the used space.
 #[test]
-fn a_discard_that_fills_a_level_is_merged_without_another_commit() {
+fn a_discard_that_fills_a_level_is_merged_at_once() {
     let mut core = with_segments(7);
     let mut merger = Merger::idle();
     let manifest = core.manifest.as_mut().unwrap();
@@ -311,7 +311,7 @@ fn a_discard_that_fills_a_level_is_merged_without_another_commit() {
     segments[0].sectors = 1 << 20;
     manifest.apply(&discard).unwrap();
     merger.won(&discard);
-    let plans = asked(&mut merger, &core);
+    let plans = requested_merges(&mut merger, &core);
     let [plan] = &plans[..] else { panic!("{plans:?}") };
     let zeros = if plan.is_oldest { 0 } else { 1 << 20 };
     let run = RunRef { sectors: zeros, ..output(plan.place) };
@@ -325,7 +325,7 @@ fn a_discard_that_fills_a_level_is_merged_without_another_commit() {
 
 /// The same with an older run below the level: a discard of 4 GiB covers all of it.
 #[test]
-fn a_discard_above_an_older_run_is_merged_without_another_commit() {
+fn a_discard_above_an_older_run_is_merged_at_once() {
     let mut core = with_segments(2);
     let mut merger = Merger::idle();
     let id_of = |name| RunId::new(FIRST, 1, [name; 10]);
@@ -334,7 +334,7 @@ fn a_discard_above_an_older_run_is_merged_without_another_commit() {
     for name in 3..=9 {
         commit(&mut merger, &mut core, &[name], vec![]);
     }
-    assert_eq!(asked(&mut merger, &core), []);
+    assert_eq!(requested_merges(&mut merger, &core), []);
     let manifest = core.manifest.as_mut().unwrap();
     let mut discard = record(manifest, &[10], vec![]);
     let Body::Change { segments, .. } = &mut discard.body else { unreachable!() };
@@ -343,7 +343,7 @@ fn a_discard_above_an_older_run_is_merged_without_another_commit() {
     merger.won(&discard);
     // The volume is idle from here on, without commits.
     for _ in 0..4 {
-        for plan in asked(&mut merger, &core) {
+        for plan in requested_merges(&mut merger, &core) {
             let id = RunId::new(plan.place, 1, [210; 10]);
             let zeros = if plan.is_oldest { 0 } else { 1 << 20 };
             merger.merged(
@@ -359,26 +359,26 @@ fn a_discard_above_an_older_run_is_merged_without_another_commit() {
 }
 
 /// ADR 10: the next record closes the places of merges that a crashed process did not carry. Regression:
-/// the next process gave its first merge the same place, so each process that crashed during a merge added
-/// its relocated data, and no sweep deleted any of it.
+/// the next process gave its first merge the same place. So each process that crashed during a merge added
+/// its relocated data, which no sweep deleted.
 #[test]
-fn the_next_record_closes_what_an_ended_process_left() {
+fn the_next_record_closes_places_of_a_dead_process() {
     let mut core = with_segments(8);
     let mut ended = Merger::idle();
-    let left = asked(&mut ended, &core)[0].place;
+    let left = requested_merges(&mut ended, &core)[0].place;
     for name in 9..12 {
         let mut next = Merger::idle();
-        asked(&mut next, &core);
+        requested_merges(&mut next, &core);
         commit_closing(&mut next, &mut core, &[name], vec![]);
     }
     assert!(core.manifest.unwrap().is_passed(left));
 }
 
-/// Regression: after a restart during the merge of the base, the next process restarts its places from
-/// that of the base, below the merges that records carried since. The objects replaced by those merges
-/// stayed until as many merges were made again, permanently on an idle volume.
+/// A process restarts during the merge of the base. The next one restarts its places from that of the base,
+/// below the merges that records carried since. Regression: the objects replaced by those merges stayed until
+/// as many merges were made again, permanently on an idle volume.
 #[test]
-fn what_merges_replaced_goes_after_a_restart() {
+fn objects_replaced_by_merges_are_deleted_after_a_restart() {
     let mut core = with_segments(4);
     let mut merger = Merger::idle();
     let run = |place, level, sectors, name| {
@@ -389,13 +389,13 @@ fn what_merges_replaced_goes_after_a_restart() {
         let merge = Merge { newest: id(names[0]).0, oldest: id(names[1]).0, output };
         commit(&mut merger, &mut core, &[], vec![merge]);
     }
-    assert_eq!(asked(&mut merger, &core)[0].kind, MergeKind::Base);
+    assert_eq!(requested_merges(&mut merger, &core)[0].kind, MergeKind::Base);
     // Hours pass: eight merges of level 1 become one of level 2.
     let (mut name, mut replaced) = (10u8, Vec::new());
     while replaced.len() < 9 {
         name += 1;
         commit_closing(&mut merger, &mut core, &[name], vec![]);
-        for plan in asked(&mut merger, &core) {
+        for plan in requested_merges(&mut merger, &core) {
             merger.merged(MergeKind::Level, Box::new(run(plan.place, plan.level, 10, 100 + name)));
             replaced.push(plan.place);
             carry(&mut merger, &mut core);
@@ -405,7 +405,7 @@ fn what_merges_replaced_goes_after_a_restart() {
     assert!(core.manifest.as_ref().unwrap().runs().iter().any(|run| run.id().place == last));
     // The daemon restarts. Its successor merges the base, and the volume is idle.
     let mut merger = Merger::idle();
-    while let [plan] = &asked(&mut merger, &core)[..] {
+    while let [plan] = &requested_merges(&mut merger, &core)[..] {
         merger.merged(plan.kind, Box::new(run(plan.place, plan.level, 150_000, 250)));
         assert!(merger.wants_record(core.manifest.as_ref().unwrap().runs()));
         carry(&mut merger, &mut core);

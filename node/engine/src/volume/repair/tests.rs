@@ -12,7 +12,7 @@ fn with_clean_data() -> Core<Vec<u8>> {
 }
 
 #[test]
-fn clean_sectors_are_sealed_with_the_side_that_has_them() {
+fn clean_sectors_are_sealed_with_their_side() {
     let mut core = with_clean_data();
     let mut repair = RepairJob::default();
     repair.ask(vec![sector_of(0), sector_of(1)], false);
@@ -26,7 +26,7 @@ fn clean_sectors_are_sealed_with_the_side_that_has_them() {
 }
 
 #[test]
-fn what_this_node_does_not_have_is_not_marked() {
+fn data_absent_from_the_node_is_not_marked() {
     let mut core = with_clean_data();
     let mut repair = RepairJob::default();
     repair.ask(vec![SectorRange::new(8, 8), SectorRange::new(1 << 40, 8)], false);

@@ -25,7 +25,7 @@ fn taken(change: &SnapshotChange) -> Option<u8> {
 }
 
 #[test]
-fn a_snapshot_waits_for_its_seal_and_is_asked_for_once() {
+fn a_snapshot_waits_for_its_seal_and_is_requested_once() {
     let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[]));
     snapshots.ask(uid(1), 2, Vec::new(), out);
     snapshots.ask(uid(1), 3, Vec::new(), out);
@@ -38,7 +38,7 @@ fn a_snapshot_waits_for_its_seal_and_is_asked_for_once() {
 }
 
 #[test]
-fn what_is_registered_is_answered_and_what_is_forgotten_is_dropped() {
+fn registered_snapshots_are_answered_and_forgotten_ones_dropped() {
     let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[1, 2]));
     snapshots.ask(uid(2), 0, Vec::new(), out);
     assert_eq!(taken(&snapshots.take(0, &manifest, out)), None);
@@ -97,7 +97,7 @@ fn an_exact_snapshot_is_of_its_own_seal_or_none() {
 }
 
 #[test]
-fn an_exact_snapshot_is_not_asked_for_twice() {
+fn an_exact_snapshot_is_not_requested_twice() {
     let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[1]));
     let said = |out: &mut Vec<Action>| std::mem::take(out);
     snapshots.await_exact(uid(1), Some(&manifest), out);

@@ -27,7 +27,7 @@ fn each_range_is_reported_once() {
 }
 
 #[test]
-fn the_wait_between_tries_doubles() {
+fn the_wait_between_attempts_doubles() {
     let range = SectorRange::new(8, 4);
     let (mut unreadable, mut out) = found(&[range], 0);
     let [first, longest] = READ_AGAIN_AFTER_MS;
@@ -43,7 +43,7 @@ fn the_wait_between_tries_doubles() {
 }
 
 #[test]
-fn what_is_overwritten_is_no_longer_waited_for() {
+fn overwritten_data_is_no_longer_awaited() {
     let (mut unreadable, _) = found(&[SectorRange::new(8, 4)], 0);
     assert!(unreadable.is_overwritten_by(SectorRange::new(11, 8)));
     unreadable.stored(SectorRange::new(9, 2));

@@ -34,8 +34,8 @@ fn pair() -> [File; 2] {
     let mut raw = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the array has room for two numbers.
-    let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, raw.as_mut_ptr()) };
-    assert_eq!(made, 0);
+    let result = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, raw.as_mut_ptr()) };
+    assert_eq!(result, 0);
     // SAFETY: the file descriptors were just created and have no other owner.
     raw.map(|raw| unsafe { File::from_raw_fd(raw) })
 }
@@ -61,7 +61,7 @@ impl Limited {
     }
 
     /// Sends requests of one sector each with these numbers, as the kernel does.
-    fn ask(&mut self, opcode: u32, numbers: std::ops::Range<u64>) {
+    fn send(&mut self, opcode: u32, numbers: std::ops::Range<u64>) {
         for unique in numbers {
             let span = [&[0; 8][..], &0_u64.to_ne_bytes(), &4096_u32.to_ne_bytes(), &[0; 20]].concat();
             let len = u32::try_from(40 + span.len()).unwrap();
@@ -84,7 +84,7 @@ impl Limited {
     }
 
     /// Runs turns until `count` requests are answered. Returns the time that this took.
-    fn answered(&mut self, count: usize) -> Duration {
+    fn run_until_answered(&mut self, count: usize) -> Duration {
         let begin = Instant::now();
         while self.answers.len() < count {
             assert!(begin.elapsed() < LIMIT, "{:?} are answered", self.answers);
@@ -100,7 +100,7 @@ impl Limited {
     }
 
     /// Runs turns until the volume holds `count` requests.
-    fn held(&mut self, count: u32) {
+    fn run_until_held(&mut self, count: u32) {
         while self.thread.requests() < count {
             self.turn();
         }
@@ -119,13 +119,13 @@ impl Limited {
 fn requests_wait_for_their_limit_and_a_flush_does_not() {
     // Pauses by a busy host must be shorter than the tenth of a second that a token takes.
     let mut limited = Limited::new(iops(10));
-    limited.ask(READ, 1..4);
-    limited.ask(FSYNC, 4..5);
-    let flushed = limited.answered(1);
+    limited.send(READ, 1..4);
+    limited.send(FSYNC, 4..5);
+    let flushed = limited.run_until_answered(1);
     assert_eq!(limited.answers, [4], "after {flushed:?}");
-    let took = flushed + limited.answered(4);
+    let duration = flushed + limited.run_until_answered(4);
     assert_eq!(limited.answers, [4, 1, 2, 3]);
-    assert!(took >= Duration::from_millis(250), "three at ten a second took {took:?}");
+    assert!(duration >= Duration::from_millis(250), "three at ten a second took {duration:?}");
     let status = limited.published.limits();
     assert_eq!(status.limits, iops(10));
     limited.thread.on_message(Message::Tick, now());
@@ -139,8 +139,8 @@ fn requests_wait_for_their_limit_and_a_flush_does_not() {
 fn a_wait_begins_when_the_request_comes() {
     let mut limited = Limited::new(iops(100));
     limited.thread.now -= 10_000;
-    limited.ask(READ, 1..4);
-    limited.answered(3);
+    limited.send(READ, 1..4);
+    limited.run_until_answered(3);
     limited.thread.on_message(Message::Tick, now());
     let status = limited.published.limits();
     assert_eq!(status.delayed_requests, 3);
@@ -148,37 +148,37 @@ fn a_wait_begins_when_the_request_comes() {
 }
 
 #[test]
-fn a_changed_or_removed_limit_is_for_what_waits() {
+fn a_changed_or_removed_limit_applies_to_waiting_requests() {
     let mut limited = Limited::new(iops(10));
     // The socket has room for no more than 20 answers at once.
-    limited.ask(READ, 1..21);
-    limited.held(20);
+    limited.send(READ, 1..21);
+    limited.run_until_held(20);
     limited.configure(iops(200));
-    let took = limited.answered(10);
-    assert!(took < Duration::from_millis(900), "10 at 200 a second took {took:?}");
+    let duration = limited.run_until_answered(10);
+    assert!(duration < Duration::from_millis(900), "10 at 200 a second took {duration:?}");
     limited.configure(iops(10));
     assert!(limited.answers.len() < 20);
     limited.configure(IoLimits::NONE);
-    let took = limited.answered(20);
-    assert!(took < Duration::from_millis(900), "the rest without a limit took {took:?}");
+    let duration = limited.run_until_answered(20);
+    assert!(duration < Duration::from_millis(900), "the rest without a limit took {duration:?}");
     limited.answers.sort_unstable();
     assert!(limited.answers.iter().copied().eq(1..21));
-    limited.ask(READ, 21..22);
-    limited.answered(21);
+    limited.send(READ, 21..22);
+    limited.run_until_answered(21);
 }
 
 /// A file system unmounted at a shutdown of the host wrote at its limit, and lost the rest of its data.
 #[test]
-fn no_limit_holds_up_the_end_of_the_host() {
+fn no_limit_delays_the_end_of_the_host() {
     let mut limited = Limited::new(iops(10));
-    limited.ask(READ, 1..21);
-    limited.held(20);
+    limited.send(READ, 1..21);
+    limited.run_until_held(20);
     limited.thread.on_message(Message::DropLimits, now());
-    let took = limited.answered(20);
-    assert!(took < Duration::from_millis(900), "20 without a limit took {took:?}");
-    limited.ask(READ, 21..31);
-    let took = limited.answered(30);
-    assert!(took < Duration::from_millis(900), "10 more took {took:?}");
+    let duration = limited.run_until_answered(20);
+    assert!(duration < Duration::from_millis(900), "20 without a limit took {duration:?}");
+    limited.send(READ, 21..31);
+    let duration = limited.run_until_answered(30);
+    assert!(duration < Duration::from_millis(900), "10 more took {duration:?}");
     let late = NewVolume { limits: iops(10), ..new_volume(2) };
     let published = Arc::clone(&late.published);
     limited.thread.add(late, now()).unwrap();
@@ -189,8 +189,8 @@ fn no_limit_holds_up_the_end_of_the_host() {
 #[test]
 fn no_request_of_a_fenced_volume_waits() {
     let mut limited = Limited::new(iops(10));
-    limited.ask(READ, 1..21);
-    limited.held(20);
+    limited.send(READ, 1..21);
+    limited.run_until_held(20);
     // A manifest of another writer.
     let event = Event::ManifestLoaded(Box::new(Manifest::empty("disk".parse().unwrap())));
     limited.thread.on_message(Message::Event { key: limited.key, event }, now());
@@ -199,21 +199,21 @@ fn no_request_of_a_fenced_volume_waits() {
     limited
         .thread
         .on_message(Message::Configure { key: limited.key, settings, limits: iops(10), done }, now());
-    let took = limited.answered(20);
-    assert!(took < Duration::from_millis(900), "20 took {took:?}");
+    let duration = limited.run_until_answered(20);
+    assert!(duration < Duration::from_millis(900), "20 took {duration:?}");
     assert_eq!(limited.failed, 20);
     assert_eq!(limited.published.limits().limits, IoLimits::NONE);
-    limited.ask(READ, 21..31);
-    let took = limited.answered(30);
-    assert!(took < Duration::from_millis(900), "10 more took {took:?}");
+    limited.send(READ, 21..31);
+    let duration = limited.run_until_answered(30);
+    assert!(duration < Duration::from_millis(900), "10 more took {duration:?}");
 }
 
 /// Requests for ten seconds wait: the daemon ends at once, and the kernel resends them.
 #[test]
-fn what_waits_for_a_limit_is_left_to_the_successor() {
+fn requests_waiting_for_a_limit_are_left_to_the_successor() {
     let mut limited = Limited::new(iops(10));
-    limited.ask(READ, 1..101);
-    limited.held(90);
+    limited.send(READ, 1..101);
+    limited.run_until_held(90);
     limited.thread.on_message(Message::Leave, now());
     let begin = Instant::now();
     limited.thread.run().unwrap();
@@ -223,14 +223,14 @@ fn what_waits_for_a_limit_is_left_to_the_successor() {
 }
 
 #[test]
-fn a_device_is_closed_once_all_had_their_turn() {
+fn a_device_is_closed_after_all_turns() {
     let mut limited = Limited::new(iops(100));
-    limited.ask(READ, 1..21);
-    limited.held(19);
+    limited.send(READ, 1..21);
+    limited.run_until_held(19);
     let (done, mut closed) = oneshot::channel();
     limited.thread.on_message(Message::Close { key: limited.key, done }, now());
     assert!(closed.try_recv().is_err(), "requests wait");
-    limited.answered(20);
+    limited.run_until_answered(20);
     let begin = Instant::now();
     while closed.try_recv().is_err() {
         assert!(begin.elapsed() < LIMIT);

@@ -59,13 +59,13 @@ async fn bucket_of(hosts: [i64; 2], store: i64) -> (MemoryStore, String, Vec<Str
         garbage.push(key);
     }
     let terms = Terms { keep: KEPT, owner: "uid-main".to_owned() };
-    let gone: VolumeId = "gone".parse().expect("an id");
-    assert!(discard(&bucket, &gone, nonce, &terms, None).await.expect("deleted"));
+    let deleted: VolumeId = "gone".parse().expect("an id");
+    assert!(discard(&bucket, &deleted, nonce, &terms, None).await.expect("deleted"));
     (bucket, root, garbage)
 }
 
 /// Runs two operators that sweep one bucket, like two clusters or two leaders.
-async fn early_and_left(skew: [i64; PARTIES as usize]) -> (usize, Left) {
+async fn count_early_and_left(skew: [i64; PARTIES as usize]) -> (usize, Left) {
     let [store, first, second, operators @ ..] = skew;
     let (bucket, root, garbage) = bucket_of([first, second], store).await;
     let running: Vec<_> = operators
@@ -104,7 +104,7 @@ async fn early_and_left(skew: [i64; PARTIES as usize]) -> (usize, Left) {
 async fn clocks_a_day_off_delete_nothing_before_its_time() {
     let mut early = 0;
     for skew in skews() {
-        let (deleted, left) = early_and_left(skew).await;
+        let (deleted, left) = count_early_and_left(skew).await;
         early += deleted;
         let nothing = Left { volume: false, garbage: vec![false; 2], uploads: 0, held_by_forgotten: false };
         assert_eq!(left, nothing, "{skew:?}: a clock keeps nothing longer");

@@ -67,7 +67,7 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
 
 /// Regression: reported figures are up to a minute old; bytes committed since were reported missing.
 #[test]
-fn what_may_have_been_committed_since_the_last_report_is_not_called_missing() {
+fn recently_committed_data_is_not_reported_missing() {
     let mut facts = lost("a");
     facts.status.committed_seq = Some(6);
     let status = report(&mut facts);
@@ -238,7 +238,7 @@ fn a_node_that_released_the_volume_after_all_lost_nothing() {
 
 /// Regression: the unacknowledged loss was forgotten when the next node was drained and released the volume.
 #[test]
-fn a_loss_is_reported_until_it_is_read_although_a_later_writer_releases_the_volume() {
+fn a_loss_stays_reported_until_it_is_acknowledged() {
     let mut facts = lost_by_signs();
     let lost = report(&mut facts).forced_detach.expect("it was cut off");
     let cut_off = lost.epoch.expect("it had attached");
@@ -347,7 +347,7 @@ fn a_second_loss_that_was_none_leaves_the_first() {
     assert_eq!(report(&mut facts).earlier_losses, []);
 }
 
-/// It came back, got the volume again, and is lost again.
+/// The lost node came back, got the volume again, and is lost again.
 #[test]
 fn a_node_is_lost_once_more() {
     let mut facts = lost_by_signs();
@@ -364,7 +364,7 @@ fn a_node_is_lost_once_more() {
 }
 
 #[test]
-fn unreported_data_of_a_lost_node_is_not_called_nothing() {
+fn unreported_data_of_a_lost_node_counts_as_unknown() {
     for (dirty, reason) in [(None, "NotReported"), (Some(0), "NothingReported")] {
         let mut facts = lost("a");
         facts.status.dirty_bytes = dirty;

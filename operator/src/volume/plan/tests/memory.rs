@@ -11,9 +11,9 @@ fn memory() -> ClusterFacts {
 
 /// A provisioned memory volume, desired on `desired` and served by `serving`.
 fn provisioned(desired: &str, serving: &str) -> ClusterFacts {
-    let there = existing(desired, serving, serving);
-    let mut facts = ClusterFacts { status: there.status, finalizer: true, ..memory() };
-    facts.spec.node_name = there.spec.node_name;
+    let served = existing(desired, serving, serving);
+    let mut facts = ClusterFacts { status: served.status, finalizer: true, ..memory() };
+    facts.spec.node_name = served.spec.node_name;
     facts.status.epoch = (!serving.is_empty()).then_some(1_800_000_000);
     facts
 }
@@ -52,7 +52,8 @@ fn a_deleted_memory_volume_waits_for_its_node_alone() {
     assert_eq!(names(&plan(&lost, &now())), ["finalizer-"], "nothing of it is left elsewhere");
 }
 
-/// Its node has nothing to upload: no condition reports unuploaded data, and no acknowledgement is needed.
+/// The node of a memory volume has nothing to upload. No condition reports unuploaded data, and no
+/// acknowledgement is needed.
 #[test]
 fn a_lost_node_frees_a_memory_volume_for_another() {
     let mut facts = ClusterFacts { lost: Some(DetachCause::NodeNotReady), ..provisioned("b", "a") };
@@ -78,7 +79,7 @@ fn a_lost_node_frees_a_memory_volume_for_another() {
 
 /// Regression: without an epoch in the record, every next attach counted as the force-detached one.
 #[test]
-fn a_node_that_is_cut_off_before_it_reports_leaves_the_epoch_of_its_claim() {
+fn a_node_cut_off_before_its_report_leaves_an_epoch() {
     let mut facts = ClusterFacts { lost: Some(DetachCause::NodeNotReady), ..provisioned("b", "a") };
     (facts.status.epoch, facts.status.last_epoch) = (None, Some(1_800_000_007));
     let record = last_report(&plan(&facts, &now())).forced_detach.clone().expect("a record");
@@ -87,7 +88,7 @@ fn a_node_that_is_cut_off_before_it_reports_leaves_the_epoch_of_its_claim() {
 
 /// Regression: the message advised deletion with `Retain`, which a memory volume does not support.
 #[test]
-fn a_taken_identity_of_a_memory_volume_is_not_to_be_retained() {
+fn a_duplicate_memory_volume_gets_no_advice_to_retain() {
     let facts = ClusterFacts { finalizer: true, rival: Some("first".to_owned()), ..memory() };
     let steps = plan(&facts, &now());
     let message = &last_report(&steps).conditions[0].message;

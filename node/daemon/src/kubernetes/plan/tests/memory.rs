@@ -32,10 +32,10 @@ fn found(here: node::NodeVolumeStatus, change: impl FnOnce(&mut NodeFacts)) -> N
 /// Returns the steps, and reason and message of the reported condition `Attached`, without a device.
 fn refusal(facts: &NodeFacts) -> (Vec<&'static str>, String, String) {
     let plan = plan(facts, &now());
-    let status = written(&plan).expect("a status is written");
+    let status = written_status(&plan).expect("a status is written");
     let attached = &status.conditions[0];
     assert_eq!((attached.status.as_str(), status.device_path), ("False", None));
-    (acts(&plan), attached.reason.clone(), attached.message.clone())
+    (step_names(&plan), attached.reason.clone(), attached.message.clone())
 }
 
 /// Returns reason and message of the condition.
@@ -49,14 +49,14 @@ fn lost(status: &VolumeStatus) -> Option<(&str, &str)> {
 fn a_memory_volume_has_no_settings() {
     let mut facts = served();
     facts.spec.max_dirty_age = "1m".to_owned();
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
     let mut types = facts.status.conditions.iter().map(|condition| condition.type_.as_str());
     assert!(types.by_ref().eq([ATTACHED, WRITABLE]), "nothing of a store or a disk");
 }
 
 /// Regression: to raise the limit of a full volume required its detach, which dropped the content.
 #[test]
-fn a_memory_volume_gets_the_size_and_the_limits_of_its_spec() {
+fn a_memory_volume_gets_size_and_limits_of_its_spec() {
     let memory = |size: &str, memory: serde_json::Value| {
         let mut facts = served();
         let spec = json!({ "size": size, "backend": "memory", "memory": memory, "nodeName": "a" });
@@ -77,8 +77,8 @@ fn a_memory_volume_gets_the_size_and_the_limits_of_its_spec() {
     larger.last = Some(OperationOutcome::NotGrown { to: any, failure });
     larger.wait = WAIT;
     let refused = plan(&larger, &now());
-    assert_eq!((acts(&refused), refused.again), (vec!["report"], Some(WAIT)));
-    let attached = &written(&refused).unwrap().conditions[0];
+    assert_eq!((step_names(&refused), refused.again), (vec!["report"], Some(WAIT)));
+    let attached = &written_status(&refused).unwrap().conditions[0];
     assert_eq!((attached.status.as_str(), attached.reason.as_str()), ("True", "NodeFull"));
 
     // A volume with limits.
@@ -109,16 +109,16 @@ fn a_memory_volume_at_its_limit_is_reported() {
     let mut facts = served();
     let memory = facts.here.as_mut().unwrap().memory.as_mut().unwrap();
     memory.slab_bytes = memory.limit_bytes;
-    assert_eq!(written(&plan(&facts, &now())), None, "no write was refused");
+    assert_eq!(written_status(&plan(&facts, &now())), None, "no write was refused");
     facts.here.as_mut().unwrap().memory.as_mut().unwrap().refused_pages = 3;
-    let (status, reason, message) = turned(&facts, WRITABLE);
+    let (status, reason, message) = condition_of(&facts, WRITABLE);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "MemoryFull"));
     assert!(message.contains("spec.memory.limit"), "{message}");
 }
 
 /// Pages beyond the limit are written to the disk: writes fail once that limit is reached, too.
 #[test]
-fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
+fn only_a_full_spill_file_is_reported() {
     const PAGES: u64 = 8;
     let writable = |spilled_pages, refused_pages| {
         let mut facts = served();
@@ -127,7 +127,7 @@ fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
         memory.slab_bytes = memory.limit_bytes;
         memory.spill_limit_pages = PAGES;
         (memory.spilled_pages, memory.refused_pages) = (spilled_pages, refused_pages);
-        turned(&facts, WRITABLE)
+        condition_of(&facts, WRITABLE)
     };
     let serving = |spilled_pages, refused_pages, words: &str| {
         let (status, reason, message) = writable(spilled_pages, refused_pages);
@@ -148,7 +148,7 @@ fn a_full_spill_file_is_reported_and_one_with_room_is_not() {
 
 /// Regression: the request to the daemon had no spill file, regardless of the spec.
 #[test]
-fn an_attach_asks_for_the_spill_file_of_the_spec() {
+fn an_attach_requests_the_spill_file_of_the_spec() {
     let spill = |memory: serde_json::Value| {
         let spec = json!({ "size": "1Gi", "backend": "memory", "memory": memory });
         let spec = serde_json::from_value(spec).unwrap();
@@ -162,12 +162,12 @@ fn an_attach_asks_for_the_spill_file_of_the_spec() {
 
 /// Regression: `Writable` did not report writes that failed because the run directory was full.
 #[test]
-fn pages_that_were_refused_below_the_limit_are_said() {
+fn pages_refused_below_the_limit_are_reported() {
     let mut facts = served();
     facts.here.as_mut().unwrap().memory.as_mut().unwrap().refused_pages = 3;
     // Once a minute, like all figures.
     facts.since_report = Some(Duration::from_secs(60));
-    let (status, reason, message) = turned(&facts, WRITABLE);
+    let (status, reason, message) = condition_of(&facts, WRITABLE);
     assert_eq!((status.as_str(), reason.as_str()), ("True", "Serving"));
     assert!(message.contains("3 pages were not written") && message.contains("run directory"), "{message}");
 }
@@ -175,17 +175,17 @@ fn pages_that_were_refused_below_the_limit_are_said() {
 #[test]
 fn the_first_attach_loses_nothing() {
     let plan = plan(&memory(), &now());
-    assert_eq!(acts(&plan), ["claim", "attach"]);
-    assert_eq!(lost(&written(&plan).unwrap()), None);
+    assert_eq!(step_names(&plan), ["claim", "attach"]);
+    assert_eq!(lost(&written_status(&plan).unwrap()), None);
 }
 
 /// A restarted host has no device and no files: an unreported empty device would be formatted.
 #[test]
-fn a_restarted_host_says_that_the_content_is_lost_before_it_attaches() {
+fn a_restarted_host_reports_lost_content_before_it_attaches() {
     let mut facts = NodeFacts { here: None, last: None, ..served() };
     let first = plan(&facts, &now());
-    assert_eq!(acts(&first), ["claim", "attach"]);
-    let status = written(&first).unwrap();
+    assert_eq!(step_names(&first), ["claim", "attach"]);
+    let status = written_status(&first).unwrap();
     let (reason, message) = lost(&status).unwrap();
     assert_eq!(reason, "NodeRestarted");
     for part in ["node a lost the content", "2026-01-01T00:00:00Z", "next device is empty"] {
@@ -194,39 +194,39 @@ fn a_restarted_host_says_that_the_content_is_lost_before_it_attaches() {
     // The attach fails and is retried: this is not another loss.
     reported(&mut facts);
     let later = Time("2026-01-02T00:00:00Z".parse().unwrap());
-    assert_eq!(written(&plan(&facts, &later)).unwrap().conditions.last(), status.conditions.last());
+    assert_eq!(written_status(&plan(&facts, &later)).unwrap().conditions.last(), status.conditions.last());
     // It stays reported while the next device is served; after that one's loss, the newer loss is reported.
     facts.here = Some(in_memory("v", Some("uid"), facts.status.last_epoch.unwrap()));
     reported(&mut facts);
     assert_eq!(lost(&facts.status), lost(&status));
     let again = NodeFacts { here: None, last: None, ..facts };
-    let again = written(&plan(&again, &later)).unwrap();
+    let again = written_status(&plan(&again, &later)).unwrap();
     assert!(lost(&again).unwrap().1.contains("2026-01-02T00:00:00Z"), "{again:?}");
 }
 
 #[test]
-fn a_detach_drops_the_content_and_says_so() {
+fn a_detach_drops_the_content_and_reports_it() {
     let mut facts = served();
     facts.spec.node_name = None;
-    assert_eq!(acts(&plan(&facts, &now())), ["report", "detach"]);
+    assert_eq!(step_names(&plan(&facts, &now())), ["report", "detach"]);
     let gone = NodeFacts { here: None, last: Some(OperationOutcome::Detached), ..facts };
     let cleared = plan(&gone, &now());
-    assert_eq!(acts(&cleared), ["clear"]);
-    let status = written(&cleared).unwrap();
+    assert_eq!(step_names(&cleared), ["clear"]);
+    let status = written_status(&cleared).unwrap();
     assert_eq!((lost(&status).unwrap().0, status.epoch), ("Detached", None));
     // The host restarted and the volume is not wanted: it is not attached again for a commit.
     let restarted = NodeFacts { last: None, ..gone };
     let cleared = plan(&restarted, &now());
-    assert_eq!(acts(&cleared), ["clear"]);
-    assert_eq!(lost(&written(&cleared).unwrap()).unwrap().0, "NodeRestarted");
+    assert_eq!(step_names(&cleared), ["clear"]);
+    assert_eq!(lost(&written_status(&cleared).unwrap()).unwrap().0, "NodeRestarted");
 }
 
 #[test]
 fn content_of_a_node_that_was_cut_off_is_lost() {
     let mut facts = memory();
-    facts.status.node = other();
+    facts.status.node = other_node();
     facts.status.epoch = Some(EPOCH);
-    let status = written(&plan(&facts, &now())).unwrap();
+    let status = written_status(&plan(&facts, &now())).unwrap();
     let (reason, message) = lost(&status).unwrap();
     assert!(reason == "NodeLost" && message.contains("node b had the content"), "{message}");
     assert_eq!(status.epoch, None);
@@ -234,7 +234,7 @@ fn content_of_a_node_that_was_cut_off_is_lost() {
 
 /// Regression: it was served because of its name alone.
 #[test]
-fn what_is_not_the_volume_is_detached_first() {
+fn a_mismatched_volume_is_detached_first() {
     let of_uid = || in_memory("v", Some("uid"), EPOCH);
     let of_store = |facts: &mut NodeFacts| facts.spec = granted().spec;
     for (name, facts) in [
@@ -245,22 +245,22 @@ fn what_is_not_the_volume_is_detached_first() {
     ] {
         let (acts, reason, _) = refusal(&facts);
         assert_eq!((acts, reason.as_str()), (vec!["report", "detach"], "Detaching"), "{name}");
-        let waits = NodeFacts { last: failed("Busy"), wait: WAIT, ..facts.clone() };
-        assert_eq!(refusal(&waits).1, "Busy", "{name}");
-        let asked =
+        let waiting = NodeFacts { last: failed("Busy"), wait: WAIT, ..facts.clone() };
+        assert_eq!(refusal(&waiting).1, "Busy", "{name}");
+        let requested =
             NodeFacts { status: VolumeStatus { assigned_node: None, ..facts.status.clone() }, ..facts };
-        assert_eq!(acts_of(&asked), [""; 0], "{name}: not granted yet");
+        assert_eq!(step_names_of(&requested), [""; 0], "{name}: not granted yet");
     }
     let served = found(of_uid(), |f| f.status.last_epoch = Some(EPOCH));
     assert_eq!(reason(&plan(&served, &now())).0, "True");
 }
 
-fn acts_of(facts: &NodeFacts) -> Vec<&'static str> {
-    acts(&plan(facts, &now()))
+fn step_names_of(facts: &NodeFacts) -> Vec<&'static str> {
+    step_names(&plan(facts, &now()))
 }
 
 #[test]
-fn a_volume_of_a_person_stays_and_is_not_served_as_the_volume() {
+fn a_users_volume_stays_and_is_not_served() {
     for spec in [memory().spec, granted().spec] {
         let of_a_person = |f: &mut NodeFacts| (f.spec, f.status.volume_id) = (spec, Some("v".to_owned()));
         let mut facts = found(in_memory("v", None, 0), of_a_person);
@@ -268,14 +268,14 @@ fn a_volume_of_a_person_stays_and_is_not_served_as_the_volume() {
         assert_eq!((acts, reason.as_str()), (vec!["report"], "NameTaken"));
         assert!(message.contains("holdfast-node detach v"), "{message}");
         facts.deleting = true;
-        facts.status.node = me();
-        assert_eq!(acts_of(&facts), ["clear"], "its content is not dropped with the Volume");
+        facts.status.node = this_node();
+        assert_eq!(step_names_of(&facts), ["clear"], "its content is not dropped with the Volume");
     }
 }
 
 /// Regression, found in review: another size was served without a report.
 #[test]
-fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
+fn a_spec_unlike_the_volume_is_reported_by_field() {
     let spec =
         |text: serde_json::Value| move |f: &mut NodeFacts| f.spec = serde_json::from_value(text).unwrap();
     for (field, text) in [
@@ -301,7 +301,7 @@ fn a_spec_that_differs_from_what_is_here_is_reported_by_field() {
 
 /// Regression: its device kept serving the earlier content, and its pod waited indefinitely.
 #[test]
-fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_again() {
+fn a_cut_off_node_drops_its_content_and_attaches_again() {
     let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z", "epoch": EPOCH });
     let mut facts = served();
     facts.status.forced_detach = Some(serde_json::from_value(forced).unwrap());
@@ -310,11 +310,12 @@ fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_again() {
     let gone = NodeFacts { here: None, last: Some(OperationOutcome::Detached), ..facts };
     let again = plan(&gone, &now());
     assert_eq!(again.steps[1], NodeStep::AttachMemory { epoch: EPOCH + 1 });
-    assert_eq!(lost(&written(&again).unwrap()).unwrap().0, "Detached");
+    assert_eq!(lost(&written_status(&again).unwrap()).unwrap().0, "Detached");
 
     // Another node had it in the meantime.
     let mut back = found(in_memory("v", Some("uid"), EPOCH), |f| {
-        (f.status.node, f.status.epoch, f.status.last_epoch) = (other(), Some(EPOCH + 1), Some(EPOCH + 1));
+        (f.status.node, f.status.epoch, f.status.last_epoch) =
+            (other_node(), Some(EPOCH + 1), Some(EPOCH + 1));
     });
     let (acts, _, _) = refusal(&back);
     assert_eq!(acts, ["report", "detach"]);
@@ -329,7 +330,7 @@ fn a_node_that_was_cut_off_drops_what_it_has_and_attaches_again() {
 fn the_epoch_rises_over_every_earlier_one() {
     let epoch = |facts: &NodeFacts| {
         let plan = plan(facts, &now());
-        let claimed = written(&plan).unwrap().last_epoch.unwrap();
+        let claimed = written_status(&plan).unwrap().last_epoch.unwrap();
         assert_eq!(plan.steps[1], NodeStep::AttachMemory { epoch: claimed });
         claimed
     };
@@ -346,15 +347,19 @@ fn the_epoch_rises_over_every_earlier_one() {
     facts.last = failed("Busy");
     assert_eq!(epoch(&facts), EPOCH + 7);
     let cleared = NodeFacts { spec: VolumeSpec { node_name: None, ..facts.spec.clone() }, ..facts };
-    assert_eq!(written(&plan(&cleared, &now())).unwrap().last_epoch, Some(EPOCH + 6), "a detach keeps it");
+    assert_eq!(
+        written_status(&plan(&cleared, &now())).unwrap().last_epoch,
+        Some(EPOCH + 6),
+        "a detach keeps it"
+    );
 }
 
 /// Regression: it reported that the host had restarted.
 #[test]
-fn a_daemon_that_restarts_after_a_detach_says_that_it_was_asked() {
+fn a_restarted_daemon_reports_an_earlier_requested_detach() {
     let mut facts = served();
     facts.spec.node_name = None;
     reported(&mut facts);
     let restarted = NodeFacts { here: None, last: None, ..facts };
-    assert_eq!(lost(&written(&plan(&restarted, &now())).unwrap()).unwrap().0, "Detached");
+    assert_eq!(lost(&written_status(&plan(&restarted, &now())).unwrap()).unwrap().0, "Detached");
 }

@@ -15,9 +15,9 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
         })
     };
     facts.here.as_mut().unwrap().store.health = away(long_ago + Duration::from_secs(89));
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "an outage of a second is not reported");
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "an outage of a second is not reported");
     facts.here.as_mut().unwrap().store.health = away(long_ago);
-    let (status, reason, message) = turned(&facts, "StoreReachable");
+    let (status, reason, message) = condition_of(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreUnreachable"));
     assert_eq!(
         message,
@@ -25,9 +25,9 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
     );
     reported(&mut facts);
     facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
     facts.here.as_mut().unwrap().store.health = StoreHealth::Answers;
-    assert_eq!(turned(&facts, "StoreReachable").0, "True");
+    assert_eq!(condition_of(&facts, "StoreReachable").0, "True");
 }
 
 /// Regression: expired credentials were reported as an unreachable store, without the remedy.
@@ -38,18 +38,18 @@ fn a_store_that_denies_is_reported_with_its_secret() {
     let error = "the object store denied the request (ExpiredToken)".to_owned();
     facts.here.as_mut().unwrap().store.health =
         StoreHealth::Unreachable(StoreUnreachable { since, error, kind: ErrorKind::Denied, object: None });
-    let (status, reason, message) = turned(&facts, "StoreReachable");
+    let (status, reason, message) = condition_of(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "AccessDenied"));
     for part in ["ObjectStore main denies", "Secret storage/keys", "8192 bytes wait", "ExpiredToken"] {
         assert!(message.contains(part), "{message}");
     }
     facts.secret = None;
-    assert!(turned(&facts, "StoreReachable").2.contains("role"));
+    assert!(condition_of(&facts, "StoreReachable").2.contains("role"));
 }
 
 /// Regression: a full quota, a disabled key and an archived object were called missing rights, or ignored.
 #[test]
-fn what_blocks_a_store_is_reported_with_its_own_reason() {
+fn each_cause_of_a_blocked_store_has_its_own_reason() {
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     for blocker in Blocker::ALL {
         let mut facts = served();
@@ -57,7 +57,7 @@ fn what_blocks_a_store_is_reported_with_its_own_reason() {
         let kind = ErrorKind::Blocked(blocker);
         let outage = StoreUnreachable { since, error: error.clone(), kind, object: None };
         facts.here.as_mut().unwrap().store.health = StoreHealth::Unreachable(outage);
-        let (status, reason, message) = turned(&facts, "StoreReachable");
+        let (status, reason, message) = condition_of(&facts, "StoreReachable");
         assert_eq!((status.as_str(), reason.as_str()), ("False", blocker.reason()));
         for part in ["ObjectStore main ", " continue", "8192 bytes wait", &error] {
             assert!(message.contains(part), "{message}");
@@ -71,12 +71,12 @@ fn a_refused_change_of_the_store_is_reported() {
     let mut facts = served();
     let why = "object store main: endpoint or credentials: they select a different bucket".to_owned();
     facts.here.as_mut().unwrap().store.change_refused = Some(why.clone());
-    let (status, reason, message) = turned(&facts, "StoreReachable");
+    let (status, reason, message) = condition_of(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "ChangeRefused"));
     assert!(message.ends_with(&why), "{message}");
     reported(&mut facts);
     facts.here.as_mut().unwrap().store.change_refused = None;
-    assert_eq!(turned(&facts, "StoreReachable").1, "Answering");
+    assert_eq!(condition_of(&facts, "StoreReachable").1, "Answering");
 }
 
 #[test]
@@ -84,14 +84,14 @@ fn denied_deletes_are_reported_with_the_permission() {
     let mut facts = served();
     let why = "the object store denied the request (AccessDenied)".to_owned();
     facts.here.as_mut().unwrap().store.refused_deletes.newest = Some(why);
-    let (status, reason, message) = turned(&facts, "StoreReachable");
+    let (status, reason, message) = condition_of(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "DeletesRefused"));
     for part in ["(AccessDenied)", "nothing is lost", "`s3:DeleteObject`"] {
         assert!(message.contains(part), "{message}");
     }
     reported(&mut facts);
     facts.here.as_mut().unwrap().store.refused_deletes.newest = None;
-    assert_eq!(turned(&facts, "StoreReachable").1, "Answering");
+    assert_eq!(condition_of(&facts, "StoreReachable").1, "Answering");
 }
 
 #[test]
@@ -105,19 +105,19 @@ fn writes_that_wait_are_reported_with_the_reason() {
     ] {
         let mut facts = served();
         facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(1)));
-        assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+        assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
         facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(20)));
-        let reported_now = turned(&facts, "Writable");
+        let reported_now = condition_of(&facts, "Writable");
         assert_eq!((reported_now.0.as_str(), reported_now.1.as_str()), ("False", reason));
         reported(&mut facts);
         facts.here.as_mut().unwrap().delayed = None;
-        assert_eq!(turned(&facts, "Writable").1, "Serving");
+        assert_eq!(condition_of(&facts, "Writable").1, "Serving");
     }
 }
 
 /// Regression: a full state disk blocked all commits and detaches of its node, and no condition named it.
 #[test]
-fn a_commit_that_the_disk_holds_up_is_reported() {
+fn a_commit_blocked_by_the_disk_is_reported() {
     use holdfast_engine::event::Errno;
     for (errno, condition, reason, part) in [
         (Errno::ENOSPC, "Writable", "LocalDiskFull", "node.state_dir of node a is full: make room"),
@@ -126,14 +126,14 @@ fn a_commit_that_the_disk_holds_up_is_reported() {
     ] {
         let mut facts = served();
         facts.here.as_mut().unwrap().disk.unkept = Some((errno, Duration::from_secs(1)));
-        assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the next try may succeed");
+        assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "the next try may succeed");
         facts.here.as_mut().unwrap().disk.unkept = Some((errno, Duration::from_secs(20)));
-        let reported_now = turned(&facts, condition);
+        let reported_now = condition_of(&facts, condition);
         assert_eq!((reported_now.0.as_str(), reported_now.1.as_str()), ("False", reason));
         assert!(reported_now.2.contains(part), "{}", reported_now.2);
         reported(&mut facts);
         facts.here.as_mut().unwrap().disk.unkept = None;
-        assert_eq!(turned(&facts, condition).0, "True");
+        assert_eq!(condition_of(&facts, condition).0, "True");
     }
 }
 
@@ -146,9 +146,9 @@ fn unreadable_data_is_reported_with_place_time_and_remedy() {
         Some(holdfast_engine::volume::Unreadable { first, bytes: 12288, since_unix_ms })
     };
     facts.here.as_mut().unwrap().disk.unreadable = lost(since_unix_ms);
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the next try may read it");
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "the next try may read it");
     facts.here.as_mut().unwrap().disk.unreadable = lost(since_unix_ms - 89_000);
-    let (status, reason, message) = turned(&facts, "LocalDataReadable");
+    let (status, reason, message) = condition_of(&facts, "LocalDataReadable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "DirtyUnreadable"));
     assert_eq!(
         message,
@@ -157,7 +157,7 @@ fn unreadable_data_is_reported_with_place_time_and_remedy() {
     let mut detaching = facts.clone();
     let here = detaching.here.as_mut().unwrap();
     (here.state, here.attached) = (VolumeState::Detaching, None);
-    let (_, _, message) = turned(&detaching, "LocalDataReadable");
+    let (_, _, message) = condition_of(&detaching, "LocalDataReadable");
     assert!(!message.contains("overwritten or discarded"), "there is no device: {message}");
     assert!(
         message.contains("the annotation holdfast.dev/force-detach=a. The volume then continues there"),
@@ -165,7 +165,7 @@ fn unreadable_data_is_reported_with_place_time_and_remedy() {
     );
     reported(&mut facts);
     facts.here.as_mut().unwrap().disk.unreadable = None;
-    assert_eq!(turned(&facts, "LocalDataReadable").0, "True");
+    assert_eq!(condition_of(&facts, "LocalDataReadable").0, "True");
 }
 
 #[test]
@@ -174,15 +174,15 @@ fn a_sync_that_failed_is_reported_until_the_next_attach() {
     let reported_now = find_condition(&facts.status.conditions, "LocalDiskHealthy").unwrap();
     assert_eq!((reported_now.status.as_str(), reported_now.reason.as_str()), ("True", "Synced"));
     facts.here.as_mut().unwrap().disk.sync_failed = true;
-    let (status, reason, message) = turned(&facts, "LocalDiskHealthy");
+    let (status, reason, message) = condition_of(&facts, "LocalDiskHealthy");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "SyncFailed"));
     for part in ["disk of node a", "every flush waits for an upload", "attach it again"] {
         assert!(message.contains(part), "{message}");
     }
     reported(&mut facts);
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is reported once");
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "it is reported once");
     facts.here.as_mut().unwrap().disk.sync_failed = false;
-    assert_eq!(turned(&facts, "LocalDiskHealthy").0, "True");
+    assert_eq!(condition_of(&facts, "LocalDiskHealthy").0, "True");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
         assert_eq!(after.last_transition_time, before.last_transition_time);
     }
     facts.here.as_mut().unwrap().store.health = StoreHealth::Answers;
-    assert_eq!(turned(&facts, "StoreReachable").0, "True");
+    assert_eq!(condition_of(&facts, "StoreReachable").0, "True");
 }
 
 #[test]
@@ -242,17 +242,17 @@ fn briefly_waiting_requests_do_not_cause_a_write() {
     let here = facts.here.as_mut().unwrap();
     here.message = Some("requests wait for the object store".to_owned());
     here.waiting_requests = 8;
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
 }
 
 #[test]
 fn a_volume_that_another_writer_holds_is_not_called_writable() {
     let mut facts = served();
     facts.here.as_mut().unwrap().state = VolumeState::Fenced;
-    let status = written(&plan(&facts, &now())).unwrap();
+    let status = written_status(&plan(&facts, &now())).unwrap();
     assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
     facts.here.as_mut().unwrap().state = VolumeState::Attaching;
-    let status = written(&plan(&facts, &now())).unwrap();
+    let status = written_status(&plan(&facts, &now())).unwrap();
     assert!(find_condition(&status.conditions, STORE_REACHABLE).is_some());
     assert_eq!(find_condition(&status.conditions, WRITABLE), None);
 }
@@ -272,23 +272,23 @@ fn durability_is_not_rewritten_while_nothing_is_dirty() {
     here(&mut facts, 0, 1_700_000_100);
     reported(&mut facts);
     here(&mut facts, 0, 1_700_000_200);
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
     here(&mut facts, 4096, 1_700_000_300);
-    let dirty = written(&plan(&facts, &now())).unwrap();
+    let dirty = written_status(&plan(&facts, &now())).unwrap();
     assert_eq!(dirty.durable_through, Some(Time("2023-11-14T22:18:20Z".parse().unwrap())));
     // The daemon's successor does not know yet: the reported value stays.
     reported(&mut facts);
     facts.here.as_mut().unwrap().commit.durable_through = None;
     facts.here.as_mut().unwrap().commit.dirty_bytes = Some(12288);
     facts.since_report = None;
-    assert_eq!(written(&plan(&facts, &now())).unwrap().durable_through, dirty.durable_through);
+    assert_eq!(written_status(&plan(&facts, &now())).unwrap().durable_through, dirty.durable_through);
 }
 
 #[test]
-fn what_was_dirty_stays_published_without_the_device() {
+fn dirty_bytes_stay_published_without_the_device() {
     let mut facts = served();
     (facts.here, facts.last) = (None, None);
-    let claim = written(&plan(&facts, &now())).unwrap();
+    let claim = written_status(&plan(&facts, &now())).unwrap();
     assert_eq!((claim.epoch, claim.dirty_bytes), (Some(3), Some(8192)));
     assert!(claim.durable_through.is_some());
 }
@@ -302,7 +302,7 @@ fn unknown_figures_leave_the_reported_ones() {
         let here = facts.here.as_mut().unwrap();
         (here.state, here.attached, here.commit.dirty_bytes, here.commit.durable_through) =
             (state, None, None, None);
-        written(&plan(&facts, &now())).unwrap()
+        written_status(&plan(&facts, &now())).unwrap()
     };
     for state in
         [VolumeState::Attaching, VolumeState::Recovering, VolumeState::Quiesced, VolumeState::Unserved]
@@ -324,13 +324,13 @@ fn an_unserved_volume_is_reported_with_the_remedy() {
         facts.last = last;
         let plan = plan(&facts, &now());
         assert_eq!(reason(&plan), ("False".to_owned(), "Unserved".to_owned()));
-        let reported_now = written(&plan).unwrap().conditions[0].message.clone();
+        let reported_now = written_status(&plan).unwrap().conditions[0].message.clone();
         assert!(
             reported_now.contains("no device serves the volume on node a")
                 && reported_now.contains("Node a detaches it, then attaches it again"),
             "{reported_now}"
         );
-        assert!(acts(&plan).contains(&"detach"));
+        assert!(step_names(&plan).contains(&"detach"));
     }
 }
 
@@ -347,7 +347,7 @@ fn a_device_waiting_for_its_daemon_is_not_attached() {
     assert_eq!(reason(&plan(&recovering, &now())), ("False".to_owned(), "Recovering".to_owned()));
     let quiesced = plan(&facts, &now());
     assert_eq!(reason(&quiesced), ("False".to_owned(), "RecoveryFailed".to_owned()));
-    let status = written(&quiesced).unwrap();
+    let status = written_status(&quiesced).unwrap();
     assert_eq!((status.conditions[0].message.as_str(), status.device_path), ("its device waits", None));
     assert_eq!(find_condition(&status.conditions, WRITABLE), None, "nothing is served");
 }

@@ -16,11 +16,11 @@ fn limits_of_the_spec_come_into_effect_and_go() {
     let [NodeStep::Configure(wanted)] = plan(&facts, &now()).steps[..] else { panic!("one step") };
     assert_eq!(wanted.limits, in_effect);
     facts.here.as_mut().unwrap().limits.limits = in_effect;
-    let status = written(&plan(&facts, &now())).expect("the limits in effect");
+    let status = written_status(&plan(&facts, &now())).expect("the limits in effect");
     assert_eq!(status.limits, facts.spec.limits);
     facts.spec.limits = limits(Some(3000), Some("131072000"));
     facts.status = status;
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the same in other words");
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "the same in other words");
     facts.spec.limits = None;
     let [NodeStep::Configure(wanted)] = plan(&facts, &now()).steps[..] else { panic!("one step") };
     assert_eq!(wanted.limits, IoLimits::NONE);
@@ -28,7 +28,7 @@ fn limits_of_the_spec_come_into_effect_and_go() {
 
 /// Regression: they were only applied at the next attach.
 #[test]
-fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
+fn a_served_volume_gets_the_settings_of_its_spec() {
     fn other_settings(facts: &mut NodeFacts) {
         facts.spec.durability = holdfast_crds::Durability::Local;
         facts.spec.max_dirty_age = "1m30s".to_owned();
@@ -64,7 +64,7 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
             "no longer wanted here",
             present(|f| {
                 other_settings(f);
-                f.spec.node_name = other();
+                f.spec.node_name = other_node();
             }),
             &["report", "detach"],
         ),
@@ -80,25 +80,25 @@ fn a_volume_that_is_served_gets_the_settings_of_its_spec() {
     assert_eq!(change.again, Some(SOON), "then it is reported");
     let here = facts.here.as_mut().unwrap();
     (here.durability, here.max_dirty_age) = (Some(durability), Some(max_dirty_age));
-    let status = written(&plan(&facts, &now())).expect("the settings in effect");
+    let status = written_status(&plan(&facts, &now())).expect("the settings in effect");
     assert_eq!(status.durability, Some(holdfast_crds::Durability::Local));
     assert_eq!(status.max_dirty_age.as_deref(), Some("1m30s"));
 }
 
 #[test]
-fn settings_that_are_not_in_effect_are_reported_with_the_reason() {
+fn unapplied_settings_are_reported_with_the_reason() {
     let mut facts = present(|f| f.spec.max_dirty_age = "5s".to_owned());
     let durability = flush_class(facts.spec.durability);
     let wanted = WantedSettings { durability, max_dirty_age: Duration::from_secs(5), limits: IoLimits::NONE };
     facts.unconfigured = Some(Unconfigured { wanted, why: "the tmpfs is full: make room".to_owned() });
     let failing = plan(&facts, &now());
-    assert_eq!(acts(&failing), ["report", "configure"]);
+    assert_eq!(step_names(&failing), ["report", "configure"]);
     assert_eq!(reason(&failing), ("True".to_owned(), "NotConfigured".to_owned()));
-    let said = written(&failing).unwrap().conditions[0].message.clone();
-    assert!(said.contains("not in effect: the tmpfs is full: make room. Node a tries it again"), "{said}");
+    let text = written_status(&failing).unwrap().conditions[0].message.clone();
+    assert!(text.contains("not in effect: the tmpfs is full: make room. Node a tries it again"), "{text}");
     facts.spec.max_dirty_age = "30s".to_owned();
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the spec is what is in effect");
+    assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "the spec is what is in effect");
     facts.spec.max_dirty_age = "6s".to_owned();
     let other = plan(&facts, &now());
-    assert_eq!(acts(&other), ["configure"], "nothing is known of these yet");
+    assert_eq!(step_names(&other), ["configure"], "nothing is known of these yet");
 }

@@ -106,7 +106,7 @@ fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
 /// Regression, found in review: a start with another run directory removed the spill file of a memory volume
 /// whose device waited for its daemon.
 #[tokio::test]
-async fn a_state_directory_with_a_spill_file_keeps_its_run_directory() {
+async fn a_spill_file_binds_state_and_run_directory() {
     let (one, two) = (Dirs::new(), Dirs::new());
     Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
     fs::create_dir_all(one.state.path().join("memory.d/scratch")).unwrap();
@@ -118,7 +118,7 @@ async fn a_state_directory_with_a_spill_file_keeps_its_run_directory() {
 }
 
 #[tokio::test]
-async fn a_state_directory_with_attached_volumes_keeps_its_run_directory() {
+async fn attached_volumes_bind_state_and_run_directory() {
     let (one, two) = (Dirs::new(), Dirs::new());
     Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
     attach(&one, false).await;

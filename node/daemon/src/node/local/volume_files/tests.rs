@@ -23,7 +23,7 @@ use holdfast_ublk::LOOP_IDS;
 /// A release without loop devices would take the record for that of a volume without a device, and detach it
 /// while in use.
 #[test]
-fn the_record_of_a_loop_device_has_its_own_version() {
+fn a_record_of_a_loop_device_has_a_separate_version() {
     let dir = tempfile::tempdir().unwrap();
     let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
     fs::create_dir_all(local.run()).unwrap();
@@ -36,7 +36,7 @@ fn the_record_of_a_loop_device_has_its_own_version() {
 
 /// A release without limits would serve the volume without them.
 #[test]
-fn the_record_of_a_volume_with_limits_has_its_own_version() {
+fn a_record_with_limits_has_a_separate_version() {
     let dir = tempfile::tempdir().unwrap();
     let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
     fs::create_dir_all(local.run()).unwrap();
@@ -161,8 +161,8 @@ fn a_volume_above_the_file_limit_is_refused_by_name() {
             .env(CHILD, dir.path())
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        return assert!(child.status.success() && said.contains("1 passed"), "{child:?}");
+        let text = String::from_utf8_lossy(&child.stdout);
+        return assert!(child.status.success() && text.contains("1 passed"), "{child:?}");
     };
     let local = Local::new(Path::new(&dir), &Path::new(&dir).join("run"), &"disk".parse().unwrap());
     local.make_dirs().unwrap();

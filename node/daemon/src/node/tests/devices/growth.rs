@@ -22,7 +22,7 @@ fn a_volume_grows_over_the_death_of_its_daemon() {
             host.settle(&node).await;
             until(|| host.sectors_of("x", 1) == 2 * SECTORS).await;
             until(|| node.list()[0].attached.as_ref().is_some_and(|device| device.bytes == LARGER)).await;
-            host.end(&node).await;
+            host.detach_all(&node).await;
             assert_eq!(host.attach(&node, "x").await.bytes, LARGER, "it is in the log");
         });
     }
@@ -73,13 +73,13 @@ fn a_growth_that_is_refused_changes_nothing() {
         assert_eq!(node.list()[0].attached.as_ref().unwrap().bytes, SECTORS * SECTOR_BYTES, "the device's");
         host.kernel.refuse(&[]);
         assert_eq!(node.grow(x, LARGER).await.unwrap().bytes, LARGER);
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
 /// Regression, found in review: a device larger than its record was not recovered by the next daemon.
 #[test]
-fn a_device_does_not_grow_beyond_a_record_that_was_not_written() {
+fn a_device_does_not_grow_without_a_written_record() {
     let host = &Host::new(&["x"]);
     let local = &host.dirs.local_of(&id("x"));
     host.daemon(|node| async move {

@@ -33,14 +33,14 @@ fn no_device_waits_for_the_next_daemon() {
         assert_eq!(ours(host), [DeviceState::Dead], "x is detached, the device of y is stopped");
         assert!(host.dirs.local_of(&id("x")).read_record().unwrap().is_none());
     });
-    assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+    assert_eq!(host.kernel.violations(), Vec::<String>::new());
     // Another daemon on the same host, or after the reboot.
     host.daemon(|node| async move {
         for volume in ["x", "y"] {
             host.attach(&node, volume).await;
         }
         host.check(&node).await;
-        host.end(&node).await;
+        host.detach_all(&node).await;
     });
 }
 
@@ -62,7 +62,7 @@ fn a_device_that_is_unmounted_meanwhile_is_detached() {
 
 /// Regression: writes of a file system in use, waiting for its limit, were lost with the host.
 #[test]
-fn a_volume_in_use_has_no_limits_until_the_host_ends() {
+fn a_host_shutdown_lifts_limits_of_volumes_in_use() {
     let host = &Host::new(&["x"]);
     let limits = IoLimits { iops: Some(10), bytes_per_second: None };
     host.daemon(|node| async move {
@@ -78,7 +78,7 @@ fn a_volume_in_use_has_no_limits_until_the_host_ends() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_holds_up_no_shutdown() {
+fn an_unresponsive_store_delays_no_shutdown() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
@@ -92,7 +92,7 @@ fn a_store_that_does_not_answer_holds_up_no_shutdown() {
 /// Regression, found in review: a call on local files that never ended, such as of a hanging disk, blocked
 /// the host's shutdown; and while one has not ended, no other daemon may follow.
 #[test]
-fn the_end_of_the_host_waits_for_no_call_and_lets_no_other_daemon_begin() {
+fn a_host_shutdown_waits_for_no_stuck_call() {
     let host = &Host::new(&["x"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;

@@ -47,7 +47,7 @@ fn a_memory_volume_grows_over_the_death_of_its_daemon() {
             let grown = Volumes::grow(&node, &status.volume, to(LARGER)).await.unwrap();
             assert_eq!((grown.bytes, sectors(&kernel)), (LARGER, 2 * SECTORS));
             assert_eq!(Volumes::grow(&node, &status.volume, to(LARGER)).await.unwrap(), grown, "again");
-            let after = only(&node).memory.unwrap();
+            let after = only_volume(&node).memory.unwrap();
             assert_eq!(after.limit_bytes - before.limit_bytes, SECTORS * SECTOR_BYTES, "any content fits");
             assert_eq!(after.same_filled_pages, 1);
             let attach = MemoryAttach { bytes: LARGER, ..scratch() };
@@ -62,14 +62,14 @@ fn a_memory_volume_grows_over_the_death_of_its_daemon() {
         let found = pages(&dirs, 0..2 * SECTORS);
         let written = found.iter().enumerate().filter(|(_, byte)| **byte != 0);
         assert!(written.eq([(3, &7), (2 * SECTORS as usize - 1, &9)]), "{found:?}");
-        assert_eq!(kernel.wrong(), Vec::<String>::new());
+        assert_eq!(kernel.violations(), Vec::<String>::new());
     }
 }
 
 /// Regression, found in review: a growth to less than a previous one that failed after its record was written
 /// left files that were shorter than recorded.
 #[test]
-fn a_growth_that_failed_half_way_is_made_and_not_undone() {
+fn a_half_failed_growth_is_completed_and_not_undone() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let limited =
         |limit_bytes| GrowTo { memory_limit_bytes: Some(limit_bytes), ..to(SECTORS * SECTOR_BYTES) };
@@ -111,7 +111,7 @@ fn a_growth_that_failed_half_way_is_made_and_not_undone() {
         let refused = Volumes::grow(&node, &status.volume, limited(128 << 10)).await.unwrap_err();
         assert!(refused.message.starts_with("memory.limit_bytes: "), "{}", refused.message);
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Found in review: a volume without its device was detached during its growth, which then changed the files
@@ -128,7 +128,7 @@ fn a_growth_ends_before_a_detach() {
             async move { Volumes::grow(&node, &volume, to(LARGER)).await }
         });
         until(|| fs::metadata(files(&dirs).join("table")).unwrap().len() > SECTORS * 8 + 4096).await;
-        kernel.take_away(only_device(&kernel));
+        kernel.remove_device(only_device(&kernel));
         node.check_served(&volume).await.unwrap_err();
         let busy = node.detach_memory(&volume).await.unwrap_err();
         assert!(busy.to_string().contains("being grown"), "{busy}");
@@ -137,12 +137,12 @@ fn a_growth_ends_before_a_detach() {
         node.detach_memory(&volume).await.unwrap();
         assert!(node.list().is_empty() && !files(&dirs).exists());
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }
 
 /// Regression, found in review: each counted the other at its new size, and both were rejected.
 #[test]
-fn of_two_growths_at_once_one_is_made() {
+fn one_of_two_concurrent_growths_succeeds() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let most = most_memory_bytes(SECTORS * SECTOR_BYTES, None);
     let larger = most_memory_bytes(LARGER, None);
@@ -163,7 +163,7 @@ fn of_two_growths_at_once_one_is_made() {
 
 /// The steps of a growth, interrupted after each of them.
 #[test]
-fn a_growth_that_was_killed_is_undone_before_its_record_and_done_after_it() {
+fn a_killed_growth_is_decided_by_its_record() {
     for step in ["files", "record", "torn head", "head"] {
         let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
         daemon(&dirs, &kernel, async |node| drop(node.attach_memory(scratch()).await.unwrap()));
@@ -195,13 +195,13 @@ fn a_growth_that_was_killed_is_undone_before_its_record_and_done_after_it() {
         daemon(&dirs, &kernel, async |node| {
             wait(&node, |status| status.state == VolumeState::Attached).await;
             let bytes = sectors_after * SECTOR_BYTES;
-            until(|| only(&node).attached.is_some_and(|device| device.bytes == bytes)).await;
+            until(|| only_volume(&node).attached.is_some_and(|device| device.bytes == bytes)).await;
             assert_eq!((lengths(), sectors(&kernel)), (after, sectors_after), "{step}");
             let text = fs::read_to_string(&record).unwrap();
             assert!(!text.contains("growth"), "{step}: a release without growth reads it: {text}");
         });
         assert_eq!(pages(&dirs, 0..4), [0, 0, 0, 7], "{step}");
-        assert_eq!(kernel.wrong(), Vec::<String>::new());
+        assert_eq!(kernel.violations(), Vec::<String>::new());
     }
 }
 
@@ -217,7 +217,7 @@ fn limits_of_a_memory_volume_rise_and_do_not_fall() {
         node.attach_memory(limits).await.unwrap();
         let grow = |to| Volumes::grow(&node, &volume, to);
         let shown = || {
-            let memory = only(&node).memory.unwrap();
+            let memory = only_volume(&node).memory.unwrap();
             (memory.limit_bytes, memory.spill_limit_pages)
         };
         let wanted =
@@ -255,7 +255,7 @@ fn limits_of_a_memory_volume_rise_and_do_not_fall() {
 
 /// A rejected growth is not counted anywhere.
 #[test]
-fn a_growth_that_is_refused_changes_nothing_of_a_memory_volume() {
+fn a_refused_growth_of_a_memory_volume_changes_nothing() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
     let most = most_memory_bytes(SECTORS * SECTOR_BYTES, None);
     let config = NodeConfig { memory_volumes_bytes: most + (1 << 20), ..dirs.config() };
@@ -271,7 +271,7 @@ fn a_growth_that_is_refused_changes_nothing_of_a_memory_volume() {
         let unchanged = || {
             assert_eq!(fs::metadata(&table).unwrap().len(), length);
             assert_eq!(node.memory_use().promised_bytes, promised);
-            assert_eq!(only(&node).attached.unwrap().bytes, SECTORS * SECTOR_BYTES);
+            assert_eq!(only_volume(&node).attached.unwrap().bytes, SECTORS * SECTOR_BYTES);
         };
         assert_eq!(grow(1 << 30).await.unwrap_err().kind, FailureKind::Full);
         unchanged();
@@ -284,12 +284,12 @@ fn a_growth_that_is_refused_changes_nothing_of_a_memory_volume() {
         // The volume has grown, but not its device: the next attempt only grows that.
         kernel.refuse(&["resize"]);
         grow(LARGER).await.unwrap_err();
-        assert_eq!(only(&node).attached.unwrap().bytes, SECTORS * SECTOR_BYTES);
+        assert_eq!(only_volume(&node).attached.unwrap().bytes, SECTORS * SECTOR_BYTES);
         assert!(node.memory_use().promised_bytes > promised);
         kernel.refuse(&[]);
         assert_eq!(grow(LARGER).await.unwrap().bytes, LARGER);
         node.detach_memory(&volume).await.unwrap();
         assert_eq!(node.memory_use().promised_bytes, 0);
     });
-    assert_eq!(kernel.wrong(), Vec::<String>::new());
+    assert_eq!(kernel.violations(), Vec::<String>::new());
 }

@@ -145,7 +145,7 @@ fn rows() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
 }
 
 #[test]
-fn each_event_leads_each_state_where_the_table_says() {
+fn each_event_leads_each_state_as_in_the_table() {
     let events: Vec<_> = TABLE.lines().nth(1).unwrap().split_whitespace().collect();
     let mut pairs = 0;
     for (state, cells) in rows() {
@@ -193,7 +193,7 @@ fn the_last_error_stays_until_there_is_another() {
 }
 
 #[tokio::test]
-async fn an_event_is_published_to_those_who_wait() {
+async fn an_event_is_published_to_waiters() {
     let cell = StateCell::new(named("at-0", WriterState::Starting));
     let ready = cell.reach(|state| state.writer() == Some(WriterState::Ready));
     let (reached, ()) = futures::join!(ready, async { cell.apply(&StateEvent::Writer(WriterState::Ready)) });

@@ -7,7 +7,7 @@ use holdfast_types::{Nonce, Seq};
 
 use super::World;
 use super::snapshots::CUT_OFF;
-use crate::calls::{Answer, Ask, Call, Calls};
+use crate::calls::{Answer, Call, CallKind, Calls};
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
 use crate::tasks::Tasks;
@@ -21,7 +21,7 @@ impl World {
     pub(super) fn check_whole_as(&mut self, invariant: Invariant) {
         let volume = self.store.volume().clone();
         let report =
-            self.ask_soundly(|objects| async move { scrub::scrub(&objects, &volume, &|_| {}).await });
+            self.run_reliably(|objects| async move { scrub::scrub(&objects, &volume, &|_| {}).await });
         let findings = report.expect("this store answers").findings;
         invariant.check(findings.is_empty(), || format!("a scrub finds {findings:?}"));
     }
@@ -30,12 +30,12 @@ impl World {
     /// tombstone, and the truncation markers that explain missing records between them; and the marks of its
     /// snapshots, without which it is not removed.
     pub(crate) fn check_removal(&mut self) {
-        self.check_behind_stays();
+        self.check_ancestors_stay();
         let volume = self.store.volume().clone();
-        let snapshots = self.store.registered().len() - self.store.forgotten().len();
+        let snapshots = self.store.registered().len() - self.store.forgotten_snapshots().len();
         if snapshots > 0 {
             let named = volume.clone();
-            let refused = self.ask_soundly(|objects| async move {
+            let refused = self.run_reliably(|objects| async move {
                 remove(&objects, &named, Nonce::default(), 0, CUT_OFF).await
             });
             Invariant::SnapshotIsItsCut
@@ -46,7 +46,7 @@ impl World {
             self.forget_all();
         }
         let named = volume.clone();
-        let removed = self.ask_soundly(|objects| async move {
+        let removed = self.run_reliably(|objects| async move {
             remove(&objects, &named, Nonce::default(), 0, CUT_OFF).await
         });
         removed.expect("this store answers");
@@ -65,11 +65,11 @@ impl World {
         Invariant::LogIsAChain.check(others == expected && manifest.is_deleted(), || {
             format!("of a removed volume are left {left:?}")
         });
-        self.check_behind_goes();
+        self.check_ancestors_removal();
     }
 
     /// Runs reliable requests, all answered at once; time passes as needed.
-    pub(super) fn ask_soundly<F: Future + 'static>(
+    pub(super) fn run_reliably<F: Future + 'static>(
         &mut self,
         begin: impl FnOnce(SimObjects) -> F,
     ) -> F::Output {
@@ -80,16 +80,16 @@ impl World {
             if let Some(ended) = tasks.next_ended() {
                 return ended;
             }
-            self.answer_soundly(calls.take().expect("it waits for the store or for time"));
+            self.answer_reliably(calls.pop().expect("it waits for the store or for time"));
         }
     }
 
     /// Answers a request of no host reliably.
-    pub(super) fn answer_soundly(&mut self, call: Call) {
-        let answer = match &call.ask {
-            Ask::Store(ask) => self.store.apply(ask, None, 0),
-            Ask::Sleep(_) => Answer::Slept,
-            Ask::Local(_) => unreachable!("it has no disk"),
+    pub(super) fn answer_reliably(&mut self, call: Call) {
+        let answer = match &call.kind {
+            CallKind::Store(call) => self.store.apply(call, None, 0),
+            CallKind::Sleep(_) => Answer::Slept,
+            CallKind::Local(_) => unreachable!("it has no disk"),
         };
         call.answer(answer);
     }

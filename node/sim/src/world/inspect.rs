@@ -7,8 +7,8 @@ use holdfast_format::index::Run;
 use holdfast_types::key::ObjectKey;
 
 use super::{Faults, World};
-use crate::calls::{Ask, Call, StoreAsk};
-use crate::process::What;
+use crate::calls::{Call, CallKind, StoreCall};
+use crate::process::JobKind;
 use crate::rng::Rng;
 
 impl World {
@@ -19,18 +19,18 @@ impl World {
 
     /// Returns the actions of the engine on `host` that its own thread has not completed.
     pub fn jobs(&self, host: usize) -> impl Iterator<Item = &Action> {
-        self.hosts[host].process.iter().flat_map(|process| &process.jobs).filter_map(|job| match &job.what {
-            What::Action(action) => Some(action),
-            What::Call(_) => None,
+        self.hosts[host].process.iter().flat_map(|process| &process.jobs).filter_map(|job| match &job.kind {
+            JobKind::Action(action) => Some(action),
+            JobKind::Call(_) => None,
         })
     }
 
     /// Returns true if a create of a log record of `host`, or its answer, is in flight.
-    pub fn creates_a_record(&self, host: usize) -> bool {
+    pub fn has_record_in_flight(&self, host: usize) -> bool {
         let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
-        jobs.any(|job| match &job.what {
-            What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
-            What::Action(_) => false,
+        jobs.any(|job| match &job.kind {
+            JobKind::Call(call) => matches!(call.kind, CallKind::Store(StoreCall::Create { .. })),
+            JobKind::Action(_) => false,
         })
     }
 
@@ -42,30 +42,22 @@ impl World {
     /// Describes the jobs that the process on `host` waits for.
     pub(crate) fn describe_jobs(&self, host: usize) -> String {
         let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
-        let words = jobs.map(|job| match &job.what {
-            What::Action(action) => format!("{action:?}"),
-            What::Call(call) => format!("{:?}", call.ask),
+        let words = jobs.map(|job| match &job.kind {
+            JobKind::Action(action) => format!("{action:?}"),
+            JobKind::Call(call) => format!("{:?}", call.kind),
         });
         words.collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns true if a record of the process on `host` is in flight.
-    pub(crate) fn is_creating(&self, host: usize) -> bool {
-        let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
-        jobs.into_iter().any(|job| match &job.what {
-            What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
-            What::Action(_) => false,
-        })
-    }
-
     /// Returns the mean number of turns that the job at `index` waits before it proceeds; `None` for no
     /// wait.
-    pub(crate) fn turns(&self, host: usize, index: usize) -> Option<u64> {
+    pub(crate) fn mean_wait_turns(&self, host: usize, index: usize) -> Option<u64> {
         let here = &self.hosts[host];
         let job = here.process.as_ref().and_then(|process| process.jobs.get(index))?;
-        let local = !matches!(&job.what, What::Call(Call { ask: Ask::Store(_) | Ask::Sleep(_), .. }));
+        let local =
+            !matches!(&job.kind, JobKind::Call(Call { kind: CallKind::Store(_) | CallKind::Sleep(_), .. }));
         // A read may outlive whole rounds: its source must exist until it ends.
-        let read = matches!(&job.what, What::Action(Action::Read { .. }));
+        let read = matches!(&job.kind, JobKind::Action(Action::Read { .. }));
         (job.slow || (local && here.fault.slow)).then_some(if read { 60 } else { 12 })
     }
 
@@ -75,18 +67,18 @@ impl World {
         (0..jobs).find(|index| self.is_due(host, *index))
     }
 
-    /// Returns the oldest of those that read no object.
-    pub(crate) fn first_due_beside_reads(&self, host: usize) -> Option<usize> {
+    /// Returns the oldest job on `host` that can proceed now and reads no object.
+    pub(crate) fn first_due_without_reads(&self, host: usize) -> Option<usize> {
         let jobs = &self.hosts[host].process.as_ref()?.jobs;
-        (0..jobs.len()).find(|index| !jobs[*index].fetches() && self.is_due(host, *index))
+        (0..jobs.len()).find(|index| !jobs[*index].is_object_read() && self.is_due(host, *index))
     }
 
     /// Returns true if the process on `host` has a pending request to the store that is `like` this.
-    pub(crate) fn asks_store(&self, host: usize, like: impl Fn(&StoreAsk) -> bool) -> bool {
+    pub(crate) fn has_store_call(&self, host: usize, like: impl Fn(&StoreCall) -> bool) -> bool {
         let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
-        jobs.any(|job| match &job.what {
-            What::Call(Call { ask: Ask::Store(ask), .. }) => job.heard.is_none() && like(ask),
-            What::Call(_) | What::Action(_) => false,
+        jobs.any(|job| match &job.kind {
+            JobKind::Call(Call { kind: CallKind::Store(call), .. }) => job.result.is_none() && like(call),
+            JobKind::Call(_) | JobKind::Action(_) => false,
         })
     }
 
@@ -111,29 +103,29 @@ impl World {
     }
 
     /// Returns true if any commit is in the log.
-    pub fn holds_a_commit(&self) -> bool {
+    pub fn has_commit(&self) -> bool {
         self.store.last_cut().touched().next().is_some()
     }
 
     /// Returns true if a merge of index runs is in the log.
-    pub(crate) fn holds_a_merge(&self) -> bool {
+    pub(crate) fn has_merge(&self) -> bool {
         self.store.manifest().runs().iter().any(|run| matches!(run, Run::Merged(_)))
     }
 
     /// Returns true if a merge of index runs is stored.
-    pub(crate) fn stores_a_merge(&self) -> bool {
+    pub(crate) fn has_stored_merge(&self) -> bool {
         self.store.keys().iter().any(|key| matches!(ObjectKey::parse(key), Some(ObjectKey::Run(..))))
     }
 
     /// Returns true if at least `count` snapshots are registered.
-    pub fn holds_snapshots(&self, count: usize) -> bool {
+    pub fn has_snapshots(&self, count: usize) -> bool {
         self.store.registered().len() >= count
     }
 
     /// Makes the current or next process on `host` die inside the engine, after that many more changes of
     /// the live map.
     pub fn kill_inside(&mut self, host: usize, changes: u32) {
-        self.hosts[host].fuse.set(Some(changes));
+        self.hosts[host].death_counter.set(Some(changes));
     }
 
     /// Sets the frequency of faults from here on.

@@ -14,7 +14,7 @@ impl Schedule {
     pub(crate) fn create_fork(&self, volume: VolumeId, seed: u64, profile: Profile, story: usize) -> Self {
         let mut world = self.world.create_fork(volume, seed, profile.faults());
         world.trace = Trace::new(story);
-        Self { fua: self.fua, ..Self::around(world, seed, profile) }
+        Self { fua: self.fua, ..Self::with_world(world, seed, profile) }
     }
 
     /// Begins its life after the fork was created from a snapshot that captured `cut`.
@@ -32,7 +32,7 @@ impl Schedule {
     /// Checks the volume, which has left every host and is alone: reads it at home, from the store alone,
     /// and on another host.
     pub(crate) fn check_life(&mut self) {
-        self.calm();
+        self.end_failures();
         self.read_everywhere();
         self.world.check_snapshots();
         self.world.check_whole();
@@ -40,7 +40,7 @@ impl Schedule {
 
     /// Ends all failures, and completes the operation of the control plane.
     pub(crate) fn end_control(&mut self) {
-        self.calm();
+        self.end_failures();
         self.settle_control();
     }
 }

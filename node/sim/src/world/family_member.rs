@@ -7,9 +7,9 @@ use holdfast_log::{Creation, LogFailure, SnapshotError, forget, provision, remov
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Millis, Nonce, SnapshotName, VolumeId};
 
-use super::snapshots::{CUT_OFF, Done, Settled, is_passing};
+use super::snapshots::{CUT_OFF, ControlResult, Settled, is_temporary};
 use super::{Faults, World};
-use crate::expect::{Cut, Expect};
+use crate::expect::{Cut, VolumeModel};
 use crate::invariant::Invariant;
 use crate::store::Store;
 use crate::surroundings::SimObjects;
@@ -20,7 +20,7 @@ impl World {
     pub(crate) fn create_fork(&self, volume: VolumeId, seed: u64, faults: Faults) -> Self {
         let Terms { limits, durability, share, timely, .. } = self.terms;
         let terms = Terms { durability, share, timely, ..Terms::new(0, limits) };
-        let world = Self::around(Store::empty(volume), seed, self.hosts.len(), terms, faults);
+        let world = Self::with_store(Store::empty(volume), seed, self.hosts.len(), terms, faults);
         world.clock.set(self.clock.now());
         world
     }
@@ -45,7 +45,9 @@ impl World {
     pub(crate) fn begin_fork(&mut self, source: SnapshotName) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         let creation = self.creation(source);
-        self.control.tasks.start(async move { Done::Made(provision(&objects, &volume, creation).await) });
+        self.control
+            .tasks
+            .start(async move { ControlResult::Made(provision(&objects, &volume, creation).await) });
         self.trace.host_event(0, 106, "a fork begins to be made");
         self.run_control();
     }
@@ -55,22 +57,23 @@ impl World {
         Creation { source: Some(source), ..Creation::plain(0, nonce, now) }
     }
 
-    /// Does the same with reliable requests.
-    pub(crate) fn make_fork_soundly(&mut self, source: SnapshotName) {
+    /// Creates the volume as a fork, with reliable requests.
+    pub(crate) fn create_fork_reliably(&mut self, source: SnapshotName) {
         let (volume, creation) = (self.store.volume().clone(), self.creation(source));
-        let made = self.ask_soundly(|objects| async move { provision(&objects, &volume, creation).await });
-        self.fork_was_made(made);
+        let created =
+            self.run_reliably(|objects| async move { provision(&objects, &volume, creation).await });
+        self.handle_fork_result(created);
     }
 
     /// Checks that a fork reported as created exists, and that any other does not.
-    pub(super) fn fork_was_made(&mut self, made: Result<u64, LogFailure>) {
+    pub(super) fn handle_fork_result(&mut self, created: Result<u64, LogFailure>) {
         let exists = self.store.exists();
-        self.control.settled = Some(match &made {
+        self.control.settled = Some(match &created {
             Ok(sectors) if exists => Settled::Made(*sectors),
             Err(LogFailure::NoSuchSource { .. } | LogFailure::WasDeleted(_)) if !exists => Settled::Void,
-            Err(failure) if is_passing(failure) => Settled::Unclear,
+            Err(failure) if is_temporary(failure) => Settled::Unclear,
             Ok(_) | Err(_) => Invariant::ForkIsItsSnapshot
-                .broken(&format!("a fork is said to be {made:?}, and exists: {exists}")),
+                .broken(&format!("a fork is said to be {created:?}, and exists: {exists}")),
         });
     }
 
@@ -81,7 +84,7 @@ impl World {
         self.terms.sectors = sectors;
         for host in &mut self.hosts {
             host.content.change_log(cut);
-            host.content.expect = Expect::after(cut);
+            host.content.model = VolumeModel::from_cut(cut);
         }
     }
 
@@ -89,26 +92,28 @@ impl World {
     pub(crate) fn begin_removal(&mut self) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
         let nonce = Nonce(self.rng.bytes());
-        self.control.tasks.start(async move { Done::Removed(forget_all(&objects, &volume, nonce).await) });
+        self.control
+            .tasks
+            .start(async move { ControlResult::Removed(forget_all(&objects, &volume, nonce).await) });
         self.trace.host_event(0, 107, "the volume begins to be removed");
         self.run_control();
     }
 
-    /// Does the same with reliable requests.
-    pub(crate) fn remove_soundly(&mut self) {
+    /// Removes the volume, with reliable requests.
+    pub(crate) fn remove_reliably(&mut self) {
         let (volume, nonce) = (self.store.volume().clone(), Nonce(self.rng.bytes()));
-        let removed = self.ask_soundly(|objects| async move { forget_all(&objects, &volume, nonce).await });
+        let removed = self.run_reliably(|objects| async move { forget_all(&objects, &volume, nonce).await });
         Invariant::GarbageGoes.check(removed.is_ok(), || format!("no volume is removed: {removed:?}"));
-        self.was_removed(removed);
+        self.handle_removal_result(removed);
     }
 
-    pub(super) fn was_removed(&mut self, removed: Result<Vec<VolumeId>, SnapshotError>) {
+    pub(super) fn handle_removal_result(&mut self, removed: Result<Vec<VolumeId>, SnapshotError>) {
         let exists = self.store.exists();
         self.control.settled = Some(match &removed {
             Ok(_) if !exists => Settled::Removed,
             // A snapshot requested by the control plane was registered in the meantime.
             Err(SnapshotError::Log(LogFailure::HasSnapshots { .. })) => Settled::Unclear,
-            Err(SnapshotError::Log(failure)) if is_passing(failure) => Settled::Unclear,
+            Err(SnapshotError::Log(failure)) if is_temporary(failure) => Settled::Unclear,
             Ok(_) | Err(_) => Invariant::LogIsAChain
                 .broken(&format!("a removal ends with {removed:?}, and the volume exists: {exists}")),
         });
@@ -116,7 +121,7 @@ impl World {
 
     /// Checks that every sector of a fork, or of a volume with forks, has the content captured by its last
     /// commit.
-    pub(crate) fn check_stays(&mut self) {
+    pub(crate) fn check_last_commit(&mut self) {
         self.store.check_content(&self.store.last_cut());
         self.check_whole_as(Invariant::ForkIsItsSnapshot);
         self.check_snapshots();
