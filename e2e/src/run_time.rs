@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The tests of a run are expected to end within this time, so that the source checks end within 45 minutes. A
-/// lane that may be postponed does not start if it would end later.
+/// The tests of a run are expected to end within this time, so that the source checks end within 45 minutes.
+/// A lane that may be postponed does not start if it would end later.
 const TESTS_WITHIN: Duration = Duration::from_secs(2500);
 
 /// The time of a run, and the times of its lanes.

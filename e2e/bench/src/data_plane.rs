@@ -87,7 +87,7 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
             reference.remove()?;
         }
         if !looped.is_empty() {
-            let reference = LoopDevice::open(vm, &file)?;
+            let reference = LoopReference::open(vm, &file)?;
             measure(vm, &rows, &reference.path, &mut looped)?;
             reference.close()?;
         }
@@ -235,12 +235,12 @@ fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> 
 }
 
 /// A loop device with direct I/O on a file, and the queue attributes of the other devices.
-struct LoopDevice<'a> {
+struct LoopReference<'a> {
     vm: &'a Vm,
     path: String,
 }
 
-impl<'a> LoopDevice<'a> {
+impl<'a> LoopReference<'a> {
     fn open(vm: &'a Vm, file: &str) -> Result<Self> {
         let open = format!("losetup --direct-io=on --sector-size=4096 --find --show {file}");
         let path = vm.exec(&format!("modprobe loop; {open}"))?.trim().to_owned();

@@ -1,5 +1,5 @@
-//! Small commits of many volumes of one node, through the real client: `cargo e2e bench distant-store` runs it,
-//! optimised. Local files are left out.
+//! Small commits of many volumes of one node, through the real client: `cargo e2e bench distant-store` runs
+//! it, optimised. Local files are left out.
 
 use std::{
     io,

@@ -618,8 +618,8 @@ async fn failures_of_hedged_reads_are_not_hidden() {
     assert_eq!(store.adaptation().max_in_flight, before - before / 2 / 4, "a quarter of the first lane less");
 }
 
-/// The numbers of requests for whole objects, those of logs, are asserted elsewhere. A second request takes no
-/// permit from other reads.
+/// The numbers of requests for whole objects, those of logs, are asserted elsewhere. A second request takes
+/// no permit from other reads.
 #[tokio::test]
 async fn only_ranges_are_hedged_and_only_with_a_free_permit() {
     let server = Server::start().await;

@@ -33,7 +33,8 @@ use crate::node::store::kept_indexes::KeptIndexes;
 /// Maximum of concurrently prefetched blocks, for all volumes: 64 MiB of memory, because each is held in its
 /// stored and its decoded form.
 const BLOCKS_AHEAD: usize = 256;
-/// Maximum of concurrent prefetch requests to a store: a third of the permits of reads. Readers have the rest.
+/// Maximum of concurrent prefetch requests to a store: a third of the permits of reads. Readers have the
+/// rest.
 const GETS_AHEAD: usize = 16;
 /// Maximum of concurrently requested bytes for joined parts of readers' requests, for all volumes: 32 MiB, in
 /// KiB.
