@@ -102,7 +102,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         a.cli(&["fenced", "export", &preserved, "--output", "/tmp/kept.img"])?;
         let script = format!(
             "for block in $(seq {found} $(({last} - 1))); do
-               dd if=/tmp/preserved.img bs=4k skip=$block count=1 status=none | cmp - <(printf '%-4096d' $block)
+               dd if=/tmp/kept.img bs=4k skip=$block count=1 status=none | cmp - <(printf '%-4096d' $block)
              done"
         );
         a.vm().exec(&script)?;

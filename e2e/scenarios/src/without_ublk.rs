@@ -157,7 +157,7 @@ fn attach_concurrently(node: &Node) -> Result<()> {
              dd if=/dev/urandom of=/tmp/data bs=1M count=96 status=none; \
              dd if=/tmp/data of=$device bs=1M conv=notrunc status=none & \
              until ls -l /proc/$!/fd | grep -q $device || ! kill -0 $!; do :; done; \
-             until holdfast-node detach {volume} 2>/tmp/refused; do grep -q 'in use\\|opener by' /tmp/refused; sleep 0.1; done; \
+             until holdfast-node detach {volume} 2>/tmp/refused; do grep -q 'in use\\|held by' /tmp/refused; sleep 0.1; done; \
              wait $!; test $(cat /sys/block/$name/queue/max_sectors_kb) != 512; \
              device=$(holdfast-node attach {volume} --store store); cmp -n $((96 << 20)) /tmp/data $device; \
              holdfast-node detach {volume}; ! dmesg | grep -i 'I/O error'"

@@ -144,7 +144,10 @@ impl S3Store {
             None => None,
         };
         if let Some(answer) = answer {
-            self.hedging.learn(sent.elapsed());
+            // A fast failure says nothing about the time of a response.
+            if answer.is_ok() {
+                self.hedging.learn(sent.elapsed());
+            }
             return answer;
         }
         // A second request waits for no permit, since others need those for their first one, and probes no
@@ -162,7 +165,11 @@ impl S3Store {
                 self.hedging.learn(sent.elapsed());
                 match self.final_answer(sent, answer) {
                     Ok(answer) => answer,
-                    Err(_passing) => second.await,
+                    Err(_passing) => {
+                        let answer = second.await;
+                        metered.end(0, answer.as_ref().is_err_and(RequestFailure::is_error));
+                        answer
+                    }
                 }
             }
             Either::Right((answer, first)) => {

@@ -167,6 +167,9 @@ impl Drop for RequestPermits<'_> {
             permit.forget();
             adaptation.surplus -= 1;
         }
+        // Free before the next change of the limit, which withdraws free permits first.
+        drop(permits);
+        drop(adaptation);
     }
 }
 
@@ -288,8 +291,10 @@ mod tests {
             for worker in 0..4 {
                 let permits = &permits;
                 scope.spawn(move || {
-                    for round in 0..5_000_u32 {
-                        let _held = permits.acquire(Lane::Small).now_or_never();
+                    for round in 0..2_000_u32 {
+                        // More than the lowest limit, so that permits in use are withdrawn.
+                        let _held: Vec<_> =
+                            from_fn(|| permits.acquire(Lane::Small).now_or_never()).take(12).collect();
                         let is_throttled = (round + worker) % 37 == 0;
                         let answer = throttled();
                         let answer = if is_throttled { Err(&answer) } else { Ok(()) };
