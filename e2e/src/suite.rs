@@ -158,11 +158,12 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         Some(_) => u32::try_from((1 + usual_lanes().len() + BY_NAME.len()).saturating_sub(chosen.len()))?,
         None => 0,
     };
-    let (alone, beside): (Vec<Lane>, Vec<Lane>) = chosen.into_iter().partition(|lane| lane.scenario.alone);
-    let places = max_concurrent(beside.len());
-    let beside = match filter {
-        Some(_) => beside.into_iter().map(SuitePart::Lane).collect(),
-        None => parts_of_a_whole_run(beside, today()?),
+    let (alone, concurrent): (Vec<Lane>, Vec<Lane>) =
+        chosen.into_iter().partition(|lane| lane.scenario.alone);
+    let places = max_concurrent(concurrent.len());
+    let concurrent = match filter {
+        Some(_) => concurrent.into_iter().map(SuitePart::Lane).collect(),
+        None => parts_of_a_whole_run(concurrent, today()?),
     };
 
     let tally = Mutex::new(Tally { skipped, ..Tally::default() });
@@ -174,7 +175,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
             Some(_) => None,
             None => Some((toolbox.prepare(&display, &KERNELS, true), rotation_lane(today()?)?)),
         };
-        display.plan(places, beside.iter().map(SuitePart::expected));
+        display.plan(places, concurrent.iter().map(SuitePart::expected));
         display.plan(1, alone.iter().chain(whole.iter().map(|(_, lane)| lane)).map(expected));
         display
             .begin(&filter.map_or("cargo e2e test".to_owned(), |filter| format!("cargo e2e test {filter}")));
@@ -186,7 +187,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
             lane
         });
         let later = alone.iter().chain(&in_turn).map(|lane| lane.scenario.expected).sum();
-        run_concurrently(places, beside, |part| match part {
+        run_concurrently(places, concurrent, |part| match part {
             SuitePart::HostTests => run.host_tests(),
             SuitePart::Lane(lane) => run.scenario(lane),
             SuitePart::IfTimeAllows(lane) => {

@@ -117,7 +117,7 @@ fn check_cache_after_restart(node: &Node, device: &str) -> Result<()> {
     let before = gets()?;
     ensure!(read()? == sum, "after a restart the cache has other bytes");
     let fetched = gets()? - before;
-    ensure!(fetched <= MAX_LOG_CHECKS, "{fetched} GETs for what was read before the restart");
+    ensure!(fetched <= MAX_LOG_CHECKS, "{fetched} GETs for data that was read before the restart");
     // The daemon has looked up each block once: the ring thread serves the next read of it.
     let count = |name| node.metric(name, "disk")?.with_context(|| format!("no {name}"));
     let counts = || -> Result<[f64; 2]> {

@@ -77,14 +77,21 @@ impl S3Store {
     where
         Fut: Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     {
-        let (begun, mut queued) = (Instant::now(), Duration::ZERO);
+        let (mut begun, mut queued) = (None, Duration::ZERO);
         let mut attempt = 1;
         loop {
             self.availability.admit(class).await?;
             let sent = Instant::now();
             let permits = self.permits.acquire(class.lane).await;
-            // Time in the queue is not the server's: it does not count towards the retry policy's deadline.
-            queued += sent.elapsed();
+            // Neither the first wait, which may be that of an outage, nor time in the queue counts towards the
+            // retry policy's deadline.
+            let begun: Instant = match begun {
+                None => *begun.insert(Instant::now()),
+                Some(begun) => {
+                    queued += sent.elapsed();
+                    begun
+                }
+            };
             let answer = self.permitted_attempt(class, limit, request()).await;
             drop(permits);
             let failure = match answer {

@@ -221,7 +221,6 @@ mod tests {
         assert_eq!((permits.limit(), free(&permits)), (88, [48, 24, 16]));
         for _ in 0..20 {
             sent = Instant::now() + MS;
-            thread::sleep(2 * MS);
             for lane in [Lane::First, Lane::Small, Lane::Bulk] {
                 permits.learn(lane, sent, Err(&throttled()));
             }

@@ -651,6 +651,26 @@ async fn a_throttling_store_gets_fewer_requests_at_a_time() {
     assert!(server.peak() <= 14, "{} at a time", server.peak());
 }
 
+/// Regression, found in review: the wait for the end of an outage counted towards the retry deadline.
+#[tokio::test]
+async fn time_in_an_outage_is_not_the_retry_deadlines() {
+    let server = Server::start().await;
+    let mut config = server.config();
+    (config.timeouts.attempt, config.timeouts.per_mib) = (Duration::from_secs(1), Duration::ZERO);
+    config.timeouts.deadline = Duration::from_millis(1200);
+    let store = S3Store::connect(config).await.unwrap();
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    // Attempts of one and of two seconds, after which the limit is four and probes are two seconds apart.
+    for _ in 0..2 {
+        server.plan_fault(Method::GET, PlannedFault::Late(TOO_LATE));
+    }
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_millis(1500)));
+    server.plan_fault(Method::GET, PlannedFault::Answer(503, "ServiceUnavailable"));
+    let reads = try_join(store.get(KEY, 64), store.get(KEY, 64)).await.unwrap();
+    assert_eq!((reads, server.planned()), ((BODY, BODY), 0));
+}
+
 /// Parts created on demand, with their peak number.
 struct Counted {
     left: usize,
