@@ -688,6 +688,8 @@ mod tests {
         let fake = Fake::default();
         let mut volume = attached("vol-1");
         volume.store.refused_deletes.count = 3;
+        volume.store.of_volume.requests.get = 4;
+        volume.store.of_volume.body_bytes[Verb::Get as usize] = 8192;
         volume.store.adaptation = Some(StoreAdaptation { max_in_flight: 48, hedged_reads: 6 });
         fake.put(volume);
         fake.set_unkept_devices(2);
@@ -708,6 +710,8 @@ mod tests {
             "holdfast_volume_committed_seq{volume=\"vol-1\"} 7.0",
             "holdfast_volume_ancestors{volume=\"vol-1\"} 2.0",
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
+            "holdfast_volume_store_requests_total{volume=\"vol-1\",operation=\"get\"} 4.0",
+            "holdfast_volume_store_bytes_total{volume=\"vol-1\",operation=\"get\"} 8192.0",
             "holdfast_store_in_flight_limit{store=\"main\"} 48.0",
             "holdfast_store_hedged_reads_total{store=\"main\"} 6.0",
             "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",
