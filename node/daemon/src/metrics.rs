@@ -506,7 +506,7 @@ struct ReadAheadMetric {
 }
 
 /// Metrics of read-ahead.
-const READ_AHEAD_METRICS: [ReadAheadMetric; 4] = [
+const READ_AHEAD_METRICS: [ReadAheadMetric; 6] = [
     ReadAheadMetric {
         name: "holdfast_read_ahead_blocks",
         unit: None,
@@ -530,6 +530,18 @@ const READ_AHEAD_METRICS: [ReadAheadMetric; 4] = [
         unit: Some(Unit::Bytes),
         help: "Bytes that read-ahead requested from object stores, in stored (compressed) form",
         value: |figures| figures.requested_bytes,
+    },
+    ReadAheadMetric {
+        name: "holdfast_prefetch_lists_used",
+        unit: None,
+        help: "Forks whose snapshot has a prefetch list, whose blocks this node began to fetch at the fork's first read of the object store",
+        value: |figures| figures.used_lists,
+    },
+    ReadAheadMetric {
+        name: "holdfast_prefetch_lists_stored",
+        unit: None,
+        help: "Prefetch lists that this node stored for snapshots without one",
+        value: |figures| figures.stored_lists,
     },
 ];
 
@@ -723,6 +735,8 @@ mod tests {
             "holdfast_read_ahead_used_blocks_total 6.0",
             "holdfast_read_ahead_unused_blocks_total 1.0",
             "holdfast_read_ahead_requested_bytes_total 4096.0",
+            "holdfast_prefetch_lists_used_total 3.0",
+            "holdfast_prefetch_lists_stored_total 2.0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }

@@ -17,6 +17,7 @@ pub mod index;
 pub mod limit;
 pub mod log_length;
 pub mod manifest;
+pub mod prefetch_list;
 pub mod record;
 pub mod safeguard;
 pub mod segment;

@@ -9,6 +9,8 @@ pub const REMEMBERED_ATTACHES: usize = 256;
 pub const MAX_SNAPSHOTS: usize = 4096;
 /// Largest volume: the block number of a frame has 32 bits (512 TiB).
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
+/// Maximum blocks of a prefetch list: 256 MiB.
+pub const MAX_PREFETCH_BLOCKS: usize = 2048;
 /// Maximum bytes of the labels of a create record, so that names do not make a volume's records large.
 pub const MAX_LABEL_BYTES: usize = 1 << 10;
 /// Maximum bytes of the root in a detach record: readers that need only the record also read the root,

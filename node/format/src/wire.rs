@@ -51,6 +51,8 @@ pub enum Kind {
     MapJournal = 9,
     /// The labels of a snapshot.
     Origin = 10,
+    /// The prefetch list of a snapshot.
+    PrefetchList = 11,
 }
 
 /// Reason why stored bytes were rejected.

@@ -21,6 +21,7 @@ mod indexes;
 mod limit;
 mod objects;
 mod pass_end;
+mod prefetch_list;
 mod read;
 mod remove;
 pub mod scrub;
@@ -38,6 +39,7 @@ pub use fork::confirm_fork;
 pub use indexes::{IndexSource, Indexes, ObjectError, join_reads};
 pub use objects::list_volumes;
 pub use pass_end::pass_end;
+pub use prefetch_list::{read_prefetch_list, read_source, store_prefetch_list};
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
 pub use snapshot::{

@@ -89,7 +89,8 @@ pub(crate) async fn seqs_under(
                     ObjectKey::Segment(..)
                     | ObjectKey::Run(..)
                     | ObjectKey::TruncationMarker(..)
-                    | ObjectKey::Origin(..),
+                    | ObjectKey::Origin(..)
+                    | ObjectKey::PrefetchList(..),
                 )
                 | None => {}
             }

@@ -158,7 +158,8 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
                 | ObjectKey::TruncationMarker(..)
                 | ObjectKey::Snapshot(..)
                 | ObjectKey::Forgotten(..)
-                | ObjectKey::Origin(..),
+                | ObjectKey::Origin(..)
+                | ObjectKey::PrefetchList(..),
             )
             | None => {}
         }

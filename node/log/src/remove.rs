@@ -136,7 +136,8 @@ pub(crate) fn stays_of_removed(key: &ObjectKey, tombstone: Seq) -> bool {
         | ObjectKey::Segment(..)
         | ObjectKey::Run(..)
         | ObjectKey::Snapshot(..)
-        | ObjectKey::Origin(..) => false,
+        | ObjectKey::Origin(..)
+        | ObjectKey::PrefetchList(..) => false,
     }
 }
 

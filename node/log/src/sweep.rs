@@ -360,7 +360,8 @@ fn origins_of(entries: &[Entry]) -> BTreeSet<SnapshotUid> {
             | ObjectKey::Run(..)
             | ObjectKey::TruncationMarker(..)
             | ObjectKey::Snapshot(..)
-            | ObjectKey::Forgotten(..),
+            | ObjectKey::Forgotten(..)
+            | ObjectKey::PrefetchList(..),
         )
         | None => None,
     };
@@ -397,12 +398,15 @@ async fn needed_origins(
 fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known, origins: &BTreeSet<SnapshotUid>) -> bool {
     let Known { manifest, forgotten, held } = known;
     let is_passed = |place| manifest.is_passed(place) || !safeguard(SweepPassedPlaces);
+    let counts = |seq: Seq| {
+        let is_registered = manifest.snapshots().iter().any(|it| it.seq == seq);
+        (is_registered && !forgotten.contains(&seq)) || held.contains(&seq)
+    };
     match key {
         ObjectKey::Segment(volume, id) => is_passed(id.place()) && !needed.has_segment(volume, *id),
         ObjectKey::Run(volume, id) => is_passed(id.place()) && !needed.has_run(volume, *id),
-        ObjectKey::Snapshot(_, seq) => {
-            let counts = manifest.snapshots().iter().any(|it| it.seq == *seq) && !forgotten.contains(seq);
-            is_passed(Place::until(*seq)) && !counts && !held.contains(seq)
+        ObjectKey::Snapshot(_, seq) | ObjectKey::PrefetchList(_, seq) => {
+            is_passed(Place::until(*seq)) && !counts(*seq)
         }
         ObjectKey::Log(..) | ObjectKey::Checkpoint(..) => {
             manifest.is_deleted() && !stays_of_removed(key, manifest.seq())

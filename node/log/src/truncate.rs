@@ -90,7 +90,8 @@ pub async fn drop_checkpoints(
             | ObjectKey::TruncationMarker(..)
             | ObjectKey::Snapshot(..)
             | ObjectKey::Forgotten(..)
-            | ObjectKey::Origin(..),
+            | ObjectKey::Origin(..)
+            | ObjectKey::PrefetchList(..),
         )
         | None => None,
     }))

@@ -23,12 +23,15 @@ use holdfast_format::displaced::Displaced;
 use holdfast_format::index::merge::{Input, Merge, MergeStep};
 use holdfast_format::index::{RunHead, RunRef, SegmentObject};
 use holdfast_format::manifest::Manifest;
+use holdfast_format::prefetch_list::PrefetchList;
 use holdfast_format::record::{Body, Labels, Record};
 use holdfast_format::segment::{Frame, FrameIndex, unpack};
 use holdfast_sim::world::{Faults, World};
 use holdfast_sim::{Rng, drive};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Epoch, Nonce, Place, RunId, SectorRange, SegmentId, Seq, VolumeId};
+use holdfast_types::{
+    Block, Epoch, Nonce, Place, RunId, SectorRange, SegmentId, Seq, SnapshotName, VolumeId,
+};
 
 const SECTORS: u64 = 40_000;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, max_bytes: 96 * 4096, max_age_ms: 10_000 };
@@ -38,7 +41,7 @@ const SLOT: usize = 4096;
 const CHANGES: u64 = 3000;
 
 /// The targets, by the names of their directories.
-const TARGETS: [&str; 12] = [
+const TARGETS: [&str; 13] = [
     "checkpoint",
     "frame",
     "live-map",
@@ -47,6 +50,7 @@ const TARGETS: [&str; 12] = [
     "map-page",
     "object-key",
     "pending",
+    "prefetch-list",
     "run-head",
     "run-page",
     "segment-index",
@@ -302,6 +306,14 @@ fn run_heads() {
     renew("run-head/merged", &stored);
     assert!(head.segments().len() > 1);
     check_changes(&with_corpus("run-head", vec![stored]), 0, |bytes| RunHead::decode_alone(bytes).ok());
+}
+
+#[test]
+fn prefetch_lists() {
+    let snapshot = SnapshotName { volume: "image".parse().unwrap(), seq: Seq(7) };
+    let stored = PrefetchList::new(snapshot, [9, 10, 11, 3, 0].map(Block)).encode();
+    renew("prefetch-list/boot", &stored);
+    check_changes(&with_corpus("prefetch-list", vec![stored]), 0, |bytes| PrefetchList::decode(bytes).ok());
 }
 
 /// A page is read through its head, which names its first block and the segments.

@@ -9,6 +9,7 @@
 //! volumes/<volume>/snapshots/<seq:020>
 //! volumes/<volume>/forgotten/<seq:020>
 //! volumes/<volume>/origins/<uid>
+//! volumes/<volume>/prefetch/<seq:020>
 //! trash/<volume>/<epoch:020>-<nonce:32>/entry
 //! trash/<volume>/<epoch:020>-<nonce:32>/end
 //! ```
@@ -38,6 +39,8 @@ pub enum ObjectKey {
     Forgotten(VolumeId, Seq),
     /// The object that the snapshot of this uid was taken for.
     Origin(VolumeId, SnapshotUid),
+    /// The blocks that a fork of the snapshot of this seq read first.
+    PrefetchList(VolumeId, Seq),
 }
 
 /// The prefix of everything that belongs to volumes, ending in `/`.
@@ -81,6 +84,7 @@ impl ObjectKey {
             | Self::Snapshot(volume, _)
             | Self::Forgotten(volume, _)
             | Self::Origin(volume, _)
+            | Self::PrefetchList(volume, _)
             | Self::Segment(volume, _)
             | Self::Run(volume, _) => volume,
         }
@@ -103,6 +107,7 @@ impl ObjectKey {
                 let uid: SnapshotUid = name.parse().ok()?;
                 (uid.to_string() == name).then_some(Self::Origin(volume, uid))
             }
+            "prefetch" => Some(Self::PrefetchList(volume, Seq::parse_padded(name)?)),
             "runs" => Some(Self::Run(volume, RunId::parse(name)?)),
             "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
             _ => None,
@@ -119,6 +124,7 @@ impl fmt::Display for ObjectKey {
             Self::Snapshot(volume, seq) => write!(f, "volumes/{volume}/snapshots/{:020}", seq.0),
             Self::Forgotten(volume, seq) => write!(f, "volumes/{volume}/forgotten/{:020}", seq.0),
             Self::Origin(volume, uid) => write!(f, "volumes/{volume}/origins/{uid}"),
+            Self::PrefetchList(volume, seq) => write!(f, "volumes/{volume}/prefetch/{:020}", seq.0),
             Self::Run(volume, id) => write!(f, "volumes/{volume}/runs/{id}"),
             Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
         }
@@ -223,6 +229,7 @@ mod tests {
             ObjectKey::Snapshot(volume.clone(), Seq(65)),
             ObjectKey::Forgotten(volume.clone(), Seq(65)),
             ObjectKey::Origin(volume.clone(), SnapshotUid([10; 16])),
+            ObjectKey::PrefetchList(volume.clone(), Seq(65)),
         ] {
             assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
         }

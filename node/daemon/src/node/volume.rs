@@ -7,6 +7,7 @@ pub(in crate::node) mod configure;
 pub(in crate::node) mod cut;
 pub(in crate::node) mod detach;
 pub(in crate::node) mod device;
+pub(in crate::node) mod fork_start;
 pub(in crate::node) mod grow;
 pub(in crate::node) mod own_log;
 pub(in crate::node) mod present;

@@ -487,7 +487,7 @@ impl Volumes for Fake {
 
     fn read_ahead(&self) -> ReadAheadFigures {
         let blocks = AheadCounts { fetched: 9, used: 6, unused: 1 };
-        ReadAheadFigures { blocks, requested_bytes: 4096 }
+        ReadAheadFigures { blocks, requested_bytes: 4096, used_lists: 3, stored_lists: 2 }
     }
 
     fn capabilities(&self) -> Capabilities {

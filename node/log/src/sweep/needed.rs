@@ -136,7 +136,8 @@ impl Needed {
                 | ObjectKey::TruncationMarker(..)
                 | ObjectKey::Snapshot(..)
                 | ObjectKey::Forgotten(..)
-                | ObjectKey::Origin(..),
+                | ObjectKey::Origin(..)
+                | ObjectKey::PrefetchList(..),
             )
             | None => true,
         }
@@ -185,7 +186,8 @@ impl Needed {
             | ObjectKey::Checkpoint(..)
             | ObjectKey::TruncationMarker(..)
             | ObjectKey::Forgotten(..)
-            | ObjectKey::Origin(..) => None,
+            | ObjectKey::Origin(..)
+            | ObjectKey::PrefetchList(..) => None,
         };
         match held? {
             Holder::Snapshot(number) => Some(*number as usize),

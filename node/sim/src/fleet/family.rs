@@ -237,6 +237,7 @@ impl Family {
             Some(Settled::Made(sectors)) => {
                 self.fleet.with_volume(volume, |schedule| schedule.begin_life(sectors, cut));
                 self.stages[volume] = Stage::Living;
+                self.begin(volume, |schedule| schedule.world.begin_prefetch_list());
                 // Like the snapshot of a clone, which exists only for it.
                 if self.fleet.rng.once_in(2) {
                     self.forget(&source);

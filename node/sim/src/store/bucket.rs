@@ -52,6 +52,9 @@ impl Bucket {
             Some(ObjectKey::Snapshot(_, seq)) => self.stored.check_root(seq, key, body),
             Some(ObjectKey::Forgotten(volume, seq)) => self.ledgers[&volume].check_mark(seq),
             Some(ObjectKey::TruncationMarker(..)) => {}
+            Some(ObjectKey::PrefetchList(volume, seq)) => {
+                self.ledgers[&volume].check_prefetch_list(seq, body)
+            }
             Some(ObjectKey::Origin(volume, uid)) => self.ledgers[&volume].check_origin(uid),
             Some(ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => {
                 panic!("{key} is created")

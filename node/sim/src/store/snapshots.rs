@@ -4,10 +4,11 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use holdfast_format::manifest::Manifest;
+use holdfast_format::prefetch_list::PrefetchList;
 use holdfast_format::record::Record;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Sector, Seq, SnapshotUid};
+use holdfast_types::{Sector, Seq, SnapshotName, SnapshotUid};
 
 use super::Store;
 use super::ledger::Ledger;
@@ -43,6 +44,15 @@ impl Ledger {
         let was_registered = records.any(|record| record.body.snapshot_taken() == Some(uid));
         Invariant::SnapshotIsItsCut
             .check(was_registered, || format!("{uid} gets an origin and was no snapshot"));
+    }
+
+    /// Checks a stored prefetch list: of a snapshot of this volume. It may arrive late, like an origin.
+    pub(super) fn check_prefetch_list(&self, seq: Seq, body: &Bytes) {
+        let snapshot = PrefetchList::decode(body).expect("forks send whole lists").snapshot;
+        let is_here = snapshot == SnapshotName { volume: self.truth.volume().clone(), seq };
+        Invariant::SnapshotIsItsCut.check(is_here && self.snapshots.contains_key(&seq), || {
+            format!("{seq} gets the prefetch list of {snapshot}")
+        });
     }
 
     /// Handles `record` in the log. If it registers a snapshot, the root must be stored and match the log,

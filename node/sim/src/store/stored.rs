@@ -45,7 +45,8 @@ impl Stored {
                 | ObjectKey::TruncationMarker(..)
                 | ObjectKey::Snapshot(..)
                 | ObjectKey::Forgotten(..)
-                | ObjectKey::Origin(..),
+                | ObjectKey::Origin(..)
+                | ObjectKey::PrefetchList(..),
             )
             | None => panic!("{key} is no segment"),
         }

@@ -39,7 +39,7 @@ impl Bucket {
         let is_needed = match key {
             ObjectKey::Segment(_, id) => return self.volume_needing_data(owner, id.0, false),
             ObjectKey::Run(_, id) => return self.volume_needing_data(owner, id.0, true),
-            ObjectKey::Snapshot(_, seq) => {
+            ObjectKey::Snapshot(_, seq) | ObjectKey::PrefetchList(_, seq) => {
                 !truth.is_passed(Place::until(seq))
                     || owner.live_snapshots(&self.stored.objects).contains(&seq)
             }
@@ -127,6 +127,7 @@ impl Store {
                         | ObjectKey::Snapshot(..)
                         | ObjectKey::Checkpoint(..)
                         | ObjectKey::Origin(..)
+                        | ObjectKey::PrefetchList(..)
                 )
             )
         };

@@ -3,9 +3,13 @@
 
 use std::rc::Rc;
 
-use holdfast_log::{Creation, LogFailure, SnapshotError, forget, provision, remove, snapshots};
+use holdfast_format::prefetch_list::PrefetchList;
+use holdfast_log::{
+    Creation, LogFailure, SnapshotError, forget, provision, read_prefetch_list, read_source, remove,
+    snapshots, store_prefetch_list,
+};
 use holdfast_objects::ObjectStore;
-use holdfast_types::{Millis, Nonce, SnapshotName, VolumeId};
+use holdfast_types::{Block, Millis, Nonce, SnapshotName, VolumeId};
 
 use super::snapshots::{CUT_OFF, ControlResult, Settled, is_temporary};
 use super::{Faults, World};
@@ -88,6 +92,14 @@ impl World {
         }
     }
 
+    /// Begins to store a prefetch list for the fork's snapshot, as the fork's daemon does.
+    pub(crate) fn begin_prefetch_list(&mut self) {
+        let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
+        self.control.tasks.start(async move { ControlResult::Listed(list_reads(&objects, &volume).await) });
+        self.trace.host_event(0, 109, "a prefetch list begins to be stored");
+        self.run_control();
+    }
+
     /// Begins to remove the volume, which no host has, after forgetting its snapshots.
     pub(crate) fn begin_removal(&mut self) {
         let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
@@ -126,6 +138,15 @@ impl World {
         self.check_whole_as(Invariant::ForkIsItsSnapshot);
         self.check_snapshots();
     }
+}
+
+/// Stores a list for the snapshot of `fork` unless it has one. Returns true if this call stored it.
+async fn list_reads(objects: &dyn ObjectStore, fork: &VolumeId) -> Result<bool, LogFailure> {
+    let source = read_source(objects, fork).await?.expect("it is a fork");
+    if read_prefetch_list(objects, &source).await?.is_some() {
+        return Ok(false);
+    }
+    store_prefetch_list(objects, &PrefetchList::new(source, [Block(1), Block(0)])).await
 }
 
 /// Forgets the snapshots, then removes the volume.

@@ -39,6 +39,7 @@ pub(super) enum ControlResult {
     Forgotten(Result<(), SnapshotError>),
     Swept(Result<SweepReport, LogFailure>, SweepMemory),
     Made(Result<u64, LogFailure>),
+    Listed(Result<bool, LogFailure>),
     Removed(Result<Vec<VolumeId>, SnapshotError>),
 }
 
@@ -249,6 +250,8 @@ impl World {
                     Err(failure) => SnapshotError::Log(failure),
                 }
             }
+            ControlResult::Listed(Ok(true | false)) => return,
+            ControlResult::Listed(Err(failure)) => SnapshotError::Log(failure),
             ControlResult::Taken(Err(error)) | ControlResult::Forgotten(Err(error)) => error,
         };
         let has_cause = if let SnapshotError::Log(failure) = &failed {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures::future::join_all;
 use holdfast_background::{
@@ -19,6 +20,7 @@ use holdfast_background::{
 };
 use holdfast_format::compose::Composition;
 use holdfast_format::index::Runs;
+use holdfast_format::prefetch_list::PrefetchList;
 use holdfast_log::{Indexes, join_reads};
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
@@ -39,6 +41,10 @@ const GETS_AHEAD: usize = 16;
 /// Maximum of concurrently requested bytes for joined parts of readers' requests, for all volumes: 32 MiB, in
 /// KiB.
 const JOINED_KIB: usize = 32 << 10;
+/// Blocks of a prefetch list that are fetched at a time.
+const LIST_STEP: usize = 64;
+/// Delay before a prefetch list retries to get permits, which other prefetches hold.
+const ROOM_EVERY: Duration = Duration::from_millis(20);
 /// Minimum number of windows that fit in the unread part of the slab.
 const WINDOWS: u64 = 4;
 
@@ -49,6 +55,10 @@ pub(crate) struct ReadAheadFigures {
     pub(crate) blocks: AheadCounts,
     /// Bytes requested from stores for them.
     pub(crate) requested_bytes: u64,
+    /// Prefetch lists whose blocks were fetched.
+    pub(crate) used_lists: u64,
+    /// Prefetch lists that were stored.
+    pub(crate) stored_lists: u64,
 }
 
 /// The node's cold reads.
@@ -60,6 +70,8 @@ pub(crate) struct ColdReads {
     joined_kib: Semaphore,
     stores: Mutex<BTreeMap<StoreKey, Weak<StoreAhead>>>,
     requested_ahead: AtomicU64,
+    used_lists: AtomicU64,
+    stored_lists: AtomicU64,
 }
 
 /// Limits of prefetches from one store. Exists while a volume of the store is attached.
@@ -134,6 +146,8 @@ impl ColdReads {
             joined_kib: Semaphore::new(JOINED_KIB),
             stores: Mutex::default(),
             requested_ahead: AtomicU64::new(0),
+            used_lists: AtomicU64::new(0),
+            stored_lists: AtomicU64::new(0),
         }
     }
 
@@ -187,8 +201,15 @@ impl ColdReads {
 
     /// Returns the figures of read-ahead.
     pub(crate) fn read_ahead(&self) -> ReadAheadFigures {
-        let requested_bytes = self.requested_ahead.load(Ordering::Relaxed);
-        ReadAheadFigures { blocks: self.slab.ahead(), requested_bytes }
+        let [requested_bytes, used_lists, stored_lists] =
+            [&self.requested_ahead, &self.used_lists, &self.stored_lists]
+                .map(|counter| counter.load(Ordering::Relaxed));
+        ReadAheadFigures { blocks: self.slab.ahead(), requested_bytes, used_lists, stored_lists }
+    }
+
+    /// Counts a stored prefetch list.
+    pub(crate) fn count_stored_list(&self) {
+        self.stored_lists.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the counts of blocks written to the slab by earlier processes.
@@ -253,7 +274,42 @@ impl ColdReads {
         }
     }
 
-    /// Does the same. Returns the number of blocks that were missing before, or the first error of any.
+    /// Fetches the blocks of a prefetch list into the slab, as many as half of its unread part holds, in the
+    /// order of the list. Ends at the first failure.
+    pub(crate) async fn fetch_list(
+        &self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeAhead,
+        list: PrefetchList,
+        runs: &Runs,
+    ) {
+        self.used_lists.fetch_add(1, Ordering::Relaxed);
+        let most = (self.slab.unread_most() / 2) as usize;
+        let mut blocks: Vec<Block> = list.blocks().take(most).collect();
+        blocks.sort_unstable();
+        let mut rest = &blocks[..];
+        while !rest.is_empty() {
+            let room = self.room(&volume.store);
+            let count =
+                room.as_ref().map_or(0, |[node, _store]| node.num_permits()).min(LIST_STEP).min(rest.len());
+            let (Some(mut room), true) = (room, count > 0) else {
+                tokio::time::sleep(ROOM_EVERY).await;
+                continue;
+            };
+            let [Some(node), Some(store)] = room.each_mut().map(|room| room.split(count)) else { return };
+            drop(room);
+            let (step, later) = rest.split_at(count);
+            rest = later;
+            let ahead = Ahead { blocks: step.to_vec(), runs: runs.clone(), _room: [node, store] };
+            if let Err(error) = self.fill_ahead(&volume.store, objects, &ahead).await {
+                tracing::debug!(error = &error as &dyn Error, "the rest of a prefetch list was not fetched");
+                return;
+            }
+        }
+    }
+
+    /// Fetches `blocks` into the slab. Returns the number of blocks that were missing before, or the first
+    /// error of any.
     async fn fill_ahead(
         &self,
         store: &StoreAhead,
@@ -335,6 +391,8 @@ impl ColdReads {
 mod ahead;
 #[cfg(test)]
 mod in_order;
+#[cfg(test)]
+mod listed;
 
 #[cfg(test)]
 mod tests {

@@ -26,6 +26,7 @@ use crate::node::store::watched::WatchedStore;
 use crate::node::volume::attach_steps::TimedStep;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::device::{lose_device, new_device, serve};
+use crate::node::volume::fork_start::ForkStart;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
 use crate::node::volume::state::{StateCell, StateEvent, WriterState};
@@ -191,6 +192,8 @@ impl Node {
             header_generation: acquired.header_generation,
             unix_ms_at_zero: unix_ms_at_zero(),
         };
+        let is_new_fork = acquired.found.is_empty() && !acquired.manifest.lineage().ancestors().is_empty();
+        let fork_start = is_new_fork.then(ForkStart::default);
         let start = Start::Attach(Box::new(AttachState {
             manifest: acquired.manifest,
             generation: acquired.found.generation(),
@@ -198,13 +201,38 @@ impl Node {
         let AttachFiles { files, live_map } = acquired.files;
         let (state, store) =
             (Arc::clone(state), VolumeStore { name: store_name, objects, requests: Arc::default(), log });
-        Ok(Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup })
+        Ok(Joining {
+            state,
+            local,
+            store,
+            terms,
+            files,
+            live_map,
+            ring,
+            place,
+            shape,
+            start,
+            setup,
+            fork_start,
+        })
     }
 
     /// Adds a volume to a ring thread and starts its background work.
     pub(in crate::node) async fn add_to_ring(&self, joining: Joining) -> Result<Arc<Present>, NodeError> {
-        let Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup } =
-            joining;
+        let Joining {
+            state,
+            local,
+            store,
+            terms,
+            files,
+            live_map,
+            ring,
+            place,
+            shape,
+            start,
+            setup,
+            fork_start,
+        } = joining;
         let volume = local.volume().clone();
         let VolumeFiles { sides: [a, b], map } = files;
         let map_path = local.live_map_path();
@@ -251,6 +279,7 @@ impl Node {
             background: Background::new(volume.clone(), (store_key, objects), sides, NodeTime, pools),
             requests: Arc::clone(&store.requests),
             ahead: self.0.cold.volume(store_key),
+            fork_start,
             cold: Arc::clone(&self.0.cold),
             label,
             lines: WorkLines::default(),
@@ -305,4 +334,6 @@ pub(in crate::node) struct Joining {
     pub(in crate::node) shape: DeviceShape,
     pub(in crate::node) start: Start,
     pub(in crate::node) setup: Setup,
+    /// Set for a fork without local data.
+    pub(in crate::node) fork_start: Option<ForkStart>,
 }

@@ -33,6 +33,7 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::{Call, run_blocking};
 use crate::node::store::block_cache::Among;
 use crate::node::store::cold_reads::{Ahead, ColdReads, VolumeAhead};
+use crate::node::volume::fork_start::{ForkStart, ForkTask};
 use holdfast_background::SlabSlot;
 use holdfast_serve::Label;
 use holdfast_serve::Message;
@@ -124,6 +125,8 @@ enum VolumeTask {
     Unreadable(Box<ColdRead>, SlabSlot),
     /// Blocks to prefetch for a reader.
     Ahead(Ahead),
+    /// Work for the first reads of a fork.
+    ForkStart(ForkTask),
     /// Blocks that were read on the ring thread.
     Used(UsedBlocks),
     Other(Work),
@@ -167,6 +170,8 @@ pub(crate) struct VolumeWork {
     pub(crate) requests: Arc<RequestMeter>,
     /// The volume's readers.
     pub(crate) ahead: VolumeAhead,
+    /// The first reads of a fork without local data.
+    pub(crate) fork_start: Option<ForkStart>,
     pub(crate) cold: Arc<ColdReads>,
     pub(crate) label: Arc<Label>,
     pub(crate) lines: WorkLines,
@@ -190,7 +195,7 @@ impl VolumeWork {
             tokio::select! {
                 count = work.recv_many(&mut received, PIECES) => {
                     if count == 0 {
-                        return;
+                        break;
                     }
                     looks = LOOKS;
                     for task in tasks(received.drain(..)) {
@@ -205,7 +210,8 @@ impl VolumeWork {
                             }
                         }
                         let ahead = self.ahead_of(&task).map(VolumeTask::Ahead);
-                        for task in [Some(task), ahead].into_iter().flatten() {
+                        let fork_start = self.fork_task_of(&task).map(VolumeTask::ForkStart);
+                        for task in [Some(task), ahead, fork_start].into_iter().flatten() {
                             in_progress.spawn(Arc::clone(&self).performed(task).instrument(span.clone()));
                         }
                     }
@@ -216,6 +222,10 @@ impl VolumeWork {
                     looks -= u32::from(in_progress.is_empty());
                 }
             }
+        }
+        drop(in_progress);
+        if let Some(start) = &self.fork_start {
+            start.end(&self.cold, &*self.background.objects).await;
         }
     }
 
@@ -240,11 +250,24 @@ impl VolumeWork {
         self.cold.ahead_of(&self.ahead, part, last.remote_after, &last.runs)
     }
 
+    /// Returns the work that a read makes due if it is one of a fork's first reads.
+    fn fork_task_of(&self, task: &VolumeTask) -> Option<ForkTask> {
+        let (Some(start), VolumeTask::Cold(parts)) = (&self.fork_start, task) else { return None };
+        let (first, last) = (parts.first()?, parts.last()?);
+        let range = SectorRange::new(first.range.start.0, last.range.end() - first.range.start.0);
+        start.read(range, &last.runs)
+    }
+
     async fn perform(&self, task: VolumeTask) {
         let work = match task {
             VolumeTask::Cold(parts) => return self.read_request(parts).await,
             VolumeTask::Ahead(ahead) => {
                 return self.cold.fetch_ahead(&*self.background.objects, &self.ahead, ahead).await;
+            }
+            VolumeTask::ForkStart(task) => {
+                let Background { volume, objects, .. } = &self.background;
+                let Some(start) = &self.fork_start else { return };
+                return start.perform(task, &self.cold, (volume, &**objects, &self.ahead)).await;
             }
             VolumeTask::Unreadable(read, slot) => {
                 if let Some(held_back) = self.lines.block_unreadable.admit(now()) {
@@ -344,6 +367,7 @@ mod tests {
                 VolumeTask::Cold(parts) => parts.len(),
                 VolumeTask::Unreadable(..)
                 | VolumeTask::Ahead(_)
+                | VolumeTask::ForkStart(_)
                 | VolumeTask::Used(_)
                 | VolumeTask::Other(_) => 0,
             })

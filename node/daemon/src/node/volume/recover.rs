@@ -366,6 +366,7 @@ impl Node {
             shape,
             start: Start::Resume { pending },
             setup,
+            fork_start: None,
         })
     }
 

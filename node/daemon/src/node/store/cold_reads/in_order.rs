@@ -202,6 +202,11 @@ impl Reader {
         }
     }
 
+    /// Runs a prefetch of the reader.
+    pub(super) fn spawn(&mut self, prefetch: impl Future<Output = ()> + Send + 'static) {
+        self.ahead.spawn(prefetch);
+    }
+
     /// Waits until all prefetches and writes to the slab have ended.
     pub(super) async fn settle(&mut self) {
         while self.ahead.join_next().await.transpose().unwrap().is_some() {}
