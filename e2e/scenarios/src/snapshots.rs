@@ -19,6 +19,8 @@ const LOAD_SECONDS: u32 = 600;
 const COMPARED_BYTES: u32 = 1 << 20;
 /// Maximum time until a node uses a store that is available again.
 const STORE_BACK_LIMIT: Duration = Duration::from_secs(60);
+/// Maximum time until the list of a detached fork is stored.
+const LIST_LIMIT: Duration = Duration::from_secs(30);
 const UID: &str = "6f8f5771-5090-4a26-b245-3988d9a1501b";
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -57,7 +59,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(names(&first, &["disk"])? == [two.clone()], "one is left");
 
     check_refusals(&first, &two)?;
-    check_other_node(world, &control, &first, &two)?;
+    let second = Node::start(world.vm("b")?, &control, "user-copy", "")?;
+    check_other_node(&first, &second, &two)?;
+    check_prefetch_list(&first, &second)?;
     check_unreachable_store(&s3, &first)
 }
 
@@ -80,19 +84,61 @@ fn check_refusals(node: &Node, there: &str) -> Result<()> {
 
 /// A node that does not serve the volume refers to the one that does; for a detached volume, any node takes
 /// one.
-fn check_other_node(world: &World, control: &Control, first: &Node, there: &str) -> Result<()> {
-    let second = Node::start(world.vm("b")?, control, "user-copy", "")?;
+fn check_other_node(first: &Node, second: &Node, there: &str) -> Result<()> {
     let at_store = ["disk", "--store", "store"];
-    expect_refused(&second, &["create", "disk", "--store", "store"], "take the snapshot on that node")?;
-    ensure!(names(&second, &at_store)? == [there.to_owned()], "any node lists them");
+    expect_refused(second, &["create", "disk", "--store", "store"], "take the snapshot on that node")?;
+    ensure!(names(second, &at_store)? == [there.to_owned()], "any node lists them");
     first.cli(&["detach", "disk"])?;
-    let detached = take_snapshot(&second, &at_store)?;
-    ensure!(names(&second, &at_store)? == [there.to_owned(), detached.clone()], "the log has both");
+    let detached = take_snapshot(second, &at_store)?;
+    ensure!(names(second, &at_store)? == [there.to_owned(), detached.clone()], "the log has both");
     second.cli(&["snapshot", "delete", &detached, "--store", "store"])?;
     // The local data is still valid: only the list of snapshots changed.
     first.cli(&["attach", "disk", "--store", "store"])?;
     ensure!(names(first, &["disk"])? == [there.to_owned()], "one is left");
     Ok(())
+}
+
+/// The blocks that the first fork of an image reads are prefetched for a fork on another node.
+fn check_prefetch_list(first: &Node, second: &Node) -> Result<()> {
+    report::step("boot two forks of an image on two nodes: the second one's blocks are prefetched");
+    first.cli(&["create", "image", "--size", "256Mi", "--store", "store"])?;
+    let image = first.cli(&["attach", "image", "--store", "store"])?.trim().to_owned();
+    first.vm().exec(&format!("dd if=/dev/urandom of={image} bs=1M count=64 oflag=direct status=none"))?;
+    first.cli(&["snapshot", "create", "image"])?;
+    first.cli(&["detach", "image"])?;
+    let snapshots = first.cli(&["snapshot", "list", "--json", "image", "--store", "store"])?;
+    let snapshots: Value = serde_json::from_str(&snapshots)?;
+    let snapshot = snapshots["snapshots"][0]["name"].as_str().context("a snapshot")?.to_owned();
+    let boot = |node: &Node, fork: &str| -> Result<String> {
+        node.cli(&["create", fork, "--from", &snapshot, "--store", "store"])?;
+        let device = node.cli(&["attach", fork, "--store", "store"])?.trim().to_owned();
+        // A block of each 640 KiB, in falling order: not sequential.
+        let sums = node.vm().exec(&format!(
+            "for block in $(seq 500 -5 5); do \
+               dd if={device} bs=128K count=1 skip=$block iflag=direct status=none; done | sha256sum"
+        ))?;
+        node.cli(&["detach", fork])?;
+        Ok(sums)
+    };
+    let sums = boot(first, "boot-a")?;
+    until("the prefetch list to be stored", LIST_LIMIT, || {
+        Ok((counter(first, "holdfast_prefetch_lists_stored")? >= 1.0).then_some(()))
+    })?;
+    ensure!(boot(second, "boot-b")? == sums, "both forks have the bytes of the image");
+    ensure!(counter(second, "holdfast_prefetch_lists_used")? == 1.0, "the second fork has a list");
+    let fetched = counter(second, "holdfast_read_ahead_blocks")?;
+    let used = counter(second, "holdfast_read_ahead_used_blocks")?;
+    report::step(format!("of 100 blocks {fetched} were prefetched, of these {used} before they were read"));
+    ensure!(used >= 1.0 && fetched <= 100.0, "{fetched} blocks were prefetched, and {used} used");
+    Ok(())
+}
+
+/// Returns a counter of the node that has no label.
+fn counter(node: &Node, name: &str) -> Result<f64> {
+    let metrics = node.metrics()?;
+    let start = format!("{name}_total ");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&start));
+    Ok(value.with_context(|| format!("the node has no {name}"))?.trim().parse()?)
 }
 
 /// With an unresponsive store, the command reports this and may be repeated. For a while after the outage,

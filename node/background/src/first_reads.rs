@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use holdfast_format::limit::MAX_PREFETCH_BLOCKS;
 use holdfast_types::{BLOCK_SECTORS, Block, Millis, SectorRange};
 
-/// Duration of the recording, from the first read: the boot of a machine, or the start of a service.
+/// Duration of the recording, from the first read: the boot of a machine, or the start of a service. It
+/// begins again while the blocks are too few: a device may be probed long before it is used.
 pub const FIRST_READS_MS: u64 = 60_000;
 /// Fewer blocks are no list: whoever reads so little, such as a check of the file system, is no example for
 /// other forks.
@@ -45,18 +46,22 @@ enum Phase {
 impl FirstReads {
     /// Records a read of the store at `now`.
     pub fn read(&mut self, range: SectorRange, now: Millis) -> FirstRead {
-        let step = match &self.0 {
+        let step = match &mut self.0 {
             Phase::New => {
                 let (blocks, known) = (Vec::new(), HashSet::new());
                 self.0 = Phase::Recording { until: now + FIRST_READS_MS, blocks, known };
                 FirstRead::Begun
             }
-            Phase::Recording { until, blocks, .. }
-                if now >= *until || blocks.len() >= MAX_PREFETCH_BLOCKS =>
-            {
-                return FirstRead::Ended;
+            Phase::Recording { until, blocks, .. } => {
+                let is_over = now >= *until;
+                if blocks.len() >= MAX_PREFETCH_BLOCKS || (is_over && blocks.len() >= FEWEST) {
+                    return FirstRead::Ended;
+                }
+                if is_over {
+                    *until = now + FIRST_READS_MS;
+                }
+                FirstRead::Ongoing
             }
-            Phase::Recording { .. } => FirstRead::Ongoing,
             Phase::Taken => return FirstRead::Ongoing,
         };
         if let Phase::Recording { blocks, known, .. } = &mut self.0 {
@@ -106,6 +111,17 @@ mod tests {
         let mut reads = FirstReads::default();
         assert_eq!(reads.read(blocks(0, MAX_PREFETCH_BLOCKS as u64), 7), FirstRead::Begun);
         assert_eq!(reads.read(blocks(0, 1), 7), FirstRead::Ended);
+    }
+
+    #[test]
+    fn the_recording_of_a_device_that_was_only_probed_begins_again() {
+        let mut reads = FirstReads::default();
+        assert_eq!(reads.read(blocks(0, 8), 7), FirstRead::Begun);
+        let boot = 7 + 10 * FIRST_READS_MS;
+        assert_eq!(reads.read(blocks(100, 1), boot), FirstRead::Ongoing);
+        assert_eq!(reads.read(blocks(200, 50), boot + FIRST_READS_MS - 1), FirstRead::Ongoing);
+        assert_eq!(reads.read(blocks(300, 1), boot + FIRST_READS_MS), FirstRead::Ended);
+        assert_eq!(reads.take().map(|blocks| blocks.len()), Some(59));
     }
 
     #[test]

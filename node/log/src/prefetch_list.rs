@@ -12,6 +12,7 @@ use holdfast_types::{Seq, SnapshotName, VolumeId};
 use crate::append::{CreatedOnce, create_once};
 use crate::error::{LogFailure, store};
 use crate::read::read_record;
+use crate::snapshot::is_forgotten;
 
 /// Returns the snapshot from which `volume` was forked: one GET. `None` if it is not a fork.
 ///
@@ -55,14 +56,18 @@ pub async fn read_prefetch_list(
     }
 }
 
-/// Stores the list of a snapshot that has none: a GET and a PUT. Returns true if this call stored it. Nothing
-/// is stored if the snapshot's root is gone: a list alone would look like a volume without a log.
+/// Stores the list of a snapshot that has none: two GETs and a PUT. Returns true if this call stored it.
+/// Nothing is stored for a forgotten snapshot, such as that of a clone, because it has no later forks. The
+/// same applies if the root is gone: a list alone would look like a volume without a log.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the list may be stored.
 pub async fn store_prefetch_list(objects: &dyn ObjectStore, list: &PrefetchList) -> Result<bool, LogFailure> {
     const WHAT: &str = "store a prefetch list";
     let SnapshotName { volume, seq } = &list.snapshot;
+    if is_forgotten(objects, &list.snapshot).await? {
+        return Ok(false);
+    }
     let root = ObjectKey::Snapshot(volume.clone(), *seq).to_string();
     match objects.get_range(&root, 0..1).await {
         Ok(_) => {}

@@ -74,6 +74,15 @@ async fn a_list_needs_the_root_of_its_snapshot() {
     assert_eq!(store.keys(), before);
 }
 
+/// The snapshot of a clone is forgotten once the clone exists.
+#[tokio::test]
+async fn a_forgotten_snapshot_gets_no_list() {
+    let (store, [first, _]) = image().await;
+    forget(&store, &id("image"), first.seq).await.unwrap();
+    assert!(!store_prefetch_list(&store, &list(&first, 7)).await.unwrap());
+    assert!(!store.keys().contains(&key(&first)));
+}
+
 #[tokio::test]
 async fn a_sweep_deletes_a_list_with_its_snapshot() {
     let (store, snapshots) = image().await;
