@@ -25,7 +25,7 @@ const DATA: &str = "ring_threads = 2\nslab_size = \"64Mi\"\nseal_size = \"2Gi\"\
 /// alternately, the last two of these volumes share buffers with the first two.
 const LOADED: [u32; 4] = [1, 2, 257, 258];
 /// Time of observing an idle daemon.
-const IDLE_SECONDS: u32 = 60;
+const IDLE_SECONDS: u32 = 240;
 /// Maximum memory in KiB and number of files per device, and instructions per second of all devices.
 const MAX_RSS_KIB: f64 = 64.0;
 const MAX_FILES: f64 = 3.0;

@@ -11,11 +11,10 @@ use holdfast_types::{BLOCK_SECTORS, Block, Millis, SectorRange};
 /// Duration of the recording, from the first read: the boot of a machine, or the start of a service. It
 /// begins again while the blocks are too few: a device may be probed long before it is used.
 pub const FIRST_READS_MS: u64 = 60_000;
-/// Fewer blocks are no list: whoever reads so little, such as a check of the file system, is no example for
-/// other forks.
+/// Fewer blocks are no list: a check of the file system reads as little, and is no example for other forks.
 const FEWEST: usize = 32;
 
-/// Phase of the recording after a read.
+/// State of the recording after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstRead {
     /// The read is the first one.
@@ -28,13 +27,13 @@ pub enum FirstRead {
 
 /// The recording of one fork.
 #[derive(Debug, Default)]
-pub struct FirstReads(Phase);
+pub struct FirstReads(Recording);
 
 #[derive(Debug, Default)]
-enum Phase {
+enum Recording {
     #[default]
     New,
-    Recording {
+    Ongoing {
         until: Millis,
         /// In the order of their first reads.
         blocks: Vec<Block>,
@@ -47,12 +46,12 @@ impl FirstReads {
     /// Records a read of the store at `now`.
     pub fn read(&mut self, range: SectorRange, now: Millis) -> FirstRead {
         let step = match &mut self.0 {
-            Phase::New => {
+            Recording::New => {
                 let (blocks, known) = (Vec::new(), HashSet::new());
-                self.0 = Phase::Recording { until: now + FIRST_READS_MS, blocks, known };
+                self.0 = Recording::Ongoing { until: now + FIRST_READS_MS, blocks, known };
                 FirstRead::Begun
             }
-            Phase::Recording { until, blocks, .. } => {
+            Recording::Ongoing { until, blocks, .. } => {
                 let is_over = now >= *until;
                 if blocks.len() >= MAX_PREFETCH_BLOCKS || (is_over && blocks.len() >= FEWEST) {
                     return FirstRead::Ended;
@@ -62,9 +61,9 @@ impl FirstReads {
                 }
                 FirstRead::Ongoing
             }
-            Phase::Taken => return FirstRead::Ongoing,
+            Recording::Taken => return FirstRead::Ongoing,
         };
-        if let Phase::Recording { blocks, known, .. } = &mut self.0 {
+        if let Recording::Ongoing { blocks, known, .. } = &mut self.0 {
             let read = range.split_at_multiples(BLOCK_SECTORS).map(|part| part.start.block());
             blocks.extend(read.filter(|block| known.insert(*block)));
         }
@@ -74,9 +73,9 @@ impl FirstReads {
     /// Ends the recording and takes its blocks, in the order of their first reads. `None` if they are too
     /// few, or were taken.
     pub fn take(&mut self) -> Option<Vec<Block>> {
-        match std::mem::replace(&mut self.0, Phase::Taken) {
-            Phase::Recording { blocks, .. } if blocks.len() >= FEWEST => Some(blocks),
-            Phase::New | Phase::Recording { .. } | Phase::Taken => None,
+        match std::mem::replace(&mut self.0, Recording::Taken) {
+            Recording::Ongoing { blocks, .. } if blocks.len() >= FEWEST => Some(blocks),
+            Recording::New | Recording::Ongoing { .. } | Recording::Taken => None,
         }
     }
 }

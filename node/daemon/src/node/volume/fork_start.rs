@@ -55,15 +55,15 @@ impl ForkStart {
         match task {
             ForkTask::StoreList(snapshot) => self.store(cold, objects, snapshot).await,
             ForkTask::Prefetch(runs) => match list_of(objects, volume).await {
-                Ok(Listed::Unlisted(snapshot)) => *self.unlisted.lock() = Some(snapshot),
-                Ok(Listed::List(list)) => {
+                Ok(SourceList::Unlisted(snapshot)) => *self.unlisted.lock() = Some(snapshot),
+                Ok(SourceList::List(list)) => {
                     // It is not recorded again.
                     let (Some(_) | None) = self.reads.lock().take();
                     tracing::info!(snapshot = %list.snapshot, "prefetching the blocks that an earlier fork read first");
                     let fetch = cold.fetch_list(objects, ahead, list, &runs);
                     let (Ok(()) | Err(_)) = tokio::time::timeout(FETCH_WITHIN, fetch).await;
                 }
-                Ok(Listed::NoFork) => {}
+                Ok(SourceList::NoFork) => {}
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn Error, "the prefetch list was not read");
                 }
@@ -99,15 +99,15 @@ pub(crate) enum ForkTask {
     StoreList(SnapshotName),
 }
 
-/// State of the snapshot of a volume.
-enum Listed {
+/// The prefetch list of the snapshot from which a volume was forked.
+enum SourceList {
     NoFork,
     Unlisted(SnapshotName),
     List(PrefetchList),
 }
 
-async fn list_of(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed, LogFailure> {
-    let Some(snapshot) = read_source(objects, volume).await? else { return Ok(Listed::NoFork) };
+async fn list_of(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<SourceList, LogFailure> {
+    let Some(snapshot) = read_source(objects, volume).await? else { return Ok(SourceList::NoFork) };
     let list = read_prefetch_list(objects, &snapshot).await?;
-    Ok(list.map_or(Listed::Unlisted(snapshot), Listed::List))
+    Ok(list.map_or(SourceList::Unlisted(snapshot), SourceList::List))
 }

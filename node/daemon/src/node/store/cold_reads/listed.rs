@@ -163,7 +163,7 @@ async fn a_list_waits_while_others_prefetch() {
 
 /// An unreachable store ends the prefetch, and fails no read for good.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_goes_away_ends_a_list() {
+async fn an_unreachable_store_ends_a_list() {
     let dir = tempfile::tempdir().unwrap();
     let reader = Reader::new(dir.path(), BLOCKS, None).await;
     let (snapshot, _) = forks(&reader).await;
