@@ -34,7 +34,7 @@ pub use attach::{Acquired, AttachError, Preserved, acquire};
 pub use cold::{ColdError, ColdLines, retry_while_unavailable};
 pub use compressors::Compressors;
 pub use fetches::{BlockReader, Fetches, StoredFrames};
-pub use first_reads::{FIRST_READS_MS, FirstRead, FirstReads};
+pub use first_reads::FirstReads;
 pub use joined_gets::JoinedGets;
 pub use known_blocks::{KnownBlocks, SlabBlock};
 pub use line_limit::{LineLimit, Rest};

@@ -534,7 +534,7 @@ const READ_AHEAD_METRICS: [ReadAheadMetric; 6] = [
     ReadAheadMetric {
         name: "holdfast_prefetch_lists_used",
         unit: None,
-        help: "Forks whose snapshot has a prefetch list, whose blocks this node began to fetch at the fork's first read of the object store",
+        help: "Forks for which this node fetched blocks of their snapshot's prefetch list",
         value: |figures| figures.used_lists,
     },
     ReadAheadMetric {

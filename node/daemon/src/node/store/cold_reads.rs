@@ -41,9 +41,12 @@ const GETS_AHEAD: usize = 16;
 /// Maximum of concurrently requested bytes for joined parts of readers' requests, for all volumes: 32 MiB, in
 /// KiB.
 const JOINED_KIB: usize = 32 << 10;
-/// Blocks of a prefetch list that are fetched at a time.
+/// Blocks of a prefetch list that are fetched at a time: at most, and at least unless fewer are left.
 const LIST_STEP: usize = 64;
-/// Delay before a prefetch list retries to get permits, which other prefetches hold.
+const LEAST_STEP: usize = 16;
+/// Blocks of a prefetch list that are ordered by number.
+const LIST_PART: usize = 256;
+/// Interval at which a prefetch list tries to get permits that other prefetches hold.
 const ROOM_EVERY: Duration = Duration::from_millis(20);
 /// Minimum number of windows that fit in the unread part of the slab.
 const WINDOWS: u64 = 4;
@@ -55,7 +58,7 @@ pub(crate) struct ReadAheadFigures {
     pub(crate) blocks: AheadCounts,
     /// Bytes requested from stores for them.
     pub(crate) requested_bytes: u64,
-    /// Prefetch lists whose blocks were fetched.
+    /// Prefetch lists of which blocks were fetched.
     pub(crate) used_lists: u64,
     /// Prefetch lists that were stored.
     pub(crate) stored_lists: u64,
@@ -79,6 +82,8 @@ struct StoreAhead {
     gets: Semaphore,
     /// As many permits as the node's: taken ones are the store's blocks.
     blocks: Arc<Semaphore>,
+    /// One permit, for a step of one prefetch list: several would leave no permits to sequential readers.
+    list_turn: Semaphore,
     joined: Mutex<JoinedTries>,
 }
 
@@ -109,6 +114,7 @@ impl StoreAhead {
         Self {
             gets: Semaphore::new(GETS_AHEAD),
             blocks: Arc::new(Semaphore::new(BLOCKS_AHEAD)),
+            list_turn: Semaphore::new(1),
             joined: Mutex::default(),
         }
     }
@@ -274,37 +280,56 @@ impl ColdReads {
         }
     }
 
-    /// Fetches the blocks of a prefetch list into the slab, as many as half of its unread part holds, in the
-    /// order of the list. Ends at the first failure.
+    /// Fetches the blocks of a prefetch list into the slab, as many as half of its unread part holds: earlier
+    /// parts of the list first, the blocks of each part by number, so that one request fetches neighbours.
+    /// The lists of a store alternate. Ends at the first failure.
     pub(crate) async fn fetch_list(
         &self,
         objects: &dyn ObjectStore,
         volume: &VolumeAhead,
-        list: PrefetchList,
+        list: &PrefetchList,
         runs: &Runs,
     ) {
-        self.used_lists.fetch_add(1, Ordering::Relaxed);
         let most = (self.slab.unread_most() / 2) as usize;
         let mut blocks: Vec<Block> = list.blocks().take(most).collect();
-        blocks.sort_unstable();
-        let mut rest = &blocks[..];
+        blocks.chunks_mut(LIST_PART).for_each(<[Block]>::sort_unstable);
+        let (mut rest, mut is_used) = (&blocks[..], false);
         while !rest.is_empty() {
-            let room = self.room(&volume.store);
-            let count =
-                room.as_ref().map_or(0, |[node, _store]| node.num_permits()).min(LIST_STEP).min(rest.len());
-            let (Some(mut room), true) = (room, count > 0) else {
-                tokio::time::sleep(ROOM_EVERY).await;
-                continue;
-            };
-            let [Some(node), Some(store)] = room.each_mut().map(|room| room.split(count)) else { return };
-            drop(room);
-            let (step, later) = rest.split_at(count);
+            let Ok(_turn) = volume.store.list_turn.acquire().await else { return };
+            let room = self.room_for(&volume.store, rest.len()).await;
+            let (step, later) = rest.split_at(room[0].num_permits());
             rest = later;
-            let ahead = Ahead { blocks: step.to_vec(), runs: runs.clone(), _room: [node, store] };
-            if let Err(error) = self.fill_ahead(&volume.store, objects, &ahead).await {
-                tracing::debug!(error = &error as &dyn Error, "the rest of a prefetch list was not fetched");
-                return;
+            let ahead = Ahead { blocks: step.to_vec(), runs: runs.clone(), _room: room };
+            match self.fill_ahead(&volume.store, objects, &ahead).await {
+                Ok(0) => {}
+                Ok(_) => {
+                    if !std::mem::replace(&mut is_used, true) {
+                        self.used_lists.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(
+                        error = &error as &dyn Error,
+                        "the rest of a prefetch list was not fetched"
+                    );
+                    return;
+                }
             }
+        }
+    }
+
+    /// Acquires permits for the next step of a list with this many blocks left. Waits until enough are free
+    /// for a request that fetches neighbours.
+    async fn room_for(&self, store: &StoreAhead, rest: usize) -> [OwnedSemaphorePermit; 2] {
+        loop {
+            if let Some([mut node, mut store]) = self.room(store)
+                && node.num_permits() >= rest.min(LEAST_STEP)
+                && let count = node.num_permits().min(rest).min(LIST_STEP)
+                && let (Some(node), Some(store)) = (node.split(count), store.split(count))
+            {
+                return [node, store];
+            }
+            tokio::time::sleep(ROOM_EVERY).await;
         }
     }
 

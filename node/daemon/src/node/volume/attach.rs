@@ -38,6 +38,9 @@ use holdfast_serve::Start;
 use holdfast_serve::{Message, NewVolume};
 use holdfast_serve::{PublishedStatus, RingReport};
 
+/// Epoch of the first attach of a volume.
+const FIRST_EPOCH: Epoch = Epoch(1);
+
 impl Node {
     /// Attaches a volume and returns its device, ready for use. For an attached one, returns the existing
     /// device.
@@ -192,7 +195,9 @@ impl Node {
             header_generation: acquired.header_generation,
             unix_ms_at_zero: unix_ms_at_zero(),
         };
-        let is_new_fork = acquired.found.is_empty() && !acquired.manifest.lineage().ancestors().is_empty();
+        // An older fork replays a journal, and reads blocks of its own.
+        let is_new_fork =
+            acquired.manifest.epoch() == FIRST_EPOCH && !acquired.manifest.lineage().ancestors().is_empty();
         let fork_start = is_new_fork.then(ForkStart::default);
         let start = Start::Attach(Box::new(AttachState {
             manifest: acquired.manifest,
@@ -334,6 +339,6 @@ pub(in crate::node) struct Joining {
     pub(in crate::node) shape: DeviceShape,
     pub(in crate::node) start: Start,
     pub(in crate::node) setup: Setup,
-    /// Set for a fork without local data.
+    /// Set for the first attach of a fork.
     pub(in crate::node) fork_start: Option<ForkStart>,
 }

@@ -17,13 +17,14 @@ use holdfast_background::{
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Pending;
+use holdfast_format::index::Runs;
 use holdfast_format::side::Side;
 use holdfast_objects::{RequestMeter, metered};
 use holdfast_service::trace;
 use holdfast_types::SectorRange;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tracing::Instrument;
 
 use crate::node::clock::{NodeTime, now};
@@ -33,7 +34,7 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::run_blocking::{Call, run_blocking};
 use crate::node::store::block_cache::Among;
 use crate::node::store::cold_reads::{Ahead, ColdReads, VolumeAhead};
-use crate::node::volume::fork_start::{ForkStart, ForkTask};
+use crate::node::volume::fork_start::{FirstReadWork, ForkStart, RECORDING};
 use holdfast_background::SlabSlot;
 use holdfast_serve::Label;
 use holdfast_serve::Message;
@@ -42,6 +43,8 @@ use holdfast_serve::{BackgroundWork, ColdRead, UsedBlocks};
 
 /// Interval at which the counts of suppressed log lines are written.
 const LINES_EVERY: Duration = Duration::from_secs(10);
+/// Maximum time for storing the prefetch list of a volume that has left the node.
+const STORE_WITHIN: Duration = Duration::from_secs(10);
 /// Looks at them after the last work: the first may come at once.
 const LOOKS: u32 = 2;
 /// Maximum pieces of work received at a time: the parts of a few large requests.
@@ -125,8 +128,10 @@ enum VolumeTask {
     Unreadable(Box<ColdRead>, SlabSlot),
     /// Blocks to prefetch for a reader.
     Ahead(Ahead),
-    /// Work for the first reads of a fork.
-    ForkStart(ForkTask),
+    /// Prefetches for a new fork with these runs.
+    ForkStart(Runs),
+    /// Stores the recorded reads of a new fork.
+    StoreList,
     /// Blocks that were read on the ring thread.
     Used(UsedBlocks),
     Other(Work),
@@ -170,7 +175,7 @@ pub(crate) struct VolumeWork {
     pub(crate) requests: Arc<RequestMeter>,
     /// The volume's readers.
     pub(crate) ahead: VolumeAhead,
-    /// The first reads of a fork without local data.
+    /// The first reads of a new fork.
     pub(crate) fork_start: Option<ForkStart>,
     pub(crate) cold: Arc<ColdReads>,
     pub(crate) label: Arc<Label>,
@@ -190,7 +195,7 @@ impl VolumeWork {
         let mut due = interval(LINES_EVERY);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // An idle volume has no timer.
-        let mut looks = 0;
+        let (mut looks, mut recording_ends) = (0, None);
         loop {
             tokio::select! {
                 count = work.recv_many(&mut received, PIECES) => {
@@ -210,13 +215,22 @@ impl VolumeWork {
                             }
                         }
                         let ahead = self.ahead_of(&task).map(VolumeTask::Ahead);
-                        let fork_start = self.fork_task_of(&task).map(VolumeTask::ForkStart);
-                        for task in [Some(task), ahead, fork_start].into_iter().flatten() {
+                        let first_read = self.first_read_of(&task);
+                        if first_read.is_some() {
+                            recording_ends = Some(Instant::now() + RECORDING);
+                        }
+                        let prefetch = first_read.and_then(|work| work.prefetch).map(VolumeTask::ForkStart);
+                        for task in [Some(task), ahead, prefetch].into_iter().flatten() {
                             in_progress.spawn(Arc::clone(&self).performed(task).instrument(span.clone()));
                         }
                     }
                 }
                 Some(_ended) = in_progress.join_next() => {}
+                () = wait_until(recording_ends) => {
+                    recording_ends = None;
+                    let stored = Arc::clone(&self).performed(VolumeTask::StoreList);
+                    in_progress.spawn(stored.instrument(self.label.span()));
+                }
                 _ = due.tick(), if looks > 0 => {
                     self.label.span().in_scope(|| self.lines.write(false));
                     looks -= u32::from(in_progress.is_empty());
@@ -224,8 +238,10 @@ impl VolumeWork {
             }
         }
         drop(in_progress);
-        if let Some(start) = &self.fork_start {
-            start.end(&self.cold, &*self.background.objects).await;
+        if recording_ends.is_some() {
+            let span = self.label.span();
+            let stored = Arc::clone(&self).performed(VolumeTask::StoreList).instrument(span);
+            let (Ok(()) | Err(_)) = timeout(STORE_WITHIN, stored).await;
         }
     }
 
@@ -250,8 +266,8 @@ impl VolumeWork {
         self.cold.ahead_of(&self.ahead, part, last.remote_after, &last.runs)
     }
 
-    /// Returns the work that a read makes due if it is one of a fork's first reads.
-    fn fork_task_of(&self, task: &VolumeTask) -> Option<ForkTask> {
+    /// Returns the work that a read makes due if it is the first one of a new fork.
+    fn first_read_of(&self, task: &VolumeTask) -> Option<FirstReadWork> {
         let (Some(start), VolumeTask::Cold(parts)) = (&self.fork_start, task) else { return None };
         let (first, last) = (parts.first()?, parts.last()?);
         let range = SectorRange::new(first.range.start.0, last.range.end() - first.range.start.0);
@@ -264,10 +280,14 @@ impl VolumeWork {
             VolumeTask::Ahead(ahead) => {
                 return self.cold.fetch_ahead(&*self.background.objects, &self.ahead, ahead).await;
             }
-            VolumeTask::ForkStart(task) => {
+            VolumeTask::ForkStart(runs) => {
                 let Background { volume, objects, .. } = &self.background;
                 let Some(start) = &self.fork_start else { return };
-                return start.perform(task, &self.cold, (volume, &**objects, &self.ahead)).await;
+                return start.prefetch(&runs, &self.cold, (volume, &**objects, &self.ahead)).await;
+            }
+            VolumeTask::StoreList => {
+                let Some(start) = &self.fork_start else { return };
+                return start.store_list(&self.cold, &*self.background.objects).await;
             }
             VolumeTask::Unreadable(read, slot) => {
                 if let Some(held_back) = self.lines.block_unreadable.admit(now()) {
@@ -318,6 +338,14 @@ impl VolumeWork {
     }
 }
 
+/// Waits until `time`, or permanently without one.
+async fn wait_until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Otherwise, suppressed counts would never be written once the volume is gone.
 impl Drop for VolumeWork {
     fn drop(&mut self) {
@@ -328,7 +356,6 @@ impl Drop for VolumeWork {
 #[cfg(test)]
 mod tests {
     use holdfast_engine::event::RequestId;
-    use holdfast_format::index::Runs;
     use holdfast_types::{Lineage, SECTOR_BYTES, Seq};
 
     use super::*;
@@ -368,6 +395,7 @@ mod tests {
                 VolumeTask::Unreadable(..)
                 | VolumeTask::Ahead(_)
                 | VolumeTask::ForkStart(_)
+                | VolumeTask::StoreList
                 | VolumeTask::Used(_)
                 | VolumeTask::Other(_) => 0,
             })

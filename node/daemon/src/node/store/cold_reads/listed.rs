@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_background::FIRST_READS_MS;
 use holdfast_format::prefetch_list::PrefetchList;
 use holdfast_log::{Creation, provision, read_prefetch_list, snapshot_detached, store_prefetch_list};
 use holdfast_types::{BLOCK_SECTORS, Nonce, SnapshotName, SnapshotUid, VolumeId};
@@ -11,7 +10,7 @@ use tokio::time::Instant;
 
 use super::in_order::{Node, Reader, SLAB_BYTES};
 use super::*;
-use crate::node::volume::fork_start::ForkStart;
+use crate::node::volume::fork_start::{FirstReadWork, ForkStart};
 
 /// Blocks of the volume: 64 MiB.
 const BLOCKS: u64 = 512;
@@ -69,11 +68,12 @@ impl Fork {
     /// Reads a block, like the volume's background work.
     async fn read(&mut self, block: u64) {
         let range = SectorRange::new(block * BLOCK_SECTORS + 3, 1);
-        if let Some(task) = self.start.read(range, &self.reader.node.runs) {
+        let first = self.start.read(range, &self.reader.node.runs);
+        if let Some(FirstReadWork { prefetch: Some(runs) }) = first {
             let (node, ahead) = (Arc::clone(&self.reader.node), Arc::clone(&self.reader.volume));
             let (start, name) = (Arc::clone(&self.start), self.name.clone());
             self.reader.spawn(async move {
-                start.perform(task, &node.cold, (&name, &node.store, &ahead)).await;
+                start.prefetch(&runs, &node.cold, (&name, &node.store, &ahead)).await;
             });
         }
         self.reader.read(range).await.into_iter().for_each(|slot| drop(slot.unwrap()));
@@ -90,9 +90,9 @@ impl Fork {
         (self.reader.gets() - gets, time)
     }
 
-    /// Removes the volume from the node.
-    async fn leave(self) -> Reader {
-        self.start.end(&self.reader.node.cold, &self.reader.node.store).await;
+    /// Ends the recording.
+    async fn end_recording(self) -> Reader {
+        self.start.store_list(&self.reader.node.cold, &self.reader.node.store).await;
         self.reader
     }
 }
@@ -109,7 +109,7 @@ async fn a_later_fork_waits_for_few_requests() {
     let figures = fork.reader.node.cold.read_ahead();
     assert_eq!((figures.used_lists, figures.stored_lists), (0, 0));
     let node = Arc::clone(&fork.reader.node);
-    let reader = fork.leave().await;
+    let reader = fork.end_recording().await;
     assert_eq!(node.cold.read_ahead().stored_lists, 1);
     let list = read_prefetch_list(&node.store, &snapshot).await.unwrap().expect("it is stored");
     assert_eq!(list.blocks().map(|block| block.0).collect::<Vec<_>>(), boot());
@@ -124,7 +124,7 @@ async fn a_later_fork_waits_for_few_requests() {
     assert_eq!((figures.used_lists, figures.stored_lists), (1, 0));
     assert!(figures.blocks.fetched <= BOOT && figures.blocks.unused == 0, "{figures:?}");
     // A list is not replaced.
-    fork.leave().await;
+    fork.end_recording().await;
 }
 
 /// A check of a file system is no boot: the next fork is recorded instead.
@@ -138,7 +138,7 @@ async fn a_fork_that_reads_little_stores_no_list() {
         fork.read(block * 7).await;
     }
     fork.reader.settle().await;
-    let reader = fork.leave().await;
+    let reader = fork.end_recording().await;
     assert_eq!(read_prefetch_list(&reader.node.store, &snapshot).await.unwrap(), None);
 }
 
@@ -151,7 +151,7 @@ async fn a_list_waits_while_others_prefetch() {
     let Node { cold, store, runs } = &*reader.node;
     let list = PrefetchList::new(snapshot, (0..BLOCKS).map(Block));
     let held = Arc::clone(&cold.blocks_ahead).acquire_many_owned(most).await.unwrap();
-    let fetch = cold.fetch_list(store, &reader.volume, list, runs);
+    let fetch = cold.fetch_list(store, &reader.volume, &list, runs);
     let mut fetch = std::pin::pin!(fetch);
     let early = tokio::time::timeout(Duration::from_secs(1), &mut fetch).await;
     assert!(early.is_err() && cold.read_ahead().blocks.fetched == 0, "no permit is free");
@@ -170,7 +170,7 @@ async fn an_unreachable_store_ends_a_list() {
     let Node { cold, store, runs } = &*reader.node;
     reader.node.store.near.go_away();
     let list = PrefetchList::new(snapshot, (0..BLOCKS).map(Block));
-    cold.fetch_list(store, &reader.volume, list, runs).await;
+    cold.fetch_list(store, &reader.volume, &list, runs).await;
     assert_eq!(cold.read_ahead().blocks.fetched, 0);
     assert_eq!(cold.blocks_ahead.available_permits(), BLOCKS_AHEAD);
     reader.node.store.near.heal();
@@ -189,15 +189,16 @@ async fn a_list_takes_half_of_the_unread_part_of_a_slab() {
     let slab = BlockSlab::open(&small.path().join("slab"), 64 << 20).unwrap();
     let cold = ColdReads::new(slab, Arc::new(Indexes::new(16, 1 << 20)));
     let list = PrefetchList::new(snapshot, (0..BLOCKS).map(Block));
-    cold.fetch_list(store, &cold.volume(StoreKey(0)), list, runs).await;
+    cold.fetch_list(store, &cold.volume(StoreKey(0)), &list, runs).await;
     let AheadCounts { fetched, unused, .. } = cold.read_ahead().blocks;
     assert_eq!((fetched, unused), (cold.slab.unread_most() / 2, 0));
     assert!((32..=64).contains(&fetched), "{fetched}");
 }
 
-/// A fork that lives on stores its list with the first read after the recording.
+/// Of two forks that were recorded at the same time, the first one stores its list. The other one stores
+/// nothing later, either.
 #[tokio::test(start_paused = true)]
-async fn the_recording_of_a_living_fork_ends() {
+async fn a_list_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let reader = Reader::new(dir.path(), BLOCKS, None).await;
     let (snapshot, [name, _]) = forks(&reader).await;
@@ -207,14 +208,32 @@ async fn the_recording_of_a_living_fork_ends() {
         fork.read(block * 2).await;
     }
     fork.reader.settle().await;
-    let later = holdfast_serve::clock::now() + FIRST_READS_MS;
-    let runs = fork.reader.node.runs.clone();
-    let task = fork.start.read_at(SectorRange::new(0, 1), &runs, later).expect("the list is due");
-    assert!(fork.start.read_at(SectorRange::new(0, 1), &runs, later).is_none(), "once");
-    let node = Arc::clone(&fork.reader.node);
-    // Another fork was faster: its list stays.
+    let (node, start) = (Arc::clone(&fork.reader.node), Arc::clone(&fork.start));
     assert!(store_prefetch_list(&node.store, &earlier).await.unwrap());
-    fork.start.perform(task, &node.cold, (&fork.name, &node.store, &fork.reader.volume)).await;
+    fork.end_recording().await;
     assert_eq!(read_prefetch_list(&node.store, &snapshot).await.unwrap(), Some(earlier));
     assert_eq!(node.cold.read_ahead().stored_lists, 0);
+    assert!(start.read(SectorRange::new(7, 1), &node.runs).is_none(), "it is not recorded again");
+}
+
+/// Regression, found in review: three lists of a store took all of its permits, and readers in order had no
+/// read-ahead.
+#[tokio::test(start_paused = true)]
+async fn many_lists_leave_permits_to_readers_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let reader = Reader::new(dir.path(), BLOCKS, Some(1_000_000)).await;
+    let (snapshot, _) = forks(&reader).await;
+    let Node { cold, store, runs } = &*reader.node;
+    // The same blocks would be fetched once.
+    let lists =
+        (0..8).map(|number| PrefetchList::new(snapshot.clone(), (number * 60..number * 60 + 60).map(Block)));
+    let lists: Vec<PrefetchList> = lists.collect();
+    let fetches = join_all(lists.iter().map(|list| cold.fetch_list(store, &reader.volume, list, runs)));
+    let mut fetches = std::pin::pin!(fetches);
+    let mut free = Vec::new();
+    while tokio::time::timeout(Duration::from_millis(30), &mut fetches).await.is_err() {
+        free.push(cold.room(&reader.volume.store).map_or(0, |[node, _]| node.num_permits()));
+    }
+    assert!(free.len() > 8 && free.iter().all(|permits| *permits >= LIST_STEP), "{free:?}");
+    assert_eq!(cold.read_ahead().blocks.fetched, 480);
 }
