@@ -77,8 +77,11 @@ pub(super) async fn answer(
     let provisioned =
         volumes.wait(&name, Some(found), until, |volume| progress(volume, uid.as_deref())).await;
     match provisioned {
-        Ok(outcome) => {
-            let volume = outcome?;
+        Ok(Err(why)) => {
+            wanted.delete_refused(volumes, &name, until).await;
+            Err(why)
+        }
+        Ok(Ok(volume)) => {
             if wanted.has_readers {
                 readers::prepare(snapshots, &volume, until).await?;
             }
@@ -317,6 +320,32 @@ impl WantedVolume {
             && (is_nowhere || is_elsewhere)
             && found.metadata.deletion_timestamp.is_none()
             && self.difference(found).is_some()
+    }
+
+    /// Deletes the Volume that the operator refused for this claim, which holds nothing: after this response,
+    /// a deletion of the claim would leave it. The next request creates another one. A failure is ignored,
+    /// because that request finds the Volume refused.
+    async fn delete_refused(&self, volumes: &ClusterVolumes, name: &str, until: Instant) {
+        let still = |now: &Volume| match self.is_refused(now) {
+            true => Ok(()),
+            false => Err(Status::aborted("the Volume changed during the request")),
+        };
+        if let Ok(Some(found)) = volumes.get(name).await
+            && still(&found).is_ok()
+            && let Err(error) = volumes.delete(found, until, still).await
+        {
+            tracing::debug!(volume = name, error = error.message(), "a refused Volume was not deleted");
+        }
+    }
+
+    /// Returns true if the operator refused the volume of this claim, and no node ever had it.
+    fn is_refused(&self, found: &Volume) -> bool {
+        let claim = self.parameters.claim.as_ref();
+        claim.is_some()
+            && found.annotations().get(CLAIM) == claim
+            && refused(found).is_some()
+            && is_unused(found)
+            && found.metadata.deletion_timestamp.is_none()
     }
 
     /// Returns true if a memory volume was created for another node.

@@ -22,6 +22,9 @@ const VOLUME: &str = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nm
 /// A condition of the operator: if it is false, a deletion does not move the volume to the trash.
 const OTHERS_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\", \"status\": \"False\", \"reason\": \"Forged\", \
                                 \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
+/// The same, as it is for a volume that has data.
+const PROVISIONED_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\", \"status\": \"True\", \"reason\": \"Created\", \
+                                     \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
 /// A condition of the daemon: without it, no memory volume is attached again.
 const LOST_CONTENT: &str = "{\"conditions\": [{\"type\": \"ContentLost\", \"status\": \"True\", \"reason\": \"Detached\", \
                             \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
@@ -200,7 +203,10 @@ fn identity(world: &World) -> Result<()> {
 
 /// The Volume of a claim is deleted only by the driver.
 fn check_claimed_volume(world: &World) -> Result<()> {
-    report::step("a Volume with a claim's data cannot be deleted alone");
+    report::step("a Volume with a claim's data cannot be deleted alone; one that was never provisioned can");
+    world.kubectl(["delete", "volume", "disk"])?;
+    apply(world, VOLUME)?;
+    status(world, &[], PROVISIONED_CONDITION)?;
     let refused = error_text(world.kubectl(["delete", "volume", "disk"]));
     ensure!(refused.contains("PersistentVolumeClaim shop/data"), "{refused}");
     let driver = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-csi-controller");

@@ -239,7 +239,14 @@ async fn carry_out(
         Err(failure) if facts.needs_found() || facts.needs_last_writer() => {
             return report(work, facts, failure, now).await;
         }
-        Err(failure) => return Err(failure),
+        Err(failure) => {
+            if facts.needs_log_writer()
+                && let Some(status) = failure.ungranted(facts, now)
+            {
+                work.apply(&OperatorStep::Report(Box::new(status))).await?;
+            }
+            return Err(failure);
+        }
     };
     for step in steps {
         if let Err(failure) = work.apply(&step).await {

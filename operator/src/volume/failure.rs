@@ -7,7 +7,7 @@ use holdfast_objects::ErrorKind;
 
 use super::facts::ClusterFacts;
 use super::home::Obstacle;
-use super::plan::{deleting, pending};
+use super::plan::{deleting, pending, ungranted};
 use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
 
@@ -59,6 +59,20 @@ impl VolumeFailure {
         let phase =
             if self.field(facts) == "spec.objectStore" { VolumePhase::Pending } else { VolumePhase::Failed };
         Some(pending(facts, &Obstacle::new(phase, reason, message), now))
+    }
+
+    /// Returns the status that reports a log that was not read, although its writer decides whether the
+    /// desired node may have the volume. `None` if no node waits, or there is nothing to report.
+    pub(crate) fn ungranted(&self, facts: &ClusterFacts, now: &Time) -> Option<VolumeStatus> {
+        let (reason, node) = (self.reason()?, facts.desired()?);
+        if facts.serving() == Some(node) || facts.assigned() == Some(node) {
+            return None;
+        }
+        let (why, store, fix) = (brief(self), facts.store_name(), self.fix());
+        let message = format!(
+            "node {node} waits, because the log of the volume was not read: {why} (`{store}`); {fix}"
+        );
+        Some(ungranted(facts, reason, &message, now))
     }
 
     /// Returns the field that the failure refers to.
@@ -165,6 +179,7 @@ pub(crate) fn brief(failure: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_crds::{ASSIGNED, ConditionStatus, PROVISIONED, find_condition};
     use holdfast_objects::{Blocker, StoreError};
     use holdfast_types::Seq;
 
@@ -273,6 +288,28 @@ mod tests {
         for part in ["spec.deletionPolicy: ", "node away has it attached, with epoch 7", "`Retain`"] {
             assert!(condition.message.contains(part), "{}", condition.message);
         }
+    }
+
+    /// Regression, found in review: without the log, a Volume whose node was lost kept the condition of its last
+    /// plan, such as the request for a node that it had by then.
+    #[test]
+    fn a_node_that_waits_for_the_log_is_told_so() {
+        let failure = VolumeFailure::from(LogFailure::NoLog("v".parse().expect("a volume id")));
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let mut facts = facts();
+        facts.spec.node_name = Some("b".to_owned());
+        let old = |type_, reason| facts.conditions(&now).build(type_, ConditionStatus::False, reason, "old");
+        facts.status.conditions = vec![old(ASSIGNED, "NotRequested"), old(PROVISIONED, "Created")];
+        facts.status.volume_id = Some("v".to_owned());
+        let status = failure.ungranted(&facts, &now).expect("something to report");
+        assert_eq!((status.volume_id.as_deref(), status.conditions.len()), (Some("v"), 3));
+        let assigned = find_condition(&status.conditions, ASSIGNED).expect("assigned");
+        assert_eq!((assigned.status.as_str(), assigned.reason.as_str()), ("False", "LogFailed"));
+        assert!(assigned.message.starts_with("node b waits, because the log of the volume was not read: "));
+        facts.status.assigned_node = Some("b".to_owned());
+        assert_eq!(failure.ungranted(&facts, &now), None, "it has the grant");
+        facts.status.assigned_node = None;
+        assert_eq!(VolumeFailure::Changed.ungranted(&facts, &now), None);
     }
 
     /// The snapshot was deleted after the volume that starts from it recorded it.

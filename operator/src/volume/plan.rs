@@ -367,6 +367,16 @@ pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now:
     with_ready(facts, status, now)
 }
 
+/// Returns the status of a volume that its desired node may not have yet, because the log was not read. All
+/// else stays.
+pub(crate) fn ungranted(facts: &ClusterFacts, reason: &str, message: &str, now: &Time) -> VolumeStatus {
+    let mut status = operators_part(&facts.status);
+    status.observed_generation = Some(facts.generation);
+    status.conditions.retain(|condition| ![ASSIGNED, READY].contains(&condition.type_.as_str()));
+    status.conditions.push(facts.conditions(now).build(ASSIGNED, ConditionStatus::False, reason, message));
+    with_ready(facts, status, now)
+}
+
 /// Returns the grant and its condition. The grant moves only while no node serves the volume.
 fn assignment(facts: &ClusterFacts, now: &Time) -> (Option<String>, Condition) {
     let desired = facts.desired();

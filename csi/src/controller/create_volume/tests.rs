@@ -180,6 +180,35 @@ fn a_volume_of_a_corrected_class_is_recreated() {
     }
 }
 
+/// Regression, found in review: the Volume stayed after its claim was deleted, because no sidecar knows a
+/// volume whose creation failed.
+#[tokio::test]
+async fn a_volume_that_the_operator_refused_is_deleted() {
+    let of_claim = |claim: &str| {
+        let mut request = request("pvc-1", 1 << 30);
+        request.parameters.insert("objectStore".to_owned(), "main".to_owned());
+        request.parameters.insert("csi.storage.k8s.io/pvc/namespace".to_owned(), "shop".to_owned());
+        request.parameters.insert("csi.storage.k8s.io/pvc/name".to_owned(), claim.to_owned());
+        WantedVolume::try_from(request).expect("a request")
+    };
+    let wanted = of_claim("data");
+    let left = async |phase: &str, node: &str, wanted: &WantedVolume| {
+        let mut there = serde_json::to_value(of_claim("data").volume(None).expect("a volume")).expect("JSON");
+        there["metadata"]["uid"] = "1".into();
+        there["metadata"]["resourceVersion"] = "1".into();
+        there["status"] =
+            serde_json::json!({ "phase": phase, "volumeId": "id", "node": node, "conditions": [] });
+        let (volumes, server) = memory::fake::FakeApi::start(vec![there], 0, |_| {});
+        let until = Instant::now() + std::time::Duration::from_secs(20);
+        wanted.delete_refused(&volumes, "pvc-1", until).await;
+        server.volumes().len()
+    };
+    assert_eq!(left("Failed", "", &wanted).await, 0);
+    assert_eq!(left("Pending", "", &wanted).await, 1, "it may be provisioned yet");
+    assert_eq!(left("Failed", "a", &wanted).await, 1, "a node has it");
+    assert_eq!(left("Failed", "", &of_claim("other")).await, 1, "of another claim");
+}
+
 #[test]
 fn invalid_fields_are_named() {
     let source = CreateVolumeRequest {
