@@ -36,7 +36,7 @@ pub enum ObjectKey {
     Snapshot(VolumeId, Seq),
     /// Its existence means that the snapshot of this seq no longer counts.
     Forgotten(VolumeId, Seq),
-    /// The object that the snapshot of this uid was taken for.
+    /// The origin of the snapshot with this uid: labels of the objects that it was taken for.
     Origin(VolumeId, SnapshotUid),
 }
 
@@ -86,7 +86,7 @@ impl ObjectKey {
         }
     }
 
-    /// Parses a key; `None` if it is not one of Holdfast's.
+    /// Parses a key; `None` if it is not a key of this kind.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix("volumes/")?;
         let (volume, rest) = rest.split_once('/')?;
@@ -156,7 +156,7 @@ pub fn trash_prefix(volume: &VolumeId) -> String {
 }
 
 impl TrashKey {
-    /// Parses a key; `None` if it is not one of Holdfast's.
+    /// Parses a key; `None` if it is not a key of this kind.
     pub fn parse(text: &str) -> Option<Self> {
         let (volume, rest) = text.strip_prefix(TRASH_PREFIX)?.split_once('/')?;
         let (stay, kind) = rest.split_once('/')?;
