@@ -63,10 +63,10 @@ const fn answers(
 }
 
 const FORBIDDEN: &str = "403 Forbidden";
-const QUOTA: &str = "bucket: a quota of the bucket or the account is used up";
-const KEY: &str = "bucket: the encryption key of the bucket is disabled, gone or not allowed";
+const QUOTA: &str = "bucket: a quota of the bucket or the account is exhausted";
+const KEY: &str = "bucket: the encryption key of the bucket is disabled, deleted or not permitted";
 const REGION_STATE: &str = "region: the bucket is not in us-east-1";
-const NOT_S3: &str = "endpoint: an answer is not that of an S3 server";
+const NOT_S3: &str = "endpoint: a response does not come from an S3 server";
 const PUT: Option<&str> = Some("PUT");
 
 const ROWS: &[DialectRow] = &[
@@ -88,7 +88,7 @@ const ROWS: &[DialectRow] = &[
         "archived",
         Dialect::Archived,
         "ObjectArchived",
-        "bucket: an object lies in an archive class",
+        "bucket: an object is in an archive class",
         "lifecycle rule",
     ),
     row(
@@ -144,35 +144,35 @@ const ROWS: &[DialectRow] = &[
         "slow-down",
         Dialect::SlowDown(1),
         "Throttled",
-        "endpoint: the server asks for fewer",
+        "endpoint: the server throttles requests",
         "the check is retried",
     ),
     row(
         "busy",
         answers(PUT, "409 Conflict", "OperationAborted", "In progress"),
         "BucketBusy",
-        "bucket: another operation on it is in progress",
+        "bucket: the server is still processing another operation on it",
         "the check is retried",
     ),
     row(
         "fails",
         answers(None, "503 Service Unavailable", "ServiceUnavailable", "Try again"),
         "ServerFails",
-        "endpoint: the server is there and failed inside (HTTP 503 ServiceUnavailable)",
+        "endpoint: the server reports an internal error (HTTP 503 ServiceUnavailable)",
         "look at the server",
     ),
     row(
         "bodies-cut",
         Dialect::BodiesCut,
         "AnswersBreakOff",
-        "endpoint: the server's answers break off",
+        "endpoint: the server's responses end prematurely",
         "in front of it",
     ),
     row(
         "lengths-wrong",
         Dialect::LengthsWrong,
         "ReadBackFailed",
-        "bucket: an object was not read back as it was written",
+        "bucket: an object read back differs from the written one",
         "in front of it",
     ),
     row("no-etags", Dialect::NoETags, "NotS3", NOT_S3, "in front of it"),
@@ -180,7 +180,7 @@ const ROWS: &[DialectRow] = &[
         "errors-in-200",
         Dialect::ErrorsIn200,
         "ServerFails",
-        "endpoint: the server is there and failed inside (HTTP 200 InternalError)",
+        "endpoint: the server reports an internal error (HTTP 200 InternalError)",
         "look at the server",
     ),
     row("portal", Dialect::Page("200 OK"), "NotS3", NOT_S3, "in front of it"),
@@ -210,7 +210,7 @@ const ROWS: &[DialectRow] = &[
         "clock",
         answers(None, FORBIDDEN, "RequestTimeTooSkewed", "The difference is too large"),
         "ClockSkewed",
-        "credentials: the server refuses the time of this host's clock",
+        "credentials: the server rejects this host's clock time",
         "synchronize the clock",
     ),
     row(

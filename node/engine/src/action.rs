@@ -41,20 +41,22 @@ pub struct DirtyBlock {
 /// A state change of interest to operators or the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Report {
-    /// The data left dirty by the loss of the host is committed: requests are accepted from here on.
+    /// The data left dirty by the loss of the host is committed: requests are accepted from now on.
     Ready,
-    /// Another writer holds the volume; from here on all I/O fails and the sides are kept.
+    /// Another writer holds the volume; from now on all I/O fails and the sides are kept.
     Fenced,
     /// The local disk failed a write of the map or of a pending record.
     LocalDiskFailed(Errno),
-    /// The local disk cannot read data that the store has: it is read from there. Part of one request.
+    /// The local disk cannot read data that the store has, and the store serves the read. The range is part
+    /// of one request.
     CleanUnreadable(SectorRange),
-    /// The local disk cannot read the only copy of data: the read failed. Part of one request.
+    /// The local disk cannot read the only copy of data, and the read failed. The range is part of one
+    /// request.
     DirtyUnreadable(SectorRange),
     /// The local disk cannot read the only copy of data to upload: nothing is committed until it is
     /// readable or overwritten. Reported once per range.
     UploadUnreadable(SectorRange),
-    /// The data that was unreadable, or newer data written over it, is committed.
+    /// The data that was unreadable, or newer data that replaced it, is committed.
     UploadReadable,
     /// A commit is in the log, and its data is clean.
     Committed(Seq),
@@ -62,7 +64,7 @@ pub enum Report {
     Detached,
     /// The device of a fenced writer is removed: its sides may be preserved.
     Preserved {
-        /// True if the durable map covers all their data. If false, it may even be empty.
+        /// True if the durable map covers all data of the sides. If false, the map may even be empty.
         complete: bool,
     },
     /// A snapshot is registered in the log.
@@ -113,7 +115,7 @@ pub enum Action {
         range: SectorRange,
         /// Byte offset in the request.
         at: u32,
-        /// The segments to look in.
+        /// The runs that locate the data.
         runs: Runs,
     },
     /// Store the whole request in `side` at the range's own offset. Answer: `IoCompleted`.
@@ -125,7 +127,7 @@ pub enum Action {
         /// The side to write.
         side: Side,
     },
-    /// Make `range` of `side` a hole. Answer: `IoCompleted`.
+    /// Punch `range` of `side`. Answer: `IoCompleted`.
     Punch {
         /// The request.
         id: RequestId,
@@ -134,7 +136,7 @@ pub enum Action {
         /// The side to punch.
         side: Side,
     },
-    /// Make `range` of `side` a hole: it is clean and no longer read. Answer: `Evicted`.
+    /// Punch `range` of `side`, which is clean and no longer read. Answer: `Evicted`.
     Evict {
         /// Sectors to punch.
         range: SectorRange,
@@ -170,8 +172,8 @@ pub enum Action {
     SyncMap,
     /// Continue work that is too long for one turn of the ring thread in a later one. Answer: `NextTurn`.
     NextTurn,
-    /// Wait for [`PAUSE_MS`](crate::limit::PAUSE_MS). Answer: `PauseEnded`, with the then current time; no
-    /// answer is needed if the process is about to exit.
+    /// Wait for [`PAUSE_MS`](crate::limit::PAUSE_MS). Answer: `PauseEnded`, with the current time; no answer
+    /// is needed if the process is about to exit.
     Pause,
     /// Read these sectors, build a segment, and store it; retry until it is stored. Answer: `Uploaded`, or
     /// `SidesUnreadable`.

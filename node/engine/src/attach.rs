@@ -3,19 +3,20 @@
 //! The caller reads the log, calls [`plan_attach`], writes the plan's header (synced), and creates the
 //! plan's record once. If another record already exists at that position, it starts over.
 //!
-//! Local data is *ours* if it belongs to this very volume (its create record), no other writer has
-//! attached since, and its writer committed nothing that it lacks. A volume attached according to the log
-//! is attached again without permission only by the node in its attach record, with that writer's data.
-//! Any other attach needs permission to replace the writer of one epoch, and is reported ([`Displaced`]):
-//! data that this writer had not uploaded may be missing. The attach record names that writer too, and an
-//! attach that continues it repeats the name, so that a crash of the process does not hide the loss.
+//! Local data is *ours* if it belongs to this very volume (identified by its create record), no other writer
+//! has attached since, and it has everything that its writer committed. If the log says that a volume is
+//! attached, only the node in the attach record, with that writer's data, may attach it again without
+//! permission. Any other attach needs permission to replace the writer of one epoch, and is reported
+//! ([`Displaced`]), because data that the replaced writer had not uploaded may be missing. The attach record
+//! names the replaced writer too, and an attach that continues this one repeats the name, so that a crash of
+//! the process does not hide the loss.
 //!
 //! Local data with records that the log lacks belongs to another history: the bucket was restored to an
 //! earlier state. It is preserved, clean or dirty, because it is the only copy of the data that the log lost.
 //!
-//! Upholds invariant 6: the owner of dirty data is known; 4: clean data counts only if it matches the
-//! log's end; 18: older data is never uploaded, nor onto a log that was set back; 19: every replaced
-//! writer is named and reported (`docs/invariants.md`, ADR 8).
+//! Upholds invariants 6: the owner of dirty data is known; 4: clean data counts only if it matches the log's
+//! end; 18: older data is never uploaded, and nothing is uploaded to a log that was set back; 19: every
+//! replaced writer is named and reported (`docs/invariants.md`, ADR 8).
 
 use std::fmt;
 
@@ -67,7 +68,7 @@ pub enum LocalData {
 /// Reason why local data is not the volume's newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Foreign {
-    /// It belongs to another volume of the same name: in another store, or created later.
+    /// It belongs to another volume of the same name, in another store or created later.
     OtherVolume,
     /// Another writer has attached the volume since.
     Superseded,
@@ -81,17 +82,17 @@ pub enum Foreign {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// No local files exist.
-    Gone,
-    /// They differ from that writer's data.
-    Unlike(Foreign),
+    Absent,
+    /// They are not that writer's data.
+    Foreign(Foreign),
 }
 
 impl Missing {
     /// Returns the instructions for getting that writer's data.
     fn remedy(self) -> &'static str {
         match self {
-            Self::Unlike(Foreign::LogSetBack) => "Restore the bucket's newest state",
-            Self::Gone | Self::Unlike(Foreign::OtherVolume | Foreign::Superseded | Foreign::Older) => {
+            Self::Foreign(Foreign::LogSetBack) => "Restore the bucket's newest state",
+            Self::Absent | Self::Foreign(Foreign::OtherVolume | Foreign::Superseded | Foreign::Older) => {
                 "Mount or restore the state directory"
             }
         }
@@ -101,11 +102,11 @@ impl Missing {
 impl fmt::Display for Missing {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Self::Gone => "is missing",
-            Self::Unlike(Foreign::OtherVolume) => "belongs to another volume of this name",
-            Self::Unlike(Foreign::Superseded) => "was written before that attach",
-            Self::Unlike(Foreign::Older) => "is older than the last commit",
-            Self::Unlike(Foreign::LogSetBack) => {
+            Self::Absent => "is missing",
+            Self::Foreign(Foreign::OtherVolume) => "belongs to another volume of this name",
+            Self::Foreign(Foreign::Superseded) => "was written before that attach",
+            Self::Foreign(Foreign::Older) => "is older than the last commit",
+            Self::Foreign(Foreign::LogSetBack) => {
                 "is newer than the log, which was set back to an earlier state or lost records"
             }
         })
@@ -152,8 +153,8 @@ pub enum AttachRefused {
     },
     /// This node holds it, but its writer's local data is missing.
     #[error(
-        "volume {volume} is attached by this node (epoch {epoch}), but its local state {missing}. An attach would lose what was \
-         not uploaded. {}; if it is lost, accept the loss with `attach --take-over {epoch}`, or in Kubernetes with the \
+        "volume {volume} is attached by this node (epoch {epoch}), but its local state {missing}. An attach would lose the \
+         data that was not uploaded. {}; if it is lost, accept the loss with `attach --take-over {epoch}`, or in Kubernetes with the \
          annotation holdfast.dev/force-detach={node}",
         .missing.remedy()
     )]
@@ -164,12 +165,12 @@ pub enum AttachRefused {
         epoch: Epoch,
         /// The node: this one.
         node: String,
-        /// Reason why that writer's data is not here.
+        /// Reason why that writer's data is missing.
         missing: Missing,
     },
     /// The writer that may be replaced is not the one that holds the volume.
     #[error(
-        "volume {volume} is attached by node {node} (epoch {epoch}), and epoch {named} was to be replaced. Nothing was changed. \
+        "volume {volume} is attached by node {node} (epoch {epoch}), but the request replaces epoch {named}. Nothing was changed. \
          Decide again whether to take the volume from that node"
     )]
     ReplacedSince {
@@ -214,7 +215,7 @@ pub fn worth(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
     } else if manifest.is_beyond(&header.nonces, header.synced_generation) && safeguard(RejectOlderState) {
         LocalData::Foreign(Foreign::Older)
     } else {
-        // A control record may follow the detach: clean data here still matches the store.
+        // A control record may follow the detach; local clean data still matches the store then.
         let was_closed = header.closed_clean && header.seq >= manifest.data_seq();
         let is_stale = safeguard(CleanOnlyIfClosed) && !was_closed;
         LocalData::Ours { trust_clean: !is_stale }
@@ -239,9 +240,9 @@ fn displace(
         LocalData::Ours { .. } | LocalData::Absent if is_of_this_node && !safeguard(RefuseAbsentState) => {
             return Ok(None);
         }
-        LocalData::Absent => Missing::Gone,
-        LocalData::Ours { .. } => Missing::Unlike(Foreign::Superseded),
-        LocalData::Foreign(why) => Missing::Unlike(why),
+        LocalData::Absent => Missing::Absent,
+        LocalData::Ours { .. } => Missing::Foreign(Foreign::Superseded),
+        LocalData::Foreign(why) => Missing::Foreign(why),
     };
     let is_named = match claim.replaces {
         Some(named) => !(safeguard(CheckExpectedEpoch) && named != epoch),
@@ -312,7 +313,7 @@ pub fn plan_attach(
         },
     };
     let nonce = header.intend(claim.nonce);
-    // A log that was set back does not reissue an epoch of this node.
+    // A log that was set back must not reissue an epoch of this node.
     let known = found.filter(|found| found.identity == manifest.identity()).map(|found| found.epoch);
     let record = Record {
         volume: volume.clone(),
@@ -448,10 +449,10 @@ mod tests {
             Some(AttachRefused::LocalStateMissing { epoch: Epoch(1), missing, .. }) => missing,
             other => panic!("{other:?}"),
         };
-        assert_eq!(lost(None), Missing::Gone);
+        assert_eq!(lost(None), Missing::Absent);
         // The intent of an attach that never reached the log is not that writer's data.
         let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
-        assert_eq!(lost(Some(&on_disk(&intent))), Missing::Unlike(Foreign::Superseded));
+        assert_eq!(lost(Some(&on_disk(&intent))), Missing::Foreign(Foreign::Superseded));
         assert_eq!(acquired(&held, None, MINE).0, LocalData::Absent);
         // A stale epoch in the grant does not change the error.
         assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
@@ -577,7 +578,7 @@ mod tests {
         assert_eq!(worth(&before, Some(&on_disk(&fresh))), LocalData::Ours { trust_clean: false });
         assert!(matches!(
             refused(&at(6), Some(&on_disk(&header)), None),
-            Some(AttachRefused::LocalStateMissing { missing: Missing::Unlike(Foreign::Older), .. })
+            Some(AttachRefused::LocalStateMissing { missing: Missing::Foreign(Foreign::Older), .. })
         ));
     }
 

@@ -17,21 +17,21 @@
 //! ```
 //!
 //! A header fits in one unit (`REMEMBERED_NONCES`), so its write is never torn. After a power cut or a
-//! failed sync each of the two is whole, or zeros if it was never synced. Any other content is corrupted,
-//! and may have been the newer header: then the map has none.
+//! failed sync each of the two headers is whole, or zeros if it was never synced. Any other content is
+//! corrupted, and may have been the newer header: then the map has no header.
 //!
-//! Each page has the sequence number of the newest record that its writer knew: its clean data may be in the
-//! store only with that record. A round writes its header after its pages, so the header may know fewer
-//! records.
+//! Each page has the sequence number of the newest record that its writer knew, because its clean data may be
+//! in the store only with that record. A round writes its header after its pages, so the header may know
+//! fewer records.
 //!
 //! An attach syncs the file before reading it: a slot written but never synced by a dead process must not
 //! cause the other slot to be overwritten.
 //!
 //! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. The defect of the other slot
-//! decides whether that is the newest synced one. A power cut leaves each unit either old or new, so a
+//! decides whether this is also the newest synced slot. A power cut leaves each unit either old or new, so a
 //! unit that is neither whole nor, in a slot never filled, zeros is corrupted; its neighbouring units show
-//! whether it was part of something newer. The first write of a page fills both slots, and a header
-//! written later proves that: from then on zeros are corruption, too.
+//! whether it was part of something newer. The first write of a page fills both slots, and a header written
+//! later proves this: from then on zeros are corruption, too.
 
 mod journal;
 mod read;
@@ -82,24 +82,25 @@ pub struct Header {
     pub nonces: Vec<Nonce>,
     /// The side that takes writes.
     pub active: Side,
-    /// The writer detached after its last round: clean data may be trusted if the log still ends at `seq`.
+    /// True if the writer detached after its last round: clean data may be trusted if the log still ends at
+    /// `seq`.
     pub closed_clean: bool,
-    /// Sides whose data a commit invalidated (`Body::Change`), whatever the pages say, and no round has
-    /// written the pages since.
+    /// Sides whose data a commit invalidated (`Body::Change`), regardless of the pages, which no round has
+    /// written since.
     pub invalidated: SideSet,
-    /// The journal may have changes that the pages' slots lack.
+    /// True if the journal may have changes that the pages' slots lack.
     pub has_journal: bool,
     /// The last record known to the writer when the round that wrote this header began. A log that ends
     /// earlier was set back.
     pub seq: Seq,
-    /// Every page whose first write was of this generation or an older one is synced.
+    /// Every page whose first write had this generation or an older one is synced.
     pub synced_generation: u64,
 }
 
 impl Header {
     /// Stores the nonce of an attach before its record is sent. Returns the nonce that the record must
-    /// carry. If the list is full, that is the newest stored nonce: any of their records may still reach
-    /// the log, and data must not be mistaken for foreign then.
+    /// carry. If the list is full, this is the newest stored nonce: the record of any stored nonce may still
+    /// reach the log, and the local data must not be mistaken for foreign then.
     pub fn intend(&mut self, nonce: Nonce) -> Nonce {
         self.closed_clean = false;
         match self.nonces.last() {
@@ -112,8 +113,8 @@ impl Header {
     }
 
     /// Sets the epoch up to which the local data is the volume's, and its writer. Records of earlier
-    /// intended attaches cannot reach the log any more: they were to have the position of an older record,
-    /// or of that epoch's.
+    /// intended attaches cannot reach the log any more, because their position is at most that of this
+    /// epoch's record.
     pub fn claim_as_of(&mut self, epoch: Epoch, writer: Option<Nonce>) {
         if epoch > self.epoch {
             self.epoch = epoch;
@@ -247,7 +248,7 @@ fn halves<'a>(what: &'static str, pair: &'a [u8]) -> Result<(&'a [u8], &'a [u8])
     Ok((first, rest.get(..SLOT_BYTES).ok_or(short)?))
 }
 
-/// Returns true for zeros: a power cut before the unit was ever written leaves them.
+/// Returns true for zeros, which a power cut leaves in a unit that was never written.
 fn is_blank(unit: &[u8]) -> bool {
     unit[..UNIT_BYTES].iter().all(|byte| *byte == 0)
 }
@@ -270,7 +271,7 @@ pub(crate) fn encode_page(page: u64, generation: u64, seq: Seq, first: bool, nib
     out
 }
 
-/// A page found by recovery.
+/// A page that recovery found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundPage {
     /// Its number.
@@ -291,13 +292,13 @@ pub struct FoundMap {
     pub generation: u64,
     /// The header.
     pub header: Header,
-    /// Its pages, all of them whole.
+    /// Its pages, all whole.
     pub pages: PageSummary,
 }
 
 impl FoundMap {
-    /// Returns the newest record that the writer is known to have read: clean data here may be in the
-    /// store only with it.
+    /// Returns the newest record that the writer is known to have read; local clean data may be in the store
+    /// only with this record.
     pub fn known_seq(&self) -> Seq {
         let of_pages = Some(self.pages.seq).filter(|_| safeguard(PagesNameRecords));
         self.header.seq.max(of_pages.unwrap_or_default())
@@ -327,7 +328,8 @@ impl FoundPage {
     }
 }
 
-/// A part of the map whose synced bytes are lost: clean and stale data in its range are indistinguishable.
+/// A part of the map whose synced bytes are lost, so that clean and stale data in its range are
+/// indistinguishable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DamagedMap {
     /// A page.
@@ -382,7 +384,7 @@ struct Slot {
     newest: Option<u64>,
     /// The newest record that the writer of a whole slot knew.
     seq: Seq,
-    /// True if all units are of the page's first write.
+    /// True if all units belong to the page's first write.
     is_first: bool,
     /// Defect of a unit that is neither whole nor zeros.
     bad: Option<DecodeError>,
@@ -420,14 +422,14 @@ impl Slot {
         slot
     }
 
-    /// Returns true if this slot, which is not whole, has no data synced after the whole slot of
+    /// Returns true if this slot, which is not whole, has no data that was synced after the whole slot of
     /// generation `held`.
     fn is_of_no_use(&self, held: u64, was_filled: bool, synced: u64) -> bool {
         let corrupted = self.bad.is_some() || (self.blank.is_some() && was_filled);
         match self.newest {
-            // It is older: in a newer slot, the remaining units would have a newer generation.
+            // The slot is older: in a newer slot, the remaining units would have a newer generation.
             Some(newest) if newest <= held => true,
-            // It is newer: a torn write, unless it is corrupted or covered by the header.
+            // The slot is newer: a torn write, unless it is corrupted or covered by the header.
             Some(newest) => !corrupted && newest > synced,
             None => !corrupted,
         }
@@ -468,7 +470,7 @@ pub fn live_parts(
 struct Unit<'a> {
     generation: u64,
     seq: Seq,
-    /// True if it is of the page's first write.
+    /// True if the unit belongs to the page's first write.
     is_first: bool,
     /// Its part of the page.
     nibbles: &'a [u8],
@@ -488,7 +490,7 @@ fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<Unit<'_>, DecodeErro
     let is_first = fields.u8()? != 0;
     let nibbles = fields.take(UNIT_NIBBLES)?;
     if let Some(byte) = bytes[UNIT_USED..].iter().find(|byte| **byte != 0) {
-        return Err(fields.bad("bytes behind the end", (*byte).into()));
+        return Err(fields.bad("bytes after the end", (*byte).into()));
     }
     fields.end()?;
     Ok(Unit { generation, seq, is_first, nibbles })

@@ -16,7 +16,7 @@ pub struct RequestId(pub u32);
 /// An operation that a client requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Fill the request with the range's bytes.
+    /// Fill the request's memory with the bytes of the range.
     Read,
     /// Store the request's bytes in the range.
     Write,
@@ -24,9 +24,9 @@ pub enum Op {
     WriteFua,
     /// Make every completed write durable.
     Flush,
-    /// The client no longer needs the range; it reads as zeros afterwards.
+    /// Declare the range unneeded; it reads as zeros afterwards.
     Discard,
-    /// The range reads as zeros afterwards.
+    /// Make the range read as zeros.
     WriteZeroes,
 }
 
@@ -51,7 +51,7 @@ pub enum Unprepared {
 }
 
 impl Errno {
-    /// Input/output error. Source of all of these: `asm-generic/errno-base.h`.
+    /// Input/output error. Source of these numbers: `asm-generic/errno-base.h`.
     pub const EIO: Self = Self(5);
     /// No space left on the device.
     pub const ENOSPC: Self = Self(28);
@@ -105,7 +105,7 @@ pub enum Event {
     },
     /// The space of the volume's sides was measured again.
     Space {
-        /// Bytes that they hold beyond the volume's share of the node's cache, to be evicted.
+        /// Bytes of the sides beyond the volume's share of the node's cache, to be evicted.
         excess_bytes: u64,
         /// Bytes that may still be written before the next measurement.
         room_bytes: u64,
@@ -159,13 +159,13 @@ pub enum Event {
     MergeFailed {
         /// Kind of the merge.
         kind: MergeKind,
-        /// The input that is damaged, or the oldest if the store rejected the output: it is excluded from
-        /// further merges.
+        /// The input that is damaged, or the oldest if the store rejected the output: this input is excluded
+        /// from further merges.
         barred: PlacedId,
     },
     /// Requests a snapshot of all completed data. Answer: [`crate::action::Report::SnapshotTaken`], or
-    /// `SnapshotRefused`. A repeated request is answered again; a request to a process that crashed is
-    /// answered only when it is repeated.
+    /// `SnapshotRefused`. A repeated request is answered again. After a crash of the process, a request is
+    /// answered only if it is repeated.
     Snapshot {
         /// Identifies the snapshot.
         uid: SnapshotUid,
@@ -186,7 +186,7 @@ pub enum Event {
         /// Sequence numbers of snapshots that were forgotten, ascending: they are no longer registered.
         forgotten: Vec<Seq>,
     },
-    /// Holds writes from here on, for at most [`crate::limit::HOLD_MS`], and requests the snapshot.
+    /// Holds writes from now on, for at most [`crate::limit::HOLD_MS`], and requests the snapshot.
     Cut {
         /// The snapshot.
         uid: SnapshotUid,
@@ -211,7 +211,7 @@ pub enum Event {
     RecordRead {
         /// The record's sequence number.
         seq: Seq,
-        /// The bytes found there; `None` if there are none.
+        /// The bytes of the record; `None` if it does not exist.
         bytes: Option<Vec<u8>>,
     },
     /// `WriteCheckpoint` ended.
@@ -226,24 +226,24 @@ pub enum Event {
     /// ([`crate::action::Report::Preserved`]). A repeated detach gets the same report again.
     Detach,
     /// Grows the volume to this many sectors. Its files and the memory of its live map are long enough.
-    /// Answer: [`crate::action::Report::Grown`] once the log says so; none if the volume is fenced or
+    /// Answer: [`crate::action::Report::Grown`] once the log has the size; none if the volume is fenced or
     /// released first.
     Grow {
         /// Logical size, [`holdfast_format::limit::MAX_SECTORS`] at most.
         sectors: u64,
     },
-    /// Applies these settings from here on. Unanswered flushes follow the new settings; answered ones keep
+    /// Applies these settings from now on. Unanswered flushes follow the new settings; answered ones keep
     /// their guarantee.
     Configure(Settings),
     /// While true, dirty data is sealed at [`crate::limit::COMMIT_SOON_BYTES`] and
     /// [`crate::limit::COMMIT_SOON_AGE_MS`] at the latest; the settings stay as they are.
     CommitSoon(bool),
-    /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at once if
-    /// the volume is fenced.
+    /// Objects in the store are damaged. Answer: [`crate::action::Report::Repaired`], at once if the volume
+    /// is fenced.
     Repair {
-        /// The stored bytes of these sectors are lost: those that are clean here are stored again.
+        /// Sectors whose stored bytes are lost: those that are clean here are stored again.
         ranges: Vec<SectorRange>,
-        /// Part of the log is lost: a new checkpoint replaces it.
+        /// True if part of the log is lost: a new checkpoint replaces it.
         checkpoint: bool,
     },
     /// The pause is over: delayed writes are checked again.

@@ -2,43 +2,44 @@
 
 /// Maximum number of snapshots waiting at a writer.
 pub const WAITING_SNAPSHOTS: usize = 64;
-/// Milliseconds for which a volume that is prepared for a cut defers seals: several responses of a slow
-/// API server.
+/// Milliseconds for which a volume that is prepared for a cut defers seals: long enough for several responses
+/// of a slow API server.
 pub const PREPARED_MS: u64 = 10_000;
-/// Milliseconds for which repeated requests can keep it prepared: two groups may each have a volume that
-/// the other waits for. In the meantime the slowest volume of a group commits its dirty data.
+/// Milliseconds for which repeated requests can keep a volume prepared: the slowest volume of a group needs
+/// time to commit its dirty data, but two groups may each have a volume for which the other waits.
 pub const PREPARED_AT_MOST_MS: u64 = 120_000;
 /// Milliseconds after which the hold of a cut lapses: the longest wait of a write without a release.
 pub const HOLD_MS: u64 = 5000;
-/// Nonces of own attaches in the durable header: as many as fit its 512 bytes.
+/// Nonces of own attaches in the durable header: as many as fit into its 512 bytes.
 pub const REMEMBERED_NONCES: usize = 21;
 /// Largest request that moves data, in bytes.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
 /// Milliseconds after a failed round before background work requests another.
 pub const RETRY_ROUND_AFTER_MS: u64 = 1000;
-/// First and maximum delay before sectors that the local disk could not read are read again, in milliseconds.
+/// First and maximum delay, in milliseconds, before sectors that the local disk could not read are read
+/// again.
 pub const READ_AGAIN_AFTER_MS: [u64; 2] = [1000, 60_000];
-/// Ranges of unreadable sectors that a volume remembers; the next attempt finds the rest.
+/// Maximum ranges of unreadable sectors that a volume remembers; the next attempt finds the rest.
 pub const REMEMBERED_UNREADABLE: usize = 64;
-/// Map pages that a round copies in one turn of the ring thread, and for which it syncs the sides once: 1
-/// MiB of copies, the memory of a round regardless of the volume's size. A smaller number costs a busy
+/// Map pages that a round copies in one turn of the ring thread, with one sync of the sides for all of them:
+/// 1 MiB of copies, which is a round's memory regardless of the volume's size. A smaller number costs a busy
 /// volume more syncs.
 pub const ROUND_PAGES: usize = 512;
-/// Blocks copied in one turn instead if the journal takes them: 160 KiB of copies, and a record of 47
-/// slots.
+/// Blocks copied in one turn, in place of pages, if they go to the journal: 160 KiB of copies, and a record
+/// of 47 slots.
 pub const ROUND_BLOCKS: usize = 8192;
 /// Map pages encoded in one turn of the ring thread, whose slots (one of 4 KiB, two for a first write) are
-/// written together: about a millisecond, and at most 512 KiB of buffers. One turn searches as many for
+/// written together: about a millisecond, and at most 512 KiB of buffers. One turn searches as many pages for
 /// dirty data, or marks as many clean after a commit.
 pub const MAP_WRITE_PAGES: usize = 64;
-/// Maximum changed blocks (128 KiB of volume each) of a map page for which the journal takes them instead
-/// of the page.
+/// Maximum changed blocks (128 KiB of volume each) of a map page for which the blocks go to the journal
+/// instead of the page to its slot.
 pub const JOURNAL_BLOCKS: u32 = 32;
-/// Map pages that a slot of the journal (4 KiB, like a page's) must save at least: each of them may be
-/// written later before the journal restarts, so that at worst a ninth is lost.
+/// Minimum page writes that a slot of the journal (4 KiB, like a page's) must save. Each of these pages may
+/// still be written before the journal restarts, so that at worst a ninth of the writes is wasted.
 pub const JOURNAL_SAVES: u64 = 8;
-/// Map pages of a volume for each slot of its journal, which takes 1/16384 of the volume's size: the two
-/// rounds of a commit of 16,384 scattered sectors of 1 TiB take 192 of its 16,384 slots.
+/// Map pages of a volume per slot of its journal, which takes 1/16384 of the volume's size: the two rounds of
+/// a commit of 16,384 scattered sectors of 1 TiB take 192 of its 16,384 slots.
 pub const JOURNAL_PAGES_PER_SLOT: u64 = 4;
 /// Maximum slots of the journal: 256 MiB.
 pub const JOURNAL_SLOTS: u64 = 65_536;
@@ -63,12 +64,12 @@ pub const ASSUMED_UPLOAD_BYTES_PER_SECOND: u64 = 32 << 20;
 /// Multiple of a commit's expected duration after which, but not before [`NO_PACE_AFTER_MS`], its store
 /// counts as unresponsive: the pace ends, and the limit of dirty bytes stops writes.
 pub const NO_PACE_AFTER_TIMES: u64 = 8;
-/// Minimum duration for this.
+/// Minimum duration after which a store counts as unresponsive.
 pub const NO_PACE_AFTER_MS: u64 = 4000;
-/// Blocks (128 KiB of volume each) with a dirty sector at which a side is sealed, regardless of their
-/// bytes: zeros add none. A seal takes 16 bytes of memory for each, and its index 96.
+/// Number of blocks (128 KiB of volume each) with a dirty sector at which a side is sealed, regardless of its
+/// dirty bytes, to which zeros do not add. A seal takes 16 bytes of memory for each, and its index 96.
 pub const SEAL_BLOCKS: u64 = 1 << 18;
-/// Blocks with a dirty sector on the active side at which writes and discards wait for the commit in
-/// progress: as many as the largest `data.max_dirty` fills. The list of a seal thus takes 32 MiB, plus the
+/// Number of blocks with a dirty sector on the active side at which writes and discards wait for the commit
+/// in progress: as many as the largest `data.max_dirty` fills. The list of a seal thus takes 32 MiB, plus the
 /// entries of the requests that waited.
 pub const MAX_DIRTY_BLOCKS: u64 = 1 << 21;

@@ -1,6 +1,6 @@
 //! Sizes of a round's work in one turn of the ring thread, and of the journal. Only a simulation reduces
-//! them, so that rounds of its small volumes have several groups, several writes and a journal that fills
-//! up; they are fixed without the feature `simulation`.
+//! the sizes, so that rounds of its small volumes have several groups, several writes and a journal that
+//! fills up. Without the feature `simulation` the sizes are fixed.
 
 use crate::limit::{JOURNAL_SAVES, MAP_WRITE_PAGES, ROUND_BLOCKS, ROUND_PAGES};
 

@@ -1,6 +1,7 @@
-//! The live sector map: for each sector, the position of its newest bytes, and the sides that hold it dirty.
+//! The live sector map: for each sector, the location of its newest bytes, and the sides on which it is
+//! dirty.
 //!
-//! It is in memory that outlives the process (a tmpfs file) but not the host. Layout:
+//! The map is in memory that outlives the process (a tmpfs file) but not the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
 //!              u8 commit scope (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
@@ -12,15 +13,15 @@
 //! 4096   16Mi  four bits a sector, 16 KiB a chunk: bit 2 dirty in A, bit 3 dirty in B, bits 0-1 newest (0 remote, 1 A, 2 B);
 //!              a dirty newest copy that is zeros: 7 in A, 11 in B, 15 in A and dirty in B too, 12 in B and dirty in A too
 //! ```
-//! Offsets do not depend on the volume's size: a growing volume moves nothing, and a map created for a
-//! smaller size opens. The magic number is written last: a map whose creation was interrupted does not open.
-//! A chunk without local data releases its 16 KiB (`volume/give_back.rs`).
+//! Offsets do not depend on the volume's size: growth moves nothing, and a map created for a smaller size can
+//! be opened. The magic number is written last, so a map whose creation was interrupted cannot be opened. A
+//! chunk without local data releases its 16 KiB (`volume/give_back.rs`).
 //! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
-//! Invariants: a chunk's bytes are accessed only after its allocated bit was set; a sector dirty in the
-//! active side has the active side as its newest.
+//! Invariants: a chunk's bytes are accessed only after its allocated bit was set; the newest copy of a sector
+//! that is dirty on the active side is on the active side.
 //!
-//! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros:
-//! zeros take no space and next to no upload. An older copy counts, since it has no flag for zeros.
+//! A dirty sector *counts* for the side on which it is dirty, unless its newest copy is there and is zeros:
+//! zeros take no space and almost no upload. An older copy always counts, because it has no flag for zeros.
 
 mod block_set;
 mod nibble;
@@ -110,7 +111,7 @@ pub enum LiveMapError {
 pub(crate) enum CommitScope {
     /// One side at a time.
     OneSide = 0,
-    /// Both sides: the loss of the host left both dirty, and no request comes before.
+    /// Both sides, before the volume serves: the loss of the host left both dirty.
     BothBeforeServing = 1,
     /// Both sides, while the volume serves requests.
     Both = 2,
@@ -170,7 +171,7 @@ fn group_at(chunk: Chunk) -> u64 {
     HEAD_BYTES + chunk.0 / GROUP_CHUNKS * GROUP_BYTES
 }
 
-/// Returns the offset of the byte with the four bits of `sector`, which are half of it.
+/// Returns the offset of the byte that has the four bits of `sector` in one half.
 #[inline]
 fn nibble_at(sector: u64) -> u64 {
     HEAD_BYTES + (sector / GROUP_SECTORS + 1) * GROUP_FIXED_BYTES + sector / 2
@@ -224,9 +225,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Self { memory, sectors, active, counted: PerSide::default() }
     }
 
-    /// Every change of the map goes through here. The process may be killed between any two changes, and
-    /// its successor must find one of the states in between: the compiler must not move a store past a
-    /// later change. The processor needs no fence: every executed store reaches the memory, and the
+    /// Every change of the map goes through this function. The process may be killed between any two changes,
+    /// and its successor must find one of the states in between: the compiler must not move a store past a
+    /// later change. The processor needs no fence, because every executed store reaches the memory and the
     /// successor starts after the process has exited.
     fn bytes_mut(&mut self) -> &mut [u8] {
         compiler_fence(Ordering::SeqCst);
@@ -366,7 +367,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.set_number(EPOCH_AT, epoch.0);
     }
 
-    /// Returns the newest record that a writer of this map knew: clean data may be in the store only with it.
+    /// Returns the newest record that a writer of this map knew; clean data may be in the store only with
+    /// this record.
     pub(crate) fn seq(&self) -> Seq {
         Seq(self.number(SEQ_AT))
     }
@@ -423,7 +425,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         holds_nothing
     }
 
-    /// Returns true if any chunk is prepared: all data ever written to the others is committed.
+    /// Returns true if any chunk is prepared; all data ever written to other chunks is committed.
     pub(crate) fn is_any_prepared(&self) -> bool {
         let memory = self.memory.as_ref();
         (0..self.sectors.div_ceil(GROUP_SECTORS)).any(|group| {
@@ -491,8 +493,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Changes `sectors` sectors from `first` on, in one word and all `old`, to `new`. Returns true if
-    /// they differ. A process that dies meanwhile leaves each sector either old or new: its bits are in
-    /// one byte, of which nothing else changes.
+    /// they differ. A process that dies meanwhile leaves each sector either old or new, because a sector's
+    /// bits are in one byte, whose other bits do not change.
     fn set_alike(&mut self, (first, sectors): (u64, u64), old: Nibble, new: Nibble) -> bool {
         if new == old {
             return false;
@@ -530,7 +532,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let whole = self.memory.as_ref()[at..].first_chunk::<PAGE_BYTES>().expect("a chunk has whole pages");
         for (index, word) in (0..).zip(whole.as_chunks::<8>().0) {
             let word = u64::from_le_bytes(*word);
-            // Most of a page is only in the store, and so are most pages entirely.
+            // Most sectors of a page, and all sectors of most pages, are only in the store.
             if word != 0 {
                 let left = end.saturating_sub(first + u64::from(index) * 16);
                 let nibbles = Nibbles(if left >= 16 { word } else { word & ((1 << (4 * left)) - 1) });
@@ -574,7 +576,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (SectorRange::new(range.start.0, end - range.start.0), first)
     }
 
-    /// Returns the side with the newest bytes of all of `range`, if that is in one chunk.
+    /// Returns the side that has the newest bytes of all of `range`, if the range is in one chunk.
     #[inline(always)] // of each read
     pub(crate) fn newest_of_all(&self, range: SectorRange) -> Newest {
         if !is_in_one_chunk(range) || !self.is_prepared(range.start.chunk()) {
@@ -589,8 +591,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (self.are_all(range, first) || self.first_run(range) == (range, Some(side))).then_some(side)
     }
 
-    /// Returns true if `range` is in one chunk and each sector of it is `nibble`. The bytes after a
-    /// chunk's sectors may belong to the next chunk, or to the start of the next group.
+    /// Returns true if `range` is in one chunk and each of its sectors is `nibble`. The bytes after a chunk's
+    /// sectors may belong to the next chunk, or to the start of the next group.
     #[inline(always)] // of each read and write
     fn are_all(&self, range: SectorRange, nibble: Nibble) -> bool {
         if range.sectors == 1 {
@@ -608,7 +610,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// Records a write of `range` to `side`. Returns true if the map changed.
     #[inline(always)] // of each write
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
-        // Overwrites of dirty sectors, the most frequent writes to a volume in use.
+        // Overwrites of dirty sectors are the most frequent writes to a volume in use.
         let as_written = Nibble::encode(side, dirty_bit(side), false);
         if side == self.active() && self.are_all(range, as_written) {
             return false;
@@ -638,9 +640,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         }
     }
 
-    /// Records a failed write of `range` to `side`: if the side held the newest bytes, they may be the old
-    /// or the new ones, and no longer match the object store, nor are known to be zeros. Returns true if
-    /// the map changed.
+    /// Records a failed write of `range` to `side`: if the side held the newest bytes, they may now be the
+    /// old or the new ones, so they count as different from the object store and not as zeros. Returns true
+    /// if the map changed.
     pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> bool {
         self.change(range, |_, old| {
             let dirty = old.0 & Nibble::DIRTY | dirty_bit(side);
@@ -680,7 +682,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         })
     }
 
-    /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there.
+    /// Marks the clean data of `side` in `page` as remote, in every block without a dirty sector on the side.
     /// Appends the ranges of those blocks, even if the side did not hold their newest bytes. Returns the
     /// number of sectors that became remote, and their blocks.
     pub(crate) fn release(&mut self, page: u64, side: Side, ranges: &mut Vec<SectorRange>) -> (u64, Blocks) {
@@ -714,7 +716,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (released, changed)
     }
 
-    /// Makes every sector of `range` remote that is dirty on no side and has its newest bytes on one.
+    /// Marks as remote every sector of `range` that is dirty on no side but has its newest bytes on one.
     /// Returns the number of sectors that became remote.
     pub(crate) fn forget_clean(&mut self, range: SectorRange) -> u64 {
         let mut forgotten = 0;
@@ -745,7 +747,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 }
 
-/// Returns `nibble` for every sector of a block: its part of the map is 16 bytes.
+/// Returns the map's part of a block, 16 bytes, with `nibble` for every sector.
 const fn in_each(nibble: u8) -> u128 {
     u128::from_ne_bytes([nibble | (nibble << 4); 16])
 }

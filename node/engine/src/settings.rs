@@ -48,11 +48,11 @@ pub struct Setup {
     pub header: Header,
     /// The header's generation.
     pub header_generation: u64,
-    /// Milliseconds since 1970 when the clock of `now` was zero: for the timestamps of records.
+    /// Milliseconds since 1970 when the clock of `now` was zero, for the timestamps of records.
     pub unix_ms_at_zero: u64,
 }
 
-/// State of a volume as found by an attach.
+/// State of a volume as an attach found it.
 #[derive(Debug, Clone)]
 pub struct AttachState {
     /// The log.
@@ -69,7 +69,7 @@ impl AttachState {
     }
 }
 
-/// The record that a predecessor was about to create; a successor needs it besides the live map.
+/// The record that a predecessor was about to create, which a successor needs in addition to the live map.
 #[derive(Debug, Clone)]
 pub struct Pending {
     /// The sequence number of that record.

@@ -11,7 +11,7 @@ pub enum SnapshotRefused {
     TooMany,
     /// The maximum number of snapshots is waiting, or the log is not known yet.
     Busy,
-    /// The point of the requested snapshot has passed.
+    /// The requested point in time has passed.
     Missed,
 }
 
@@ -24,8 +24,8 @@ pub enum CutAnswer {
     Busy,
     /// Writes wait, and the point of the snapshot is after all completed ones.
     Held,
-    /// Writes waited until now, and continue.
+    /// Writes waited without interruption until now, and continue.
     Released,
-    /// The cut is not prepared, or writes no longer wait.
+    /// The cut is not prepared, or writes have stopped waiting.
     Lapsed,
 }

@@ -7,11 +7,11 @@
 //! whole live map.
 //! Invariants:
 //! - every request is completed exactly once (8 in `docs/invariants.md`);
-//! - a read's actions tile the request exactly (9);
+//! - a read's actions cover each byte of the request exactly once (9);
 //! - only the active side takes writes; the sealed side no longer changes once its in-flight count is zero
 //!   (10);
 //! - a commit is created only after a round that began when the sealed side had no writes in flight (1,
-//!   4); after a failed sync it needs none (`volume/durability.rs`).
+//!   4); after a failed sync it needs no round (`volume/durability.rs`).
 //!
 //! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; dirty data
 //! stays in place.
@@ -91,7 +91,7 @@ pub use pace::PaceStatus;
 use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
 use snapshot::Snapshotter;
-pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
+pub use status::{Delay, FullResources, IndexStatus, SealStatus, Status};
 use turn::{AFTER_EVENT, AFTER_FENCING, AFTER_FLUSH, Turn};
 pub use unreadable::Unreadable;
 
@@ -113,9 +113,9 @@ pub struct Volume<M> {
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Creates the planner of a newly attached volume, from its log and durable map.
     ///
-    /// `memory` has at least the fixed part of the map allocated. It is zeroed, or holds the contents of
-    /// the durable map: see [`RestoredMap`](crate::sector_map::RestoredMap).
-    /// If anything is dirty, requests are not allowed before [`Report::Ready`].
+    /// `memory` has at least the fixed part of the map allocated, and is zeroed or holds the contents of the
+    /// durable map: see [`RestoredMap`](crate::sector_map::RestoredMap). If anything is dirty, requests are
+    /// not allowed before [`Report::Ready`].
     pub fn attach(setup: Setup, memory: M, state: AttachState, now: Millis, out: &mut Vec<Action>) -> Self {
         let AttachState { manifest, generation } = state;
         let map = map_after_attach(&setup.header, memory, generation, now);
@@ -129,7 +129,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             volume.core.lifecycle = Lifecycle::Recovering { detach: false };
             volume.sealer.begin(SideSet::BOTH);
         }
-        reach(CrashPoint::MapMade);
+        reach(CrashPoint::MapCreated);
         volume.core.map.publish();
         reach(CrashPoint::MapPublished);
         volume.settle(AFTER_EVENT, out);
@@ -218,7 +218,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Handles one event and appends the resulting actions.
     ///
     /// # Panics
-    /// On an event that answers no action: a bug of the caller.
+    /// On an event that answers no action, which is a bug of the caller.
     pub fn handle(&mut self, now: Millis, event: Event, out: &mut Vec<Action>) {
         self.core.now = now;
         match event {
@@ -304,7 +304,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Grow { sectors } => self.grow(sectors, out),
             Event::Configure(settings) => self.configure(settings, out),
             Event::CommitSoon(soon) => self.core.commits_soon = soon,
-            // A fenced volume cannot be repaired: the report ends the caller's wait without a repair.
+            // A fenced volume cannot be repaired; the report only ends the caller's wait.
             Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
                 out.push(Action::Report(Report::Repaired));
             }
@@ -430,7 +430,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.settle(AFTER_FLUSH, out);
     }
 
-    /// Answers the flush only by a commit, after a failed sync.
+    /// After a failed sync, lets only a commit answer the flush.
     fn flush_by_commit(&mut self, id: RequestId, out: &mut Vec<Action>) {
         let seal = self.covering_seal();
         self.sealer.seals.want(seal);
@@ -439,7 +439,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Returns the seal whose commit includes everything that has completed.
+    /// Returns the number of the seal whose commit includes everything that has completed.
     fn covering_seal(&self) -> u64 {
         let active = self.core.map.active();
         // A seal of both sides also includes writes that complete while it drains.
@@ -458,10 +458,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             (Durability::Local, Durability::Object) if safeguard(FlushInRoundWaits) => {
                 let seal = self.covering_seal();
                 self.rounds.wait_for_seal(seal);
-                // This includes the data that earlier flushes left on the node.
+                // The seal includes the data that earlier flushes left on the node.
                 self.sealer.seals.want(seal);
             }
-            // The wanted seals are still taken.
+            // Seals that flushes requested still take place.
             (Durability::Object, Durability::Local) => {
                 self.rounds.wait_for_seal(0);
                 if !self.core.is_sync_failed() || !safeguard(CommitAfterFailedSync) {
@@ -483,7 +483,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn side_synced(&mut self, side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
         if result.is_err() && safeguard(RememberFailedSync) {
-            // Immediately: the process may not live until the other side's sync ends.
+            // Recorded immediately, because the process may die before the other side's sync ends.
             self.core.map.set_sync_failed();
             self.data.evictor.sync_failed(self.core.map.active().other());
         }
@@ -529,7 +529,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if sectors <= self.core.map.sectors() {
             return out.push(Action::Report(Report::Grown { sectors: self.core.map.sectors() }));
         }
-        // A record with a larger size could not be read.
+        // A record with a larger size could not be decoded.
         if sectors > MAX_SECTORS {
             return;
         }
@@ -553,7 +553,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return self.take_size(sectors, out);
         }
         let Some(manifest) = &self.core.manifest else { return };
-        // A sealed side that is unreadable is no reason to wait.
+        // An unreadable sealed side is no reason to wait.
         let is_still = matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)) && self.log.is_idle();
         if is_still && !self.log.is_full(manifest) && manifest.is_attached() {
             self.create_change(Default::default(), SideSet::NONE, SnapshotChange::default(), out);
@@ -608,7 +608,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn advance_merge(&mut self, out: &mut Vec<Action>) {
         self.merger.advance(&self.core, self.log.is_idle(), out);
         let Some(manifest) = &self.core.manifest else { return };
-        // The upload of a seal ends in its own record.
+        // A seal in progress ends with its own record.
         let is_still = self.sealer.is_open() && self.log.is_idle() && !self.log.is_full(manifest);
         if !is_still
             || self.core.lifecycle != Lifecycle::Serving

@@ -1,4 +1,4 @@
-//! Sets of a volume's chunks, one bit a chunk.
+//! Sets of a volume's chunks, one bit per chunk.
 //!
 //! ```text
 //! in a checkpoint: u32 n, n x u64: bit c % 64 of word c / 64 is chunk c; the last word is not 0
@@ -16,7 +16,7 @@ const WORD_BITS: u64 = u64::BITS as u64;
 /// A set of chunks, which takes 10 KiB for a volume of 10 TiB.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChunkSet {
-    /// The last one is not 0.
+    /// The last word is not 0.
     words: Vec<u64>,
 }
 

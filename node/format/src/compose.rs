@@ -86,7 +86,8 @@ impl Composition {
     fn of(pieces: Vec<Piece>) -> Self {
         let mut name = Vec::with_capacity(24 * pieces.len());
         for Piece { frame, visible, .. } in &pieces {
-            // The frame's own mask is part of the key: the hash covers its bytes, not their positions.
+            // The frame's mask is part of the key, because the hash covers the frame's bytes, not their
+            // positions.
             name.extend_from_slice(&frame.mask.0.to_le_bytes());
             name.extend_from_slice(&visible.0.to_le_bytes());
             name.extend_from_slice(&frame.hash);
@@ -94,8 +95,9 @@ impl Composition {
         Self { pieces, key: ContentKey(wire::checksum(&name)) }
     }
 
-    /// Returns the frames that a read of `range` fetches: none if all of it is zero, else all, for later
-    /// reads. A read of unwritten sectors thus costs no request, regardless of their neighbours.
+    /// Returns the frames that a read of `range` fetches: none if the whole range is zero, otherwise all
+    /// frames, for the benefit of later reads. A read of unwritten sectors thus costs no request, regardless
+    /// of their neighbours.
     #[must_use]
     pub fn for_range(self, range: Mask) -> Self {
         if self.is_zero(range) { Self::of(Vec::new()) } else { self }
@@ -117,7 +119,8 @@ impl Composition {
     }
 
     /// Returns the sectors that may differ from `base`, a composition of the same block. Frames with the same
-    /// bytes in the same sectors do not. Sectors that a merge moved to a frame with others count as changed.
+    /// bytes in the same sectors count as equal. Sectors that a merge moved into a frame with other sectors
+    /// count as changed.
     pub fn changed_since(&self, base: &Self) -> Mask {
         let mut changed = self.held().union(base.held());
         for piece in &self.pieces {
@@ -155,7 +158,8 @@ pub fn compose<'a>(block: Block, wanted: Mask, layers: impl IntoIterator<Item = 
 /// Copies the visible sectors of an unpacked frame to `block`.
 ///
 /// # Panics
-/// If `plain` is not the frame's sectors or `block` not 128 KiB: callers pass the result of `unpack`.
+/// If `plain` does not have the frame's sectors, or `block` is not 128 KiB: callers pass the result of
+/// `unpack`.
 pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
     copy_sectors(piece.visible, piece.frame.mask, plain, Mask::FULL, block);
 }

@@ -1,9 +1,10 @@
 //! The points at which a crash of the process, or of its host, matters: between any two ordered steps of
 //! an operation.
 //!
-//! Owns: their names. [`reach`] marks each of them. Without the feature `simulation` it does nothing; with
-//! it, the simulation sees every visit and may end the process there (`node/sim/src/crash.rs`). Changes of
-//! the live map before the point are then done; later actions for the same event are never requested.
+//! Owns: the names of these points. [`reach`] marks each of them. Without the feature `simulation` it does
+//! nothing; with the feature, the simulation observes every visit and may end the process there
+//! (`node/sim/src/crash.rs`). All changes of the live map before the point are done then; later actions for
+//! the same event are never requested.
 //!
 //! Ordered steps in module comments, here and in `node/background`, cite these names.
 
@@ -29,31 +30,31 @@ crash_points! {
     SupersededPreserved,
     /// Step 3: the header with this attach's nonce is synced.
     IntentStored,
-    /// Step 4 or 6: another record is at its position: everything restarts.
+    /// Step 4 or 6: another record occupies the position; everything restarts.
     AttachLost,
-    /// Step 5: its position had been truncated: everything restarts.
+    /// Step 5: the position had been truncated; everything restarts.
     AttachSuperseded,
     /// Step 6: the attach record is in the log, and the volume does not serve yet.
     AttachWon,
 
     // A new live map, and the takeover from a dead process.
     /// The map of a new attach is created and cannot be opened yet.
-    MapMade,
-    /// It can be opened: a successor takes over instead of attaching.
+    MapCreated,
+    /// The map can be opened: a successor takes over instead of attaching.
     MapPublished,
     /// A successor has opened the live map of a dead process.
     Resumed,
-    /// It has read the log, and knows if it was fenced.
+    /// The successor has read the log, and knows whether it was fenced.
     LogLearned,
 
     // A write, a discard, zeroes.
-    /// The chunk's part of the live map is allocated, but not marked so.
+    /// The chunk's part of the live map is allocated, but not marked as allocated.
     ChunkAllocated,
-    /// It is marked in the live map.
+    /// The allocation is marked in the live map.
     ChunkPrepared,
     /// The bytes are in the side's file, but not marked in the live map.
     Stored,
-    /// They are marked in the live map; the client is not answered.
+    /// The bytes are marked in the live map; the client is not answered.
     Marked,
     /// A write failed, and its range is marked uncertain.
     MarkedUncertain,
@@ -65,17 +66,17 @@ crash_points! {
     PagesCopied,
     /// Step 3: the sides are synced.
     SidesSynced,
-    /// Before step 4: the journal is filled and synced, but the header does not say so.
+    /// Before step 4: the journal is filled and synced, but the header does not mention it.
     JournalFilled,
     /// Step 4: the pages are in the durable map's file, not synced.
     PagesWritten,
-    /// Step 5: they are synced; the live map still names the previous slots.
+    /// Step 5: the pages are synced; the live map still names the previous slots.
     PagesSynced,
-    /// Step 5: the live map names their slots.
+    /// Step 5: the live map names the new slots.
     SlotsSwapped,
     /// Step 6: the header is in the file, not synced.
     HeaderWritten,
-    /// Step 6: it is synced.
+    /// Step 6: the header is synced.
     HeaderSynced,
     /// Before step 7: the round has ended, but no flush is answered.
     RoundEnded,
@@ -85,23 +86,23 @@ crash_points! {
     // A seal and its commit (`volume/seal.rs`, `volume/commit.rs`).
     /// The sides are swapped.
     SidesSwapped,
-    /// No write is in flight on the sealed side: its round is requested.
+    /// No write is in flight on the sealed side any more; its round is requested.
     SideStill,
-    /// That round has ended: the upload is requested.
+    /// That round has ended; the upload is requested.
     SealDurable,
     /// The segment is built from the sealed sides, and not stored (`node/background/src/upload_parts.rs`).
     SegmentBuilt,
-    /// The local disk could not read all of them (`volume/unreadable.rs`).
+    /// The local disk could not read all of the sealed sides (`volume/unreadable.rs`).
     UploadFailed,
     /// The unreadable sectors were overwritten, and both sides are sealed together.
     BothSealed,
     /// The segment is stored.
     SegmentStored,
-    /// The record is created in memory, and stored nowhere.
-    RecordMade,
-    /// It is stored locally, but not sent.
+    /// The record is built in memory, and stored nowhere.
+    RecordBuilt,
+    /// The record is stored locally, but not sent.
     RecordStored,
-    /// The root of the snapshot that it registers is stored, but it is not sent.
+    /// The root of the snapshot that the record registers is stored, but the record is not sent.
     RootStored,
     /// The record that a dead predecessor had stored is sent again.
     RecordRepeated,
@@ -113,15 +114,15 @@ crash_points! {
     RecordWon,
     /// Some of the committed pages are clean in the live map.
     SomeCleared,
-    /// All of them are.
+    /// All committed pages are clean in the live map.
     DirtyCleared,
-    /// The data that the loss of the host left dirty is committed: the volume is about to serve.
+    /// The data that the loss of the host left dirty is committed; the volume is about to serve.
     Recovered,
-    /// The live map has a size that the log already has, and the header does not.
+    /// The live map has the new size, which the log already has and the header does not.
     MapGrown,
     /// A checkpoint is encoded, but not stored.
-    CheckpointMade,
-    /// It is stored.
+    CheckpointBuilt,
+    /// The checkpoint is stored.
     CheckpointStored,
     /// The truncation marker is stored, and all records up to it still exist (`node/log/src/truncate.rs`).
     TruncationMarked,
@@ -135,11 +136,12 @@ crash_points! {
     // An eviction (`volume/evict.rs`).
     /// Step 1: clean data of the inactive side is remote in the live map.
     Released,
-    /// Step 3: the durable map says so, and reads no longer need the ranges: they are about to be punched.
+    /// Step 3: the durable map records this, and reads no longer need the ranges, which are about to be
+    /// punched.
     Unneeded,
     /// Step 4: a range is punched.
     Punched,
-    /// A chunk without local data counts as not allocated, and its memory still exists
+    /// A chunk without local data counts as not allocated, but its memory still exists
     /// (`volume/give_back.rs`).
     ChunkEmptied,
 
@@ -148,15 +150,15 @@ crash_points! {
     MarkedForRepair,
 
     // A merge of runs (`volume/merge.rs`).
-    /// Step 2: its run is stored, and no record names it.
+    /// Step 2: the merge's run is stored, and no record names it.
     MergeStored,
-    /// Step 3: the record that carries it is about to be created.
+    /// Step 3: the record that carries the merge is about to be created.
     MergeCarried,
 
     // Release (`volume/lifecycle.rs`).
-    /// No data is dirty any more: the detach record is to be created.
+    /// No data is dirty any more; the detach record is about to be created.
     Clean,
-    /// The detach record is in the log, but the local state does not say so.
+    /// The detach record is in the log, but the local state does not reflect it.
     DetachWon,
     /// The local state is closed cleanly.
     Closed,

@@ -3,8 +3,8 @@
 //! ```text
 //! u32 n (at most 64), n x (u32 first chunk, u32 chunks): ascending, apart
 //! ```
-//! A fence of 64 runs may include chunks without an entry, because without them it would have more runs.
-//! It never omits one.
+//! A fence of 64 runs may include chunks without an entry, to avoid further runs. It never omits a chunk with
+//! an entry.
 
 use std::cmp::Reverse;
 
@@ -45,7 +45,7 @@ impl Fence {
     pub(crate) const MAX_RUN_BYTES: usize = 8 * MAX_FENCE_RUNS;
 
     /// Returns the fence around `runs`, which ascend by their first chunk and may touch or overlap. The
-    /// runs with the smallest gaps are joined until they are few enough.
+    /// runs with the smallest gaps are joined until few enough remain.
     pub fn around(runs: impl IntoIterator<Item = (u32, u32)>) -> Self {
         let mut joined: Vec<(u32, u32)> = Vec::new();
         for (first, count) in runs {
@@ -70,7 +70,7 @@ impl Fence {
         Self::around(runs)
     }
 
-    /// Returns true if every chunk in it has an entry.
+    /// Returns true if every chunk in the fence has an entry.
     pub fn is_exact(&self) -> bool {
         self.runs.len() < most_runs()
     }
@@ -87,7 +87,7 @@ impl Fence {
         before.is_some_and(|(first, count)| chunk.0 < u64::from(first) + u64::from(count))
     }
 
-    /// Returns a run of it that is beyond a volume of `chunks` chunks.
+    /// Returns a run of the fence that ends beyond a volume of `chunks` chunks.
     pub(crate) fn run_beyond(&self, chunks: u64) -> Option<(u32, u32)> {
         self.runs.iter().copied().find(|(first, count)| u64::from(*first) + u64::from(*count) > chunks)
     }

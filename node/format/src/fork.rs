@@ -1,8 +1,8 @@
 //! Forks: volumes that begin with the content of another volume's snapshot.
 //!
-//! The create record of a fork contains the list of runs of the snapshot's root. Nothing is copied: the
-//! runs and their segments stay objects of the *ancestors*, and an id says how many forks away its owner
-//! is ([`PlacedId::owner`]). An id in an object of an ancestor counts from that ancestor.
+//! The create record of a fork contains the list of runs from the snapshot's root. Nothing is copied: the
+//! runs and their segments stay objects of the *ancestors*, and an id says how many forks away its owner is
+//! ([`PlacedId::owner`]). An id in an object of an ancestor counts from that ancestor.
 //!
 //! ```text
 //! u8 length + text volume id, u64 seq     the snapshot
@@ -56,7 +56,7 @@ impl Fork {
         Some(Self { snapshot, ancestors, sectors, runs: runs.into(), holds })
     }
 
-    /// Returns the lineage of the volume that begins with this; `None` if it is too long.
+    /// Returns the lineage of the volume that begins as this fork; `None` if it is too long.
     pub(crate) fn lineage(&self, volume: VolumeId) -> Option<Lineage> {
         let mut ancestors = vec![self.snapshot.volume.clone()];
         ancestors.extend_from_slice(&self.ancestors);

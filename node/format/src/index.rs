@@ -38,7 +38,7 @@ use crate::wire::{self, DecodeError, Reader};
 pub struct RunRef {
     /// Its name.
     pub id: RunId,
-    /// The level of its inputs, or one more; at least 1.
+    /// The level of its inputs or the next higher one; at least 1.
     pub level: u8,
     /// Size of the object in bytes.
     pub bytes: u64,
@@ -121,7 +121,7 @@ impl Runs {
         &self.lineage
     }
 
-    /// Returns true if the other is the same list in memory, or a copy of its handle.
+    /// Returns true if `other` is the same list in memory, or a copy of its handle.
     #[inline]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list) && Arc::ptr_eq(&self.lineage, &other.lineage)
@@ -204,6 +204,6 @@ pub struct MergePlan {
     pub level: u8,
     /// The inputs, newest first.
     pub inputs: Runs,
-    /// True if the oldest of them is the oldest of the list: zeros hide nothing.
+    /// True if the oldest input is the oldest run of the list, so that zeros hide nothing.
     pub is_oldest: bool,
 }

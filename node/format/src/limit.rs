@@ -1,9 +1,9 @@
 //! All bounds of the stored formats; those of the log's length are in `log_length.rs`.
 
-/// Maximum runs of chunks in a reference, whose size in a record and in memory thus does not grow with the
-/// volume. Part of the formats: a fence of fewer runs is exact.
+/// Maximum runs of chunks in a reference, so that its size in a record and in memory does not grow with the
+/// volume. Part of the formats, because a fence of fewer runs is exact.
 pub const MAX_FENCE_RUNS: usize = 64;
-/// Attach records in a manifest; dirty data older than the oldest of them counts as foreign.
+/// Maximum attach records in a manifest; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Maximum registered snapshots of a volume: 160 KiB of each checkpoint.
 pub const MAX_SNAPSHOTS: usize = 4096;
@@ -13,6 +13,6 @@ pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 pub const MAX_PREFETCH_BLOCKS: usize = 2048;
 /// Maximum bytes of the labels of a create record, so that names do not make a volume's records large.
 pub const MAX_LABEL_BYTES: usize = 1 << 10;
-/// Maximum bytes of the root in a detach record: readers that need only the record also read the root,
-/// once for each detach since the newest checkpoint.
+/// Maximum bytes of the root in a detach record. Readers that need only the record also read the root, once
+/// for each detach since the newest checkpoint.
 pub const MAX_DETACH_ROOT_BYTES: usize = 64 << 10;

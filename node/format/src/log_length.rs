@@ -2,8 +2,8 @@
 //! positions at which a truncation may end.
 //!
 //! Every program that reads or writes a volume must use the same numbers: they are part of the format
-//! (`docs/formats/truncation-marker.md`). Only a simulation shortens its logs, so that short runs reach
-//! their end; without the feature `simulation` they are fixed.
+//! (`docs/formats/truncation-marker.md`). Only a simulation uses smaller numbers, so that short runs reach
+//! these lengths; without the feature `simulation` the numbers are fixed.
 
 use holdfast_types::Seq;
 
@@ -15,8 +15,8 @@ thread_local! {
     static SCALED: std::cell::Cell<u64> = const { std::cell::Cell::new(CHECKPOINT_EVERY) };
 }
 
-/// Sets the interval of checkpoints to `records` in this thread, and all else in proportion; `None`
-/// restores production's.
+/// Sets the interval of checkpoints to `records` in this thread, and the other lengths in proportion; `None`
+/// restores those of production.
 #[cfg(feature = "simulation")]
 pub fn scale(records: Option<u64>) {
     SCALED.set(records.unwrap_or(CHECKPOINT_EVERY));

@@ -45,7 +45,7 @@ mod writers;
 
 use writers::Writers;
 
-/// A volume's state as of a seq.
+/// A volume's state at a seq.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     seq: Seq,
@@ -59,7 +59,7 @@ pub struct Manifest {
     checkpointed: Seq,
     /// Newest first.
     runs: Runs,
-    /// Chunks for which a run ever had a frame.
+    /// Chunks for which any run ever had a frame.
     holds: ChunkSet,
     /// Later records add no merge with a place below this.
     closed: Place,
@@ -88,7 +88,7 @@ pub struct Writer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Covered {
     writer: Nonce,
-    /// The greatest of all commits of that writer.
+    /// The greatest generation in all commits of that writer.
     generation: u64,
 }
 
@@ -132,7 +132,7 @@ impl Manifest {
         self.runs.lineage().volume()
     }
 
-    /// Returns the volume, and those whose objects it reads.
+    /// Returns the volume, and the volumes whose objects it reads.
     pub fn lineage(&self) -> &Lineage {
         self.runs.lineage()
     }
@@ -198,8 +198,8 @@ impl Manifest {
         self.writers.displaced.as_ref()
     }
 
-    /// Returns true if any writer was replaced: the data that it had not uploaded is missing, even if the
-    /// volume is empty.
+    /// Returns true if any writer was replaced. The data that the writer had not uploaded is missing, even if
+    /// the volume is empty.
     pub fn was_replaced(&self) -> bool {
         self.writers.replaced
     }
@@ -256,8 +256,8 @@ impl Manifest {
         self.deleted || place.seq().map_or(place < self.closed, |last| last <= self.seq)
     }
 
-    /// Returns the place of the first merge of a process: beyond all merges that an earlier one may have
-    /// begun, which are fewer since its last record.
+    /// Returns the place of the first merge of a process, beyond the places of all merges that an earlier
+    /// process may have begun since its last record.
     pub fn first_place_of_process(&self) -> Place {
         const BEGUN_AT_MOST: u64 = 1024;
         let known = self.closed.max(self.newest_merge.next());
@@ -286,7 +286,7 @@ impl Manifest {
     }
 
     /// Returns true if every attach after `epoch` carries one of `nonces`: local dirty data of that epoch is
-    /// still ours.
+    /// still the volume's newest.
     pub fn is_ours_since(&self, epoch: Epoch, nonces: &[Nonce]) -> bool {
         self.writers.are_all_of(epoch, nonces)
     }
@@ -332,14 +332,15 @@ impl Manifest {
     }
 
     /// Returns the bytes of the root of a snapshot at [`Manifest::seq`]: a checkpoint with only the
-    /// content of the volume. Every process that derives it from the same state thus gets the same bytes.
+    /// content of the volume. Every process that derives the root from the same state thus gets the same
+    /// bytes.
     pub fn encode_root(&self) -> Vec<u8> {
         let Self { seq, data_seq, sectors, identity, runs, holds, .. } = self.clone();
         let nothing = Self::empty(self.volume().clone());
         Self { seq, data_seq, sectors, identity, runs, holds, ..nothing }.encode_checkpoint()
     }
 
-    /// Returns the state for a detach record: the state that its checkpoint reads as.
+    /// Returns the state for a detach record, equal to the state that results from reading its checkpoint.
     pub(crate) fn as_root(&self) -> Self {
         let runs = if safeguard(RootNamesAllRuns) {
             self.runs.clone()

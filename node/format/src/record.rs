@@ -41,9 +41,9 @@ const WHAT: &str = "log record";
 /// Maximum bytes of the fields before a body, and of a body without its counted parts: mostly the longest
 /// volume id.
 const MAX_FIELD_BYTES: u64 = 256;
-/// Maximum segments in a record of a running writer.
+/// Maximum segments in a running writer's record.
 const WRITER_SEGMENTS: usize = 1;
-/// Maximum merges in it: one of each kind.
+/// Maximum merges in a running writer's record: one of each kind.
 const WRITER_MERGES: usize = 2;
 
 /// One entry of a volume's log.
@@ -83,12 +83,12 @@ pub enum Body {
         sectors: u64,
         /// The writer's node: only the same node may attach the volume again without permission.
         node: String,
-        /// The writer that the node replaced when it attached the volume. Its later attaches with the same
-        /// data repeat it.
+        /// The writer that the node replaced when it attached the volume. The node's later attaches with the
+        /// same data repeat the name.
         displaced: Option<Displaced>,
     },
-    /// Makes a seal durable, merges runs, or changes the list of snapshots. While no writer is attached,
-    /// the control plane creates one too, with epoch zero, that changes only that list.
+    /// Commits a seal, merges runs, or changes the list of snapshots. While no writer is attached, the
+    /// control plane also creates such records, with epoch zero, which change only that list.
     Change {
         /// The segments with the data of the seal: no block is in two of them.
         segments: Vec<SegmentRef>,
@@ -104,15 +104,16 @@ pub enum Body {
         merges: Vec<Merge>,
         /// Merges with places below this are closed: later records cannot add them. Zero closes none.
         closed: Place,
-        /// Changes of the list of snapshots. A snapshot taken includes everything that the record adds.
+        /// Changes of the list of snapshots. The registered snapshot includes everything that the record
+        /// adds.
         snapshots: SnapshotChange,
         /// Logical size from here on; never smaller than before. `None` if it does not change.
         sectors: Option<u64>,
     },
     /// Releases the volume after the writer's last commit.
     Detach {
-        /// The whole state that the record follows: a reader for which this is the last record needs no
-        /// other. `None` if that is large, or an earlier version created the record.
+        /// The whole state before the record: a reader for which this is the last record needs no other.
+        /// `None` if the state is large, or an earlier version created the record.
         root: Option<Box<Manifest>>,
     },
     /// Deletes the volume permanently.
@@ -156,7 +157,7 @@ impl Body {
         one == other
     }
 
-    /// Returns true if it merges runs.
+    /// Returns true if the record merges runs.
     pub fn has_merges(&self) -> bool {
         match self {
             Self::Change { merges, .. } => !merges.is_empty(),
@@ -176,9 +177,9 @@ impl Body {
 /// Neighbours of a volume's list of runs, and the run that replaces them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merge {
-    /// The newest of them.
+    /// The newest input.
     pub newest: PlacedId,
-    /// The oldest of them.
+    /// The oldest input.
     pub oldest: PlacedId,
     /// The run with equivalent content.
     pub output: RunRef,

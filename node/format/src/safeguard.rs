@@ -1,10 +1,10 @@
-//! Safeguards: lines of the engine and of the background work without which some interleaving loses data.
+//! Safeguards: lines of code without which some interleaving loses data.
 //!
-//! A simulation removes one at a time, to show that it would notice. Without the feature `simulation` they
-//! cannot be removed, and the compiler drops every check. With the feature, a safeguard is removed only at
-//! run time, in the thread that runs the engine: a build that has the feature only because the simulation
-//! was built, too, behaves like one without. A test over `cargo metadata` allows only `node/sim` to
-//! request the feature.
+//! The simulation removes one safeguard at a time, to show that it would notice the loss. Without the feature
+//! `simulation` safeguards cannot be removed, and the compiler drops every check. With the feature, a
+//! safeguard is removed only at run time, in the thread that runs the engine, so a build that has the feature
+//! only because the simulation was built, too, behaves like a build without it. A test over `cargo metadata`
+//! allows only `node/sim` to request the feature.
 
 /// A safeguard, named by the property that it ensures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,7 +56,7 @@ pub enum Safeguard {
     RetryFailed,
     /// A checkpoint counts as written before the records that it replaces are deleted.
     CheckpointBeforeDeletes,
-    /// Uploads to each store wait in a separate queue.
+    /// Uploads wait in a separate queue for each store.
     QueueByStore,
     /// An upload releases its memory while it waits to retry.
     FreeMemoryInBackoff,
@@ -78,7 +78,7 @@ pub enum Safeguard {
     CheckTruncation,
     /// The bytes of a frame are compared with its checksum.
     CheckFrameChecksum,
-    /// After damage in a block, a read retries with only the sectors that it wants.
+    /// After finding damage in a block, a read retries with only its own sectors.
     ReadOnlyWanted,
     /// Permission to replace a writer counts for the epoch it names.
     CheckExpectedEpoch,
@@ -106,7 +106,7 @@ pub enum Safeguard {
     FuaWaitsForCommit,
     /// The slab's index leaves slots free for blocks that are being fetched.
     SpareSlots,
-    /// A slot of the slab that is no longer used is freed once.
+    /// An unused slot of the slab is freed only once.
     FreeSlotOnce,
     /// A slot of the slab that an earlier process filled is compared with its proof before it is read.
     ProveOldSlots,
@@ -118,7 +118,7 @@ pub enum Safeguard {
     FetchTheRest,
     /// After its create record is stored, a fork checks that its snapshot was not forgotten.
     AskIfForgotten,
-    /// The answer that a fork got is stored in its log before the fork is reported.
+    /// The result of a fork's check is stored in its log before the fork is reported.
     StoreVerdict,
     /// Objects that a fork reads are not deleted.
     ForksKeepObjects,
@@ -134,13 +134,14 @@ pub enum Safeguard {
     CountFromOwner,
     /// A round syncs the sides for each group of its pages.
     SyncEachGroup,
-    /// An object is named for a place that the log has not passed before the record that adds it.
+    /// The place in an object's name is not before the record that adds the object.
     PlaceBeyondRecord,
-    /// A record names the chunks that hold data from then on, if the fence of its segment does not.
+    /// A record names the chunks that hold data from then on, unless the fence of its segment names them
+    /// exactly.
     NameHeldChunks,
     /// No record closes the place of a merge that is in progress or waits to be carried.
     CheckMergePlace,
-    /// A merge is carried only if the list has its inputs: runs that a record in flight may merge are not
+    /// A merge is carried only if the list has its inputs; runs that a record in flight may merge are not
     /// chosen again.
     CarryFreshMerge,
     /// A merge reads all runs that it replaces.
@@ -185,7 +186,7 @@ pub enum Safeguard {
     ExactCut,
     /// The control plane extends a log only while no writer does.
     ControlOnlyDetached,
-    /// A serving volume has a larger size once its log says so.
+    /// A serving volume has a larger size only once its log has that size.
     GrowInLogFirst,
     /// A live map that is larger than in its header keeps its size over a restart.
     ResumeAsGrown,
@@ -220,7 +221,7 @@ pub enum Safeguard {
 }
 
 impl Safeguard {
-    /// All of them.
+    /// All safeguards.
     pub const ALL: [Self; 103] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
@@ -327,8 +328,8 @@ impl Safeguard {
         Self::WaitForDisk,
     ];
 
-    /// Returns true if the safeguard concerns state shared by the volumes of a host or a store: only
-    /// several of them reveal its absence, or reveal it often.
+    /// Returns true if the safeguard concerns state shared by the volumes of a host or a store: its absence
+    /// shows, or shows often, only with several volumes.
     pub const fn is_shared(self) -> bool {
         matches!(self.upholds(), 25 | 26)
             || matches!(

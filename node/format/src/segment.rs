@@ -30,9 +30,9 @@ const WHAT: &str = "segment index";
 const ENTRY_BYTES: usize = 48;
 /// Bytes after the index.
 pub const TRAILER_BYTES: u64 = 16;
-/// Offsets of frames are smaller than this: 1 TiB, which leaves space for other fields in an entry of a run.
+/// Upper bound of frame offsets: 1 TiB, which leaves space for other fields in an entry of a run.
 pub(crate) const MAX_OFFSET: u64 = 1 << 40;
-/// Level 1: 0.4-0.5 GB/s a core and most of the ratio of the higher levels.
+/// Level 1 compresses 0.4 to 0.5 GB/s per core and reaches most of the ratio of higher levels.
 const ZSTD_LEVEL: i32 = 1;
 /// A frame stays raw unless compression saves at least one part in this many.
 const LEAST_SAVING: usize = 16;
@@ -118,7 +118,7 @@ pub struct SegmentRef {
     pub index_bytes: u32,
     /// Sectors of all its frames, including zero frames.
     pub sectors: u64,
-    /// The chunks it holds frames for.
+    /// The chunks that it has frames for.
     pub chunks: Fence,
 }
 
@@ -227,13 +227,12 @@ impl SegmentBuilder {
     /// # Panics
     /// If bytes were taken before.
     pub fn take_frames(&mut self) -> PackedFrames {
-        assert!(self.taken == 0, "the frames lie from the beginning");
+        assert!(self.taken == 0, "no bytes were taken before");
         self.body.shrink_to_fit();
         PackedFrames { body: std::mem::take(&mut self.body), frames: std::mem::take(&mut self.frames) }
     }
 
-    /// Adds frames of another builder. The object has the same bytes as if their blocks had been pushed
-    /// here.
+    /// Adds frames of another builder, with the same resulting bytes as if their blocks had been pushed here.
     ///
     /// # Panics
     /// If blocks do not ascend.
@@ -318,7 +317,7 @@ impl SegmentBuilder {
     /// and the index. Nothing may be pushed afterwards.
     pub fn close(&mut self, id: SegmentId) -> (SegmentRef, FrameIndex) {
         let mut frames = std::mem::take(&mut self.frames);
-        // It may be cached for long.
+        // The index may be cached for a long time.
         frames.shrink_to_fit();
         let index = FrameIndex { frames };
         let index_offset = self.end();
@@ -463,7 +462,7 @@ impl FrameIndex {
 }
 
 thread_local! {
-    /// Reused, because creating one costs more than decompressing a small frame.
+    /// The decompressor is reused, because creating one costs more than decompressing a small frame.
     static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> = RefCell::default();
 }
 

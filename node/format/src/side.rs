@@ -28,7 +28,7 @@ impl Side {
 pub struct SideSet(u8);
 
 impl SideSet {
-    /// None of them.
+    /// The empty set.
     pub const NONE: Self = Self(0);
     /// Both.
     pub const BOTH: Self = Self(3);
@@ -48,12 +48,12 @@ impl SideSet {
         Self::NONE.with(side)
     }
 
-    /// Returns each of them, A first.
+    /// Iterates over the sides in the set, A first.
     pub fn iter(self) -> impl Iterator<Item = Side> {
         Side::BOTH.into_iter().filter(move |side| self.contains(*side))
     }
 
-    /// Returns true if `side` is one of them.
+    /// Returns true if the set contains `side`.
     pub const fn contains(self, side: Side) -> bool {
         self.0 & (1 << side as u8) != 0
     }

@@ -6,8 +6,9 @@
 //! entries  4096 + 32 * slot, for each slot: 0 16 content key    16 16 proof; all zeros: none
 //! ```
 //! Neither the slab nor its table is ever synced, and they are not written atomically: the process or the
-//! host may crash between any two writes, and a version without tables may write the slab. So an entry is
-//! never trusted. It only says what to compare the slot with: the proof covers the key and the whole block.
+//! host may crash between any two writes, and a version without tables may write the slab. An entry is
+//! therefore never trusted. It only states the expected content of the slot: the proof covers the key and the
+//! whole block.
 //! Invariant: no block is returned before its proof was verified (3 in `docs/invariants.md`).
 
 use crate::compose::ContentKey;
@@ -24,10 +25,10 @@ pub const ENTRY_BYTES: usize = 32;
 #[non_exhaustive]
 pub enum SlabTableError {
     /// Not a table of a slab.
-    #[error("it does not begin as a table of the slab does")]
+    #[error("the file does not begin like a table of the slab")]
     Magic,
     /// Written by an unsupported version.
-    #[error("it has version {found}; this program reads version {VERSION}")]
+    #[error("the table has version {found}; this program reads version {VERSION}")]
     Version {
         /// The version found.
         found: u32,

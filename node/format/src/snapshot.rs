@@ -1,7 +1,7 @@
 //! Snapshots: positions of a volume's log whose content is kept.
 //!
 //! A snapshot is named by the seq of the record that registers it. Its *root* is stored before that
-//! record: a checkpoint with the volume's content at that point, without its writers. Its bytes thus
+//! record: a checkpoint with the volume's content at that point, without its writers. The root's bytes thus
 //! follow from the log and the record, and are the same each time it is created.
 //!
 //! ```text
@@ -27,7 +27,7 @@ pub struct Snapshot {
     pub uid: SnapshotUid,
     /// Time of its record, milliseconds since 1970 by the clock of its creator.
     pub unix_ms: u64,
-    /// Logical size of the volume there.
+    /// Logical size of the volume at that position.
     pub sectors: u64,
 }
 
@@ -36,7 +36,7 @@ pub struct Snapshot {
 pub struct SnapshotChange {
     /// The record registers a snapshot with this uid.
     pub taken: Option<SnapshotUid>,
-    /// These are no longer registered: they were forgotten.
+    /// Forgotten snapshots that are no longer registered.
     pub dropped: Vec<Seq>,
 }
 

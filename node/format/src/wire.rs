@@ -22,7 +22,7 @@ const SUM_AT: usize = 16;
 const VERSION: u16 = 1;
 const MAGIC: [u8; 4] = *b"HFST";
 
-/// Returns true if `bytes` begin like every stored structure. If not, Holdfast did not write them.
+/// Returns true if `bytes` begin like every stored structure. If false, Holdfast did not write them.
 pub fn begins_as_ours(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
@@ -60,7 +60,7 @@ pub enum Kind {
 #[non_exhaustive]
 pub enum DecodeError {
     /// Fewer bytes than the structure requires.
-    #[error("{what} is cut short: {have} bytes where {need} are needed")]
+    #[error("{what} is truncated: it has {have} of the {need} bytes needed")]
     Short {
         /// The structure.
         what: &'static str,
@@ -81,7 +81,7 @@ pub enum DecodeError {
         found: u16,
     },
     /// A different structure than the requested one.
-    #[error("{what} holds a structure of kind {found}")]
+    #[error("{what} expected, but the structure has kind {found}")]
     Kind {
         /// The structure expected.
         what: &'static str,
@@ -184,7 +184,7 @@ pub fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [
     let stored = head.array::<16>()?;
     let payload = head.take(length)?;
     let summed = [&bytes[..SUM_AT], payload].concat();
-    // Map pages written before they had a separate checksum have the one of all other structures.
+    // Map pages of earlier versions have the same checksum as all other structures.
     if sum(found, &summed) != stored && checksum(&summed) != stored {
         return Err(DecodeError::Checksum(what));
     }
@@ -259,7 +259,7 @@ impl<'a> Reader<'a> {
         Ok(PlacedId { owner: self.u8()?, place: Place::from_stored(self.u64()?), ulid: Ulid(self.u128()?) })
     }
 
-    /// Reads a count of items of at least `item_bytes` each, which the rest must be able to hold.
+    /// Reads a count of items of at least `item_bytes` each; the remaining bytes must be able to hold them.
     pub fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
         let need = count.saturating_mul(item_bytes);
@@ -297,7 +297,7 @@ impl<'a> Reader<'a> {
         } else {
             Err(DecodeError::Field {
                 what: self.what,
-                field: "bytes behind the end",
+                field: "bytes after the end",
                 value: self.rest.len() as u64,
             })
         }
@@ -314,7 +314,7 @@ pub fn put_id(id: PlacedId, out: &mut Vec<u8>) {
     out.extend_from_slice(&id.ulid.0.to_le_bytes());
 }
 
-/// Appends `text` after a length byte; longer text is cut at 255 bytes.
+/// Appends `text` after a length byte; longer text is truncated to 255 bytes.
 pub fn put_text(out: &mut Vec<u8>, text: &str) {
     let end = (0..=text.len().min(255)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     out.push(u8::try_from(end).expect("cut to 255"));

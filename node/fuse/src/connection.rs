@@ -1,10 +1,12 @@
-//! A FUSE connection: the file through which the kernel sends requests, and its file system.
+//! A FUSE connection: the file through which the kernel sends requests, and the file system of that
+//! connection.
 //!
 //! The file system has no mount point: the loop device keeps it alive by having its only file open. It ends
 //! when that file is closed, or when the last process closes the connection; then requests fail.
 //!
 //! *Runs on*: control threads; reads and writes of a queue on its ring thread. This module neither opens the
-//! file nor reads its attributes: both wait for the server, which is this process ([`crate::loop_device`]).
+//! device's file nor reads its attributes: both wait for the server, which is this process
+//! ([`crate::loop_device`]).
 #![allow(unsafe_code)] // system calls that libc has no function for
 
 use std::ffi::{CStr, CString};
@@ -39,8 +41,8 @@ pub struct FuseConnection {
 }
 
 impl FuseConnection {
-    /// Makes a handle of a connection whose file system has one file of this name and size. The server holds
-    /// `lock` until it stops serving.
+    /// Creates a handle of a connection whose file system has one file of this name and size. The server
+    /// holds `lock` until it stops serving.
     #[must_use]
     pub fn new(file: File, lock: Arc<File>, name: String, len_bytes: u64) -> Self {
         Self { file: Arc::new(file), lock, name, len_bytes: Arc::new(AtomicU64::new(len_bytes)) }
@@ -104,7 +106,7 @@ impl FuseConnection {
     /// # Errors
     /// The kernel's. The call may then be repeated.
     pub fn grow(&self, len_bytes: u64) -> io::Result<()> {
-        // First, because the kernel may read the attributes after the notification.
+        // Stored first, because the kernel may read the attributes after the notification.
         self.len_bytes.store(len_bytes, Ordering::Relaxed);
         self.write(&[&grown(len_bytes)])
     }
@@ -144,7 +146,7 @@ impl FuseConnection {
             };
             let Ok(parsed) = parse(&message[..len]) else { continue };
             if parsed.request == FuseRequest::Sync {
-                // The binding sends one. It covers no completed write.
+                // Binding the loop device sends a sync, which covers no completed write.
                 self.answer(&[&reply_head(parsed.unique, 0, 0)]);
             } else if let Some(answer) = file.answer(&parsed) {
                 self.answer(&[&answer]);
@@ -153,10 +155,10 @@ impl FuseConnection {
     }
 
     fn wait_readable(&self, within: Duration) -> io::Result<bool> {
-        let mut wanted = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut polled = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let timeout = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
         // SAFETY: the pointer names one structure, which outlives the call.
-        match unsafe { libc::poll(&raw mut wanted, 1, timeout) } {
+        match unsafe { libc::poll(&raw mut polled, 1, timeout) } {
             number if number >= 0 => Ok(number > 0),
             _ => {
                 let error = io::Error::last_os_error();

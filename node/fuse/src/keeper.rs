@@ -16,29 +16,30 @@
 //! | `D` drops a file | - |
 //! | `L` lists the tags | their number (4 bytes), then each (8 bytes) |
 //! | `W` watches the keeper: the connection ends when the keeper exits or is replaced | the status `e`, at once or later, when it gets a signal to exit |
-//! | `H` hands the place over to the asking keeper | the number of files (4 bytes), with the lock; a byte, with the socket; each tag (8 bytes), with its file |
+//! | `H` hands over to the asking keeper | the number of files (4 bytes), with the lock; a byte, with the socket; each tag (8 bytes), with its file |
 //!
 //! An unknown operation or version has its own status. A keeper answers every version from 1 to its own in
 //! that version, and a client uses the keeper's version if that is lower. So these ten bytes and the table
-//! above (version 1) never change: with them a keeper hands over to a keeper of any other release. The
-//! hand-over has this order. Meanwhile the keeper answers no request, but none is lost: the socket stays the
-//! same.
+//! above (version 1) never change, and a keeper can hand over to a keeper of any other release. The hand-over
+//! follows these steps; until it ends the keeper answers no request, but none is lost, because the socket
+//! stays the same.
 //!
 //! ```text
 //! 1  successor: asks          3  successor: confirms that it has all
 //! 2  keeper: sends all        4  keeper: confirms, closes all, exits or stands by
 //! ```
 //!
-//! A failure before 3 changes nothing. After 3 the successor waits for 4, for a message that the keeper
-//! continues to serve, or for its exit; it closes the received files only while another keeper serves.
+//! A failure before 3 changes nothing. After 3 the successor waits for 4, for the keeper's message that it
+//! continues to serve, or for the keeper's exit; it closes the received files only while another keeper
+//! serves.
 //!
-//! *Owns*: the files, by tag, without knowing what they are.
+//! *Owns*: the files, by tag, without knowledge of their meaning.
 //! *Invariants*: one keeper serves a run directory and holds a lock there; a failed request is an error,
 //! never an empty answer; a process with the only reference to a file does not exit by itself.
 //! *Runs on*: its own process, with a thread per connection and no async runtime. It answers only processes
 //! of its own user. A keeper started by a daemon has its own session, and exits when it holds nothing or
 //! after handing over. A keeper in the foreground exits after a signal, once it holds nothing. It stands by
-//! while another one serves, and takes over again when that one exits or gets a signal.
+//! while another keeper serves, and takes over again when that keeper exits or gets a signal.
 //! *On failure*: a running daemon notices the exit of the keeper, and gives the next one all files. If both
 //! exit, the connections end: requests to the devices fail, and flushed data is on the disk.
 #![allow(unsafe_code)] // setsid(2)
@@ -71,7 +72,7 @@ const START_WITHIN: Duration = Duration::from_secs(30);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of attempts for a request whose answer was cut off, for example by the exit of the keeper.
 const TRIES: u32 = 20;
-/// Delay between two attempts to send a request, to start, or to accept.
+/// Delay between two attempts to send a request, to start a keeper, or to accept a connection.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// A status, the file that came with it, and the stream for further data.
@@ -85,7 +86,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Makes a client of the keeper of a run directory.
+    /// Creates a client of the keeper of a run directory.
     #[must_use]
     pub fn of(run_dir: &Path) -> Self {
         Self { socket: run_dir.join(KEEPER_SOCKET), versions: SpokenVersions::default() }
@@ -109,7 +110,7 @@ impl Keeper {
     /// Returns true if it started one.
     ///
     /// # Errors
-    /// Those of the start; the keeper does not answer.
+    /// The keeper cannot be started, or does not answer.
     pub fn keep_or_start(
         &self,
         tag: u64,
@@ -135,7 +136,7 @@ impl Keeper {
     /// Starts a keeper, which takes over from the serving one: `program` becomes [`run_for_daemon`].
     ///
     /// # Errors
-    /// Those of the start.
+    /// The keeper cannot be started.
     pub fn start(mut program: Command) -> io::Result<()> {
         program.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let session = || {
@@ -155,8 +156,8 @@ impl Keeper {
         Ok(stream)
     }
 
-    /// Sends a request, and repeats it if the answer was cut off: by then, an exiting keeper is absent, and a
-    /// replaced one has a successor at the same socket.
+    /// Sends a request, and repeats it if the answer was cut off: by then an exiting keeper is gone, and a
+    /// replaced keeper has a successor at the same socket.
     fn ask(&self, operation: u8, tag: u64, file: Option<BorrowedFd<'_>>) -> io::Result<KeeperAnswer> {
         let mut tries = 1;
         loop {
@@ -270,9 +271,9 @@ pub struct KeeperWatch {
 /// Events of a watched keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeeperEvent {
-    /// It got a signal to exit: it serves until it is killed or another one takes over.
+    /// The keeper got a signal to exit: it serves until it is killed or another keeper takes over.
     Ending,
-    /// It has exited, or another one has taken over.
+    /// The keeper has exited, or another one has taken over.
     Gone,
 }
 
@@ -299,7 +300,7 @@ impl KeeperWatch {
         }
     }
 
-    /// Returns true if the keeper stops serving `within` this time.
+    /// Returns true if the keeper stops serving within this time.
     pub fn ends(&mut self, within: Duration) -> bool {
         let begun = Instant::now();
         loop {

@@ -37,7 +37,7 @@ const WITHIN: Duration = Duration::from_secs(20);
 /// Polling interval for a device that is being cleared.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Stands for a name that is longer than an attribute.
+/// Replaces a name that is too long for a sysfs attribute.
 const TOO_LONG: &str = "(too long)";
 
 /// Attributes of a device's queue that are set before binding.
@@ -90,7 +90,7 @@ pub fn file_name(tag: u64) -> String {
     format!("{PREFIX}{tag:016x}")
 }
 
-/// Returns the tag in the kernel's path of a file, if it is one of ours.
+/// Returns the tag in the kernel's path of a file, if the file is one of ours.
 fn tag_of(path: &str) -> Option<u64> {
     let tag = path.trim_end().trim_start_matches('/').strip_prefix(PREFIX)?;
     (tag.len() == 16).then_some(())?;
@@ -197,8 +197,8 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// Returns true if the kernel clears the device once its last program has closed it: a program has asked
-    /// for that (`losetup --detach`).
+    /// Returns true if the kernel will clear the device once its last program has closed it, because a
+    /// program requested this (`losetup --detach`).
     ///
     /// # Errors
     /// The kernel's.
@@ -235,8 +235,8 @@ impl LoopDevice {
         wait(start(without_input(program))?, WITHIN)
     }
 
-    /// Makes the device as large as its file is to the kernel ([`FuseConnection::grow`]). `program` becomes
-    /// [`LoopCommand::run`], because the kernel may send a request to the server of the file.
+    /// Sets the device's size to the size of its file in the kernel ([`FuseConnection::grow`]). `program`
+    /// becomes [`LoopCommand::run`], because the kernel may send a request to the server of the file.
     ///
     /// # Errors
     /// The kernel's, or that of the program.
@@ -289,8 +289,8 @@ impl LoopDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoopBinding {
     Bound,
-    /// The kernel has removed the name and is releasing the file: the attributes of the queue can be reset
-    /// only after that.
+    /// The kernel has removed the name and is releasing the file. The attributes of the queue can be reset
+    /// only after the release.
     Releases,
     /// The device has no file, or another one.
     Gone,
@@ -456,7 +456,7 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
             continue;
         };
         if is_bound(number) {
-            // Another program was first: leave its device alone.
+            // Another program took the number first: its device must stay untouched.
             continue;
         }
         let tuned = TunedQueue::of(Path::new(BLOCK_DEVICES), number)?;
@@ -472,7 +472,7 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
         }
         match request(&device, kernel::CONFIGURE, (&raw const config).addr()) {
             Ok(_) => {}
-            // Another program was first.
+            // Another program took the number first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
             Err(error) => return Err(error),
         }
@@ -481,7 +481,7 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
         if shown.is_err() || status.flags & kernel::FLAG_DIRECT_IO == 0 {
             request(&device, kernel::CLR_FD, 0)?;
             tuned.keep();
-            // The kernel clears it with this.
+            // The kernel clears the device when it is closed.
             drop(device);
             restore(number)?;
             shown?;
@@ -585,7 +585,7 @@ fn clear(number: u32, name: &str, unless_used: bool) -> io::Result<()> {
 }
 
 fn restore(number: u32) -> io::Result<()> {
-    // Opens it read-only: udev scans each device that was open for writing.
+    // The device is opened read-only, because udev scans each device that was open for writing.
     if let Some(_held) = open_exclusively(number, false)? {
         untune(Path::new(BLOCK_DEVICES), number);
     }

@@ -246,7 +246,7 @@ pub fn grown(len_bytes: u64) -> Vec<u8> {
     [&head[..], &body.0].concat()
 }
 
-/// Encodes the notification that makes the kernel send a request with this number to the server, with no
+/// Encodes the notification that makes the kernel send a request with this number to the server, without any
 /// bytes of the file.
 #[must_use]
 pub fn retrieve(unique: u64) -> Vec<u8> {
@@ -256,7 +256,7 @@ pub fn retrieve(unique: u64) -> Vec<u8> {
     [&head[..], &body.0].concat()
 }
 
-/// The body of the reply to a WRITE of which all was written.
+/// Encodes the body of the reply to a complete WRITE.
 #[must_use]
 pub fn written(len_bytes: u32) -> [u8; 8] {
     let mut body = [0; 8];
@@ -319,7 +319,7 @@ impl FuseFile {
         Some([&reply_head(unique, error, len_bytes)[..], &body].concat())
     }
 
-    /// Refuses a kernel without RESEND: requests would be lost with the daemon.
+    /// Refuses a kernel without RESEND, with which requests would be lost when the daemon exits.
     fn init(&self, (major, minor): (u32, u32), readahead_bytes: u32, offered: u64) -> Result<Vec<u8>, i32> {
         if major != MAJOR || minor < MINOR || offered & HAS_RESEND == 0 {
             return Err(libc::EPROTO);

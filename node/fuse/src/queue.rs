@@ -97,15 +97,15 @@ pub struct FuseQueue<K> {
     rests: Vec<(u64, u32)>,
     /// Tags with a next piece to hand out.
     continued: Vec<u16>,
-    /// Number of own operations in the ring.
+    /// Number of the queue's own operations in the ring.
     with_kernel: u16,
     is_polling: bool,
-    /// A read failed: the next read comes after a pause.
+    /// True if a read failed, so that the next read comes after a pause.
     must_pause: bool,
     is_pausing: bool,
-    /// The connection has ended, or the queue no longer reads it.
+    /// True if the connection has ended, or the queue no longer reads it.
     is_ended: bool,
-    /// Not yet reported to the owner.
+    /// A fault that was not reported to the owner yet.
     fault: Option<FuseFault>,
     draining: bool,
 }
@@ -248,7 +248,7 @@ impl<K: Copy> FuseQueue<K> {
         None
     }
 
-    /// Makes the next piece of a WRITE-ZEROES.
+    /// Returns the next piece of a WRITE-ZEROES.
     fn zeroes_piece(&mut self, tag: u16, start_sector: u64, sectors: u32) -> DeviceRequest {
         let piece = sectors.min((MAX_ZEROES_BYTES / SECTOR_BYTES) as u32);
         self.rests[usize::from(tag)] = (start_sector + u64::from(piece), sectors - piece);
@@ -325,7 +325,7 @@ impl<K: Copy> FuseQueue<K> {
                 self.connection.answer(&[&reply_head(unique, 0, body.len() as u32), &body]);
             }
             (Ok(()), Operation::WriteZeroes) if self.rests[usize::from(tag)].1 > 0 => {
-                // The kernel resends all of it to the successor.
+                // The kernel resends the whole request to the successor.
                 if !self.draining && !self.is_ended {
                     self.continued.push(tag);
                     return self.look_again(ring);
@@ -506,9 +506,9 @@ impl FuseBuffers {
         }
         // SAFETY: the mapping made above; a kernel that ignores the advice does no harm.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_NOHUGEPAGE) };
-        // Without it, the kernel would copy each page that it writes a request to after a fork, and wait for
-        // memory meanwhile.
-        // SAFETY: the mapping made above; the advice removes it from children only, which do not use it.
+        // Otherwise, after a fork, the kernel would copy each page before writing a request to it, and might
+        // wait for memory. SAFETY: the mapping made above; the advice removes it from children only, which do
+        // not use it.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_DONTFORK) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
         Ok(Self { memory, prepared: vec![false; DEPTH.into()].into() })
@@ -536,7 +536,7 @@ impl FuseBuffers {
         self.memory.as_ptr().wrapping_add(usize::from(tag) * STRIDE + offset)
     }
 
-    /// Returns the room for a message, in the buffer of a tag without a request.
+    /// Returns the memory for a message, in the buffer of a tag without a request.
     fn message_mut(&mut self, tag: u16) -> &mut [u8] {
         let (offset, len) = (DATA_AT - WRITE_HEAD_BYTES, WRITE_HEAD_BYTES + MAX_IO_BYTES as usize);
         let address = self.at(tag, offset, len);

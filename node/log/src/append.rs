@@ -1,7 +1,7 @@
-//! Creates objects once: log records, and all other objects whose key belongs to the first creator.
+//! Creates objects once: log records, and all other objects whose key belongs to its first creator.
 //!
 //! On failure: a record whose create had an unclear outcome is read back; the outcome is never guessed. Any
-//! other object has reproducible content, or is read afterwards: its create is retried.
+//! other object has reproducible content or is read afterwards, so its create is retried.
 
 use bytes::Bytes;
 use holdfast_format::record::Record;
@@ -16,7 +16,7 @@ use crate::limit::MAX_METADATA_BYTES;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum CreatedOnce {
-    /// This call stored it.
+    /// This call stored the object.
     Now,
     /// An object existed: from an earlier call whose response was lost, or from another writer.
     Before,
@@ -25,7 +25,7 @@ pub(crate) enum CreatedOnce {
 /// Creates an object once: one PUT. `what` completes "failed to ..." in the error.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the object was not created, or that is unknown; try again.
+/// [`LogFailure::Store`]: the object was not created, or its existence is unknown; try again.
 pub(crate) async fn create_once(
     objects: &dyn ObjectStore,
     what: &'static str,
@@ -40,20 +40,21 @@ pub(crate) async fn create_once(
     }
 }
 
-/// Outcome of a create-once, with all ambiguity resolved.
+/// Outcome of creating a record, with all ambiguity resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum CreateOutcome {
     /// The record is in the log.
     Created,
-    /// Another record is in its position.
+    /// Another record occupies the position.
     Lost,
 }
 
 /// Creates `log/<seq>` once.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the record was not created, or that is unknown; the same record may be retried.
+/// [`LogFailure::Store`]: the record was not created, or its existence is unknown; the same record may be
+/// retried.
 pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result<CreateOutcome, LogFailure> {
     let volume = &record.volume;
     let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
@@ -75,11 +76,11 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
 /// Returns true if the created record is the one stored at its position: one GET.
 ///
 /// A store that checks the key first and stores the object later confirms several creates of one key, and
-/// keeps the last object. A writer therefore reads its record back before irreversible work. That detects
+/// keeps the last object. A writer therefore reads its record back before irreversible work. This detects
 /// every other create that was stored before this call.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: that is unknown.
+/// [`LogFailure::Store`]: the answer is unknown.
 pub async fn is_in_place(objects: &dyn ObjectStore, record: &Record) -> Result<bool, LogFailure> {
     let key = ObjectKey::Log(record.volume.clone(), record.seq).to_string();
     match objects.get(&key, MAX_METADATA_BYTES).await {

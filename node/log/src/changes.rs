@@ -1,4 +1,4 @@
-//! Sectors held by a snapshot, and sectors changed between two snapshots of a volume.
+//! Sectors with content in a snapshot, and sectors changed between two snapshots of a volume.
 //!
 //! Reads only indexes, no data, and only for chunks whose runs differ. Unchanged sectors are detected by the
 //! hashes of their frames.
@@ -21,12 +21,12 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Covers the whole content of the snapshot with this root.
+    /// Selects the whole content of the snapshot with this root.
     pub fn all_of(target: Manifest) -> Self {
         Self { base: None, target }
     }
 
-    /// Covers the difference between two snapshots of one volume, given by their roots.
+    /// Selects the difference between two snapshots of one volume, given by their roots.
     ///
     /// # Panics
     /// If they belong to different volumes: the same name would refer to different objects.

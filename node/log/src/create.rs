@@ -18,9 +18,9 @@ use crate::trash::take_back;
 pub struct Creation {
     /// Logical size.
     pub sectors: u64,
-    /// The object and claim that it is created for.
+    /// The Volume object and claim for which the volume is created.
     pub labels: Labels,
-    /// The snapshot that it starts from; `None`: it starts empty.
+    /// The snapshot from which the volume starts; `None`: it starts empty.
     pub source: Option<SnapshotName>,
     /// The expected uid of the snapshot; `None`: any. After a restore of the bucket, a name may refer to a
     /// different snapshot.
@@ -38,19 +38,19 @@ impl Creation {
     }
 }
 
-/// Creates the volume and returns its sectors: one PUT. With a source it starts from the snapshot's content,
-/// zero sectors mean the snapshot's size, and the costs are one PUT and six GETs more (`fork.rs`); if the
-/// snapshot's record was truncated, its log is read instead: about 10 to 70 GETs. Repeating it with the same
-/// size for the same [origin](Labels::origin) is a no-op, regardless of nonce and time; that reads the log to
-/// its end, to check that the volume was not removed.
+/// Creates the volume and returns its sectors: one PUT. With a source, the volume starts from the snapshot's
+/// content, zero sectors mean the snapshot's size, and the call costs one PUT and six GETs more (`fork.rs`);
+/// if the snapshot's record was truncated, its log is read instead: about 10 to 70 GETs. Repeating the call
+/// with the same size for the same [origin](Labels::origin) is a no-op, regardless of nonce and time; it
+/// reads the log to its end, to check that the volume was not removed.
 ///
 /// # Errors
 /// [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] if the id
-/// is taken, [`LogFailure::OtherSource`] if by a volume with another source; [`LogFailure::NoSuchSource`],
-/// [`LogFailure::OtherSnapshot`], [`LogFailure::SmallerThanSource`] or [`LogFailure::TooManyForks`] if the
-/// snapshot cannot be the source: nothing was created, except the id's tombstone if the snapshot was
-/// forgotten in the meantime; [`LogFailure::Broken`] if the existing record belongs to another volume;
-/// otherwise the store's failure.
+/// is taken, and [`LogFailure::OtherSource`] if a volume with another source has it;
+/// [`LogFailure::NoSuchSource`], [`LogFailure::OtherSnapshot`], [`LogFailure::SmallerThanSource`] or
+/// [`LogFailure::TooManyForks`] if the snapshot cannot be the source: nothing was created, except the id's
+/// tombstone if the snapshot was forgotten in the meantime; [`LogFailure::Broken`] if the existing record
+/// belongs to another volume; otherwise the store's failure.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -78,26 +78,29 @@ pub async fn provision(
             return confirm(objects, &record).await.map(|()| sectors);
         }
     }
-    let there = read_creation(objects, volume).await?;
+    let existing = read_creation(objects, volume).await?;
     let manifest = read_manifest_to_end(objects, volume).await?;
     if manifest.is_deleted() {
         return Err(LogFailure::WasDeleted(volume.clone()));
     }
-    if there.labels.origin() != origin {
-        return Err(LogFailure::CreatedElsewhere { volume: volume.clone(), origin: there.labels.origin() });
+    if existing.labels.origin() != origin {
+        return Err(LogFailure::CreatedElsewhere {
+            volume: volume.clone(),
+            origin: existing.labels.origin(),
+        });
     }
-    if there.source != source {
-        return Err(LogFailure::OtherSource { volume: volume.clone(), snapshot: there.source });
+    if existing.source != source {
+        return Err(LogFailure::OtherSource { volume: volume.clone(), snapshot: existing.source });
     }
-    let wanted = if source.is_some() && sectors == 0 { there.sectors } else { sectors };
-    if manifest.sectors() != wanted {
+    let requested = if source.is_some() && sectors == 0 { existing.sectors } else { sectors };
+    if manifest.sectors() != requested {
         return Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors: manifest.sectors() });
     }
     if manifest.is_unconfirmed() {
         confirm_fork(objects, volume).await?;
     }
     take_back(objects, volume).await?;
-    Ok(wanted)
+    Ok(requested)
 }
 
 /// Returns the start of a fork of `snapshot`, and its size: the requested one, or the snapshot's for zero.

@@ -34,7 +34,7 @@ pub enum LogFailure {
     },
     /// An object belongs to another position.
     #[error(
-        "object {key} holds what belongs at seq {seq} of volume {volume}: it was overwritten, or copied there"
+        "object {key} has the content of seq {seq} of volume {volume}: it was overwritten, or copied there"
     )]
     Misplaced {
         /// Key of the object.
@@ -46,7 +46,7 @@ pub enum LogFailure {
     },
     /// An object that must be empty is not.
     #[error(
-        "object {key} has {bytes} bytes, and is written empty: another server answered, or it was overwritten"
+        "object {key} has {bytes} bytes but must be empty: another server answered, or it was overwritten"
     )]
     NotEmpty {
         /// Key of the object.
@@ -56,7 +56,7 @@ pub enum LogFailure {
     },
     /// An object of the trash is invalid.
     #[error(
-        "object {key} does not say how long the volume stays in the trash, or how it leaves it: a newer version wrote it, \
+        "object {key} is not a valid object of the trash: a newer version wrote it, \
          or it was overwritten"
     )]
     NotOfTrash {
@@ -73,19 +73,19 @@ pub enum LogFailure {
         source: Order,
     },
     /// A different volume with this id exists.
-    #[error("volume {volume} exists already with {sectors} sectors: choose another id")]
+    #[error("volume {volume} already exists with {sectors} sectors: choose another id")]
     ExistsOtherwise {
         /// The volume.
         volume: VolumeId,
         /// Size of the existing volume.
         sectors: u64,
     },
-    /// A volume with this id exists, and was created for another object.
-    #[error("volume {volume} exists already, created by {origin}: choose another id")]
+    /// A volume with this id exists, but was created for another object.
+    #[error("volume {volume} already exists, created by {origin}: choose another id")]
     CreatedElsewhere {
         /// The volume.
         volume: VolumeId,
-        /// The object that it was created for.
+        /// The object for which the volume was created.
         origin: Origin,
     },
     /// The id was used before.
@@ -103,7 +103,7 @@ pub enum LogFailure {
         /// Its snapshots that were not forgotten.
         seqs: Vec<Seq>,
     },
-    /// A volume is not removed while a writer has it attached.
+    /// A volume is not removed while a writer is attached.
     #[error(
         "volume {volume} is not removed: node {node} has it attached, with epoch {epoch}, maybe in another cluster"
     )]
@@ -131,7 +131,7 @@ pub enum LogFailure {
         node: Option<String>,
     },
     /// The id is taken by a volume with another source.
-    #[error("volume {volume} exists already, {}: choose another id", made_from(.snapshot.as_ref()))]
+    #[error("volume {volume} already exists, {}: choose another id", made_from(.snapshot.as_ref()))]
     OtherSource {
         /// The volume.
         volume: VolumeId,
@@ -146,10 +146,10 @@ pub enum LogFailure {
         /// The requested snapshot.
         snapshot: SnapshotName,
     },
-    /// The snapshot of this name is a different one.
+    /// The snapshot with this name is a different one.
     #[error(
-        "volume {volume} cannot be restored: snapshot {snapshot} of this object store has the UUID {found}, and {wanted} \
-         was asked for: the bucket was set back, or is another one"
+        "volume {volume} cannot be restored: snapshot {snapshot} of this object store has the UUID {found}, but {wanted} \
+         was requested: the bucket was set back, or is a different one"
     )]
     OtherSnapshot {
         /// The volume to create.
@@ -163,7 +163,7 @@ pub enum LogFailure {
     },
     /// A volume must not be smaller than its source.
     #[error(
-        "volume {volume} would have {sectors} sectors, and snapshot {snapshot} has {snapshot_sectors}: choose at least its size"
+        "volume {volume} would have {sectors} sectors, but snapshot {snapshot} has {snapshot_sectors}: choose at least its size"
     )]
     SmallerThanSource {
         /// The volume to create.
@@ -177,7 +177,8 @@ pub enum LogFailure {
     },
     /// A chain of forks is too long.
     #[error(
-        "snapshot {snapshot} cannot be restored as a volume of its own: {} volumes are behind it, the most there can be; copy the content of volume {} to a new volume that is no fork, and take snapshots of that",
+        "snapshot {snapshot} cannot be restored as a separate volume: it has {} ancestors, the maximum; copy the \
+         content of volume {} to a new volume that is not a fork, and take snapshots of that volume",
         Lineage::MAX_ANCESTORS,
         .snapshot.volume
     )]
@@ -197,8 +198,8 @@ pub enum LogFailure {
     NoLog(VolumeId),
     /// Positions of a volume's log are taken by snapshot roots that its log did not create.
     #[error(
-        "snapshot {0} was not taken: the roots of other snapshots are in its place and those before it, left there when \
-         the bucket was set back; nothing was registered: ask again, and a later place is tried"
+        "snapshot {0} was not taken: the roots of other snapshots occupy its log position and those before it, left there when \
+         the bucket was set back. Nothing was registered. Repeat the request, which tries a later position"
     )]
     ForeignRoot(SnapshotName),
     /// The log changed during each read, or LIST shows an older part of it.
@@ -211,7 +212,7 @@ pub enum LogFailure {
 }
 
 impl LogFailure {
-    /// Returns true if bytes of the log are wrong, but not if a newer version wrote them.
+    /// Returns true if the log is damaged; false if a newer version wrote it.
     pub fn is_damage(&self) -> bool {
         let is_newer = matches!(self, Self::Damaged { source: DecodeError::Version { .. }, .. });
         !is_newer && matches!(self, Self::Damaged { .. } | Self::Misplaced { .. } | Self::Broken { .. })

@@ -3,7 +3,7 @@
 //! Creating a fork and forgetting its snapshot may happen concurrently. The fork's create record comes first,
 //! then the check for the snapshot's mark ([`confirm`]). Objects are deleted only after all snapshots that
 //! name them were seen as forgotten, and a later listing found no fork ([`forks_of`], [`crate::sweep`]). So
-//! either the fork is seen and keeps its objects, or it sees the mark and removes itself.
+//! either the deletion sees the fork and keeps its objects, or the fork sees the mark and removes itself.
 
 use std::collections::BTreeSet;
 
@@ -57,8 +57,8 @@ pub(crate) fn no_such_source(volume: &VolumeId, snapshot: &SnapshotName) -> LogF
 
 /// Decides whether the fork with the create record `created` is valid: one GET for its snapshot's mark. The
 /// next record stores the result, so that the check is not repeated once the snapshot is forgotten: one PUT.
-/// That record is empty, or the fork's tombstone. Another GET confirms that it is part of the log: its
-/// position may have been truncated since.
+/// That record is empty, or the fork's tombstone. Another GET confirms that the record is part of the log,
+/// because its position may have been truncated since.
 pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Result<(), LogFailure> {
     let Body::Create { source: Some(fork), .. } = &created.body else { return Ok(()) };
     let volume = &created.volume;
@@ -70,16 +70,17 @@ pub(crate) async fn confirm(objects: &dyn ObjectStore, created: &Record) -> Resu
     let verdict = Record { seq: Seq::FIRST.next(), epoch: Epoch(0), body, ..created.clone() };
     let counts = create_record(objects, &verdict).await? == CreateOutcome::Created
         && !was_truncated_after(objects, volume, Seq::FIRST).await?;
-    // Otherwise another record came first: of an attach or a sweep that also checked, or of a removal.
+    // Otherwise another record came first: from an attach or a sweep that also checked, or from a removal.
     let ended = if counts { !stands } else { read_manifest_to_end(objects, volume).await?.is_deleted() };
     if ended { Err(no_such_source(volume, &fork.snapshot)) } else { Ok(()) }
 }
 
-/// Decides whether a fork is valid whose creator did not complete (`Manifest::is_unconfirmed`). Must precede
+/// Decides whether a fork whose creator did not complete is valid (`Manifest::is_unconfirmed`). Must precede
 /// any other record.
 ///
 /// # Errors
-/// [`LogFailure::NoSuchSource`]: it came too late, and was removed; otherwise that is unknown.
+/// [`LogFailure::NoSuchSource`]: the fork came too late, and was removed; any other error leaves this
+/// unknown.
 pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<(), LogFailure> {
     let created = read_record(objects, volume, Seq::FIRST).await?;
     if created.volume != *volume {
@@ -91,7 +92,7 @@ pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Resul
 
 /// Returns the volumes that read objects of `volume`: forks of its snapshots, forks of those, and damaged
 /// volumes that may be forks. Two LISTs and one GET per volume of the store. A fork may be created while its
-/// parent ends, so it lists until no volume is new.
+/// parent is removed, so the list is repeated until it shows no new volume.
 ///
 /// # Errors
 /// The store did not answer.
@@ -125,7 +126,7 @@ async fn reads_from(
 ) -> Result<bool, LogFailure> {
     let created = match read_record(objects, other, Seq::FIRST).await {
         Ok(record) if record.volume == *other => record.body,
-        // Readers of a volume with a checkpoint do not need the record.
+        // A volume with a checkpoint can be read without the record.
         Ok(_)
         | Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. } | LogFailure::Damaged { .. }) => {
             let manifest = read_manifest_to_end(objects, other).await?;

@@ -62,7 +62,7 @@ impl ObjectError {
         }
     }
 
-    /// Describes the error if it is final; a read that hits it again fails with it.
+    /// Returns the description of a final error; a read that hits it again fails with this text.
     pub fn finding(&self) -> Option<String> {
         let cause = self.source().map(ToString::to_string).unwrap_or_default();
         self.is_final().then(|| format!("{self}: {cause}"))
@@ -82,7 +82,7 @@ pub trait IndexSource: Sync {
     /// Reason why the read failed.
     fn stored(&self, key: &str, range: Range<u64>) -> impl Future<Output = Result<Bytes, StoreError>> + Send;
 
-    /// Caches bytes that came from the store and were verified.
+    /// Caches verified bytes from the store.
     fn keep(&self, _key: &str, _range: Range<u64>, _bytes: Bytes) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -155,9 +155,10 @@ impl Indexes {
     }
 
     /// Creates a cache of at most `bytes`, at least 1024; `expected` is the expected number of parts. A
-    /// larger part is cached alone: otherwise each read of its run would fetch all of it.
+    /// part larger than the cache is cached alone, because otherwise each read of its run would fetch the
+    /// whole part.
     ///
-    /// The cache has one shard, on any number of CPUs: it rejects entries that exceed a shard's share.
+    /// The cache has one shard on any number of CPUs, because it rejects entries larger than a shard's share.
     pub fn new(expected: usize, bytes: u64) -> Self {
         let options = OptionsBuilder::new()
             .shards(1)
@@ -201,7 +202,8 @@ impl Indexes {
         Ok(compose(block, wanted, known.iter().flatten().map(PartOfRun::layer)))
     }
 
-    /// Returns the part of `run` that has the entries of `block`; `None` if it has no page for it.
+    /// Returns the part of `run` that has the entries of `block`; `None` if the run has no page for the
+    /// block.
     async fn known(
         &self,
         objects: &(impl IndexSource + ?Sized),
@@ -303,8 +305,8 @@ async fn read_stored<T>(
     }
 }
 
-/// Waits until all of `reads` have ended: after a failure, the results of the others are still used, so that
-/// the next attempt need not repeat them. An attempt thus lasts as long as its slowest request.
+/// Waits until all of `reads` have ended. After a failure the results of the other reads are still used, so
+/// that the next attempt need not repeat them. An attempt thus lasts as long as its slowest request.
 ///
 /// # Errors
 /// The first final error, otherwise the first error.

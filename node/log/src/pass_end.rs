@@ -1,8 +1,8 @@
-//! Passes the end of a log, so that a request that may still be in flight cannot end there.
+//! Moves the end of a log, so that a create that may still be in flight cannot become its next record.
 //!
-//! The outcome of a create may stay unknown: the client stopped waiting, the object is not there, and the
-//! request may be stored later. A caller that repeats the same create finds out. One that no longer wants the
-//! record occupies its position with an empty one.
+//! The outcome of a create may stay unknown: the client stopped waiting, the object does not exist, and the
+//! request may take effect later. A caller that repeats the same create learns the outcome. A caller that no
+//! longer wants the record occupies its position with an empty record.
 
 use holdfast_format::record::{Body, Record};
 use holdfast_format::snapshot::SnapshotChange;
@@ -18,11 +18,11 @@ use crate::take_snapshot::keep_short;
 use crate::truncate::was_truncated_after;
 
 /// Appends an empty record to the log of a detached volume: a record of the control plane that was sent
-/// before, and is not in the log by then, can never become a part of it. Does nothing for a volume without a
-/// log, and for one with a writer, which extends the log itself. `nonce` is not that of another caller.
+/// earlier and is not in the log by then can never become part of it. Does nothing for a volume without a
+/// log, or with a writer, which extends the log itself. No other caller may use the same `nonce`.
 ///
 /// # Errors
-/// [`LogFailure::WasDeleted`]: the log has its tombstone. Another [`LogFailure`]: that is unknown; call
+/// [`LogFailure::WasDeleted`]: the log has its tombstone. Another [`LogFailure`]: the result is unknown; call
 /// again.
 pub async fn pass_end(
     objects: &dyn ObjectStore,

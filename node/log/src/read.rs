@@ -1,8 +1,8 @@
 //! Reads a log into a manifest.
 //!
-//! A record or checkpoint is missing only if the store itself says so. If a log seemed to end too early, a
-//! restarted writer would mistake its own records for another writer's, and release its volume. Bytes that
-//! cannot be decoded are an error, never the end of the log.
+//! A record or checkpoint counts as missing only if the store itself reports this. If a log seemed to end too
+//! early, a restarted writer would mistake its own records for another writer's, and release its volume.
+//! Bytes that cannot be decoded are an error, never the end of the log.
 //!
 //! 1. list the checkpoints and the records;
 //! 2. read the last record. A tombstone is sufficient, and so is a detach record with the root, which is the
@@ -10,8 +10,8 @@
 //! 3. otherwise read that checkpoint and the other records. If one of them is damaged or missing, the newest
 //!    root replaces everything before it.
 //!
-//! Even a record with a root may not be the last one, or not part of the log ([`was_truncated_after`]). A
-//! root is the state that its writer read from, or appended to, the same log.
+//! Even a record with a root may not be the last record, or not be part of the log ([`was_truncated_after`]).
+//! A root is the state that its writer read from the same log or appended to it.
 
 use futures::future::{join, try_join_all};
 use holdfast_format::manifest::Manifest;
@@ -38,11 +38,11 @@ const FIRST_PAGE: usize = 256;
 /// caller needs [`read_manifest_to_end`].
 ///
 /// # Errors
-/// [`LogFailure`]: names a damaged or missing object, never skips it.
+/// [`LogFailure`]: names a damaged or missing object, which is never skipped.
 pub async fn read_manifest(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manifest, LogFailure> {
     for _ in 0..TRIES {
         if let Some(manifest) = try_read(objects, volume).await? {
-            // LIST may be stale: it alone never proves that a volume does not exist.
+            // LIST may be stale, so it never proves by itself that a volume does not exist.
             if manifest.exists() || manifest.is_deleted() {
                 return Ok(manifest);
             }
@@ -91,8 +91,9 @@ fn may_come_of_a_truncation(error: &LogFailure) -> bool {
 /// Applies the records after `manifest` sequentially, until none follows.
 ///
 /// # Errors
-/// [`LogFailure::Contended`]: it reached a tombstone, and the log was truncated since it was listed. The
-/// tombstone may be late, from a fork or a removal, and not part of the log. A new LIST resolves this.
+/// [`LogFailure::Contended`]: the last record is a tombstone, and the log was truncated since it was listed.
+/// The tombstone may be a late one, from a fork or a removal, and not part of the log. A new LIST resolves
+/// this.
 async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Manifest, LogFailure> {
     let (volume, begun_at) = (manifest.volume().clone(), manifest.checkpointed());
     loop {
@@ -180,7 +181,8 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
     Ok(Listed { checkpoint, records })
 }
 
-/// Reads the records that LIST shows, and the checkpoint if needed. Returns `None` if that was deleted.
+/// Reads the records that LIST shows, and the checkpoint if needed. Returns `None` if the checkpoint was
+/// deleted.
 async fn read_listed(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -202,7 +204,7 @@ async fn read_listed(
     replay(manifest, records?.iter().chain([&last])).map(Some)
 }
 
-/// Returns the state from the newest root and the records after it, unless these are damaged, too.
+/// Returns the state from the newest root and the records after it, unless those are damaged, too.
 async fn read_from_root(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -222,7 +224,7 @@ async fn read_from_root(
     Ok(None)
 }
 
-/// Returns the state after the record at `seq`, if that is a detach record with the root.
+/// Returns the state after the record at `seq`, if it is a detach record with the root.
 fn state_in(
     record: &Record,
     volume: &VolumeId,

@@ -1,9 +1,9 @@
 //! Removes a volume: the tombstone first, then everything else.
 //!
-//! A volume with snapshots that were not forgotten is not removed. If forks read its objects, the
-//! [`crate::sweep`]s after the forks' end delete these. Marks of forgotten snapshots stay, so that a late
-//! fork can see them. All objects that bar positions of the log stay, too, so that the id is never used
-//! again:
+//! A volume with snapshots that were not forgotten is not removed. If forks read its objects, a
+//! [`crate::sweep`] after the end of the forks deletes these objects. Marks of forgotten snapshots stay, so
+//! that a late fork can see them. All objects that bar positions of the log stay, too, so that the id is
+//! never used again:
 //! - the tombstone, at the end of the log;
 //! - the record at the first position, so that creating the volume fails ([`crate::provision`]);
 //! - the truncation markers of all positions in between. The removal deletes records, too: a reader whose
@@ -29,10 +29,10 @@ use crate::snapshot::{forgotten_of, has_marks, live};
 use crate::truncate::store_markers;
 
 /// Ends the volume's log with its tombstone, which fences any writer. Then deletes all objects except those
-/// that bar its positions, and the marks of forgotten snapshots. Returns the volumes that read its objects:
-/// in that case nothing was deleted, which is left to a [`crate::sweep`]. May be repeated after a partial
-/// failure. Without a log, there is nothing to remove. `cut_off` is the epoch of the last writer that was
-/// declared lost and need not detach first; `None` requires every writer to detach.
+/// that bar its positions, and the marks of forgotten snapshots. Returns the volumes that read its objects;
+/// if there are any, nothing was deleted, and a [`crate::sweep`] deletes the objects later. May be repeated
+/// after a partial failure. Without a log, there is nothing to remove. `cut_off` is the epoch of the last
+/// writer that was declared lost and need not detach first; `None` requires every writer to detach.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
@@ -44,16 +44,17 @@ pub async fn remove(
     unix_ms: u64,
     cut_off: Option<Epoch>,
 ) -> Result<Vec<VolumeId>, LogFailure> {
-    let wanted =
+    let decide =
         |_last, manifest: Option<&Manifest>| match manifest.map(|read| refuse_attached(read, cut_off)) {
-            Some(Err(refused)) => Wanted::Refused(refused),
+            Some(Err(refused)) => RemovalVerdict::Refuse(refused),
             // An unreadable log hides its writer, but no node can attach its volume.
-            Some(Ok(())) | None => Wanted::Removed,
+            Some(Ok(())) | None => RemovalVerdict::Remove,
         };
-    remove_if(objects, volume, nonce, unix_ms, wanted).await
+    remove_if(objects, volume, nonce, unix_ms, decide).await
 }
 
-/// Rejects a volume with an attached writer that was not force-detached: it may be in another cluster.
+/// Rejects a volume with an attached writer that was not force-detached: the writer may be in another
+/// cluster.
 pub(crate) fn refuse_attached(manifest: &Manifest, cut_off: Option<Epoch>) -> Result<(), LogFailure> {
     match manifest.attached().filter(|writer| cut_off.is_none_or(|cut_off| writer.epoch > cut_off)) {
         Some(Writer { node, epoch, .. }) => {
@@ -63,34 +64,34 @@ pub(crate) fn refuse_attached(manifest: &Manifest, cut_off: Option<Epoch>) -> Re
     }
 }
 
-/// Treatment of a volume after reading its log.
+/// Decision on the removal of a volume whose log was read.
 #[derive(Debug)]
-pub(crate) enum Wanted {
-    /// Removes it, and fences its writer.
-    Removed,
-    /// Removes it, because its log shows no use.
-    Unused,
-    /// Keeps it, for this reason.
-    Refused(LogFailure),
-    /// Keeps it until the log can be read: only the log can decide.
-    Unknown,
+pub(crate) enum RemovalVerdict {
+    /// Remove the volume, and fence its writer.
+    Remove,
+    /// Remove the volume, whose log shows no use.
+    RemoveUnused,
+    /// Keep the volume, for this reason.
+    Refuse(LogFailure),
+    /// Keep the volume until its log can be read, because only the log can decide.
+    Defer,
 }
 
-/// Removes the volume if `wanted` agrees, given the last record of the log before the tombstone and its
+/// Removes the volume if `decide` agrees, given the last record of the log before the tombstone and its
 /// manifest, which is `None` for a damaged log.
 ///
 /// # Errors
-/// The reason for the rejection: nothing was changed; the damage of a log that must decide; otherwise those
-/// of [`remove`].
+/// The reason for the rejection, or the damage of a log that must decide: nothing was changed. Otherwise the
+/// errors of [`remove`].
 pub(crate) async fn remove_if(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-    wanted: impl Fn(Seq, Option<&Manifest>) -> Wanted,
+    decide: impl Fn(Seq, Option<&Manifest>) -> RemovalVerdict,
 ) -> Result<Vec<VolumeId>, LogFailure> {
     let Some(Buried { tombstone, may_have_snapshots, may_have_writer }) =
-        bury(objects, volume, nonce, unix_ms, wanted).await?
+        bury(objects, volume, nonce, unix_ms, decide).await?
     else {
         return Ok(Vec::new());
     };
@@ -103,8 +104,8 @@ pub(crate) async fn remove_if(
     }
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
-    // A writer that had not noticed its end may have stored one more segment in the meantime: repeat until
-    // nothing is found.
+    // A writer that had not noticed the removal may have stored one more segment in the meantime, so the loop
+    // repeats until nothing is found.
     let mut found_any = false;
     loop {
         let page = objects
@@ -151,20 +152,20 @@ struct Buried {
 }
 
 impl Buried {
-    /// Used if the volume's earlier state is unknown.
+    /// Creates the end of a volume whose earlier state is unknown.
     fn at(tombstone: Seq) -> Self {
         Self { tombstone, may_have_snapshots: true, may_have_writer: true }
     }
 }
 
-/// Creates the tombstone, if missing, and the markers of all positions up to it. The state read need not be
-/// the log's last: a record that it lacks makes the create of the tombstone fail, or was truncated.
+/// Creates the tombstone, if missing, and the markers of all positions up to it. The state that was read may
+/// be outdated: a later record makes the create of the tombstone fail, or was truncated.
 async fn bury(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
     unix_ms: u64,
-    wanted: impl Fn(Seq, Option<&Manifest>) -> Wanted,
+    decide: impl Fn(Seq, Option<&Manifest>) -> RemovalVerdict,
 ) -> Result<Option<Buried>, LogFailure> {
     for _ in 0..TRIES {
         let read = read_manifest(objects, volume).await;
@@ -188,11 +189,11 @@ async fn bury(
             return Ok(Some(Buried::at(last)));
         }
         let read = without_snapshots(objects, volume, last, read).await?;
-        let is_fenced = match wanted(last, read.as_ref().ok()) {
-            Wanted::Removed => true,
-            Wanted::Unused => false,
-            Wanted::Refused(refused) => return Err(refused),
-            Wanted::Unknown => return read.map(|_| None),
+        let is_fenced = match decide(last, read.as_ref().ok()) {
+            RemovalVerdict::Remove => true,
+            RemovalVerdict::RemoveUnused => false,
+            RemovalVerdict::Refuse(refused) => return Err(refused),
+            RemovalVerdict::Defer => return read.map(|_| None),
         };
         let record = Record {
             volume: volume.clone(),
@@ -231,7 +232,8 @@ fn is_unreadable(failure: &LogFailure) -> bool {
     )
 }
 
-/// Returns true if the record is the tombstone. A damaged record is not, and is about to be deleted.
+/// Returns true if the record is the tombstone. Returns false for a damaged record, which is about to be
+/// deleted.
 async fn is_tombstone(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> Result<bool, LogFailure> {
     match read_record(objects, volume, seq).await {
         Ok(record) => Ok(record.body == Body::Delete),
@@ -240,7 +242,7 @@ async fn is_tombstone(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) ->
     }
 }
 
-/// Reads the log to its end, or returns its damage; otherwise as [`without_snapshots`].
+/// Reads the log to its end, or finds its damage, and continues as [`without_snapshots`].
 ///
 /// # Errors
 /// As [`without_snapshots`].
@@ -252,8 +254,8 @@ pub(crate) async fn refuse_with_snapshots(
     without_snapshots(objects, volume, last, read_manifest_to_end(objects, volume).await).await
 }
 
-/// Returns the `read` state or damage of a volume without snapshots. A record at `last` or before it may have
-/// registered a snapshot; a later one makes the create of the tombstone fail.
+/// Returns the `read` state or damage of a volume without snapshots. Only a record up to `last` can have
+/// registered a snapshot, because a later record makes the create of the tombstone fail.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`]; for an unreadable log that may have snapshots, its damage.

@@ -55,25 +55,25 @@ pub struct Progress {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
-    /// It does not exist.
+    /// The object does not exist.
     #[error("is missing")]
     Missing,
-    /// Its length differs from that in the log.
-    #[error("has {have} bytes, the log says {need}")]
+    /// The object's length differs from that in the log.
+    #[error("has {have} bytes, but {need} according to the log")]
     Length {
         /// Actual length in bytes.
         have: u64,
         /// Stored length in bytes.
         need: u64,
     },
-    /// Its bytes differ from those stored.
+    /// The object's bytes differ from the stored ones.
     #[error("is damaged")]
     Bytes(#[source] DecodeError),
     /// A record that is not valid at its position.
     #[error("does not follow from the records before it")]
     Order(#[source] LogError),
     /// A checkpoint that differs from the log.
-    #[error("is not what the log says")]
+    #[error("differs from the log")]
     Differs,
     /// The trailer, which no reader needs.
     #[error("has a damaged trailer")]
@@ -83,9 +83,9 @@ pub enum Damage {
     Pages {
         /// Number of damaged pages.
         count: u64,
-        /// The first one's bytes in the object.
+        /// Byte range of the first one in the object.
         first: Range<u64>,
-        /// The damage of the first one.
+        /// Damage of the first one.
         #[source]
         source: DecodeError,
     },
@@ -94,9 +94,9 @@ pub enum Damage {
     Frames {
         /// Number of damaged frames.
         count: u64,
-        /// The first one's bytes in the object.
+        /// Byte range of the first one in the object.
         first: Range<u64>,
-        /// The damage of the first one.
+        /// Damage of the first one.
         #[source]
         source: FrameError,
     },
@@ -164,7 +164,7 @@ impl Report {
 }
 
 /// Reads all of `volume` and reports damage; calls `tell` with the progress. For a volume that does not exist
-/// or was deleted, the report contains only the corresponding manifest.
+/// or was deleted, the report contains only its manifest.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the store did not answer.
@@ -222,8 +222,8 @@ pub async fn scrub(
     })
 }
 
-/// Returns the objects that the volume needs now: the others may have been swept since its log was read.
-/// Returns `None` if that is unknown.
+/// Returns the objects that the volume needs now, because others may have been swept since its log was read.
+/// Returns `None` if they are unknown.
 async fn needed_now(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Needed>, LogFailure> {
     let needed = async {
         let manifest = read_manifest_to_end(objects, volume).await?;

@@ -60,7 +60,7 @@ pub enum SnapshotError {
         epoch: Epoch,
     },
     /// The volume has the maximum number of snapshots.
-    #[error("volume {0} has {MAX_SNAPSHOTS} snapshots, the most it can have: delete some of them")]
+    #[error("volume {0} has {MAX_SNAPSHOTS} snapshots, the maximum: delete some of them")]
     TooMany(VolumeId),
     /// The snapshot does not exist.
     #[error("volume {volume} has no snapshot {seq}: list its snapshots")]
@@ -84,7 +84,7 @@ pub enum RootPlace {
 }
 
 /// Stores the root of the snapshot at `seq`, whose content is reproducible: a GET and a PUT, and another GET
-/// if one exists.
+/// if a root exists.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the state of the position is unknown; try again.
@@ -196,7 +196,7 @@ pub async fn store_origin(
 }
 
 /// Reads the labels of the snapshot with this uid: one GET. Returns `None` for a snapshot from the command
-/// line, or of a release that stored none.
+/// line, or from a release that stored no labels.
 ///
 /// # Errors
 /// [`LogFailure::Store`], [`LogFailure::Damaged`].
@@ -241,7 +241,8 @@ pub async fn read_snapshot(
 }
 
 /// Reads the root of a snapshot that was taken for `uid`: two more GETs, and others if its record was
-/// truncated. Returns `None` if it does not exist or differs: the bucket was restored, or is a different one.
+/// truncated. Returns `None` if the root does not exist or has another uid: the bucket was restored, or is a
+/// different one.
 ///
 /// # Errors
 /// [`LogFailure`], except for a missing root.
@@ -259,8 +260,8 @@ pub async fn read_snapshot_of(
     }
 }
 
-/// Returns the uid of the snapshot that the log registers at the seq. A root that a writer left at another
-/// seq is garbage.
+/// Returns the uid of the snapshot that the log registers at the seq. A root at a seq without such a record
+/// is garbage.
 pub(crate) async fn registered(
     objects: &dyn ObjectStore,
     snapshot: &SnapshotName,
@@ -320,7 +321,7 @@ pub(crate) async fn marks_of(
     volume: &VolumeId,
     places: &[Seq],
 ) -> Result<Vec<(Seq, Duration)>, LogFailure> {
-    debug_assert!(places.is_sorted(), "they are searched by halves");
+    debug_assert!(places.is_sorted(), "binary search needs sorted seqs");
     let prefix = forgotten_prefix(volume);
     let (mut marks, mut rest) = (Vec::new(), places);
     let mut listed = String::new();

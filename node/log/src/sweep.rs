@@ -1,8 +1,8 @@
 //! Sweep: deletes the objects of a store that no volume or snapshot needs any more.
 //!
-//! 1. list the volumes, and read each log to its end. An unconfirmed fork is decided first;
-//! 2. then list the marks of the volumes' forgotten snapshots. One younger than `grace` does not count;
-//! 3. list the volumes again. Read new ones in the same way, until none is new;
+//! 1. list the volumes, and read each log to its end. Unconfirmed forks are confirmed or removed first;
+//! 2. then list the marks of the volumes' forgotten snapshots. A mark younger than `grace` does not count;
+//! 3. list the volumes again, and read new ones in the same way, until no volume is new;
 //! 4. everything named by a volume or a counting snapshot is *needed*: runs, and the segments that their
 //!    heads name;
 //! 5. list the objects of each volume. Delete the unneeded ones whose position its log has passed;
@@ -12,23 +12,23 @@
 //! Needed objects are never deleted, regardless of concurrent work, including other sweeps:
 //! - an object whose position the log had passed without naming it is never named later
 //!   ([`holdfast_types::PlacedId`]), not even by a later snapshot;
-//! - a fork of a forgotten snapshot existed before the mark, otherwise it is void ([`crate::provision`]). So
-//!   it is in the list of step 3. Later states of a fork name no foreign objects that its earlier ones did
-//!   not;
+//! - a fork of a forgotten snapshot existed before the mark, otherwise the fork is void
+//!   ([`crate::provision`]). It is therefore in the list of step 3. Later states of a fork name no foreign
+//!   objects beyond those of its earlier states;
 //! - no record follows a tombstone;
 //! - an origin is stored after its snapshot was registered; a log read after the LIST that showed the origin
 //!   does not contain the snapshot, or its mark is old.
 //!
-//! Logs may thus be read early and marks late, never the other way round. This relies on a LIST that shows
-//! all objects stored before it, as in S3. `grace` is a second safeguard. An age is the difference of two
-//! times in one LIST response: both are the store's, and this host's clock does not matter.
+//! Thus a log may be read too early and a mark too late, but not the reverse. This relies on LIST to show all
+//! objects stored before the request, as in S3. `grace` is a second safeguard. An age is the difference of
+//! two times in one LIST response: both come from the store, so this host's clock does not matter.
 //!
-//! Owns: the set of needed objects, and a sweep's memory for the next one. Costs: two LISTs per 1,000
-//! volumes; for each volume the LISTs of its objects and snapshots, and the requests that read its log; once,
-//! a GET for each merged run and each snapshot. A log is read again if an origin belongs to none of its
+//! Owns: the set of needed objects, and the memory that a sweep leaves for the next one. Costs: two LISTs per
+//! 1,000 volumes; for each volume the LISTs of its objects and snapshots, and the requests that read its log;
+//! once, a GET for each merged run and each snapshot. A log is read again if an origin belongs to none of its
 //! snapshots. A removed volume, reduced to the objects that bar its id, costs one GET of its tombstone. On
-//! failure: an unreadable volume keeps its own objects and those of every volume that it may read, and is
-//! named in the report. If the store does not answer, the sweep ends.
+//! failure: the objects of an unreadable volume, and of every volume that it may read, are kept; the report
+//! names the volume. If the store does not answer, the sweep ends.
 
 mod needed;
 mod unfinished;
@@ -67,7 +67,7 @@ pub struct SweepOptions {
     /// Minimum age of deleted objects, by the store's clock, and of the mark of a snapshot whose objects are
     /// deleted.
     pub grace: Duration,
-    /// Only counts.
+    /// True to count garbage without deleting it.
     pub dry_run: bool,
     /// Maximum number of deleted objects.
     pub most: u64,
@@ -96,15 +96,15 @@ pub struct SweepMemory {
     removed: BTreeMap<VolumeId, Removed>,
 }
 
-/// A removed volume whose remaining objects are permanent, for longer than the grace. While this is
-/// remembered, an object stored there by a writer that was suspended the whole time is not deleted.
+/// A removed volume whose remaining objects are permanent, for longer than the grace. While a sweep remembers
+/// the volume, it does not delete an object that a long-suspended writer stores there.
 #[derive(Debug, Clone, Copy)]
 struct Removed {
     tombstone: Seq,
     left: Amount,
 }
 
-/// A volume whose objects a sweep did not touch.
+/// A volume that a sweep could not read, and whose objects it did not touch.
 #[derive(Debug)]
 pub struct Skipped {
     /// The volume that could not be read.
@@ -127,7 +127,7 @@ pub struct SweepReport {
     /// Time at which the oldest remaining garbage was stored.
     pub oldest: Option<SystemTime>,
     /// Bytes that only one snapshot needs, per snapshot: deleting it frees them. Empty if a volume could not
-    /// be read, which may need them, too.
+    /// be read, because it may need them, too.
     pub snapshots: Vec<(SnapshotName, u64)>,
     /// Volumes that could not be read. Their objects, and those of their ancestors, were not touched.
     pub skipped: Vec<Skipped>,
@@ -135,12 +135,12 @@ pub struct SweepReport {
     pub uploads: UnfinishedUploads,
 }
 
-/// A volume as known to a sweep.
+/// State of a volume in a sweep.
 pub(crate) struct Known {
     pub(crate) manifest: Manifest,
-    /// Its registered snapshots that do not count: their marks are old enough.
+    /// Registered snapshots that do not count, because their marks are old enough.
     pub(crate) forgotten: BTreeSet<Seq>,
-    /// Seqs of snapshots that are no longer registered, but whose marks are too young.
+    /// Seqs of snapshots that are no longer registered, but still count because their marks are too young.
     pub(crate) held: Vec<Seq>,
 }
 
@@ -150,8 +150,8 @@ impl SweepOptions {
     }
 }
 
-/// Deletes objects that no volume of the store needs. `memory` is that of earlier sweeps of this store.
-/// Concurrent sweeps are safe.
+/// Deletes objects that no volume of the store needs. `memory` holds the results of earlier sweeps of this
+/// store. Concurrent sweeps are safe.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the store did not answer; the next sweep does the rest.
@@ -225,7 +225,7 @@ async fn read_volumes(
     }
 }
 
-/// Removes those of `volumes` from the memory whose tombstone does not exist: in a restored bucket, a removed
+/// Removes from the memory those of `volumes` whose tombstone does not exist: in a restored bucket, a removed
 /// volume may exist again, and read other volumes' objects.
 async fn forget_revived(
     objects: &dyn ObjectStore,
@@ -245,8 +245,8 @@ async fn forget_revived(
     Ok(())
 }
 
-/// Reads a volume's log to its end. An unconfirmed fork is decided first: if it came after the end of its
-/// snapshot, it reads nothing.
+/// Reads a volume's log to its end. An unconfirmed fork is confirmed or removed first: if it came after the
+/// end of its snapshot, it reads nothing.
 async fn read_volume(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -288,7 +288,7 @@ async fn read_marks(
     Ok((forgotten, held))
 }
 
-/// Deletes the unneeded objects of one volume. Returns the remains of a removed one, if all of them are
+/// Deletes the unneeded objects of one volume. Returns the remains of a removed volume, if all of them are
 /// permanent and old.
 async fn sweep_volume(
     objects: &dyn ObjectStore,
@@ -301,7 +301,7 @@ async fn sweep_volume(
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
     let mut is_barred = !known.manifest.is_deleted();
-    let mut left = known.manifest.is_deleted().then(Amount::default);
+    let mut remains = known.manifest.is_deleted().then(Amount::default);
     loop {
         let page = objects
             .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
@@ -313,9 +313,9 @@ async fn sweep_volume(
         for entry in &page.entries {
             let key = ObjectKey::parse(&entry.key);
             let stays = key.as_ref().is_some_and(|key| stays_of_removed(key, known.manifest.seq()));
-            left = left.filter(|_| stays && options.is_old(page.age(entry)));
-            if let Some(left) = &mut left {
-                left.add(entry);
+            remains = remains.filter(|_| stays && options.is_old(page.age(entry)));
+            if let Some(remains) = &mut remains {
+                remains.add(entry);
             }
             if key.as_ref().is_none_or(|key| !is_garbage(key, needed, known, &origins)) {
                 report.kept.add(entry);
@@ -334,7 +334,7 @@ async fn sweep_volume(
             }
         }
         if !unneeded.is_empty() && !is_barred {
-            // This deletes records, too: their positions must stay barred.
+            // The sweep deletes records, too, whose positions must stay barred.
             let end = known.manifest.seq();
             let (true | false) = store_markers(objects, volume, end, end).await?;
             is_barred = true;
@@ -344,7 +344,7 @@ async fn sweep_volume(
         unneeded.iter().for_each(|entry| report.deleted.add(entry));
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
-            Some(_) | None => return Ok(left),
+            Some(_) | None => return Ok(remains),
         }
     }
 }
@@ -369,9 +369,9 @@ fn origins_of(entries: &[Entry]) -> BTreeSet<SnapshotUid> {
 }
 
 /// Returns those of `uids`, whose origins a LIST showed, that belong to counting snapshots. A uid has no log
-/// position, and an origin is stored after the registration. So the log is read again, after the LIST, before
-/// a uid counts as unregistered: it may have been registered since, possibly again after its snapshot was
-/// forgotten.
+/// position, and an origin is stored after the registration. The log is therefore read again, after the LIST,
+/// before a uid counts as unregistered: it may have been registered since, possibly again after its snapshot
+/// was forgotten.
 async fn needed_origins(
     objects: &dyn ObjectStore,
     known: &Known,

@@ -1,13 +1,13 @@
 //! Takes a snapshot of a volume that no writer has attached:
 //!
-//! 1. read the log to its end; its writer has detached. If it is long, store a checkpoint, and delete the
-//!    records that are no longer needed;
+//! 1. read the log to its end, where its writer must have detached. If it is long, store a checkpoint, and
+//!    delete the records that are no longer needed;
 //! 2. store the root. A registered snapshot thus always has a root, and a root that no record registers is
-//!    garbage. If another root exists there, or the mark of another snapshot, which a restored bucket may
-//!    have kept, the log passes this position, and everything restarts at a later one;
-//! 3. create the record once. If another one is in its position, everything restarts;
+//!    garbage. If another root, or the mark of another snapshot, exists there, which a restored bucket may
+//!    have kept, an empty record passes this position, and everything restarts at a later one;
+//! 3. create the record once. If another record occupies the position, everything restarts;
 //! 4. check that the log was not truncated in the meantime ([`crate::was_truncated_after`]), and that the
-//!    record is the one in its position ([`crate::is_in_place`]): otherwise it is not part of the log, and
+//!    position holds this record ([`crate::is_in_place`]): otherwise the record is not part of the log, and
 //!    everything restarts.
 //!
 //! The writer of an attached volume takes its snapshots itself, in the same order.
@@ -73,7 +73,7 @@ pub async fn snapshot_detached(
         match register(objects, manifest, &record).await? {
             Registered::Taken(taken) => return Ok(taken),
             Registered::Overtaken => foreign = None,
-            Registered::OverForeign => foreign = Some(record.seq),
+            Registered::ForeignRoot => foreign = Some(record.seq),
         }
     }
     let volume = volume.clone();
@@ -84,8 +84,9 @@ pub async fn snapshot_detached(
     .into())
 }
 
-/// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes the objects it replaces:
-/// each reader reads all records after the newest checkpoint, and each sweep lists those before it.
+/// Stores a checkpoint of a log that is longer than a writer leaves it, and deletes the objects that the
+/// checkpoint replaces: each reader reads all records after the newest checkpoint, and each sweep lists those
+/// before it.
 pub(crate) async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<(), LogFailure> {
     let (volume, seq) = (manifest.volume(), manifest.seq());
     if seq.0.saturating_sub(manifest.checkpointed().0) < checkpoint_every() {
@@ -98,12 +99,12 @@ pub(crate) async fn keep_short(objects: &dyn ObjectStore, manifest: &Manifest) -
 
 /// Outcome of an attempt to register a snapshot.
 enum Registered {
-    /// It is in the log.
+    /// The snapshot is in the log.
     Taken(Snapshot),
-    /// Its record is not part of the log.
+    /// The record is not part of the log.
     Overtaken,
-    /// The root of another history was at its position, which the log has now passed.
-    OverForeign,
+    /// The root of another history occupied the position, which the log has now passed.
+    ForeignRoot,
 }
 
 /// Stores the root and creates the record. On a conflicting root, creates a record that registers nothing.
@@ -120,7 +121,7 @@ async fn register(
         let passing = Record { body: Body::of_snapshots(SnapshotChange::default()), ..record.clone() };
         // Any other record at the position passes it, too.
         let (CreateOutcome::Created | CreateOutcome::Lost) = create_record(objects, &passing).await?;
-        return Ok(Registered::OverForeign);
+        return Ok(Registered::ForeignRoot);
     }
     let is_lost = create_record(objects, record).await? == CreateOutcome::Lost;
     if is_lost

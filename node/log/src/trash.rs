@@ -2,26 +2,26 @@
 //!
 //! A volume enters the trash with an *entry*, an object with the retention time; its log does not change. Its
 //! *stay* ends in one of two ways, recorded in the create-once object `end`:
-//! - it is taken back: the volume is unchanged;
-//! - it is removed ([`crate::remove()`]).
+//! - the volume is taken back, unchanged;
+//! - the volume is removed ([`crate::remove()`]).
 //!
 //! Then the entry is deleted, and after it `end`. A caller that has created `end` and still finds the entry
-//! thus knows that the stay had not ended before; one that does not find it came too late. Each call that
-//! trashes a volume creates a stay with its own name: a late request ends no other stay. Of several stays,
-//! the last one counts.
+//! thus knows that the stay had not ended before; a caller that does not find the entry came too late. Each
+//! call that trashes a volume creates a stay with its own name: a late request ends no other stay. Of several
+//! stays, the last one counts.
 //!
 //! Users that do not know about the trash, such as another cluster with a Volume of the same id, do not
 //! create `end`. So a volume is not trashed while a writer that was not force-detached has it attached, and
 //! the tombstone is only appended to the log of that time: another epoch means that a node has attached it
-//! since, and a later commit that a writer that was declared lost still uses it. An entry of an older version
-//! lacks the last commit: once no writer is attached, a new stay starts that has it.
+//! since, and a later commit means that a writer declared lost still uses the volume. An entry of an older
+//! version lacks the last commit: once no writer is attached, a new stay starts whose entry has it.
 //!
-//! The age of a stay is the difference of two times in one LIST response. Both are the store's; this host's
-//! clock does not matter.
+//! The age of a stay is the difference of two times in one LIST response. Both come from the store, so this
+//! host's clock does not matter.
 //!
 //! Owns: the objects under `trash/`. Costs: an entry is one PUT and one read of the log to its end; taking
-//! back is one LIST and, if the volume is there, a PUT, a GET and two DELETEs. On failure: each function may
-//! be repeated, and resumes after the last completed step.
+//! back is one LIST and, if the volume is in the trash, a PUT, a GET and two DELETEs. On failure: each
+//! function may be repeated, and resumes after the last completed step.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -37,9 +37,9 @@ use crate::fork::confirm_fork;
 use crate::objects::records_after;
 use crate::pass_end::pass_end;
 use crate::read::read_manifest_to_end;
-use crate::remove::{Wanted, refuse_attached, refuse_with_snapshots, remove_if, without_snapshots};
+use crate::remove::{RemovalVerdict, refuse_attached, refuse_with_snapshots, remove_if, without_snapshots};
 
-/// Maximum object size plus some margin: a proxy's page is longer.
+/// Maximum object size with some margin; a proxy's page is longer.
 const MAX_BYTES: u64 = 256;
 
 /// Retention time of a volume in the trash, and its owner.
@@ -83,7 +83,7 @@ pub struct Trash {
     /// True if the store did not return the time: no stay ends.
     pub is_undated: bool,
     /// Ended stays with a remaining object, and its age.
-    left: Vec<(TrashStay, Duration)>,
+    ended: Vec<(TrashStay, Duration)>,
 }
 
 /// A volume in the trash.
@@ -100,7 +100,7 @@ pub struct Trashed {
 }
 
 /// Operation, for errors.
-const WHAT_END: &str = "end the time in the trash of the objects";
+const WHAT_END: &str = "end the stay in the trash of the objects";
 
 /// The end of a stay in the trash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,13 +121,13 @@ impl End {
 /// Outcome of [`empty`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Emptied {
-    /// Its retention time has not ended.
+    /// The retention time has not ended.
     NotDue,
     /// The volume was removed. If others read its objects, later sweeps delete these.
     Removed,
-    /// It was taken back before.
+    /// The volume had been taken back.
     TakenBack,
-    /// A node has attached it since: it left the trash, and none of its objects were removed.
+    /// A node has attached the volume since: it left the trash, and none of its objects were removed.
     Used,
 }
 
@@ -182,8 +182,8 @@ pub async fn discard(
 /// Starts a stay. Returns false, without changes, if it already exists.
 async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, entry: &Entry) -> Result<bool, LogFailure> {
     let key = TrashKey::Entry(stay.clone()).to_string();
-    const WHAT: &str = "put into the trash the objects";
-    // It existed: a response was lost, or another caller has started it.
+    const WHAT: &str = "move to the trash the objects";
+    // An existing entry means that a response was lost, or that another caller has started the stay.
     let created = create_once(objects, WHAT, &stay.volume, &key, entry.text().into()).await?;
     Ok(created == CreatedOnce::Now)
 }
@@ -199,12 +199,11 @@ pub async fn read_trash(objects: &dyn ObjectStore) -> Result<Trash, StoreError> 
 /// Takes a volume out of the trash. Returns false if it was not there; a damaged one stays damaged.
 ///
 /// # Errors
-/// [`LogFailure::WasDeleted`]: it was or is being removed. [`LogFailure::Store`]: call again.
+/// [`LogFailure::WasDeleted`]: the volume was or is being removed. [`LogFailure::Store`]: call again.
 pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<bool, LogFailure> {
     let prefix = trash_prefix(volume);
-    let there =
-        under(objects, &prefix).await.map_err(store("look into the trash for the objects", volume))?;
-    for Trashed { stay, .. } in &there.stays {
+    let trash = under(objects, &prefix).await.map_err(store("read the trash for the objects", volume))?;
+    for Trashed { stay, .. } in &trash.stays {
         let decided = decide(objects, stay, End::TakenBack).await?;
         // Without the entry, another caller has ended the stay before; the log shows how.
         let is_removed = match read_entry(objects, stay).await? {
@@ -218,7 +217,7 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
             return Err(LogFailure::WasDeleted(volume.clone()));
         }
     }
-    if !there.stays.is_empty() {
+    if !trash.stays.is_empty() {
         return Ok(true);
     }
     // Its stay may have ended since the caller read the log.
@@ -230,13 +229,13 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
     }
 }
 
-/// Invalidates what an interrupted deletion may have in flight: a stay with this nonce, or a tombstone
-/// ([`crate::remove()`]), for which the log gets an empty record. The volume is not in the trash
+/// Invalidates the requests that an interrupted deletion may have in flight: a stay with this nonce, or a
+/// tombstone ([`crate::remove()`]), whose position an empty record takes. The volume is not in the trash
 /// ([`take_back`]). A sweep deletes the invalidation of the stay after a day. A tombstone of a damaged log,
 /// and one that fences a writer declared lost, can still be stored.
 ///
 /// # Errors
-/// [`LogFailure::WasDeleted`]: it is being removed. [`LogFailure::Store`]: call again.
+/// [`LogFailure::WasDeleted`]: the volume is being removed. [`LogFailure::Store`]: call again.
 pub async fn bar(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -255,7 +254,7 @@ pub async fn bar(
         return Err(LogFailure::WasDeleted(volume.clone()));
     }
     let entry = TrashKey::Entry(stay).to_string();
-    objects.delete(&[&entry]).await.map_err(store("take out of the trash the objects", volume))?;
+    objects.delete(&[&entry]).await.map_err(store("remove from the trash the objects", volume))?;
     match pass_end(objects, volume, nonce, unix_ms).await {
         Err(failure) if failure.is_damage() => Ok(()),
         passed => passed,
@@ -263,14 +262,18 @@ pub async fn bar(
 }
 
 /// Ends an expired or decided stay: removes the volume, unless it was taken back or used since. `terms` are
-/// the caller's, and apply to its own stays; for others, the longer time applies.
+/// those of the caller and apply to its own stays; for other stays, the longer time applies.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`], [`LogFailure::WrittenSince`], [`LogFailure::StillAttached`], and the damage
 /// of a log that was readable before: the volume stays in the trash. Another [`LogFailure`]: the next call
 /// does the rest.
-pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) -> Result<Emptied, LogFailure> {
-    let Trashed { stay, since, age, is_ending } = there;
+pub async fn empty(
+    objects: &dyn ObjectStore,
+    trashed: &Trashed,
+    terms: &Terms,
+) -> Result<Emptied, LogFailure> {
+    let Trashed { stay, since, age, is_ending } = trashed;
     let decided = if *is_ending {
         let Some(decided) = read_end(objects, stay).await? else { return Ok(Emptied::TakenBack) };
         decided
@@ -282,7 +285,7 @@ pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) ->
         if entry.terms.owner != terms.owner && *age < entry.terms.keep {
             return Ok(Emptied::NotDue);
         }
-        // Before the decision, because the volume may still be taken back.
+        // Checked before the decision, because the volume may still be taken back.
         if let Some(kept) = keep(objects, stay, entry).await? {
             return Ok(kept);
         }
@@ -298,16 +301,16 @@ pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) ->
         clear(objects, stay).await?;
         return Ok(Emptied::TakenBack);
     };
-    // Reproducible, so that a retry recognizes its tombstone.
+    // The time is reproducible, so that a retry recognizes its tombstone.
     let unix_ms = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let wanted = |last, manifest: Option<&Manifest>| match use_since(stay, &entry, last, manifest) {
-        UseSince::Nothing => Wanted::Unused,
+    let verdict = |last, manifest: Option<&Manifest>| match use_since(stay, &entry, last, manifest) {
+        UseSince::Nothing => RemovalVerdict::RemoveUnused,
         UseSince::Attached | UseSince::Written | UseSince::NotKnown => {
-            Wanted::Refused(LogFailure::UsedSince(stay.volume.clone()))
+            RemovalVerdict::Refuse(LogFailure::UsedSince(stay.volume.clone()))
         }
-        UseSince::Unreadable => Wanted::Unknown,
+        UseSince::Unreadable => RemovalVerdict::Defer,
     };
-    let emptied = match remove_if(objects, &stay.volume, stay.nonce, unix_ms, wanted).await {
+    let emptied = match remove_if(objects, &stay.volume, stay.nonce, unix_ms, verdict).await {
         Ok(_readers) => Emptied::Removed,
         Err(LogFailure::UsedSince(_)) => Emptied::Used,
         Err(failure) => return Err(failure),
@@ -320,7 +323,7 @@ pub async fn empty(objects: &dyn ObjectStore, there: &Trashed, terms: &Terms) ->
 /// be removed.
 ///
 /// # Errors
-/// Reason why the volume waits, or why that is unknown.
+/// Reason why the volume must stay for now, or why the answer is unknown.
 async fn keep(
     objects: &dyn ObjectStore,
     stay: &TrashStay,
@@ -372,7 +375,7 @@ enum UseSince {
     Written,
     /// The entry lacks the necessary state of the log.
     NotKnown,
-    /// The log was readable then, and is not now.
+    /// The log was readable at that time, but is not any more.
     Unreadable,
 }
 
@@ -406,7 +409,7 @@ async fn renew(
     let known = TrashStay { volume: stay.volume.clone(), epoch, nonce };
     let is_begun = begin(objects, &known, &Entry { terms, end: Some(end) }).await?;
     if decide(objects, stay, End::TakenBack).await? == End::Removed {
-        // Decided by another sweep, which completes it.
+        // Another sweep made the decision, and completes it.
         return Ok(Emptied::NotDue);
     }
     // The stay had ended before: the new one is void, unless another sweep has started it.
@@ -440,8 +443,8 @@ impl Trash {
     ///
     /// # Errors
     /// [`LogFailure::Store`]: call again.
-    pub async fn clear_left(&self, objects: &dyn ObjectStore, ago: Duration) -> Result<(), LogFailure> {
-        for (stay, _) in self.left.iter().filter(|(_, age)| *age >= ago) {
+    pub async fn clear_ended(&self, objects: &dyn ObjectStore, ago: Duration) -> Result<(), LogFailure> {
+        for (stay, _) in self.ended.iter().filter(|(_, age)| *age >= ago) {
             clear(objects, stay).await?;
         }
         Ok(())
@@ -452,8 +455,8 @@ impl Trash {
 async fn decide(objects: &dyn ObjectStore, stay: &TrashStay, wanted: End) -> Result<End, LogFailure> {
     let key = TrashKey::End(stay.clone()).to_string();
     let text = Bytes::from_static(wanted.text().as_bytes());
-    // Always reads it back: a store whose creates are not atomic may have confirmed it to another caller,
-    // too.
+    // The decision is always read back, because a store whose creates are not atomic may have confirmed two
+    // of them.
     let (CreatedOnce::Now | CreatedOnce::Before) =
         create_once(objects, WHAT_END, &stay.volume, &key, text).await?;
     let gone = || store(WHAT_END, &stay.volume)(StoreError::NotFound { key: key.clone() });
@@ -478,15 +481,15 @@ async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<
         Ok(bytes) => Ok(Some(bytes)),
         Err(StoreError::NotFound { .. }) => Ok(None),
         Err(StoreError::TooLarge { .. }) => Err(LogFailure::NotOfTrash { key: key.to_owned() }),
-        Err(source) => Err(store("look into the trash for the objects", &stay.volume)(source)),
+        Err(source) => Err(store("read the trash for the objects", &stay.volume)(source)),
     }
 }
 
-/// Deletes the entry first: see the module.
+/// Deletes the entry first; the module comment explains the order.
 async fn clear(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<(), LogFailure> {
     for key in [TrashKey::Entry(stay.clone()), TrashKey::End(stay.clone())] {
         let deleted = objects.delete(&[&key.to_string()]).await;
-        deleted.map_err(store("take out of the trash the objects", &stay.volume))?;
+        deleted.map_err(store("remove from the trash the objects", &stay.volume))?;
     }
     Ok(())
 }
@@ -499,10 +502,10 @@ async fn under(objects: &dyn ObjectStore, prefix: &str) -> Result<Trash, StoreEr
         for object in &page.entries {
             let (since, age) = (object.last_modified, page.age(object));
             match TrashKey::parse(&object.key) {
-                // Sorts before the entry of its stay.
-                Some(TrashKey::End(stay)) => trash.left.push((stay, age)),
+                // The end sorts before the entry of its stay.
+                Some(TrashKey::End(stay)) => trash.ended.push((stay, age)),
                 Some(TrashKey::Entry(stay)) => {
-                    let is_ending = trash.left.pop_if(|(ended, _)| *ended == stay).is_some();
+                    let is_ending = trash.ended.pop_if(|(last, _)| *last == stay).is_some();
                     trash.stays.push(Trashed { stay, since, age, is_ending });
                 }
                 None => {}

@@ -1,20 +1,22 @@
-//! Truncation of a log: checkpoints replace records; a reader with an older part of the log can detect it.
+//! Truncation of a log: checkpoints replace records, and a reader of an outdated part of the log can detect
+//! this.
 //!
 //! 1. two checkpoints exist at or after the end of the truncation: readers start at one of them;
 //! 2. the marker of that end is stored, after the markers of all ends before it (`TruncationMarked`);
 //! 3. the records up to it are deleted (`Truncated`), except those whose position a late create of another
 //!    writer could still take: the first one, and every attach record. Only then is the next marker stored.
 //!
-//! The names are crash points. A marker is never deleted, not even with the volume, so that it is never
-//! missing again. Readers and writers rely on that ([`was_truncated_after`]). While the first marker after a
-//! seq is missing, no record after that seq was ever deleted. A record created there is thus the only one
-//! that ever existed at its position. At a truncated position another record may be created, and stays:
-//! because of the marker, no reader treats it as part of the log.
+//! The names are crash points. A marker is never deleted, not even with the volume, so that an existing
+//! marker never disappears. Readers and writers rely on that ([`was_truncated_after`]). While the first
+//! marker after a seq is missing, no record after that seq was ever deleted. A record created there is thus
+//! the only one that ever existed at its position. At a truncated position, a late create may succeed and its
+//! record stays, but because of the marker no reader treats it as part of the log.
 //!
 //! Effect of a wrong result about a marker:
 //! - a wrong *missing*: a reader uses a superseded log, and an attach whose record was created at a truncated
-//!   position considers itself the winner: two writers. Therefore only `StoreError::NotFound`, which only the
-//!   store itself causes, means *missing*. Any other response is an error, and the reader starts again;
+//!   position considers itself the winner: two writers. Therefore only `StoreError::NotFound`, which always
+//!   comes from the store itself, means *missing*. Any other response is an error, and the reader starts
+//!   again;
 //! - a wrong *present*: a reader starts again, or a truncation deletes less. A marker must still be empty, so
 //!   a proxy's page in its place is an error, too.
 
@@ -30,7 +32,7 @@ use crate::append::{CreatedOnce, create_once};
 use crate::error::{LogFailure, store};
 use crate::objects::{is_present, records_after};
 
-/// Checkpoints kept: the newest, and the previous one for readers that saw it last.
+/// Number of checkpoints kept: the newest, and the previous one for readers that listed it as the newest.
 const KEPT_CHECKPOINTS: usize = 2;
 
 /// Returns true if records after `seq` may have been truncated before now. If false, everything read after
@@ -161,7 +163,7 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) ->
 }
 
 /// Stores every marker up to the first one after `seq`, in order: all records up to `seq` may then be
-/// deleted. Returns false if records after `last`, which is not beyond `seq`, may have been truncated before.
+/// deleted. `last` is at most `seq`; returns false if records after it may have been truncated before.
 pub(crate) async fn store_markers(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -177,7 +179,7 @@ pub(crate) async fn store_markers(
     Ok(are_new)
 }
 
-/// Stores a marker; returns false if it existed.
+/// Stores a marker; returns false if it already existed.
 async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<bool, LogFailure> {
     let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
     let created = create_once(objects, "store a truncation marker", volume, &key, Bytes::new()).await?;

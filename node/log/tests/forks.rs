@@ -88,7 +88,7 @@ async fn a_fork_may_be_larger_than_its_snapshot_and_not_smaller() {
     let refused = provision(&store, &id("c"), fork_of("a@2", SECTORS - 1)).await.unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "volume c would have 999 sectors, and snapshot a@2 has 1000: choose at least its size"
+        "volume c would have 999 sectors, but snapshot a@2 has 1000: choose at least its size"
     );
     assert!(!exists(&store, "c").await, "nothing was changed");
 }
@@ -107,8 +107,8 @@ async fn the_end_of_a_chain_of_forks_names_the_way_out() {
     }
     let refused = provision(&store, &id("d"), fork_of(&source, 0)).await.unwrap_err();
     let says = format!(
-        "snapshot {source} cannot be restored as a volume of its own: 100 volumes are behind it, the most there can \
-         be; copy the content of volume c100 to a new volume that is no fork, and take snapshots of that"
+        "snapshot {source} cannot be restored as a separate volume: it has 100 ancestors, the maximum; \
+         copy the content of volume c100 to a new volume that is not a fork, and take snapshots of that volume"
     );
     assert_eq!(refused.to_string(), says);
     assert!(!exists(&store, "d").await, "nothing was changed");
@@ -160,10 +160,10 @@ async fn an_id_is_not_taken_by_a_volume_of_another_source() {
     let store = with_snapshot().await;
     provision(&store, &id("b"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
     let refused = provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap_err();
-    assert_eq!(refused.to_string(), "volume b exists already, created empty: choose another id");
+    assert_eq!(refused.to_string(), "volume b already exists, created empty: choose another id");
     provision(&store, &id("c"), fork_of("a@2", 0)).await.unwrap();
     let refused = provision(&store, &id("c"), Creation::plain(SECTORS, NONCE, 0)).await.unwrap_err();
-    assert_eq!(refused.to_string(), "volume c exists already, restored from a@2: choose another id");
+    assert_eq!(refused.to_string(), "volume c already exists, restored from a@2: choose another id");
 }
 
 /// The snapshot was deleted after the fork's creation, and the fork's creator retries.

@@ -230,9 +230,9 @@ async fn what_is_left_of_a_stay_is_deleted_later() {
     stored.store.delete(&[&TrashKey::Entry(there.stay.clone()).to_string()]).await.unwrap();
     let trash = read_trash(&stored.store).await.unwrap();
     assert_eq!(trash.stays, []);
-    trash.clear_left(&stored.store, Duration::from_hours(1)).await.unwrap();
+    trash.clear_ended(&stored.store, Duration::from_hours(1)).await.unwrap();
     assert_eq!(keys_of_trash(&stored.store), 1, "its owner may still look for it");
-    trash.clear_left(&stored.store, Duration::ZERO).await.unwrap();
+    trash.clear_ended(&stored.store, Duration::ZERO).await.unwrap();
     assert_eq!(keys_of_trash(&stored.store), 0);
     assert!(exists(&stored.store).await);
 }

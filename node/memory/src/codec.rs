@@ -1,4 +1,4 @@
-//! The codecs: lz4 and zstd, from libraries, with contexts that are made once.
+//! Page codecs: lz4 and zstd, with contexts that are created once per thread.
 
 use std::io;
 
@@ -8,8 +8,8 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::PAGE_BYTES;
 use crate::word::Form;
 
-/// Level of zstd: that of the kernel's zram. With level 1, a write takes a fifth less time, and text 3 % more
-/// memory.
+/// zstd level, the same as in the kernel's zram. With level 1, a write takes a fifth less time, and text
+/// takes 3 % more memory.
 const ZSTD_LEVEL: i32 = 3;
 
 /// Codec of the pages that a volume writes. It reads pages of both codecs.
@@ -32,7 +32,7 @@ impl PageCodec {
     }
 }
 
-/// The contexts of a thread.
+/// Codec contexts of a thread.
 pub struct Codecs {
     lz4: CompressTable,
     zstd: Option<(Compressor<'static>, Decompressor<'static>)>,
@@ -60,10 +60,10 @@ impl std::fmt::Debug for Codecs {
 }
 
 impl Codecs {
-    /// Makes the contexts of a codec, before its first page comes.
+    /// Creates the contexts of a codec before its first page.
     ///
     /// # Errors
-    /// No memory.
+    /// The system is out of memory.
     pub fn prepare(&mut self, codec: PageCodec) -> io::Result<()> {
         if codec == PageCodec::Zstd && self.zstd.is_none() {
             let mut compressor = Compressor::new(ZSTD_LEVEL)?;

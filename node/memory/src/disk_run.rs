@@ -10,16 +10,16 @@ use std::ops::Range;
 
 use crate::PAGE_BYTES;
 
-/// An operation of the disk.
+/// An operation on the spill file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskOperation {
     /// Read pages into the request.
     Read,
-    /// Write pages that are in memory, or zeros, until it has ended.
+    /// Write pages. Until the operation ends, their words name their old content in memory, or zeros.
     Write,
     /// Overwrite pages that are in the spill file.
     Rewrite,
-    /// Make a hole in place of pages. If it fails the disk keeps them, and nothing is lost.
+    /// Punch a hole over pages. If this fails, the disk keeps the pages and no data is lost.
     Hole,
 }
 
@@ -32,12 +32,12 @@ pub struct DiskRun {
     pub first: u64,
     /// Pages of the run.
     pub pages: u32,
-    /// Number of its pages that count towards the file until it has ended, though no word names them.
+    /// Number of its pages that count towards the file until the run ends, although no word names them.
     pub(crate) held: u32,
 }
 
 impl DiskRun {
-    /// Makes a run of `pages` pages from `first` on.
+    /// Creates a run of `pages` pages from `first` on.
     #[must_use]
     pub const fn of(operation: DiskOperation, first: u64, pages: u32) -> Self {
         let held = match operation {
@@ -66,8 +66,8 @@ impl DiskRun {
     }
 }
 
-/// Adds a page to the newest run if that has the same operation and ends at the page, else as a run of its
-/// own.
+/// Adds a page to the newest run if that run has the same operation and ends at the page, otherwise as a new
+/// run.
 pub(crate) fn push_page(runs: &mut Vec<DiskRun>, operation: DiskOperation, page: u64) {
     match runs.last_mut() {
         Some(last) if last.operation == operation && last.first + u64::from(last.pages) == page => {
@@ -77,7 +77,7 @@ pub(crate) fn push_page(runs: &mut Vec<DiskRun>, operation: DiskOperation, page:
     }
 }
 
-/// Makes one hole of several and of the pages between them.
+/// Joins several holes, and the pages between them, into one hole.
 pub(crate) fn join_holes(holes: &mut Vec<DiskRun>) {
     if let [first, .., last] = &holes[..] {
         let pages = last.first + u64::from(last.pages) - first.first;

@@ -15,10 +15,9 @@ pub struct MemoryFigures {
     pub slab_bytes: u64,
     /// Maximum of `slab_bytes`.
     pub limit_bytes: u64,
-    /// Pages that were not written for want of memory or disk: of a write, the first such page and those
-    /// after it.
+    /// Pages not written for lack of memory or disk space: the first such page of a write and those after it.
     pub refused_pages: u64,
-    /// Pages that were moved to free partly used slabs.
+    /// Pages that compaction moved.
     pub moved_pages: u64,
     /// Pages in the spill file.
     pub spilled_pages: u64,

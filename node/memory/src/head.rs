@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0      4  magic "HFMV"
-//! 4      4  version: 1, or 2 of a volume with a spill file
+//! 4      4  version: 1, or 2 for a volume with a spill file
 //! 8      8  pages
 //! 16    16  the first 128 bits of BLAKE3 over the volume id
 //! 32     4  slabs: the limit of the volume
@@ -55,21 +55,21 @@ pub struct TableHead {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
     /// The file is truncated, or not a table.
-    #[error("it is not the table of a memory volume")]
+    #[error("the file is not the table of a memory volume")]
     NotATable,
-    /// Another version of the program wrote it.
+    /// Another version of the program wrote the table.
     #[error(
-        "it has version {0}, this daemon knows {VERSION} and {SPILL_VERSION}: run the version that wrote it, or restart the host"
+        "the table has version {0}, this daemon knows {VERSION} and {SPILL_VERSION}: run the version that wrote it, or restart the host"
     )]
     Version(u32),
     /// Its checksum is wrong.
-    #[error("the checksum of its head is wrong")]
+    #[error("the checksum of the table's head is wrong")]
     Checksum,
     /// The table belongs to another volume.
-    #[error("it is the table of another volume")]
+    #[error("the table belongs to another volume")]
     OtherVolume,
     /// The codec is unknown.
-    #[error("it names codec {0}, which this daemon does not know")]
+    #[error("the table names codec {0}, which this daemon does not know")]
     Codec(u8),
 }
 

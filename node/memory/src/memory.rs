@@ -5,14 +5,14 @@ use std::ops::Range;
 use crate::PAGE_BYTES;
 use crate::pool::SLAB_BYTES;
 
-/// The system has no memory for a slab.
+/// The system is out of memory for slabs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the system has no memory for another slab")]
 pub struct NoRoom;
 
 /// Memory that outlives the process: a word for each page, and slabs. Offsets start at the first slab.
 ///
-/// The next process sees each change before it sees a later one. A process that ends in the middle of
+/// A successor process sees changes in the order in which they were made. A process that ends during
 /// [`write`](Self::write) has written some of the bytes.
 pub trait PageMemory {
     /// Returns the word of a page.
@@ -21,10 +21,10 @@ pub trait PageMemory {
     /// Replaces the word of a page, in one store.
     fn set_word(&mut self, page: u64, word: u64);
 
-    /// Returns bytes of a slab that was [taken](Self::take_slab).
+    /// Returns bytes of a [taken](Self::take_slab) slab.
     fn bytes(&self, offset: u64, len: usize) -> &[u8];
 
-    /// Writes bytes of a slab that was taken.
+    /// Writes bytes of a taken slab.
     fn write(&mut self, offset: u64, bytes: &[u8]);
 
     /// Takes the memory of a slab, which may then be written.

@@ -9,7 +9,8 @@ pub enum PageError {
     /// The volume has reached its limits, or the system has no memory.
     #[error("the volume has no memory for another page, and no room in its spill file")]
     NoSpace,
-    /// The volume did not store its word or its content: another program changed the memory, or a bug.
+    /// The page's word or content is not what the volume stored: another program, or a bug, changed the
+    /// memory.
     #[error("page {0} is damaged")]
     Damaged(u64),
 }
@@ -17,7 +18,7 @@ pub enum PageError {
 /// Reason why the memory of a volume cannot be used by a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecoverError {
-    /// A word has no meaning.
+    /// A word is not valid.
     #[error("page {page}: {source}")]
     Word {
         /// The page.
@@ -36,7 +37,7 @@ pub enum RecoverError {
         source: SlotTaken,
     },
     /// More pages are in the spill file than its limit, which is 0 without such a file.
-    #[error("{spilled} pages are in its spill file, which may have {limit}")]
+    #[error("{spilled} pages are in the spill file, whose limit is {limit}")]
     Spilled {
         /// Pages in the spill file.
         spilled: u64,

@@ -1,14 +1,15 @@
 //! The pool: slabs of slots, by size class.
 //!
-//! A slab has slots of one class. The used slots are not stored: a successor derives them from the table, so
-//! that no two stores must agree.
+//! A slab has slots of one class. The set of used slots is not stored: a successor derives it from the table,
+//! so there is no second structure to keep consistent.
 //!
 //! A slab is sparse if it holds fewer pages than its memory could hold uncompressed, or if more than an
-//! eighth of its slots are free. Slots of dense slabs are taken first. If the sparse slabs of no class can be
-//! merged into fewer, all slabs are no larger than the pages and 47 slabs.
+//! eighth of its slots are free. Slots of dense slabs are taken first. If no class has sparse slabs that can
+//! be merged into fewer, the slabs are together at most 47 slabs larger than the uncompressed pages.
 //!
 //! Owns: the set of used slots, the class of each slab, the choice of the slab that a page moves to.
-//! Does not own: the bytes; it reports when the memory of a slab is needed and when it is not. Nor the moves.
+//! Does not own: the moves, the bytes; the pool reports when the memory of a slab is needed and when it is
+//! not.
 //! Invariants: a slot is used once; a slab without a used slot has no class.
 
 use holdfast_format::safeguard::{Safeguard, safeguard};
@@ -16,7 +17,7 @@ use holdfast_format::safeguard::{Safeguard, safeguard};
 use crate::PAGE_BYTES;
 
 /// Bytes of a slab. Smaller than a huge page: each of 47 classes may have one half-used slab, which wastes
-/// 1.5 MiB with these and 47 MiB with slabs of 2 MiB.
+/// 1.5 MiB with this size and 47 MiB with slabs of 2 MiB.
 pub const SLAB_BYTES: usize = 64 << 10;
 /// Bytes by which classes differ. Offsets of slots are multiples of it.
 pub const CLASS_BYTES: usize = 64;
@@ -97,8 +98,9 @@ impl PageSlot {
     }
 }
 
-/// Returns the class for `len_bytes` bytes: the greatest with as many slots in a slab as the smallest class
-/// that holds them. The classes between cost as much for each slot, and each a partly used slab more.
+/// Returns the class for `len_bytes` bytes: the largest class with as many slots per slab as the smallest
+/// class that holds them. The classes between the two would save no memory per slot, and each would add a
+/// partly used slab.
 ///
 /// # Panics
 /// If no class holds `len_bytes`.
@@ -173,18 +175,18 @@ impl PoolSlab {
     const UNUSED: Self = Self { next: NONE, previous: NONE, used: 0, class: 0, bits: 0 };
 }
 
-/// Slabs that were added together.
+/// Slabs that were added at the same time.
 #[derive(Debug, Clone)]
 struct SlabPart {
-    /// Number of the first one.
+    /// Number of the first slab.
     first: u32,
     slabs: Box<[PoolSlab]>,
-    /// Bits of the other slots. The system backs them once a slab has so many.
+    /// Bits of the other slots. The system backs them with memory only once a slab has that many slots.
     more: Box<[[u64; MORE_WORDS]]>,
 }
 
 impl SlabPart {
-    /// Makes slabs without a class, linked in order.
+    /// Creates slabs without a class, linked in order.
     fn new(first: u32, end: u32) -> Self {
         let slab = |number: u32| PoolSlab {
             next: if number + 1 < end { number + 1 } else { NONE },
@@ -195,7 +197,7 @@ impl SlabPart {
         Self { first, more: vec![[0; MORE_WORDS]; slabs.len()].into(), slabs }
     }
 
-    /// Returns the word with the bit of a slot of the slab at a place, and the bit.
+    /// Returns the word with the bit of a slot, and the bit; `place` is the index of the slab in this part.
     #[inline]
     fn word_mut(&mut self, place: usize, index: usize) -> (&mut u64, u64) {
         let word = match (index / WORD_SLOTS).checked_sub(1) {
@@ -205,7 +207,7 @@ impl SlabPart {
         (word, 1 << (index % WORD_SLOTS))
     }
 
-    /// Returns the words with the bits of the slab at a place.
+    /// Returns the words with the bits of the slab at an index of this part.
     fn words(&self, place: usize) -> impl Iterator<Item = u64> {
         std::iter::once(self.slabs[place].bits).chain(self.more[place].iter().copied())
     }
@@ -219,7 +221,7 @@ struct PoolSlabs {
 }
 
 impl PoolSlabs {
-    /// Returns the part of a slab, and its place there.
+    /// Returns the part of a slab, and the slab's index in it.
     #[inline]
     fn locate(&self, slab: u32) -> Option<(usize, usize)> {
         if slab >= self.count {
@@ -250,13 +252,13 @@ impl PoolSlabs {
     }
 }
 
-/// Slabs by which a pool grows. Another thread makes them, so that the time of [`Pool::grow`] does not depend
-/// on their number.
+/// Slabs by which a pool grows. Another thread creates them, so that the time of [`Pool::grow`] does not
+/// depend on their number.
 #[derive(Debug)]
 pub struct PoolExtension(SlabPart);
 
 impl PoolExtension {
-    /// Makes the slabs by which a pool grows from `from` to `to` slabs.
+    /// Creates the slabs by which a pool grows from `from` to `to` slabs.
     ///
     /// # Panics
     /// If `to` is less than `from`, or is 2^32 - 1.
@@ -270,19 +272,20 @@ impl PoolExtension {
 /// Reason why a slot could not be marked as used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SlotTaken {
-    /// Another page has it.
+    /// Another page uses the slot.
     #[error("another page has this slot")]
     Shared,
-    /// Its slab has slots of another class.
-    #[error("its slab has slots of another class")]
+    /// The slot's slab has slots of another class.
+    #[error("the slot's slab has slots of another class")]
     OtherClass,
     /// The slot is beyond the pool.
-    #[error("it lies beyond the pool")]
+    #[error("the slot lies beyond the end of the pool")]
     Beyond,
 }
 
-/// The pool of a predecessor, derived from its table. The table names slots in any order, so this has one bit
-/// for each, for most slabs in the same word as their class: all of it fits into the processor's cache.
+/// The pool of a predecessor, derived from its table. The table names slots in any order, so the recovery
+/// keeps one bit for each slot, for most slabs in the same word as the class: everything fits into the
+/// processor's cache.
 #[derive(Debug)]
 pub struct PoolRecovery {
     slabs: Vec<RecoveredSlab>,
@@ -306,7 +309,7 @@ struct RecoveredSlab(u64);
 impl RecoveredSlab {
     const CLASS_SHIFT: u32 = 56;
     const REST: u64 = (1 << Self::CLASS_SHIFT) - 1;
-    /// Smallest class whose slabs have no more slots than this word has bits for them.
+    /// Smallest class whose slabs have no more slots than this word has bits.
     const LEAST_WITH_BITS: u8 = (SLAB_UNITS / (Self::CLASS_SHIFT as u64 + 1)) as u8 + 1;
 
     const fn new(class: u8, rest: u64) -> Self {
@@ -429,7 +432,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes a pool of `slabs` unused slabs.
+    /// Creates a pool of `slabs` unused slabs.
     ///
     /// # Panics
     /// If it has 2^32 - 1 slabs or more.
@@ -449,7 +452,7 @@ impl Pool {
     /// Adds unused slabs. [`next_slab`](Self::next_slab) stays the same.
     ///
     /// # Panics
-    /// If the extension was made for a pool with another number of slabs.
+    /// If the extension was created for a pool with another number of slabs.
     pub fn grow(&mut self, extension: PoolExtension) {
         let PoolExtension(part) = extension;
         let from = part.first;
@@ -500,7 +503,7 @@ impl Pool {
         self.first.iter().any(|slab| *slab != NONE)
     }
 
-    /// Returns true if this slot is used, which implies that the pool has it, in a slab of its class.
+    /// Returns true if this slot is used; such a slot lies in the pool, in a slab of its class.
     #[must_use]
     pub fn has(&self, slot: PageSlot) -> bool {
         let Some((part, place)) = slot.slab().and_then(|slab| self.slabs.locate(slab)) else { return false };
@@ -510,13 +513,13 @@ impl Pool {
             && word().is_some_and(|word| word >> (slot.index() % WORD_SLOTS) & 1 == 1)
     }
 
-    /// Takes a free slot of a class, in a slab that has used ones.
+    /// Takes a free slot of a class in a slab that has used slots.
     pub fn take(&mut self, class: u8) -> Option<PageSlot> {
         self.open_slab(class).map(|slab| self.take_in(slab))
     }
 
-    /// Takes a free slot for the content of `slot`, which is used, in another slab of its class, if its slab
-    /// is sparse and the sparse slabs of its class can be [merged](Self::mergeable_slabs).
+    /// Takes a free slot for the content of the used slot `slot` in another slab of its class, if its slab is
+    /// sparse and the sparse slabs of its class can be [merged](Self::mergeable_slabs).
     pub fn take_denser(&mut self, slot: PageSlot) -> Option<PageSlot> {
         if !self.is_movable(slot) {
             return None;
@@ -524,7 +527,7 @@ impl Pool {
         self.take(slot.class())
     }
 
-    /// Returns true if [`take_denser`](Self::take_denser) takes a slot.
+    /// Returns true if [`take_denser`](Self::take_denser) would take a slot.
     #[must_use]
     pub fn is_movable(&self, slot: PageSlot) -> bool {
         let Some((number, (part, place))) =
@@ -567,7 +570,7 @@ impl Pool {
         self.take_in(slab)
     }
 
-    /// Frees a slot. Returns its slab if that has no used slot any more.
+    /// Frees a slot. Returns its slab if no slot of the slab is used any more.
     ///
     /// # Panics
     /// If the slot is not used.
@@ -604,7 +607,7 @@ impl Pool {
             self.in_use -= 1;
         }
         self.count_sparse(class, before, used);
-        // A slab that was unused is in no list since it has a class.
+        // A slab that was unused left its list when it got its class.
         let from = if before == 0 { None } else { list_of(class, before) };
         let to = list_of(class, used);
         if from == to {
@@ -659,8 +662,8 @@ impl Pool {
         self.set_used(number, used);
     }
 
-    /// Puts a slab into a list: at its head, or after the head of a list of sparse slabs, because pages move
-    /// to that slab until it is dense.
+    /// Puts a slab into a list: at the head, but after the head of a list of sparse slabs, because pages move
+    /// to the head until it is dense.
     fn link(&mut self, list: usize, slab: u32) {
         let head = self.first[list];
         let is_sparse = (1..=usize::from(PAGE_CLASS)).contains(&list);

@@ -1,6 +1,6 @@
 //! Pages that repeat one pattern of eight bytes.
 
-/// Returns the pattern of a page as a little-endian number, if the page has one.
+/// Returns the pattern of a page as a little-endian number, if the page repeats one.
 pub(crate) fn pattern_of(page: &[u8]) -> Option<u64> {
     debug_assert!(page.len().is_multiple_of(8), "a page has whole words");
     let (first, last) = (page.first_chunk::<8>()?, page.last_chunk::<8>()?);

@@ -1,4 +1,4 @@
-//! The order of requests to a volume during disk operations for some of them.
+//! Order of requests to a volume while some of them have disk operations.
 //!
 //! A request that needs no disk is served at once, and leaves no state here. One that needs the disk locks
 //! its pages until its last operation has ended: reads share the lock, other requests queue for it. So the
@@ -66,7 +66,7 @@ impl<R, E> Default for SpillRequests<R, E> {
 }
 
 impl<R, E> SpillRequests<R, E> {
-    /// Returns a request that may be served now, and keeps one that must wait.
+    /// Returns the request if it may be served now; otherwise keeps it until it may.
     #[inline]
     pub fn admit(&mut self, request: SpillRequest<R>) -> Option<SpillRequest<R>> {
         if self.number == 0 || !self.excludes(&request, self.waiting.len()) {
@@ -76,8 +76,8 @@ impl<R, E> SpillRequests<R, E> {
         None
     }
 
-    /// Keeps a request, served except for the disk, and its result so far until `operations` operations of
-    /// the disk have ended. Returns its number.
+    /// Keeps a request and its result so far until its `operations` disk operations have ended. Returns its
+    /// number.
     ///
     /// # Panics
     /// If `operations` is 0.

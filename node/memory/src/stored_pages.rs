@@ -9,7 +9,7 @@
 //! A process that ends between any two stores leaves a table whose words name whole contents. Its successor
 //! derives the used slots from the table: a slot that was written and never named is free, and so is one
 //! whose word was replaced. The kernel reissues a request that was not answered, and repeating a write
-//! changes only slots.
+//! only changes the slots.
 //!
 //! A page that finds no slot goes to the spill file, if the volume has one (`disk_run.rs`): the caller
 //! performs the [runs](StoredPages::disk_runs) that a request leaves. In place of steps 1 and 2 the disk
@@ -44,12 +44,12 @@ const LENGTH_BYTES: usize = 2;
 /// be decompressed. In program files, lz4 compresses four pages in ten to more than three quarters, and one
 /// in twenty to more than this.
 const MOST_COMPRESSED: usize = PAGE_BYTES / 8 * 7;
-/// Inverse of the part by which the slot of an overwrite may be longer than needed, to avoid another slab.
+/// An overwrite may take a slot that is longer than needed by one part in this many, to avoid another slab.
 /// When 256 MiB of program files overwrite one another at random, 3.9 percent of the memory is outside used
-/// slots with it, and 4.8 without.
+/// slots with this rule, and 4.8 without it.
 const NEAR: u8 = 8;
 
-/// A page as it is to be stored.
+/// A page in the form in which it will be stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum EncodedPage<'page> {
     /// This pattern, repeated.
@@ -84,7 +84,7 @@ pub(crate) struct StoredPages<M> {
     memory: M,
     pages: u64,
     pool: Pool,
-    /// Slab that has no used slot but keeps its memory, for the next slab that is needed.
+    /// Unused slab that keeps its memory, to be used next.
     spare: Option<u32>,
     compaction: Compaction,
     same_filled_pages: u64,
@@ -100,8 +100,8 @@ pub(crate) struct StoredPages<M> {
 }
 
 impl<M: PageMemory> StoredPages<M> {
-    /// Opens the volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table, 8
-    /// bytes a page, and returns memory that no page needs to the system.
+    /// Opens the volume in this memory, which is new (all zeros) or comes from a predecessor. Reads the whole
+    /// table, 8 bytes a page, and returns to the system the memory that no page needs.
     ///
     /// # Errors
     /// [`RecoverError`]: the table is damaged, and nothing was changed.
@@ -151,7 +151,7 @@ impl<M: PageMemory> StoredPages<M> {
     /// for another thread to drop.
     ///
     /// # Panics
-    /// If anything becomes smaller, or the slabs are for a volume with another number of them.
+    /// If a limit or the volume shrinks, or the extension was created for another number of slabs.
     pub(crate) fn grow(&mut self, growth: MemoryGrowth<M>) -> M {
         let MemoryGrowth { memory, pages, slabs, spill_pages } = growth;
         assert!(pages >= self.pages && spill_pages >= self.spill_limit_pages, "a volume only grows");
@@ -212,7 +212,7 @@ impl<M: PageMemory> StoredPages<M> {
     /// [`PageError`]: the page is unchanged.
     ///
     /// # Panics
-    /// If `page` is no page of the volume.
+    /// If the volume has no page `page`.
     pub(crate) fn replace(&mut self, page: u64, new: &EncodedPage<'_>) -> Result<(), PageError> {
         match self.replace_in_memory(page, new) {
             Err(PageError::NoSpace) => self.spill(page),
@@ -226,7 +226,7 @@ impl<M: PageMemory> StoredPages<M> {
     /// [`PageError::Damaged`]: the page is unchanged.
     ///
     /// # Panics
-    /// If `page` is no page of the volume.
+    /// If the volume has no page `page`.
     pub(crate) fn discard(&mut self, page: u64) -> Result<(), PageError> {
         let old = self.word(page)?;
         if old != Word::Zeros {
@@ -242,7 +242,7 @@ impl<M: PageMemory> StoredPages<M> {
     /// [`PageError::Damaged`].
     ///
     /// # Panics
-    /// If `page` is no page of the volume.
+    /// If the volume has no page `page`.
     pub(crate) fn copy(
         &self,
         page: u64,
@@ -303,7 +303,7 @@ impl<M: PageMemory> StoredPages<M> {
                     }
                 }
                 self.transit_pages -= end - first;
-                // The disk may have written part of the others.
+                // The disk may have written some of the other pages.
                 for page in end..first + u64::from(pages) {
                     push_page(&mut self.disk_runs, DiskOperation::Hole, page);
                 }
@@ -475,15 +475,15 @@ impl<M: PageMemory> StoredPages<M> {
         if bytes > 0 || !self.compaction.idle(words, self.pages) {
             return true;
         }
-        // The page that is being replaced can move at another time.
+        // The page that is being replaced was skipped, and can move later.
         if !old.slot().is_some_and(|slot| self.pool.is_movable(slot)) {
             self.compaction.found_none(&self.pool);
         }
         false
     }
 
-    /// Moves a page to another slab. Returns its new slot, or `None` if it stays: its slab is dense, or the
-    /// move helps to free none, or it has no slot, or it is damaged.
+    /// Moves a page to another slab. Returns its new slot, or `None` if the page stays: its slab is dense,
+    /// the move would not help to free a slab, the page has no slot, or it is damaged.
     fn move_page(&mut self, page: u64) -> Option<PageSlot> {
         let Ok(old @ Word::Stored(form, from)) = self.word(page) else { return None };
         let slot = self.pool.take_denser(from)?;

@@ -7,9 +7,9 @@
 //! Owns: the lock, and the order of work for a request of many pages. Does not own: the replacement of a page
 //! (`stored_pages.rs`).
 //! Runs on: the ring threads of the volume's queues; growth on any thread. A request allocates nothing.
-//! Invariants: a read returns a page whole, as before a concurrent write or as after it. Each page of a
-//! request is written by itself. A volume with a spill file has one queue: the order of its requests is that
-//! of [`SpillRequests`](crate::SpillRequests).
+//! Invariants: a read returns a page whole, as before a concurrent write or as after it. A request writes its
+//! pages independently of one another. A volume with a spill file has one queue, whose requests
+//! [`SpillRequests`](crate::SpillRequests) orders.
 
 use parking_lot::RwLock;
 
@@ -37,8 +37,8 @@ pub struct MemoryVolume<M> {
 }
 
 impl<M: PageMemory> MemoryVolume<M> {
-    /// Opens the volume in this memory, new (all zeros) or left by a predecessor. Reads the whole table, 8
-    /// bytes a page, and returns memory that no page needs to the system.
+    /// Opens the volume in this memory, which is new (all zeros) or comes from a predecessor. Reads the whole
+    /// table, 8 bytes a page, and returns to the system the memory that no page needs.
     ///
     /// # Errors
     /// [`RecoverError`]: the table is damaged, and nothing was changed.
@@ -46,11 +46,11 @@ impl<M: PageMemory> MemoryVolume<M> {
         Ok(Self { codec: head.codec, pages: RwLock::new(StoredPages::open(memory, head)?) })
     }
 
-    /// Enlarges the volume and raises its limits. Returns the previous memory, as large as the volume was:
-    /// the time to drop it grows with its content.
+    /// Enlarges the volume and raises its limits. Returns the previous memory, which another thread should
+    /// drop: the time for this grows with its content.
     ///
     /// # Panics
-    /// If anything becomes smaller, or the slabs are for a volume with another number of them.
+    /// If a limit or the volume shrinks, or the extension was created for another number of slabs.
     pub fn grow(&self, growth: MemoryGrowth<M>) -> M {
         self.pages.write().grow(growth)
     }
@@ -73,7 +73,7 @@ impl<M: PageMemory> MemoryVolume<M> {
         self.pages.into_inner().into_memory()
     }
 
-    /// Calls `look` with the memory, to which nothing is stored meanwhile.
+    /// Calls `look` with the memory, which no request changes meanwhile.
     pub fn with_memory<T>(&self, look: impl FnOnce(&M) -> T) -> T {
         look(self.pages.read().memory())
     }

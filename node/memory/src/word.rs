@@ -47,9 +47,9 @@ pub enum Form {
     Plain,
 }
 
-/// Bits that are no word.
+/// Bits that are not a valid word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("word {0:#018x} has no meaning")]
+#[error("word {0:#018x} is not valid")]
 pub struct InvalidWord(pub u64);
 
 const FILLED: u64 = 1;
@@ -100,7 +100,7 @@ impl Word {
         }
     }
 
-    /// Returns the slot that it names.
+    /// Returns the slot that the word names.
     #[must_use]
     pub const fn slot(self) -> Option<PageSlot> {
         match self {

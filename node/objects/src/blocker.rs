@@ -66,16 +66,16 @@ impl Blocker {
     /// Returns the state of the store as a clause.
     pub const fn state(self) -> &'static str {
         match self {
-            Self::Archived => "an object lies in an archive class and cannot be read",
-            Self::Quota => "a quota of the bucket or the account is used up",
+            Self::Archived => "an object is in an archive class and cannot be read",
+            Self::Quota => "a quota of the bucket or the account is exhausted",
             Self::Account => "the account at the provider is suspended or has a problem",
-            Self::Key => "the encryption key of the bucket is disabled, gone or not allowed",
+            Self::Key => "the encryption key of the bucket is disabled, deleted or not permitted",
             Self::ServerFull => "the server's storage is full",
             Self::Retention => {
-                "the bucket retains every object by Object Lock and takes none without a checksum"
+                "the bucket retains every object by Object Lock and rejects uploads without a checksum"
             }
             Self::Region => "the bucket is in another region or behind another endpoint",
-            Self::Clock => "the server refuses the time of this host's clock",
+            Self::Clock => "the server rejects this host's clock time",
             Self::NoCredentials => "no credentials could be obtained",
         }
     }
@@ -84,7 +84,7 @@ impl Blocker {
     pub const fn fix(self) -> &'static str {
         match self {
             Self::Archived => {
-                "restore the archived objects, then remove the lifecycle rule that archives objects of this bucket"
+                "restore the archived objects, then remove the lifecycle rule that archives them"
             }
             Self::Quota => {
                 "raise the quota or spending cap, or delete volumes and snapshots that are not needed"

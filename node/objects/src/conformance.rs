@@ -16,7 +16,7 @@ use crate::ObjectStore;
 
 /// The store under test, and the key range for the cases.
 #[derive(Debug, Clone)]
-pub struct Ground {
+pub struct StoreUnderTest {
     /// The store.
     pub store: Arc<dyn ObjectStore>,
     /// A prefix without trailing `/`, for exclusive use; each case adds its name.
@@ -44,36 +44,36 @@ type Verdict<'a> = Pin<Box<dyn Future<Output = Result<(), Violation>> + Send + '
 pub struct Case {
     /// The requirement as a kebab-case phrase.
     pub name: &'static str,
-    check: for<'a> fn(&'a Ground) -> Verdict<'a>,
+    check: for<'a> fn(&'a StoreUnderTest) -> Verdict<'a>,
 }
 
 /// All requirements.
 pub const CASES: &[Case] = &[
-    Case { name: "create-then-read", check: |ground| Box::pin(create::then_read(ground)) },
-    Case { name: "second-create-loses", check: |ground| Box::pin(create::second_loses(ground)) },
-    Case { name: "one-of-many-creates-wins", check: |ground| Box::pin(create::one_of_many_wins(ground)) },
-    Case { name: "bad-keys-are-refused", check: |ground| Box::pin(create::bad_keys(ground)) },
-    Case { name: "missing-is-not-found", check: |ground| Box::pin(read::missing(ground)) },
-    Case { name: "get-is-bounded", check: |ground| Box::pin(read::bounded(ground)) },
-    Case { name: "ranges-are-exact", check: |ground| Box::pin(read::ranges(ground)) },
-    Case { name: "suffixes-know-the-size", check: |ground| Box::pin(read::suffixes(ground)) },
-    Case { name: "lists-are-ordered-pages", check: |ground| Box::pin(list::pages(ground)) },
-    Case { name: "lists-start-after-any-key", check: |ground| Box::pin(list::start_after(ground)) },
-    Case { name: "lists-of-folders", check: |ground| Box::pin(list::folders(ground)) },
-    Case { name: "lists-see-creates-and-deletes", check: |ground| Box::pin(list::fresh(ground)) },
-    Case { name: "delete-of-many", check: |ground| Box::pin(list::delete_many(ground)) },
-    Case { name: "delete-is-repeatable", check: |ground| Box::pin(list::delete_twice(ground)) },
-    Case { name: "segment-in-one-request", check: |ground| Box::pin(segment::small(ground)) },
-    Case { name: "segment-in-parts", check: |ground| Box::pin(segment::large(ground)) },
+    Case { name: "create-then-read", check: |subject| Box::pin(create::then_read(subject)) },
+    Case { name: "second-create-loses", check: |subject| Box::pin(create::second_loses(subject)) },
+    Case { name: "one-of-many-creates-wins", check: |subject| Box::pin(create::one_of_many_wins(subject)) },
+    Case { name: "bad-keys-are-refused", check: |subject| Box::pin(create::bad_keys(subject)) },
+    Case { name: "missing-is-not-found", check: |subject| Box::pin(read::missing(subject)) },
+    Case { name: "get-is-bounded", check: |subject| Box::pin(read::bounded(subject)) },
+    Case { name: "ranges-are-exact", check: |subject| Box::pin(read::ranges(subject)) },
+    Case { name: "suffixes-know-the-size", check: |subject| Box::pin(read::suffixes(subject)) },
+    Case { name: "lists-are-ordered-pages", check: |subject| Box::pin(list::pages(subject)) },
+    Case { name: "lists-start-after-any-key", check: |subject| Box::pin(list::start_after(subject)) },
+    Case { name: "lists-of-folders", check: |subject| Box::pin(list::folders(subject)) },
+    Case { name: "lists-see-creates-and-deletes", check: |subject| Box::pin(list::fresh(subject)) },
+    Case { name: "delete-of-many", check: |subject| Box::pin(list::delete_many(subject)) },
+    Case { name: "delete-is-repeatable", check: |subject| Box::pin(list::delete_twice(subject)) },
+    Case { name: "segment-in-one-request", check: |subject| Box::pin(segment::small(subject)) },
+    Case { name: "segment-in-parts", check: |subject| Box::pin(segment::large(subject)) },
 ];
 
 impl Case {
-    /// Runs the case in its own part of `ground.scope`.
+    /// Runs the case in its own part of `subject.scope`.
     ///
     /// # Errors
     /// The violated requirement, with the case's name.
-    pub async fn run(&self, ground: &Ground) -> Result<(), Violation> {
-        let own = Ground { scope: format!("{}/{}", ground.scope, self.name), ..ground.clone() };
+    pub async fn run(&self, subject: &StoreUnderTest) -> Result<(), Violation> {
+        let own = StoreUnderTest { scope: format!("{}/{}", subject.scope, self.name), ..subject.clone() };
         let verdict = (self.check)(&own).await;
         let swept = own.sweep().await;
         verdict.and(swept).map_err(|violation| Violation(format!("{}: {violation}", self.name)))
@@ -84,17 +84,17 @@ impl Case {
 ///
 /// # Errors
 /// All violated requirements, one line per case.
-pub async fn run_all(ground: &Ground) -> Result<(), Violation> {
+pub async fn run_all(subject: &StoreUnderTest) -> Result<(), Violation> {
     let mut wrong = Vec::new();
     for case in CASES {
-        if let Err(violation) = case.run(ground).await {
+        if let Err(violation) = case.run(subject).await {
             wrong.push(violation.0);
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(Violation(wrong.join("\n"))) }
 }
 
-impl Ground {
+impl StoreUnderTest {
     fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.scope)
     }
@@ -121,7 +121,7 @@ impl Ground {
     }
 }
 
-/// Adds the operation during which the store failed.
+/// Names the operation during which the store failed.
 fn during<E: std::error::Error + 'static>(what: &str) -> impl FnOnce(E) -> Violation {
     move |error| Violation(format!("{what}: {}", chain(&error)))
 }
@@ -138,7 +138,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Returns bytes that expose mixed-up offsets.
+/// Returns bytes that reveal mixed-up offsets.
 fn pattern(len: usize) -> Bytes {
     (0..len).map(|at| ((at * 31) ^ (at >> 8) ^ (at >> 16)) as u8).collect::<Vec<u8>>().into()
 }
@@ -158,14 +158,18 @@ mod tests {
     use super::*;
     use crate::{Fault, Gate, MemoryStore, Verb};
 
-    fn ground(store: &MemoryStore) -> Ground {
-        Ground { store: Arc::new(store.clone()), scope: "conformance".to_owned(), large_bytes: 1 << 20 }
+    fn subject(store: &MemoryStore) -> StoreUnderTest {
+        StoreUnderTest {
+            store: Arc::new(store.clone()),
+            scope: "conformance".to_owned(),
+            large_bytes: 1 << 20,
+        }
     }
 
     #[tokio::test]
     async fn the_reference_store_passes_and_nothing_is_left() {
         let store = MemoryStore::new();
-        run_all(&ground(&store)).await.unwrap_or_else(|wrong| panic!("{wrong}"));
+        run_all(&subject(&store)).await.unwrap_or_else(|wrong| panic!("{wrong}"));
         assert_eq!(store.keys(), Vec::<String>::new());
     }
 
@@ -180,9 +184,9 @@ mod tests {
                 gate.release();
             }
         };
-        let ground = ground(&store);
+        let subject = subject(&store);
         let wrong = tokio::select! {
-            ran = run_all(&ground) => ran.unwrap_err().to_string(),
+            ran = run_all(&subject) => ran.unwrap_err().to_string(),
             () = opens => unreachable!("a loop"),
         };
         assert!(wrong.starts_with("one-of-many-creates-wins: ") && wrong.lines().count() == 1, "{wrong}");

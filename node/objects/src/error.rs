@@ -1,4 +1,4 @@
-//! Errors of a store, and their kinds, which tell the caller how to react.
+//! Errors of a store, and their kinds, which determine the caller's reaction.
 
 use std::{error::Error, time::Duration};
 
@@ -50,7 +50,7 @@ pub enum StoreError {
         bucket: String,
     },
     /// The store requests fewer requests.
-    #[error("the object store asks for fewer requests")]
+    #[error("the object store throttled the request")]
     Throttled(#[source] Cause),
     /// The store was unreachable, or failed internally.
     #[error("the object store is not available")]
@@ -62,7 +62,7 @@ pub enum StoreError {
         after: Duration,
     },
     /// Another request for the same key was in progress.
-    #[error("the object store met a conflicting request for the same key")]
+    #[error("the object store reported a conflicting request for the same key")]
     Conflict(#[source] Cause),
     /// The credentials are unknown, wrong or lack the permission.
     #[error("the object store denied the request ({code})")]
@@ -114,7 +114,7 @@ pub enum StoreError {
         max_bytes: u64,
     },
     /// The object ends before the requested range.
-    #[error("object {key} ends before byte {end} of the range asked for")]
+    #[error("object {key} ends before byte {end}, the end of the requested range")]
     OutOfRange {
         /// Key relative to the store's prefix.
         key: String,
@@ -122,7 +122,7 @@ pub enum StoreError {
         end: u64,
     },
     /// The length of the response differs from the request or its own header.
-    #[error("object {key}: the store sent {got_bytes} bytes where {want_bytes} were due")]
+    #[error("object {key}: the store sent {got_bytes} bytes instead of {want_bytes}")]
     WrongLength {
         /// Key relative to the store's prefix.
         key: String,
@@ -131,8 +131,8 @@ pub enum StoreError {
         /// Bytes expected.
         want_bytes: u64,
     },
-    /// The response lacks a field or is nonsensical.
-    #[error("the object store's answer has no usable {field}")]
+    /// The response lacks a field or contradicts itself.
+    #[error("the object store's response has no valid {field}")]
     BadAnswer {
         /// The field that is missing or wrong.
         field: &'static str,
@@ -140,7 +140,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Returns the kind of the error, which tells the caller how to react.
+    /// Returns the kind of the error, which determines the reaction of the caller.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
@@ -168,7 +168,7 @@ pub enum CreateError {
         key: String,
     },
     /// This request may or may not have written the object: read the key back and compare.
-    #[error("whether the object was created is not known")]
+    #[error("it is unknown whether the object was created")]
     Ambiguous(#[source] StoreError),
     /// Nothing was written.
     #[error("the object was not created")]
@@ -176,7 +176,7 @@ pub enum CreateError {
 }
 
 impl CreateError {
-    /// Returns the kind of the error, which tells the caller how to react.
+    /// Returns the kind of the error, which determines the reaction of the caller.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Exists { .. } => ErrorKind::Exists,

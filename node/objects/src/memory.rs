@@ -37,7 +37,7 @@ struct MemoryContents {
     requests: RequestMeter,
     /// One moment on tokio's clock and on the store's clock.
     begun: (Instant, SystemTime),
-    /// True once its responses no longer contain the time.
+    /// True if its responses omit the time.
     hides_time: AtomicBool,
 }
 
@@ -100,7 +100,7 @@ impl MemoryStore {
         }
     }
 
-    /// Omits the time from lists from now on, like a proxy that removes the header `Date`.
+    /// Omits the time from all later lists, like a proxy that removes the header `Date`.
     pub fn hide_time(&self) {
         self.shared.hides_time.store(true, Ordering::Relaxed);
     }

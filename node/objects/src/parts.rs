@@ -29,9 +29,9 @@ pub struct Part {
     pub is_last: bool,
 }
 
-/// The producer could not create a part, and knows the reason.
+/// The producer could not create a part; it keeps the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a part of the segment could not be made")]
+#[error("a part of the segment could not be created")]
 pub struct PartFailed;
 
 /// Reason why a segment was not stored.

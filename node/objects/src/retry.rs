@@ -16,7 +16,7 @@ pub struct RetryPolicy {
     pub max_delay: Duration,
     /// Maximum number of attempts.
     pub max_attempts: u32,
-    /// Time after the first attempt when no further one starts.
+    /// Time after the first attempt from which no further attempt starts.
     pub deadline: Duration,
 }
 

@@ -11,11 +11,11 @@ pub struct Errno(i32);
 impl Errno {
     /// The device or the file failed the I/O.
     pub const EIO: Self = Self(libc::EIO);
-    /// The file system has no room left.
+    /// The file system is full.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
-    /// The kernel has no memory.
+    /// The kernel is out of memory.
     pub const ENOMEM: Self = Self(libc::ENOMEM);
-    /// No buffer is left.
+    /// No buffer is available.
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// The operation is not supported.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
@@ -110,11 +110,11 @@ impl Completion {
 /// An operation that ended.
 #[derive(Debug)]
 pub struct Ended<T> {
-    /// Value that the owner started it with.
+    /// Value that the owner passed when it started the operation.
     pub operation: T,
     /// Its result.
     pub outcome: IoResult,
-    /// Memory that was lent to it ([`Ring::read`](crate::Ring::read), [`Ring::write`](crate::Ring::write)).
+    /// Buffer of a [`Ring::read`](crate::Ring::read) or [`Ring::write`](crate::Ring::write).
     pub buffer: Option<HeapBuffer>,
 }
 

@@ -38,7 +38,7 @@ pub enum RingError {
         capacity: u32,
     },
     /// The table of fixed buffers is too small.
-    #[error("{wanted} adjacent fixed buffers are wanted, the ring has {capacity} in all")]
+    #[error("{wanted} adjacent fixed buffers were requested; the ring has {capacity} in total")]
     BuffersExhausted {
         /// Number of requested adjacent buffers.
         wanted: u32,
@@ -48,7 +48,7 @@ pub enum RingError {
     /// A buffer could not be given to the kernel, or taken from it.
     #[error("io_uring could not register or release a group of provided buffers")]
     ProvideBuffer(#[source] io::Error),
-    /// The eventfd of the waker could not be made.
+    /// The eventfd of the waker could not be created.
     #[error("eventfd failed")]
     Eventfd(#[source] io::Error),
     /// `io_uring_enter` failed with an error that a retry does not clear.

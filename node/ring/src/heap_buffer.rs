@@ -10,7 +10,7 @@ const ALIGNMENT: usize = 4096;
 /// Zeroed memory, aligned to 4096 bytes, so that it suits direct I/O.
 ///
 /// [`Ring::read`](crate::Ring::read) and [`Ring::write`](crate::Ring::write) take it and
-/// [`Ring::end`](crate::Ring::end) returns it: nothing else can access it while the kernel may.
+/// [`Ring::end`](crate::Ring::end) returns it, so the process cannot access it while the kernel may.
 pub struct HeapBuffer {
     memory: NonNull<u8>,
     len: usize,

@@ -95,7 +95,7 @@ impl<T: RingOperation> Ring<T> {
         unsafe { self.push(entry, operation) };
     }
 
-    /// Starts an operation without effect, whose completion, an error, comes after the pause.
+    /// Starts a timer: its completion, which carries an error, comes after the pause.
     pub fn pause(&mut self, pause: &'static Pause, operation: T) {
         let entry = opcode::Timeout::new(&raw const pause.0).build();
         // SAFETY: the entry names a `'static` value, which is never written.

@@ -19,16 +19,16 @@
 //! ```
 //!
 //! *Owns*: every entry from the push to the completion, and the buffer lent to the kernel with it. Few
-//! operations have a buffer: a list of its own holds the buffers, so that an entry is small.
+//! operations have a buffer, so a separate list holds the buffers and entries stay small.
 //! *Invariants*: a key names one operation: a completion of an earlier generation finds nothing. An entry is
 //! never moved: the table grows by a part when more operations are in flight than ever before. The entry
 //! freed last is used next.
 
 use crate::HeapBuffer;
 
-/// End of the list of free entries; the number of no entry.
+/// End of the list of free entries; no entry has this number.
 const NONE: u32 = u32::MAX;
-/// Value instead of a next free entry: memory is lent with the operation.
+/// Replaces the next free entry while memory is lent with the operation.
 const LENT: u32 = u32::MAX - 1;
 /// Binary logarithm of the entries of a part of the table, which is at most 1 MiB.
 const PART_BITS: u32 = 14;
@@ -127,7 +127,7 @@ impl<T> OperationTable<T> {
 
     #[cold]
     fn lend(&mut self, number: u32, buffer: HeapBuffer) {
-        self.entry(number).expect("it was just made").next_free = LENT;
+        self.entry(number).expect("it was just added").next_free = LENT;
         self.lent.push((number, buffer));
     }
 
@@ -137,7 +137,8 @@ impl<T> OperationTable<T> {
         Some(self.lent.swap_remove(at).1)
     }
 
-    /// Ends an operation. Returns `None`, and counts the call, if the operation of this key has ended before.
+    /// Ends an operation. Returns `None`, and counts the call, if the operation of this key has already
+    /// ended.
     #[inline]
     pub(crate) fn take(&mut self, key: OperationKey) -> Option<(T, Option<HeapBuffer>)> {
         let first_free = self.first_free;

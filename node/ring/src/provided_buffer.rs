@@ -36,7 +36,7 @@ pub struct ProvidedBuffer {
 }
 
 impl ProvidedBuffer {
-    /// Makes a buffer that is not provided to the kernel yet.
+    /// Allocates a buffer that is not provided to the kernel yet.
     pub(crate) fn new(group: u16, len_bytes: usize) -> Self {
         Self {
             group,
@@ -84,18 +84,18 @@ impl ProvidedBuffer {
     pub fn take(&mut self, len_bytes: u32) -> Range<usize> {
         let begin = self.taken_bytes;
         self.taken_bytes += len_bytes as usize;
-        assert!(self.taken_bytes <= self.memory.len(), "the kernel fills what it was given");
+        assert!(self.taken_bytes <= self.memory.len(), "the kernel fills only the provided buffer");
         begin..self.taken_bytes
     }
 
-    /// Returns the 16-bit number of a piece at an offset in the buffer.
+    /// Reads a 16-bit number at an offset in the buffer.
     ///
     /// # Panics
-    /// If the number is not within the pieces that were taken.
+    /// If the number is not within taken pieces.
     #[inline]
     #[must_use]
     pub fn number_at(&self, at: usize) -> u16 {
-        assert!(at + 2 <= self.taken_bytes, "it is in a piece that was taken");
+        assert!(at + 2 <= self.taken_bytes, "the number is in a taken piece");
         let place = self.memory.as_raw().wrapping_add(at).cast::<u16>();
         // SAFETY: both bytes are in a piece, so in the memory. The kernel wrote them before it posted the
         // completion of the piece, and not since.
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the kernel fills what it was given")]
+    #[should_panic(expected = "the kernel fills only the provided buffer")]
     fn a_piece_behind_the_end_is_a_bug_that_shows() {
         let mut buffer = ProvidedBuffer::new(7, 16);
         buffer.provide();

@@ -50,9 +50,9 @@ const WORD: u64 = 1 << 63;
 
 /// One io_uring with its tables, owned by the thread that made it.
 ///
-/// The owner starts operations by [`read_fixed`](Self::read_fixed) and its like or pushes raw entries, each
-/// with a value that names its purpose. [`submit_and_wait`](Self::submit_and_wait) hands out completions,
-/// [`end`](Self::end) the purpose of each.
+/// The owner starts operations with [`read_fixed`](Self::read_fixed) and similar methods, or pushes raw
+/// entries, each with a value that names its purpose. [`submit_and_wait`](Self::submit_and_wait) hands out
+/// completions, and [`end`](Self::end) returns the purpose of each.
 pub struct Ring<T> {
     uring: IoUring,
     /// Entries that the kernel has not accepted yet, oldest first. Empty except under pressure.
@@ -77,7 +77,7 @@ pub struct Ring<T> {
 }
 
 impl<T> Ring<T> {
-    /// Makes a ring; the calling thread becomes the only one that may use it.
+    /// Creates a ring; the calling thread becomes the only one that may use it.
     ///
     /// # Errors
     /// [`RingError::Setup`] if the kernel has no io_uring with deferred task work (6.1) or forbids it;
@@ -189,7 +189,7 @@ impl<T> Ring<T> {
         self.unregistered
     }
 
-    /// Makes a buffer that multishot commands fill piece by piece, in a group of its own.
+    /// Creates a buffer that multishot commands fill piece by piece, in a group of its own.
     ///
     /// # Errors
     /// [`RingError::ProvideBuffer`], always before Linux 6.12.
@@ -213,7 +213,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Withdraws a buffer, which no operation fills any more, from the kernel.
+    /// Withdraws a buffer from the kernel. No operation may be filling it.
     ///
     /// # Errors
     /// [`RingError::ProvideBuffer`]; the group is then lost until the ring is dropped.

@@ -89,7 +89,7 @@ pub(crate) struct GroupTable {
 
 impl GroupTable {
     /// # Panics
-    /// If all are taken: each queue of a device takes one, and a ring has fewer slots of files.
+    /// If all are taken, which is a bug: each queue of a device takes one, and a ring has fewer file slots.
     pub(crate) fn take(&mut self) -> u16 {
         self.freed.pop().unwrap_or_else(|| {
             let group = self.next_unused;

@@ -83,8 +83,8 @@ impl S3Store {
             self.availability.admit(class).await?;
             let sent = Instant::now();
             let permits = self.permits.acquire(class.lane).await;
-            // Neither the first wait, which may be that of an outage, nor time in the queue counts towards
-            // the retry policy's deadline.
+            // Neither the first wait, which may last as long as an outage, nor time in the queue counts
+            // towards the retry policy's deadline.
             let begun: Instant = match begun {
                 None => *begun.insert(Instant::now()),
                 Some(begun) => {

@@ -6,11 +6,11 @@
 //!
 //! *Admission.* While a store is unreachable, only one request at a time is sent as a probe, every 500 ms or,
 //! with longer limits, less often: at most ten wait for a response. All others wait for the result. Any
-//! response admits them; a failure fails them all, and their callers retry on their own schedule. The load on
-//! an unreachable store thus does not grow with the number of waiting volumes and readers, and the permits
-//! bound it once the store is back. No waiting request fails before a probe has failed: otherwise, a caller
-//! that joins several requests would drop the probe because of a failed one. Dropping the probe for another
-//! reason only delays the next one by an interval.
+//! response admits them; a failed probe fails them all, and their callers retry on their own schedule. The
+//! load on an unreachable store thus does not grow with the number of waiting volumes and readers, and the
+//! permits bound it once the store is back. No waiting request fails before a probe has failed: otherwise, a
+//! caller that joins several requests would drop the probe because of a failed one. Dropping the probe for
+//! another reason only delays the next one by an interval.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -32,7 +32,7 @@ const MAX_BULK_DOUBLINGS: u32 = 6;
 /// Interval between probes of an unreachable store.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
 
-/// A request that was not sent because the store does not answer.
+/// Error of a request that was not sent because the store does not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{last} (not retried yet)")]
 struct NotSent {
@@ -51,9 +51,9 @@ struct Unreachable {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attempted {
     pub(crate) class: RequestClass,
-    /// Limit of the same request with a body of the length that was moved.
+    /// Limit for a body of the length that the attempt moved.
     pub(crate) moved: AttemptLimit,
-    /// Doublings of the limit in the attempt.
+    /// Doublings of the limit that the attempt used.
     pub(crate) doublings: u32,
     pub(crate) sent: Instant,
     pub(crate) took: Duration,
@@ -62,13 +62,13 @@ pub(crate) struct Attempted {
 /// Availability of one store; shared by all its requests.
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
-    known: Mutex<KnownOfStore>,
-    /// Notifies of a response of an unreachable store, or of one more failure.
+    state: Mutex<AvailabilityState>,
+    /// Notifies waiters when an unreachable store responds or another request fails.
     news: Notify,
 }
 
 #[derive(Debug, Default)]
-struct KnownOfStore {
+struct AvailabilityState {
     /// Doublings of the limits; a class without an entry has none.
     doublings: HashMap<RequestClass, u32>,
     unreachable: Option<Unreachable>,
@@ -78,7 +78,7 @@ struct KnownOfStore {
     failures: u64,
 }
 
-impl KnownOfStore {
+impl AvailabilityState {
     /// Returns the doublings of the limits of `class`. A create is not retried after a timeout, because its
     /// outcome is then unknown: it uses the highest value of the other small requests.
     fn doublings(&self, class: RequestClass) -> u32 {
@@ -116,7 +116,7 @@ impl KnownOfStore {
 
     /// Records a failed request to an unreachable store; the next probe is not due before `probe_after`.
     fn fail(&mut self, probe_after: Instant, error: &StoreError) {
-        // The surrounding text repeats itself, so only the causes are kept.
+        // The outer text is the same each time, so only the causes are kept.
         let causes: Vec<String> =
             successors(error.source(), |&cause| cause.source()).map(ToString::to_string).collect();
         let last = if causes.is_empty() { error.to_string() } else { causes.join(": ") };
@@ -139,17 +139,17 @@ impl Availability {
     /// Updates the state from an attempt. A failure ends the wait of others, but does not start an outage.
     pub(crate) fn learn(&self, attempted: &Attempted, answer: Result<(), &RequestFailure>) {
         let Attempted { class, moved, doublings, sent, took } = *attempted;
-        let mut known = self.lock();
-        let now_doublings = known.doublings(class);
+        let mut state = self.lock();
+        let now_doublings = state.doublings(class);
         let failure = match answer {
             Err(failure) if !failure.is_answer() => failure,
             Ok(()) | Err(_) => {
                 let is_throttled = answer.is_err_and(|error| error.error.kind() == ErrorKind::Throttled);
                 if took < moved.doubled(now_doublings) / 4 && !is_throttled {
-                    known.doublings.insert(class, now_doublings.saturating_sub(1));
+                    state.doublings.insert(class, now_doublings.saturating_sub(1));
                 }
-                known.answered = Some(sent + took);
-                if known.unreachable.take().is_some() {
+                state.answered = Some(sent + took);
+                if state.unreachable.take().is_some() {
                     self.news.notify_waiters();
                 }
                 return;
@@ -161,12 +161,12 @@ impl Availability {
                 Lane::Small | Lane::Bulk => MAX_BULK_DOUBLINGS,
             };
             // Requests with the same limit that time out together double it only once.
-            known.doublings.insert(class, now_doublings.max(doublings + 1).min(most));
+            state.doublings.insert(class, now_doublings.max(doublings + 1).min(most));
         }
-        if let Some(Unreachable { probe_after, .. }) = known.unreachable
-            && !known.was_answered_since(sent)
+        if let Some(Unreachable { probe_after, .. }) = state.unreachable
+            && !state.was_answered_since(sent)
         {
-            known.fail(probe_after.max(sent + took + failure.retry_after), &failure.error);
+            state.fail(probe_after.max(sent + took + failure.retry_after), &failure.error);
             self.news.notify_waiters();
         }
     }
@@ -192,9 +192,9 @@ impl Availability {
     /// Records that an operation ended without a response to its last request, sent at `sent`. A response to
     /// any other request since then takes precedence: a slow upload is not an outage for successful reads.
     pub(crate) fn set_unreachable(&self, sent: Instant, now: Instant, failure: &RequestFailure) {
-        let mut known = self.lock();
-        if !known.was_answered_since(sent) {
-            known.fail(now + PROBE_EVERY.max(failure.retry_after), &failure.error);
+        let mut state = self.lock();
+        if !state.was_answered_since(sent) {
+            state.fail(now + PROBE_EVERY.max(failure.retry_after), &failure.error);
             self.news.notify_waiters();
         }
     }
@@ -210,8 +210,8 @@ impl Availability {
         self.lock().unreachable.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, KnownOfStore> {
-        self.known.lock()
+    fn lock(&self) -> MutexGuard<'_, AvailabilityState> {
+        self.state.lock()
     }
 }
 

@@ -28,7 +28,7 @@ use aws_sdk_s3::{
 };
 use holdfast_objects::{Blocker, ErrorKind, StoreError};
 
-/// Maximum `Retry-After` that is honoured. A server in the field requests a minute in each response during an
+/// Maximum `Retry-After` that is honoured. A known server requests a minute in each response during an
 /// overload of one second; callers back off in any case.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -81,7 +81,7 @@ pub(crate) enum WriteEffect {
 /// A response that does not come from the S3 server.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "HTTP {status} without {lacks}: a proxy or another server answered; check the endpoint and what is in front of it"
+    "HTTP {status} without {lacks}: a proxy or another server answered; check the endpoint and any proxy in front of it"
 )]
 pub(crate) struct ForeignAnswer {
     pub(crate) status: u16,
@@ -100,7 +100,7 @@ pub(crate) struct ServerFault {
 
 /// A response whose body ended or stalled before it was complete.
 #[derive(Debug, thiserror::Error)]
-#[error("the answer broke off after {got_bytes} of {want_bytes} bytes")]
+#[error("the response ended after {got_bytes} of {want_bytes} bytes")]
 pub(crate) struct BrokenAnswer {
     pub(crate) got_bytes: u64,
     pub(crate) want_bytes: u64,
@@ -116,13 +116,13 @@ pub(crate) fn foreign(status: u16, lacks: &'static str) -> StoreError {
     StoreError::Unavailable(ForeignAnswer { status, lacks }.into())
 }
 
-/// Code that the SDK substitutes for a 404 without a body: not the server's own.
-const MADE_UP: &str = "NotFound";
+/// Code that the SDK substitutes for a 404 without a body; the server did not send it.
+const SDK_NOT_FOUND: &str = "NotFound";
 
 /// Returns true if the S3 server itself sent this error response.
 pub(crate) fn is_from_s3<E: ProvideErrorMetadata>(failure: &SdkError<E, HttpResponse>) -> bool {
     let has_id = |raw: &HttpResponse| raw.headers().get("x-amz-request-id").is_some_and(|id| !id.is_empty());
-    failure.code().is_some_and(|code| !matches!(code, "" | MADE_UP))
+    failure.code().is_some_and(|code| !matches!(code, "" | SDK_NOT_FOUND))
         || failure.raw_response().is_some_and(has_id)
 }
 
@@ -213,7 +213,7 @@ fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, 
         (401 | 403, _) => none(StoreError::Denied { code: code_or_status(code, status), source }),
         (412, _) => RequestFailure::new(StoreError::Refused { code, source }, WriteEffect::Exists),
         (409, _) => unknown(StoreError::Conflict(source)),
-        (404, "NoSuchKey" | MADE_UP | "") if !key.is_empty() => {
+        (404, "NoSuchKey" | SDK_NOT_FOUND | "") if !key.is_empty() => {
             none(StoreError::NotFound { key: key.to_owned() })
         }
         (400, "ExpiredToken" | "InvalidToken" | "InvalidAccessKeyId") => {

@@ -168,11 +168,11 @@ impl S3Config {
             let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
             let host = host.map(|rest| rest.strip_suffix('/').unwrap_or(rest));
             if host.is_none_or(|host| host.is_empty() || host.contains(['/', '?', '#', '@', ' '])) {
-                return invalid("endpoint", url, "write http:// or https://, a host and perhaps :port");
+                return invalid("endpoint", url, "use http:// or https://, a host and optionally :port");
             }
         }
         if self.region.is_empty() || !self.region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
-            return invalid("region", &self.region, "write the bucket's region, such as us-east-1");
+            return invalid("region", &self.region, "set the bucket's region, such as us-east-1");
         }
         let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
         let bucket = self.bucket.as_bytes();
@@ -201,13 +201,13 @@ impl S3Config {
                 return invalid("caBundle", "(set)", "remove it, or use an https:// endpoint");
             }
             if !readable_authorities(pem) {
-                return invalid("caBundle", "(set)", "give one or more PEM certificates");
+                return invalid("caBundle", "(set)", "provide one or more PEM certificates");
             }
         }
         if let S3Credentials::Static { access_key_id, secret_access_key, .. } = &self.credentials
             && (access_key_id.is_empty() || secret_access_key.is_empty())
         {
-            return invalid("credentials", access_key_id, "give both an access key id and its secret");
+            return invalid("credentials", access_key_id, "provide both an access key id and its secret");
         }
         if self.max_concurrency == 0 {
             return invalid("maxConcurrency", "0", "allow at least one request at a time");

@@ -37,11 +37,11 @@ impl S3Store {
         let region = Region::new(config.region.clone());
         let proxy = config.proxies.proxy(&config.url())?;
         if let Some(proxy) = &proxy {
-            tracing::info!(bucket = config.bucket, proxy = proxy.host, "requests travel through a proxy");
+            tracing::info!(bucket = config.bucket, proxy = proxy.host, "requests use a proxy");
         }
         let through = proxy.as_ref().map(|proxy| proxy.config.clone());
         let http = transport(&config, through.unwrap_or_else(ProxyConfig::disabled));
-        // Boxed: with all of the SDK's chain in it, this future is the largest of the daemon.
+        // Boxed, because this future contains the SDK's whole credentials chain and is the daemon's largest.
         let credentials = Box::pin(credentials(&config, region.clone())).await;
         let mut sdk = Config::builder()
             .behavior_version_latest()
@@ -67,7 +67,7 @@ impl S3Store {
 fn check_trust(config: &S3Config) -> Result<(), InvalidConfig> {
     let wants_system = config.is_tls() && config.ca_pem.is_none();
     if wants_system && rustls_native_certs::load_native_certs().certs.is_empty() {
-        let fix = "this system has no certificate authorities: name the server's here";
+        let fix = "this system has no certificate authorities: set the server's here";
         return Err(InvalidConfig { field: "caBundle", value: "(not set)".to_owned(), fix });
     }
     Ok(())

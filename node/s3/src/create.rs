@@ -1,7 +1,7 @@
 //! Create-once PUT: retried only if nothing was written; otherwise reports an unknown outcome.
 //!
-//! After a throttling response, nothing was written, and the same bytes are sent again. An object that exists
-//! then may still be this call's own, so the caller reads it back.
+//! After a throttling response, nothing was written, and the same bytes are sent again. If the key then
+//! exists, the object may still be this call's own, so the caller reads it back.
 
 use std::time::Instant;
 

@@ -54,9 +54,9 @@ impl S3Store {
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, keys = keys.len()))]
     async fn delete_batch(&self, keys: &[&str]) -> Result<(), StoreError> {
         let full: Vec<String> = keys.iter().map(|key| self.full_key(key)).collect::<Result<_, _>>()?;
-        let identify = |key: &String| ObjectIdentifier::builder().key(key).build().expect("it has a key");
+        let identify = |key: &String| ObjectIdentifier::builder().key(key).build().expect("the key is set");
         let delete = Delete::builder().set_objects(Some(full.iter().map(identify).collect())).build();
-        let delete = delete.expect("it has objects");
+        let delete = delete.expect("the objects are set");
         let answer = self
             .repeat(Verb::Delete, self.config.timeouts.attempt_for(0), || async {
                 let request = self.client.delete_objects().bucket(&self.config.bucket).delete(delete.clone());
@@ -77,18 +77,18 @@ impl S3Store {
 
 /// Checks that the server deleted each of `keys`: its response names them all.
 fn check(answer: &DeleteObjectsOutput, keys: &[String], bucket: &str) -> Result<(), StoreError> {
-    let mut left: HashSet<&str> = keys.iter().map(String::as_str).collect();
+    let mut unnamed: HashSet<&str> = keys.iter().map(String::as_str).collect();
     for deleted in answer.deleted() {
-        left.remove(deleted.key().unwrap_or_default());
+        unnamed.remove(deleted.key().unwrap_or_default());
     }
     for failed in answer.errors() {
         let error = classify_code(failed.code().unwrap_or_default(), failed.message(), bucket);
         if error.kind() != ErrorKind::NotFound {
             return Err(error);
         }
-        left.remove(failed.key().unwrap_or_default());
+        unnamed.remove(failed.key().unwrap_or_default());
     }
-    if left.is_empty() { Ok(()) } else { Err(foreign(200, "the names of the objects that it deleted")) }
+    if unnamed.is_empty() { Ok(()) } else { Err(foreign(200, "the names of the objects that it deleted")) }
 }
 
 #[cfg(test)]

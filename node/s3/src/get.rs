@@ -88,7 +88,7 @@ impl S3Store {
         let full = self.full_key(key)?;
         let full = full.as_str();
         self.repeat(Verb::Get, self.config.timeouts.attempt_for(max_bytes), || async move {
-            // Boxed: two of these large futures would be part of each future that reads.
+            // Boxed, because each future that reads would otherwise contain two of these large futures.
             let send = || Box::pin(self.send_get(key, full, range, max_bytes));
             // Guests wait for ranges of segments. No guest waits for whole objects, such as log records.
             let is_hedged = range.is_some_and(|range| !range.starts_with(SUFFIX));
@@ -116,7 +116,7 @@ impl S3Store {
     ) -> Result<GetObjectOutput, RequestFailure> {
         let get = self.client.get_object().bucket(&self.config.bucket).key(full);
         let get = get.set_range(range.map(str::to_owned)).send();
-        // The start of a response never takes longer for a large object.
+        // The time to the start of a response does not depend on the object's size.
         let limit = self.config.timeouts.attempt_for(0);
         let after = self.availability.limit(RequestClass::repeated(Verb::Get), limit);
         let failure = match tokio::time::timeout(after, get).await {
@@ -150,8 +150,8 @@ impl S3Store {
             }
             return answer;
         }
-        // A second request waits for no permit, since others need those for their first one, and probes no
-        // store that is unreachable.
+        // A second request does not wait for a permit, because other reads need it for their first request,
+        // and does not probe an unreachable store.
         let permit = late.filter(|_| !self.availability.is_unreachable());
         let permit = permit.and_then(|_| self.permits.try_acquire_first());
         let Some(permit) = permit.filter(|_| self.hedging.try_spend()) else {
@@ -187,7 +187,7 @@ impl S3Store {
     /// Returns the answer to one of two equal reads if no other answer can change it.
     ///
     /// # Errors
-    /// A failure that the other request may not have.
+    /// The failure, if the other request may still succeed.
     fn final_answer<T>(
         &self,
         sent: Instant,

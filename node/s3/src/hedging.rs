@@ -4,19 +4,19 @@
 //! requests.
 //! Does not own: the requests themselves, and retries after failures.
 //!
-//! Of the reads of a busy store, a few wait many times longer than the others (Dean and Barroso, "The Tail at
-//! Scale", 2013); a second request often does not. The budget is one second request for 20 reads, so a store
-//! that becomes slow for all reads gets hardly more of them.
+//! In a busy store a few reads take many times longer than the others (Dean and Barroso, "The Tail at Scale",
+//! 2013); a second request for the same bytes often does not. The budget is one second request per 20 reads,
+//! so a store that becomes slow for all reads gets only 5 % more requests.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// A response is late after this multiple of the time within which 95 % of the last responses began.
+/// A response is late after this multiple of the 95th percentile of recent times to the start of a response.
 const LATE_FACTOR: u32 = 2;
 /// No response is late before this time: a second request must be worth its cost.
 const EARLIEST: Duration = Duration::from_millis(20);
-/// Number of the last reads that are remembered.
+/// Number of recent reads that are remembered.
 const REMEMBERED: usize = 128;
 /// Reads between two estimates. Nothing is late before the first one.
 const ESTIMATE_EVERY: u64 = 16;
@@ -35,7 +35,7 @@ struct HedgingState {
     times: [Duration; REMEMBERED],
     learned: u64,
     late_after: Option<Duration>,
-    /// Reads that no second request has used up.
+    /// Reads that no second request has consumed yet.
     saved_reads: u32,
     hedged: u64,
 }
@@ -55,7 +55,7 @@ impl Hedging {
         state.late_after
     }
 
-    /// Records that the response to a first request began after `took`, or had not begun then.
+    /// Records that the response to a first request began after `took`, or had not begun by then.
     pub(crate) fn learn(&self, took: Duration) {
         let mut state = self.0.lock();
         let at = (state.learned % REMEMBERED as u64) as usize;
@@ -69,7 +69,7 @@ impl Hedging {
         }
     }
 
-    /// Takes a second request from the budget. Returns false if the budget is used up.
+    /// Takes a second request from the budget. Returns false if the budget is exhausted.
     pub(crate) fn try_spend(&self) -> bool {
         let mut state = self.0.lock();
         let Some(saved_reads) = state.saved_reads.checked_sub(READS_PER_HEDGE) else { return false };

@@ -1,11 +1,11 @@
-//! Object store on Amazon S3 and servers that speak its protocol.
+//! Object store on Amazon S3 and servers that implement its protocol.
 //!
 //! Owns: the connection to one bucket and all use of the AWS SDK; one operation per file.
 //! Does not own: object names, the meaning of objects, a volume's behaviour while its bucket is unreachable.
 //! Runs on: a tokio runtime with timers.
 //! Invariants: a create is retried only after a response that nothing was written; every request has an
 //! attempt timeout and holds a permit; a body is never longer than requested.
-//! On failure: a [`holdfast_objects::StoreError`] whose kind tells the caller how to react.
+//! On failure: a [`holdfast_objects::StoreError`] whose kind determines the caller's reaction.
 
 mod attempt;
 mod availability;

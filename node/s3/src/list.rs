@@ -87,16 +87,16 @@ impl S3Store {
 /// between two pages.
 fn folders(answer: &ListObjectsV2Output, root: &str, prefix: &str) -> Result<Folders, StoreError> {
     let missing = |field| StoreError::BadAnswer { field };
-    let mut found: Vec<&str> = Vec::new();
+    let mut folders: Vec<&str> = Vec::new();
     for folder in answer.common_prefixes() {
         let full = folder.prefix().and_then(|full| full.strip_prefix(root)).ok_or(missing("Prefix"))?;
-        found.push(full.strip_prefix(prefix).filter(|rest| rest.ends_with('/')).ok_or(missing("Prefix"))?);
+        folders.push(full.strip_prefix(prefix).filter(|rest| rest.ends_with('/')).ok_or(missing("Prefix"))?);
     }
-    found.sort_unstable();
-    if found.windows(2).any(|pair| pair[0] == pair[1]) {
+    folders.sort_unstable();
+    if folders.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(missing("different prefixes in a list"));
     }
-    let names = found.iter().map(|name| name.trim_end_matches('/').to_owned()).collect();
+    let names = folders.iter().map(|name| name.trim_end_matches('/').to_owned()).collect();
     let token = answer.next_continuation_token().filter(|token| !token.is_empty());
     let next = match (answer.is_truncated.unwrap_or(false), token) {
         (true, None) => return Err(missing("NextContinuationToken in a truncated list")),

@@ -1,12 +1,12 @@
-//! Permits of requests: how many of each lane are in flight at a time.
+//! Permits, which limit the requests of each lane that are in flight at a time.
 //!
 //! Owns: the limit of each lane, which adapts to a store that throttles.
 //! Does not own: timeouts, retries, and outages ([`availability`]).
 //!
 //! A throttled request lowers the limit of its lane by a quarter, once for all requests that were in flight
-//! then. As many successes as the limit raise it by one, up to the maximum (additive increase, multiplicative
-//! decrease: Chiu and Jain, 1989). Permits in use are withdrawn when their requests end. The lanes share
-//! nothing: however long segments wait, reads and log records do not wait for them.
+//! at that time. As many successes as the limit raise it by one, up to the maximum (additive increase,
+//! multiplicative decrease: Chiu and Jain, 1989). Permits in use are withdrawn when their requests end. The
+//! lanes share nothing, so reads and log records never wait for segments.
 //!
 //! [`availability`]: crate::availability
 
@@ -19,16 +19,16 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::classify::RequestFailure;
 use crate::request_class::Lane;
 
-/// Reads, log records and all other requests have one permit in this many: 48 of the default of 96.
+/// Reads, log records and all other requests get one permit in this many: 48 of the default 96.
 const FIRST_SHARE: usize = 2;
-/// Small segments have one in this many: 32, with which 1,000 volumes commit 500 times a second to a store
-/// that takes 50 ms a request.
+/// Small segments get one in this many: 32, with which 1,000 volumes commit 500 times a second to a store
+/// that takes 50 ms per request.
 const SMALL_SHARE: usize = 3;
-/// Bulk segments have one in this many: 16.
+/// Bulk segments get one in this many: 16.
 const BULK_SHARE: usize = 6;
-/// The limit of reads is at least one part in this many of its maximum: guests wait for them.
+/// Divisor of the maximum that gives the minimum limit of reads, for which guests wait.
 const FIRST_FLOOR_PART: usize = 2;
-/// The limit of segments is at least one part in this many of its maximum.
+/// Divisor of the maximum that gives the minimum limit of segments.
 const SEGMENT_FLOOR_PART: usize = 4;
 
 /// Permits of one store.
@@ -142,7 +142,7 @@ impl LanePermits {
                 }
             }
             Err(failure) if failure.error.kind() == ErrorKind::Throttled => {
-                // Requests from before the decrease were too many for the limit of that time.
+                // Requests sent before the decrease exceeded the earlier limit, not the current one.
                 if adaptation.decreased.is_some_and(|decreased| sent <= decreased) {
                     return;
                 }
@@ -167,7 +167,7 @@ impl Drop for RequestPermits<'_> {
             permit.forget();
             adaptation.surplus -= 1;
         }
-        // Free before the next change of the limit, which withdraws free permits first.
+        // Freed before the limit changes, because a decrease withdraws free permits first.
         drop(permits);
         drop(adaptation);
     }

@@ -23,7 +23,7 @@ pub enum ProbeFailure {
     Unreachable(#[source] StoreError),
     /// The proxy does not reach the server.
     #[error(
-        "endpoint: the server cannot be reached through the proxy {proxy} of {variable}; check the proxy, or put the \
+        "endpoint: the server cannot be reached through the proxy {proxy} ({variable}); check the proxy, or put the \
          server's host into NO_PROXY of the node daemons and the operator"
     )]
     ProxyFails {
@@ -36,11 +36,11 @@ pub enum ProbeFailure {
         source: StoreError,
     },
     /// The server answers, but is throttling.
-    #[error("endpoint: the server asks for fewer requests; the check is retried")]
+    #[error("endpoint: the server throttles requests; the check is retried")]
     Throttled(#[source] StoreError),
     /// The server reports an internal failure.
     #[error(
-        "endpoint: the server is there and failed inside (HTTP {status} {code}); look at the server, or wait if it is \
+        "endpoint: the server reports an internal error (HTTP {status} {code}); check the server, or wait if it is \
          a provider's"
     )]
     ServerFails {
@@ -54,7 +54,7 @@ pub enum ProbeFailure {
     },
     /// A different service answers at the address.
     #[error(
-        "endpoint: an answer is not that of an S3 server (HTTP {status} without {lacks}); check the address and the \
+        "endpoint: a response does not come from an S3 server (HTTP {status} without {lacks}); check the address and the \
          proxies, portals and gateways in front of it"
     )]
     NotS3 {
@@ -68,18 +68,18 @@ pub enum ProbeFailure {
     },
     /// Responses end prematurely.
     #[error(
-        "endpoint: the server's answers break off in the middle; check the server, and the network and proxies in \
+        "endpoint: the server's responses end prematurely; check the server, and the network and proxies in \
          front of it"
     )]
     AnswersBreakOff(#[source] StoreError),
     /// Another operation on the bucket is in progress.
     #[error(
-        "bucket: another operation on it is in progress at the server, as after it was created or deleted; the \
+        "bucket: the server is still processing another operation on it, such as its creation or deletion; the \
          check is retried"
     )]
     Busy(#[source] StoreError),
     /// The server's certificate is not trusted.
-    #[error("caBundle: the server's certificate is not trusted; give the authority that signed it")]
+    #[error("caBundle: the server's certificate is not trusted; provide the authority that signed it")]
     Untrusted(#[source] StoreError),
     /// No bucket has this name.
     #[error("bucket: {bucket} does not exist; create it or correct the name")]
@@ -108,7 +108,7 @@ pub enum ProbeFailure {
         #[source]
         source: StoreError,
     },
-    /// A cause other than missing rights blocks the server.
+    /// A cause other than missing rights blocks the request.
     #[error("{}: {} ({code}, to {action}); {}", blocker.field(), blocker.state(), blocker.fix())]
     Blocked {
         /// The cause.
@@ -151,12 +151,12 @@ pub enum ProbeFailure {
     CreateOnceUnsupported(#[source] StoreError),
     /// An object is not read back as written.
     #[error(
-        "bucket: an object was not read back as it was written; check the server and the proxies in front of it"
+        "bucket: an object read back differs from the written one; check the server and the proxies in front of it"
     )]
     BadRead(#[source] StoreError),
     /// The server rejected another request.
     #[error(
-        "bucket: the server refused to {action} ({code}); use a server that takes the requests of Holdfast"
+        "bucket: the server refused to {action} ({code}); use a server that supports all requests that Holdfast sends"
     )]
     Refused {
         /// The operation.
@@ -217,7 +217,7 @@ impl ProbeFailure {
         }
     }
 
-    /// Reasons of a server that lets two nodes write one volume: no attach may rely on it.
+    /// Reasons for which a server could let two nodes write one volume, so no attach may rely on it.
     pub const UNFENCED: [&str; 2] = ["CreateOnceIgnored", "CreateOnceNotAtomic"];
 
     /// Returns true if a later attempt may succeed without user action.
@@ -242,13 +242,13 @@ pub struct Probed {
     pub clock: ServerClock,
 }
 
-/// Age after which a probe object counts as left behind by a killed process.
-const LEFT_BEHIND: Duration = Duration::from_secs(3600);
+/// Age from which a probe object counts as left behind by a killed process.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 /// Maximum number of such objects that a probe deletes.
-const LEFT_AT_MOST: usize = 16;
+const MAX_ABANDONED: usize = 16;
 const PREFIX: &str = "probe/";
-/// Sequential probe keys: the first creates also open the connections, so that the later ones are sent
-/// together.
+/// Sequential probe keys. The first creates also open the connections, so that later creates are sent at the
+/// same time.
 const ROUNDS: usize = 3;
 /// Concurrent creates of a key.
 const RACERS: usize = 4;
@@ -274,29 +274,29 @@ impl S3Store {
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket))]
     pub async fn probe(&self) -> Result<Probed, ProbeFailure> {
         self.availability.forget();
-        let there = self
-            .list_objects(PREFIX, None, LEFT_AT_MOST)
+        let listed = self
+            .list_objects(PREFIX, None, MAX_ABANDONED)
             .await
             .map_err(|error| self.explain("list objects", error))?;
-        let mut made = Vec::new();
-        let mut found = Ok(ServerClock::Unknown);
-        while made.len() < ROUNDS && found.is_ok() {
+        let mut keys = Vec::new();
+        let mut probed = Ok(ServerClock::Unknown);
+        while keys.len() < ROUNDS && probed.is_ok() {
             let key = format!("{PREFIX}{:032x}", fastrand::u128(..));
-            found = self.probe_create_once(&key).await;
-            made.push(key);
+            probed = self.probe_create_once(&key).await;
+            keys.push(key);
         }
-        let deleted = join_all(made.iter().map(|key| self.delete_object(key))).await;
-        let clock = found?;
+        let deleted = join_all(keys.iter().map(|key| self.delete_object(key))).await;
+        let clock = probed?;
         let deleted: Result<(), StoreError> = deleted.into_iter().collect();
         deleted.map_err(|error| self.explain("delete objects", error))?;
-        for left in &there.entries {
-            if there.age(left) >= LEFT_BEHIND
-                && is_probe_key(&left.key)
-                && let Err(error) = self.delete_object(&left.key).await
+        for abandoned in &listed.entries {
+            if listed.age(abandoned) >= ABANDONED_AFTER
+                && is_probe_key(&abandoned.key)
+                && let Err(error) = self.delete_object(&abandoned.key).await
             {
                 // The bucket meets every requirement; a later probe retries.
                 tracing::warn!(
-                    key = left.key,
+                    key = abandoned.key,
                     error = &error as &dyn std::error::Error,
                     "an object of an earlier probe was not deleted"
                 );
@@ -318,7 +318,7 @@ impl S3Store {
 
     /// Creates one key several times concurrently, and once more after that; the object must then be that of
     /// the only successful create. A server that checks the key first, and stores the object later, confirms
-    /// two of them, unless the gap is shorter than the time between any two arrivals.
+    /// two of them, unless its gap between check and store is shorter than the time between any two arrivals.
     async fn probe_create_once(&self, key: &str) -> Result<ServerClock, ProbeFailure> {
         let begun = SystemTime::now();
         let answers = {
@@ -352,12 +352,12 @@ impl S3Store {
             (_, Err(error)) => return Err(self.explain_create(error)),
         }
         let read = self.get_dated_object(key, body(RACERS).len() as u64).await;
-        let (there, stored) = read.map_err(|error| self.explain("read objects", error))?;
-        if winners.iter().any(|winner| there == body(*winner)) {
+        let (body_read, stored) = read.map_err(|error| self.explain("read objects", error))?;
+        if winners.iter().any(|winner| body_read == body(*winner)) {
             Ok(ServerClock::of(stored, begun, ended))
-        } else if there == body(RACERS) {
+        } else if body_read == body(RACERS) {
             Err(ProbeFailure::CreateOnceIgnored)
-        } else if (0..RACERS).any(|racer| there == body(racer)) {
+        } else if (0..RACERS).any(|racer| body_read == body(racer)) {
             Err(ProbeFailure::CreateOnceNotAtomic)
         } else {
             Err(ProbeFailure::BadRead(StoreError::BadAnswer { field: "body" }))
@@ -376,7 +376,7 @@ impl S3Store {
             }
             // A fresh random key exists: the server answers every create with 412.
             CreateError::Exists { key } => ProbeFailure::CreateOnceUnsupported(StoreError::Conflict(
-                format!("{key} was never there").into(),
+                format!("{key} did not exist").into(),
             )),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! `HTTPS_PROXY` is for `https://` servers, through a CONNECT tunnel; `HTTP_PROXY` for `http://` servers;
 //! `ALL_PROXY` for both if the specific variable is not set; `NO_PROXY` has the hosts, domains and networks
-//! to reach directly, in addition to the loopback. Each has its lower-case name, too.
+//! to reach directly, in addition to the loopback. Each variable is also read by its lower-case name.
 
 use std::fmt;
 
@@ -100,12 +100,12 @@ impl Proxies {
         let invalid = |fix| InvalidConfig { field: variable, value: without_user(url).to_owned(), fix };
         let with_scheme = with_scheme(url);
         if !with_tls && with_scheme.starts_with("https://") {
-            return Err(invalid("write http://: a server without TLS is reached through no proxy with TLS"));
+            return Err(invalid("use http://: a proxy with TLS is not supported for a server without TLS"));
         }
         if url.matches('@').count() > 1 {
-            return Err(invalid("write %40 for an @ in the user or the password"));
+            return Err(invalid("encode an @ in the user or the password as %40"));
         }
-        let bad = "write http://, a host and :port; SOCKS is not supported";
+        let bad = "use http://, a host and :port; SOCKS is not supported";
         let config = ProxyConfig::all(with_scheme.as_str()).map_err(|_reason| invalid(bad))?;
         let through = Matcher::builder().all(with_scheme).build().intercept(&server);
         Ok(through.map(|through| Proxy {

@@ -146,16 +146,16 @@ impl S3Store {
                 }
                 continue;
             }
-            let mut making = parts.next();
-            let made = loop {
+            let mut next_part = parts.next();
+            let part = loop {
                 tokio::select! {
                     Some(part) = sending.next() => sent.push(part?),
-                    made = &mut making => break made?,
+                    part = &mut next_part => break part?,
                 }
             };
-            bytes += made.bytes.len() as u64;
-            is_last = made.is_last;
-            sending.push(send(made.bytes));
+            bytes += part.bytes.len() as u64;
+            is_last = part.is_last;
+            sending.push(send(part.bytes));
         }
         sent.sort_unstable_by_key(CompletedPart::part_number);
         Ok(Sent { parts: sent, bytes })
@@ -209,8 +209,9 @@ impl S3Store {
         completed: Result<(), StoreError>,
         size_bytes: u64,
     ) -> Result<(), StoreError> {
-        let gone = matches!(&completed, Err(StoreError::Refused { code, .. }) if code == "NoSuchUpload");
-        if gone && self.get_object_suffix(key, 1).await.is_ok_and(|end| end.size_bytes == size_bytes) {
+        let is_missing =
+            matches!(&completed, Err(StoreError::Refused { code, .. }) if code == "NoSuchUpload");
+        if is_missing && self.get_object_suffix(key, 1).await.is_ok_and(|end| end.size_bytes == size_bytes) {
             return Ok(());
         }
         completed

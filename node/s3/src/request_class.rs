@@ -2,10 +2,10 @@
 
 use holdfast_objects::Verb;
 
-/// The queue that a request waits in.
+/// The queue in which a request waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Lane {
-    /// All other requests: reads, log records, everything small.
+    /// All requests other than segment uploads: reads, log records and other small requests.
     First,
     /// Small segments: a FLUSH may wait for one, and must not wait for bulk uploads.
     Small,

@@ -18,7 +18,7 @@ use holdfast_objects::{
 pub struct StoreAdaptation {
     /// Maximum requests in flight now.
     pub max_in_flight: u64,
-    /// Reads sent a second time because the response was late, since the connection.
+    /// Reads sent a second time because the response was late, since the store was connected.
     pub hedged_reads: u64,
 }
 

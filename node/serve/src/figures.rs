@@ -60,7 +60,8 @@ pub struct RingStatus {
     pub max_messages: u64,
     /// Times that the inbox was full, and the sender of a message waited or dropped it.
     pub full_inbox: u64,
-    /// Completions, dropped as bugs, of an operation that had ended, a closed queue or a released volume.
+    /// Completions of an ended operation, a closed queue or a released volume; each is dropped and indicates
+    /// a bug.
     pub late_completions: u64,
     /// Largest number of operations in flight at a time.
     pub max_operations: u64,

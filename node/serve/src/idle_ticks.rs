@@ -1,6 +1,6 @@
 //! Skips most ticks of an idle volume, so that a node with many volumes spends its time on those with I/O.
 
-/// Number of ticks of which an idle volume gets one: its figures that depend on time are at most that old.
+/// An idle volume gets one tick in this many, so its figures that depend on time are at most that old.
 const EACH: u32 = 16;
 
 /// Decides which ticks of a volume to skip.
@@ -14,7 +14,8 @@ pub(crate) struct IdleTicks {
 }
 
 impl IdleTicks {
-    /// Returns true if the volume needs a tick now, after this many requests; `works` if one is in progress.
+    /// Returns true if the volume needs a tick now, after this many requests. `works` is true if a request is
+    /// in progress.
     pub(crate) fn is_due(&mut self, requests: u64, works: bool) -> bool {
         self.left_out += 1;
         !self.is_idle || works || requests != self.requests || self.left_out >= EACH

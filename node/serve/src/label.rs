@@ -19,7 +19,7 @@ pub struct Label {
 }
 
 impl Label {
-    /// Makes the label of a volume whose writer has this epoch.
+    /// Creates the label of a volume whose writer has this epoch.
     #[must_use]
     pub const fn new(volume: VolumeId, epoch: Epoch) -> Self {
         Self { volume, epoch, device: OnceLock::new() }
@@ -30,7 +30,7 @@ impl Label {
         self.device.get_or_init(|| device);
     }
 
-    /// Makes the span of a line or of a piece of work. Spans must be short: an exporter of traces keeps the
+    /// Creates the span of a line or of a piece of work. Spans must be short: an exporter of traces keeps the
     /// lines of a span in memory until the span ends.
     pub fn span(&self) -> tracing::Span {
         let path = self.device.get().map(Device::block_path);

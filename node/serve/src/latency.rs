@@ -1,17 +1,17 @@
 //! Durations of requests: histograms of a sample.
 //!
-//! The time of a request is that from the moment the ring thread takes it to its completion. The thread reads
-//! the clock for one request of 64, for the first one after each tick (250 ms), and for each flush and forced
-//! write, which wait for the disk anyway.
+//! The duration of a request runs from the moment the ring thread takes it to its completion. The thread
+//! reads the clock for one request in 64, for the first request after each tick (250 ms), and for each flush
+//! and forced write, which wait for the disk anyway.
 
 use std::num::NonZeroU64;
 
 use holdfast_ublk::{DeviceRequest, Operation};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Number of requests of which one is timed.
+/// One request in this many is timed.
 pub(crate) const SAMPLE: u32 = 64;
-/// Number of buckets with a bound; requests slower than the last bound are counted apart.
+/// Number of buckets with a bound; requests slower than the last bound are counted separately.
 pub const BUCKETS: usize = 20;
 
 /// The operations whose requests are timed.
@@ -26,10 +26,10 @@ pub enum TimedOperation {
 }
 
 impl TimedOperation {
-    /// All of them.
+    /// All timed operations.
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Flush];
 
-    /// Returns the operation as which a request is timed; discards are not timed.
+    /// Returns the operation under which a request is timed; `None` for a discard, which is not timed.
     pub(crate) const fn of(request: &DeviceRequest) -> Option<Self> {
         match request.operation() {
             Operation::Read => Some(Self::Read),
@@ -126,7 +126,7 @@ impl Latencies {
     }
 }
 
-/// Chooses the requests that are timed: one of [`SAMPLE`], the first after each tick, and each flush and
+/// Chooses the requests that are timed: one in [`SAMPLE`], the first after each tick, and each flush and
 /// forced write.
 #[derive(Debug)]
 pub(crate) struct LatencySample {
@@ -139,7 +139,7 @@ impl LatencySample {
         Self { left: 1 }
     }
 
-    /// Returns the time of the request that begins, in microseconds, if it is timed.
+    /// Returns the start time of a request, in microseconds, if it is timed.
     #[inline]
     pub(crate) fn begin(&mut self, is_flush: bool) -> Option<NonZeroU64> {
         self.left -= 1;

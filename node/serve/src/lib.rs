@@ -2,8 +2,8 @@
 //!
 //! *Owns*: the link between planner and device: it turns the kernel's requests and the ring's completions
 //! into events for a volume's planner, and the planner's actions into operations of the ring.
-//! *Does not own*: the threads themselves, the room on them, files by path, the object store. Background work
-//! leaves by a channel and returns as a message.
+//! *Does not own*: the threads themselves, the room on them, files by path, the object store. The thread
+//! sends background work through a channel and receives its results as messages.
 //! *Runs on*: one thread per ring ([`RingThread`]); messages, published status and figures cross threads.
 //! *On failure*: a broken ring ends [`RingThread::turn`] with its error; the devices stay quiesced.
 

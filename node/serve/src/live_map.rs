@@ -1,6 +1,6 @@
 //! The live map's memory: a shared mapping of a file in a tmpfs directory.
 //!
-//! It survives the end of the process and vanishes with the host, after whose end it must not be trusted.
+//! It survives the end of the process, but not that of the host.
 #![allow(unsafe_code)] // mmap of a file of the process
 
 use std::fs::File;
@@ -19,9 +19,9 @@ impl LiveMap {
     /// Error of the kernel, if it cannot map the file.
     ///
     /// # Safety
-    /// No other process uses the file, and this one writes to it through one mapping at a time. It is never
-    /// truncated while it is mapped, and its pages are allocated before their first use: otherwise the kernel
-    /// kills the process.
+    /// No other process uses the file, and this process writes to it through one mapping at a time. The file
+    /// is never truncated while it is mapped, and its pages are allocated before their first use: otherwise
+    /// the kernel kills the process.
     pub unsafe fn map(file: &File) -> io::Result<Self> {
         // SAFETY: the caller's promise.
         unsafe { MmapMut::map_mut(file) }.map(Self)

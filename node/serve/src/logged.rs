@@ -29,9 +29,9 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-/// Makes a second subscriber, which must live while a test captures lines. With a single one, tracing asks
-/// the first thread that reaches a span or a line, which may be another test's without a subscriber, and
-/// keeps the answer.
+/// Creates a second subscriber, which must live while a test captures lines. With a single subscriber,
+/// tracing caches the interest of the first thread that reaches a span or a line, which may belong to another
+/// test without a subscriber.
 #[must_use]
 pub(crate) fn second_subscriber() -> Dispatch {
     Dispatch::new(tracing_subscriber::registry())

@@ -4,8 +4,9 @@
 //! ([`holdfast_memory`]). Several threads may serve a volume, each its share of the queues. Runs on: the ring
 //! thread. The thread answers a request in the turn of its arrival or in one of the next ([`turn`]), unless
 //! pages of it are in the spill file or go there ([`spill_queue`]). No system call moves its data, except for
-//! a device with user copy of an older release; one takes the memory of a slab, once in 16 pages or more. A
-//! request allocates nothing. Invariants: no other volume has the key of a memory volume.
+//! a device with user copy of an older release; allocating the memory of a slab takes one system call, once
+//! in 16 pages or more. A request allocates nothing. Invariants: no other volume has the key of a memory
+//! volume.
 
 pub(crate) mod files;
 mod lines;
@@ -34,7 +35,7 @@ pub use published::PublishedMemory;
 use served::{RequestOfVolume, ServedMemory};
 use turn::MemoryTurn;
 
-/// Bit of [`VolumeKey::index`] that marks memory volumes. A ring has room for far fewer volumes.
+/// Bit of [`VolumeKey::index`] that marks memory volumes. A ring has far fewer volumes than this index.
 const MEMORY: u16 = 1 << 15;
 
 /// Returns true for the key of a memory volume.
@@ -89,13 +90,14 @@ impl MemoryVolumes {
     /// Offers these queues to the kernel, and starts serving them.
     pub(crate) fn arm(&mut self, ring: &mut Ring, key: VolumeKey) -> Result<(), RingRefusal> {
         let served = self.find(key).ok_or(RingRefusal::Gone)?;
-        // As for other volumes: all fetches of a queue go to the kernel with one call.
+        // Submitted here so that, as for other volumes, all fetches of a queue go to the kernel with one
+        // call.
         ring.submit().map_err(RingRefusal::from)?;
         served.arm(ring);
         Ok(())
     }
 
-    /// Handles the end of a queue's command. Returns false if its volume or queue is gone.
+    /// Handles the end of a queue's command. Returns false if its volume was released or its queue closed.
     pub(crate) fn on_command(
         &mut self,
         ring: &mut Ring,
@@ -124,11 +126,11 @@ impl MemoryVolumes {
         turn.called();
         while let Some((volume, request)) = turn.next() {
             let served = volumes.get_mut(without_mark(volume));
-            served.expect("its requests are with it").serve(ring, codecs, request, now);
+            served.expect("a volume with requests is not removed").serve(ring, codecs, request, now);
         }
     }
 
-    /// Handles the end of a run on a spill file. Returns false if its volume is gone.
+    /// Handles the end of a run on a spill file. Returns false if its volume was released.
     #[cold]
     pub(crate) fn on_spilled(
         &mut self,
@@ -153,7 +155,7 @@ impl MemoryVolumes {
     pub(crate) fn leave(&mut self) {
         for (volume, request) in self.turn.leave() {
             let served = self.volumes.get_mut(without_mark(volume));
-            served.expect("its requests are with it").leave_waiting(request);
+            served.expect("a volume with requests is not removed").leave_waiting(request);
         }
         for served in self.volumes.iter_mut() {
             served.leave();

@@ -49,13 +49,13 @@ pub struct NewVolume {
 #[derive(Debug, thiserror::Error)]
 pub enum RingRefusal {
     /// The thread has released the volume.
-    #[error("it is not on its ring any more")]
+    #[error("its ring thread has released it")]
     Gone,
     /// The thread releases the volume once its file operations in flight have ended.
     #[error("it is being released from its ring")]
     Removing,
     /// The volume's queues are still open.
-    #[error("its queues are with the kernel")]
+    #[error("its queues are open")]
     Armed,
     /// A queue could not be opened or closed, or a file could not be removed from the ring.
     #[error(transparent)]
@@ -131,8 +131,8 @@ pub enum Message {
         /// Receives the answer.
         done: Reply,
     },
-    /// Grows a volume with a longer mapping of its live map. The thread drops this, and the messages below,
-    /// for a volume that it has released.
+    /// Grows a volume with a longer mapping of its live map. For a volume that it has released, the thread
+    /// drops this message and those below.
     Grow {
         /// The volume.
         key: VolumeKey,
@@ -154,12 +154,12 @@ pub enum Message {
         key: VolumeKey,
         /// The part of a read that waited for it.
         read: Box<ColdRead>,
-        /// Its block in a slot, or the error of the fetch.
+        /// The block in its slot, or the error of the fetch.
         found: Result<SlabBlock, Errno>,
     },
-    /// Does the work that depends on time.
+    /// Performs the work that depends on time.
     Tick,
-    /// Makes all volumes, including later ones, commit soon until it is sent with false.
+    /// Makes all volumes, including later ones, commit soon, until the message is sent with false.
     CommitSoon(bool),
     /// Removes the limits of all volumes, including later ones: the host shuts down and must write its dirty
     /// memory.

@@ -1,7 +1,7 @@
 //! Purposes of the operations in a ring.
 //!
-//! An entry carries its purpose and its completion returns it ([`holdfast_ring::Ring::end`]): a command of a
-//! device's queue, or an operation on a file for a volume.
+//! Each entry carries its purpose, which its completion returns ([`holdfast_ring::Ring::end`]): a command of
+//! a device's queue, or an operation on a file for a volume.
 
 use holdfast_engine::event::RequestId;
 use holdfast_format::side::Side;
@@ -18,7 +18,7 @@ pub type Ring = holdfast_ring::Ring<InFlight>;
 /// Identity of one stay of a volume on a ring thread: messages for an earlier stay are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeKey {
-    /// Place of the volume in the thread's table.
+    /// Index of the volume in the thread's table.
     pub(super) index: u16,
     /// At most [`VolumeKey::SERIAL`].
     pub(super) serial: u32,
@@ -42,7 +42,7 @@ impl VolumeKey {
 pub enum InFlight {
     /// A command of a queue: for a tag that the kernel has, or with batches for many tags.
     Command(QueueCommand<VolumeKey>),
-    /// The wait for requests of FUSE.
+    /// The wait for FUSE requests.
     Fuse(FuseCommand<VolumeKey>),
     /// An operation on a file.
     File {
@@ -116,7 +116,7 @@ impl RingOperation for InFlight {
 const TAG_BITS: u32 = 12;
 const MOVE: u64 = 1 << 62;
 
-/// An operation on a file of a volume, or on one from which all volumes read.
+/// An operation on a file of a volume, or on a file from which all volumes read.
 #[derive(Debug)]
 pub enum FileOperation {
     /// Moves a whole request between its pages and a side.
@@ -130,12 +130,12 @@ pub enum FileOperation {
         request: RequestId,
         /// Length of the part.
         len_bytes: u32,
-        /// True if it counts towards the volume's share of the disk.
+        /// True if the move counts towards the volume's share of the disk.
         counts: bool,
     },
     /// Copies a part of a read out of the slab.
     CopyCold(Box<ColdRead>),
-    /// Copies a whole read out of the slot that is known to have its block.
+    /// Copies a whole read out of a slot that is known to have its block.
     CopyKnown {
         /// The request.
         request: RequestId,
@@ -157,7 +157,7 @@ pub enum FileOperation {
     PrepareLive(Chunk),
     /// Returns the live map's memory of a chunk to the system.
     ReleaseLive(Chunk),
-    /// Allocates the chunk's place in the durable map.
+    /// Allocates the chunk's pages in the durable map.
     PrepareDurable(Chunk),
     /// Completes in the next turn, without effect.
     NextTurn,

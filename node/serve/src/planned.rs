@@ -1,7 +1,7 @@
-//! A volume's planner, made outside the ring threads.
+//! A volume's planner, created outside the ring threads.
 //!
-//! It does all work before a volume serves that grows with the volume's size: it writes the whole live map,
-//! or reads and counts it. On a ring thread this would block every other device.
+//! All work that grows with the volume's size is done here, before the volume serves: the whole live map is
+//! written, or read and counted. On a ring thread this would block every other device.
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::sector_map::LiveMapError;
@@ -28,12 +28,12 @@ pub struct Planned {
     pub requests: u32,
     /// The planner.
     pub volume: Volume<LiveMap>,
-    /// Actions that it requested when it was made.
+    /// Actions that the planner requested when it was created.
     pub actions: Vec<Action>,
 }
 
 impl Start {
-    /// Makes the planner; blocks until the map is written or read.
+    /// Creates the planner; blocks until the map is written or read.
     ///
     /// # Errors
     /// [`LiveMapError`] if the predecessor's file is not the volume's live map.

@@ -15,7 +15,8 @@ use crate::io_limits::LimitStatus;
 use crate::latency::Latencies;
 use crate::writer_state::WriterState;
 
-/// Number of answers about snapshots that wait for their receivers; a receiver that misses some asks again.
+/// Maximum answers about snapshots that wait for their receivers; a receiver that misses some repeats its
+/// request.
 const WAITING_ANSWERS: usize = 64;
 
 /// Answer of the volume's writer to a request for a snapshot.
@@ -29,12 +30,12 @@ pub enum SnapshotAnswer {
     Cut(SnapshotUid, CutAnswer),
 }
 
-/// A change that a volume's ring thread reports.
+/// A state change that a volume's ring thread reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingReport {
     /// The writer's new state.
     Writer(WriterState),
-    /// The connection of the device without ublk has ended: the device gets no more requests.
+    /// The FUSE connection of the device has ended: the device gets no more requests.
     DeviceEnded,
 }
 
@@ -94,7 +95,7 @@ pub struct PublishedStatus {
 }
 
 impl PublishedStatus {
-    /// Makes the status of a volume; `reported` receives the ring thread's reports, and must not block.
+    /// Creates the status of a volume; `reported` receives the ring thread's reports, and must not block.
     pub fn new(reported: impl Fn(RingReport) + Send + Sync + 'static) -> Self {
         Self {
             shown: Mutex::default(),
@@ -136,7 +137,7 @@ impl PublishedStatus {
         (self.reported)(RingReport::Writer(writer));
     }
 
-    /// Publishes that the connection of the volume's device has ended, in a detach or outside one.
+    /// Publishes that the connection of the volume's device has ended, during a detach or otherwise.
     pub fn device_ended(&self) {
         self.has_device_ended.store(true, Ordering::SeqCst);
         (self.reported)(RingReport::DeviceEnded);
@@ -165,7 +166,7 @@ impl PublishedStatus {
 
     /// Publishes the answer to a request for a snapshot.
     pub fn snapshot_answered(&self, answer: SnapshotAnswer) {
-        // It is no error if no receiver is left: a repeated request gets another answer.
+        // A missing receiver is no error: a repeated request gets another answer.
         let _receivers = self.snapshots.send(answer);
     }
 
@@ -193,8 +194,8 @@ impl PublishedStatus {
     /// Waits until the kernel has refused a command of the device's queues.
     pub async fn refused(&self) -> Errno {
         let mut refused = self.refused.subscribe();
-        let found = refused.wait_for(Option::is_some).await.expect("the status itself holds the sender");
-        found.expect("it was just seen")
+        let errno = refused.wait_for(Option::is_some).await.expect("the status itself holds the sender");
+        errno.expect("it was just seen")
     }
 
     /// Subscribes to all further repairs.

@@ -33,16 +33,16 @@ pub struct RingThread {
     ring_file: Option<OwnedFd>,
     shared: SharedFiles<FileSlot>,
     volumes: VolumeTable<ServedVolume>,
-    /// Separate, so that other volumes have no cost from them.
+    /// Separate from `volumes`, so that memory volumes cost the other volumes nothing.
     memory: MemoryVolumes,
     figures: Arc<RingFigures>,
     /// Completions for released volumes or closed queues.
     late: u64,
     messages: Receiver<Message>,
     completions: Vec<Completion>,
-    /// Time at the last message or end of a pause: a tick comes every 250 ms, and only the pace of writes and
-    /// the limits of a volume need the time of an event more exactly. After the process was paused it is the
-    /// time before that: new dirty data then counts as older, never as younger.
+    /// Time at the last message or end of a pause. A tick comes every 250 ms, and only the pace of writes and
+    /// the limits of a volume need a more exact time. If the process was suspended, this is the time before
+    /// the suspension, so new dirty data counts as older, never as younger.
     now: Millis,
     /// True if all volumes commit soon.
     commits_soon: bool,
@@ -54,7 +54,7 @@ pub struct RingThread {
 }
 
 impl RingThread {
-    /// Makes a ring thread of the calling thread, with a ring that reads from these shared files.
+    /// Makes the calling thread a ring thread, with a ring that reads from these shared files.
     ///
     /// # Errors
     /// [`RingError`] if the ring cannot be created.
@@ -108,9 +108,9 @@ impl RingThread {
         self.ring.enters()
     }
 
-    /// Serves until [`Message::Leave`]. Returns the last descriptor of the ring: drop that only after the
-    /// thread has ended. Before Linux 6.15 the kernel may hand a request to a living thread whose ring is
-    /// being closed, and then waits for its answer permanently (`docs/kernels.md`).
+    /// Serves until [`Message::Leave`]. Returns the last descriptor of the ring, which must be dropped only
+    /// after the thread has ended. Before Linux 6.15 the kernel may hand a request to a running thread whose
+    /// ring is being closed, and then waits for its answer permanently (`docs/kernels.md`).
     ///
     /// # Errors
     /// [`RingError::Enter`]: the ring is broken.
@@ -155,17 +155,19 @@ impl RingThread {
         Ok(())
     }
 
-    /// Passes the end of an operation to its volume. Drops and counts a late completion, of an operation that
-    /// has ended, a closed queue or a released volume.
+    /// Passes the end of an operation to its volume. Drops and counts a late completion, which belongs to an
+    /// ended operation, a closed queue or a released volume.
     #[inline]
     fn on_completion(&mut self, completion: Completion, now: Millis) {
         match self.ring.end_word(completion) {
             Some((InFlight::Command(command), outcome)) => {
                 self.on_command(command, (outcome, completion.continues()), now);
             }
-            Some((InFlight::Fuse(_) | InFlight::Spill { .. }, _)) => unreachable!("it is no word"),
+            Some((InFlight::Fuse(_) | InFlight::Spill { .. }, _)) => unreachable!("the operation is no word"),
             Some((InFlight::File { volume, operation }, outcome)) => {
-                let FileOperation::MoveWhole { request } = operation else { unreachable!("it is no word") };
+                let FileOperation::MoveWhole { request } = operation else {
+                    unreachable!("the operation is no word")
+                };
                 match self.volumes.get_mut(volume) {
                     Some(served) => served.on_moved(&mut self.ring, request, outcome, now),
                     None => self.late += 1,
@@ -175,7 +177,7 @@ impl RingThread {
         }
     }
 
-    /// Does the same for an operation with an entry in the ring's table.
+    /// Passes on the end of an operation that has an entry in the ring's table.
     fn on_entry(&mut self, completion: Completion, now: Millis) {
         let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
         match operation {
@@ -219,7 +221,8 @@ impl RingThread {
         self.late += u64::from(!in_time);
     }
 
-    /// Passes the answers of queues with batches since the last wait to the kernel, except of memory volumes.
+    /// Passes to the kernel the answers of queues with batches since the last wait, except those of memory
+    /// volumes.
     #[inline]
     fn commit(&mut self) {
         while let Some(InFlight::Command(QueueCommand { owner, queue_id, .. })) = self.ring.next_reminder() {
@@ -302,7 +305,8 @@ impl RingThread {
                     served.grow(ring, *live_map, sectors, now);
                 }
             }
-            // A volume's share of the cache changes with any other's I/O, so it must not wake idle volumes.
+            // A volume's share of the cache changes with the I/O of any other volume, so this event must not
+            // wake idle volumes.
             Message::Event { key, event: event @ Event::Space { .. } } => {
                 if let Some(served) = self.volumes.get_mut(key) {
                     served.handle(&mut self.ring, event, now);
@@ -364,7 +368,7 @@ impl RingThread {
         let (ring, served) = self.find(key).ok_or(RingRefusal::Gone)?;
         let queues = queues(ring, key)?;
         // Empties the submission queue, so that one call passes all fetches of a queue to the kernel: before
-        // Linux 6.15 it never frees a ring whose thread ended between them.
+        // Linux 6.15 the kernel never frees a ring whose thread ended between the fetches of a queue.
         ring.submit()?;
         served.open(ring, device, queues);
         Ok(())

@@ -50,7 +50,7 @@ use queues::Queues;
 pub struct SharedFiles<F> {
     /// The file of fetched blocks.
     pub slab: F,
-    /// A file in memory for blocks that the disk does not take.
+    /// A file in memory for blocks that the disk rejects.
     pub memory: F,
     /// A file that reads as zeros.
     pub zeros: F,
@@ -79,7 +79,7 @@ struct MapWrites {
 }
 
 impl MapWrites {
-    /// Records the end of one write. Returns the result of all after the last.
+    /// Records the end of one write. Returns the combined result after the last.
     fn end(&mut self, result: Result<(), Errno>) -> Option<Result<(), Errno>> {
         self.failed = self.failed.or(result.err());
         self.in_flight -= 1;
@@ -87,7 +87,7 @@ impl MapWrites {
     }
 }
 
-/// Ranges that an eviction frees, few at a time.
+/// Ranges that an eviction frees, a few at a time.
 #[derive(Default)]
 struct Evictions {
     in_flight: u32,
@@ -127,7 +127,7 @@ pub(crate) struct ServedVolume {
     actions: Vec<Action>,
     tally: ServedCounts,
     /// Blocks of the volume that are known to be in the slab. `passed`: the reads that they answered since
-    /// the last work.
+    /// the last background work.
     known: KnownBlocks,
     passed: PassedStreams,
     /// The slots from which whole requests are copied, by request id; each is held until the end of the copy.
@@ -195,7 +195,7 @@ impl ServedVolume {
     pub(crate) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.handle(now, event, &mut actions);
-        // A request that needs nothing else causes one action at a time.
+        // A request without follow-up work causes one action at a time.
         if actions.len() == 1
             && let Some(only) = actions.pop()
         {
@@ -207,7 +207,7 @@ impl ServedVolume {
         }
         let empty = std::mem::replace(&mut self.actions, actions);
         debug_assert!(empty.capacity() == 0, "an action passes no event to the planner");
-        // It has nothing to drop.
+        // The empty list has nothing to drop.
         std::mem::forget(empty);
     }
 
@@ -220,12 +220,12 @@ impl ServedVolume {
 
     /// Grows the volume to this many sectors, for which `live_map` has room.
     pub(crate) fn grow(&mut self, ring: &mut Ring, live_map: LiveMap, sectors: u64, now: Millis) {
-        // The map is of the same file, which the ring has open already.
+        // The map is a mapping of the same file, which the ring already has open.
         *self.volume.memory_mut() = live_map;
         self.handle(ring, Event::Grow { sectors }, now);
     }
 
-    /// Performs the actions that the planner requested when it was made, and publishes its first figures.
+    /// Performs the actions that the planner requested when it was created, and publishes its first figures.
     pub(crate) fn begin(&mut self, ring: &mut Ring, limits: IoLimits, now: Millis) {
         self.set_limits(ring, limits, now);
         for action in std::mem::take(&mut self.actions) {
@@ -234,8 +234,8 @@ impl ServedVolume {
         self.show();
     }
 
-    /// Does the work that depends on time and publishes figures, at few ticks while the volume is idle.
-    /// Returns true if the volume is idle.
+    /// Performs the work that depends on time and publishes figures; while the volume is idle, only at few
+    /// ticks. Returns true if the volume is idle.
     pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) -> bool {
         let requests = self.tally.requests();
         let works = self.operations > 0 || self.queues.with_owner() > 0;
@@ -265,8 +265,8 @@ impl ServedVolume {
         status
     }
 
-    /// Publishes the log positions of the registered snapshots if they changed. A record that drops a
-    /// snapshot registers another.
+    /// Publishes the log positions of the registered snapshots if they changed. The newest snapshot shows a
+    /// change, because a record that drops a snapshot registers another.
     fn show_snapshots(&mut self) {
         let snapshots = self.volume.snapshots();
         let newest = snapshots.last().map(|known| known.seq);

@@ -1,4 +1,4 @@
-//! The limits in effect for one volume: they decide whether a request begins or waits for its turn.
+//! The limits in effect for one volume, which decide whether a request begins or waits for its turn.
 //!
 //! ```text
 //!              the limits have tokens, and none waits
@@ -10,7 +10,8 @@
 //! Owns: the buckets, and the requests that wait for them. Does not own: the memory of requests, which stays
 //! with their queue; the ring's timer.
 //! Invariants: requests begin in the order of their arrival, except flushes, which move nothing and cover
-//! only completed writes; while a request waits, or if one came since the last pause, another pause follows.
+//! only completed writes; while a request waits, or if a request arrived since the last pause, another pause
+//! follows.
 
 use std::collections::VecDeque;
 
@@ -46,11 +47,12 @@ pub(crate) struct Throttle {
     /// Waiting requests, each with the start of its wait.
     waiting: VecDeque<(NewRequest, Millis)>,
     is_pausing: bool,
-    /// True if a request came since the last pause began: another pause then keeps the thread's time recent.
+    /// True if a request arrived since the last pause began; another pause then keeps the thread's time
+    /// recent.
     was_used: bool,
     /// Latest time that a caller passed. The thread's time may be older.
     now: Millis,
-    /// True once nothing is limited any more, and later limits are ignored.
+    /// True once the limits were removed and later ones are ignored.
     is_off: bool,
     status: LimitStatus,
 }
@@ -169,7 +171,7 @@ mod tests {
         IoLimits { iops: some(iops), bytes_per_second: some(bytes_per_second) }
     }
 
-    /// Makes a throttle with these limits at time 0.
+    /// Creates a throttle with these limits at time 0.
     fn limited(limits: IoLimits) -> Throttle {
         let mut throttle = Throttle::default();
         throttle.set(limits, 0);

@@ -1,9 +1,9 @@
-//! A token bucket: a rate, and a burst of the unused tokens of at most one second.
+//! A token bucket: a rate, and a burst of at most the tokens of one second.
 //!
-//! Owns: tokens of one kind, counted in thousandths, so that each millisecond makes a whole number of them
-//! and no rate is rounded. Does not own: a clock, and the requests that wait for tokens.
-//! Invariants: the tokens taken in any span of time never exceed those that the rate makes in it, plus the
-//! credit; a clock that is late or goes back makes no tokens twice.
+//! Owns: tokens of one kind, counted in thousandths, so that each millisecond adds a whole number of them and
+//! no rate is rounded. Does not own: a clock, and the requests that wait for tokens.
+//! Invariants: the tokens taken in any span of time never exceed those that the rate adds in it, plus the
+//! credit; a clock that is late or goes back adds no tokens twice.
 
 use holdfast_types::Millis;
 
@@ -15,12 +15,12 @@ pub(crate) struct TokenBucket {
     per_second: u64,
     /// Thousandths of tokens.
     thousandths: u64,
-    /// Time up to which tokens were made.
+    /// Time up to which tokens were added.
     at: Millis,
 }
 
 impl TokenBucket {
-    /// Makes an empty bucket, so that a volume whose owner changes often gets no credit each time.
+    /// Creates an empty bucket, so that a volume whose owner changes often gets no credit each time.
     pub(crate) const fn empty(per_second: u64, now: Millis) -> Self {
         Self { per_second, thousandths: 0, at: now }
     }
@@ -49,7 +49,7 @@ impl TokenBucket {
         self.thousandths -= self.thousandths_of(tokens);
     }
 
-    /// Returns the thousandths of so many tokens, at most a full bucket: no request waits without end.
+    /// Returns the thousandths of this many tokens, at most a full bucket, so that no request waits forever.
     fn thousandths_of(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(1000).min(self.most())
     }

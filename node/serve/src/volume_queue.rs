@@ -1,6 +1,7 @@
 //! A queue of a volume's device, by transport.
 //!
-//! Functions on the path of each request are inlined by force: the compiler would call a match of transports.
+//! Functions on the path of each request are always inlined: otherwise the compiler would call a function for
+//! each match of transports.
 //!
 //! Invariants: commands of ublk reach only ublk queues, those of FUSE only FUSE queues; a completion for the
 //! other kind is late, as for a closed queue.
@@ -89,7 +90,7 @@ impl VolumeQueue {
         }
     }
 
-    /// Returns the number of its operations that the kernel has.
+    /// Returns the number of the queue's operations that the kernel has.
     pub(crate) const fn with_kernel(&self) -> u16 {
         match self {
             Self::Ublk(queue) => queue.commands_with_kernel(),

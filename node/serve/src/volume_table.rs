@@ -1,7 +1,7 @@
 //! The volumes of a ring thread, by key.
 //!
 //! Invariants: a key names one stay of one volume. A late message or completion for a released volume finds
-//! nothing, even if another volume has its place.
+//! nothing, even if another volume has its index.
 
 use super::operation::VolumeKey;
 
@@ -15,7 +15,7 @@ impl<V> VolumeTable<V> {
         Self { places: Vec::new(), next_serial: 0 }
     }
 
-    /// Inserts the volume that `make` makes from its key.
+    /// Inserts the volume that `make` creates from its key.
     pub(super) fn insert(&mut self, make: impl FnOnce(VolumeKey) -> V) -> VolumeKey {
         let free = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
             self.places.push(None);

@@ -7,8 +7,8 @@ use holdfast_engine::event::RequestId;
 use holdfast_format::index::Runs;
 use holdfast_types::SectorRange;
 
-/// A part of a read whose data is in the object store. The runtime has it while it fetches the block, the
-/// ring while it copies the data out of the slab.
+/// A part of a read whose data is in the object store. The runtime owns this value while it fetches the
+/// block, the ring while it copies the data out of the slab.
 #[derive(Debug)]
 pub struct ColdRead {
     /// The request.
@@ -20,20 +20,20 @@ pub struct ColdRead {
     /// The runs that locate the block.
     pub runs: Runs,
     /// The blocks among the 128 after that of `range` that are not wholly on the local disk; the lowest bit
-    /// is the next block. Set only in the last part of the request that is work: nothing is fetched ahead of
-    /// the other parts.
+    /// is the next block. Set only in the last part of the request that needs background work: nothing is
+    /// fetched ahead of the other parts.
     pub remote_after: Option<u128>,
-    /// Reads before this one that were answered without work.
+    /// Earlier reads that were answered without background work.
     pub passed: Vec<PassedReads>,
-    /// Slot of the block in the slab, held until the end of the copy. In work: the slot that the disk could
-    /// not read.
+    /// Slot of the block in the slab, held until the end of the copy. In background work: the slot that the
+    /// disk could not read.
     pub slot: Option<SlabSlot>,
     /// True if the disk already failed to read a slot.
     pub again: bool,
 }
 
 impl ColdRead {
-    /// Makes a part of which nothing is known yet.
+    /// Creates a part about which nothing is known yet.
     #[must_use]
     pub const fn of(request: RequestId, range: SectorRange, at: u32, runs: Runs) -> Self {
         let passed = Vec::new();
@@ -44,19 +44,19 @@ impl ColdRead {
 /// A piece of background work.
 #[derive(Debug)]
 pub enum BackgroundWork {
-    /// Get a block into the slab, or again if the disk could not read its slot.
+    /// Fetch a block into the slab, again if the disk could not read its slot.
     Cold(Box<ColdRead>),
-    /// Keep these blocks in the slab longer: they were read without work.
+    /// Keep these blocks in the slab longer: they were read without background work.
     Used(UsedBlocks),
     /// Work of commits.
     Other(holdfast_background::Work),
 }
 
-/// Blocks that were read without work.
+/// Blocks that were read without background work.
 #[derive(Debug)]
 pub struct UsedBlocks {
     /// Their slots, not held.
     pub slots: Vec<WeakSlabSlot>,
-    /// Held until the slab has processed the report: the volume sends no other meanwhile.
+    /// Held until the slab has processed the report; until then the volume sends no other report.
     pub in_progress: Arc<()>,
 }

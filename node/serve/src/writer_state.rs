@@ -9,7 +9,7 @@ pub enum WriterState {
     Ready,
     /// Another writer holds the volume.
     Fenced,
-    /// Another writer holds the volume, and this one has ended.
+    /// Another writer holds the volume, and this writer has ended.
     Preserved {
         /// True if the durable map covers all data of the sides.
         complete: bool,
@@ -28,7 +28,7 @@ impl WriterState {
         }
     }
 
-    /// Returns the next state, or `None` if the transition is illegal. Every report but `Starting` may
+    /// Returns the next state, or `None` if the transition is illegal. Every report except `Starting` may
     /// repeat.
     #[must_use]
     pub fn next(self, reported: Self) -> Option<Self> {

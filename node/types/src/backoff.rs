@@ -13,7 +13,7 @@ pub struct Backoff {
     pub jitter: Jitter,
 }
 
-/// A random factor of each delay: attempts that failed together are not retried together.
+/// Random factor of each delay, so that attempts that failed together are not retried together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Jitter {
     /// From 0.5 to 1: no delay is longer than its backoff.

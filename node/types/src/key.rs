@@ -37,7 +37,7 @@ pub enum ObjectKey {
     Snapshot(VolumeId, Seq),
     /// Its existence means that the snapshot of this seq no longer counts.
     Forgotten(VolumeId, Seq),
-    /// The object that the snapshot of this uid was taken for.
+    /// The origin of the snapshot with this uid: labels of the objects that it was taken for.
     Origin(VolumeId, SnapshotUid),
     /// The blocks that a fork of the snapshot of this seq read first.
     PrefetchList(VolumeId, Seq),
@@ -90,7 +90,7 @@ impl ObjectKey {
         }
     }
 
-    /// Parses a key; `None` if it is not one of Holdfast's.
+    /// Parses a key; `None` if it is not a key of this kind.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix("volumes/")?;
         let (volume, rest) = rest.split_once('/')?;
@@ -162,7 +162,7 @@ pub fn trash_prefix(volume: &VolumeId) -> String {
 }
 
 impl TrashKey {
-    /// Parses a key; `None` if it is not one of Holdfast's.
+    /// Parses a key; `None` if it is not a key of this kind.
     pub fn parse(text: &str) -> Option<Self> {
         let (volume, rest) = text.strip_prefix(TRASH_PREFIX)?.split_once('/')?;
         let (stay, kind) = rest.split_once('/')?;

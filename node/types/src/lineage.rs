@@ -22,7 +22,7 @@ impl fmt::Display for SnapshotName {
     }
 }
 
-/// A text that is no snapshot name.
+/// A text that is not a snapshot name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` names no snapshot: write <volume>@<number>, as `snapshot list` shows it")]
 pub struct InvalidSnapshotName(pub String);
@@ -38,7 +38,7 @@ impl FromStr for SnapshotName {
     }
 }
 
-/// A volume, and its ancestors: volumes whose objects it reads as a fork of one of their snapshots.
+/// A volume and its ancestors, whose objects it reads because it is a fork of one of their snapshots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lineage {
     volume: VolumeId,

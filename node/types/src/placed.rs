@@ -57,8 +57,9 @@ impl fmt::Debug for Ulid {
 /// manifest names will never be named.
 ///
 /// - The upload of a seal has the last seq whose record may add it.
-/// - The output of a merge has a number among the merges of its writer, with bit 63 set: each record says
-///   which numbers later ones may not add: a merge may take hours and its output be replaced soon after.
+/// - The output of a merge has a number among the merges of its writer, with bit 63 set: each record states
+///   the numbers that no later record may add, because a merge may take hours and its output be replaced soon
+///   after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Place(u64);
 
@@ -67,7 +68,7 @@ impl Place {
     /// Maximum merges of one writer.
     const MERGES: u64 = 1 << 32;
 
-    /// Returns the place of an object that the record at `seq` is the last one to add.
+    /// Returns the place of an object that no record after `seq` may add.
     pub const fn until(seq: Seq) -> Self {
         Self(seq.0 & !Self::MERGE)
     }

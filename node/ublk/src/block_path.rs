@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// First id of other devices: `/dev/loopN` has this plus N. Those of ublk devices are smaller, see
+/// First id of devices without ublk: `/dev/loopN` has this id plus N. Ids of ublk devices are smaller, see
 /// [`DeviceSpec::id`](crate::DeviceSpec::id).
 pub const LOOP_IDS: u32 = 1 << 31;
 

@@ -1,4 +1,4 @@
-//! Memory of a queue for the data of requests: one buffer per tag.
+//! A queue's memory for the data of requests: one buffer per tag.
 //!
 //! With kernel copy each tag uses the buffer of the same number: the kernel fills it before it hands out a
 //! write, and copies it out when a read is committed.

@@ -1,4 +1,4 @@
-//! The character device of a ublk device: the server's end.
+//! The character device of a ublk device, through which the server serves it.
 #![allow(unsafe_code)] // mmap of the request descriptors
 
 use std::fs::{File, OpenOptions};
@@ -37,7 +37,7 @@ pub(crate) struct FakeFiles {
 #[derive(Debug)]
 pub struct CharDevice {
     file: File,
-    /// Files that replace parts of it.
+    /// Files that replace parts of the character device.
     #[cfg(feature = "fake")]
     fake: Option<FakeFiles>,
 }
@@ -56,7 +56,7 @@ impl CharDevice {
         }
     }
 
-    /// Makes a device without the driver: copies go to `file`, everything else to the files of `fake`.
+    /// Creates a device without the driver: copies go to `file`, everything else to the files of `fake`.
     #[cfg(feature = "fake")]
     pub(crate) fn fake(file: File, fake: FakeFiles) -> Self {
         Self { file, fake: Some(fake) }
@@ -71,7 +71,7 @@ impl CharDevice {
         self.file.as_fd()
     }
 
-    /// Returns the address of the first byte of each registered buffer. The driver's buffers begin at 0.
+    /// Returns the address of the first byte of each registered buffer: 0 with the driver.
     pub(crate) fn buffers_at(&self) -> u32 {
         #[cfg(feature = "fake")]
         if let Some(fake) = &self.fake {

@@ -1,6 +1,6 @@
 //! Sends single control commands directly to the driver.
 //!
-//! `docs/adr/0001-ublk-control.md` says why not through `libublk`.
+//! `docs/adr/0001-ublk-control.md` explains why this module does not use `libublk`.
 #![allow(unsafe_code)] // an entry that names memory, and its payload
 
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ use crate::control_thread::{Subject, run_within};
 use crate::device_spec::Params;
 use crate::features::CONTROL_PATH;
 
-/// Room for the largest payload, `struct ublk_params`.
+/// Words of the largest payload, `struct ublk_params`.
 const PAYLOAD_WORDS: usize = 16;
 /// User data of the completions of a command and of its cancellation.
 const COMMAND: u64 = 1;
@@ -78,7 +78,12 @@ pub(crate) fn exchange<P: Payload>(
 }
 
 fn exchange_here<P: Payload>(command: ControlCommand, payload: P) -> Result<P, ControlError> {
-    const { assert!(size_of::<P>() <= PAYLOAD_WORDS * 8 && align_of::<P>() <= 8, "it fits the channel's room") };
+    const {
+        assert!(
+            size_of::<P>() <= PAYLOAD_WORDS * 8 && align_of::<P>() <= 8,
+            "the payload fits the channel's memory"
+        )
+    };
     with_channel(|channel| {
         let room = channel.payload.as_mut_ptr().cast::<P>();
         // SAFETY: the channel owns the room, which is large and aligned enough: see the assertion above.

@@ -1,14 +1,14 @@
 //! Threads that send control commands, so that a command stuck in the kernel does not block others.
 //!
-//! A thread that waits in the kernel without limit cannot be killed, so neither can its process, and the open
-//! files shared with the other threads stay open. Therefore each command is sent by a thread with its own
-//! table of open files, which contains only the standard streams. If such a thread is stuck, all others
-//! return in time. When the process exits, the kernel still releases its locks and quiesces the devices whose
-//! queues were closed. The memory of the process stays mapped until the command ends.
+//! A thread that waits in the kernel without limit cannot be killed. Its process cannot be killed either, and
+//! the open files that it shares with the other threads stay open. Therefore each command is sent by a thread
+//! with its own table of open files, which contains only the standard streams. If such a thread is stuck, all
+//! others return in time. When the process exits, the kernel still releases its locks and quiesces the
+//! devices whose queues were closed. The memory of the process stays mapped until the command ends.
 //!
 //! *Owns*: these threads, and the commands that exceeded their limit.
 //! *Invariants*: while a command runs whose caller has stopped waiting, no other command about the same
-//! subject is sent; exception: a device may be stopped while it is starting.
+//! subject is sent, except that a device may be stopped while it is starting.
 #![allow(unsafe_code)] // a system call without a wrapper
 
 use std::io::{self, Write};
@@ -28,14 +28,14 @@ const MAX_LATE_ADDITIONS: usize = 4;
 /// An idle thread ends after this time.
 const IDLE_FOR: Duration = Duration::from_secs(10);
 
-/// The object of a command.
+/// The subject of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// An existing device.
     Device(u32),
-    /// Its description, which the kernel returns without waiting for other commands.
+    /// A device's description, which the kernel returns without waiting for other commands.
     Description(u32),
-    /// Its attributes in sysfs.
+    /// A device's attributes in sysfs.
     Attributes(u32),
     /// A new device with this tag.
     New(u64),
@@ -51,7 +51,7 @@ impl Subject {
     }
 }
 
-/// Work for a thread. It calls its argument once the thread can take the next job.
+/// Work for a thread. The job calls its argument once the thread can take the next job.
 type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
 struct IdleThread {
@@ -79,7 +79,7 @@ impl Threads {
     const NONE: Self = Self { started: 0, idle: Vec::new(), late: Vec::new() };
 
     /// Returns the late command that blocks the command called `name` about `subject`.
-    fn in_the_way_of(&self, subject: Subject, name: &str) -> Option<Late> {
+    fn blocker_of(&self, subject: Subject, name: &str) -> Option<Late> {
         let is_new = |late: &&Late| matches!(late.subject, Subject::New(_));
         if matches!(subject, Subject::New(_)) && self.late.iter().filter(is_new).count() >= MAX_LATE_ADDITIONS
         {
@@ -96,10 +96,10 @@ impl Threads {
 static THREADS: Mutex<Threads> = Mutex::new(Threads::NONE);
 
 enum CallOutcome<T> {
-    Awaited,
-    Is(T),
+    Pending,
+    Ready(T),
     /// The caller has stopped waiting.
-    Unwanted,
+    Abandoned,
 }
 
 /// Runs `work`, which sends the command called `name` about `subject`, on its own thread, and waits at most
@@ -127,27 +127,27 @@ fn run_on<T: Send + 'static>(
     late: impl FnOnce(T) + Send + 'static,
 ) -> Result<T, ControlError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let in_the_way = threads.lock().in_the_way_of(subject, name);
-    if let Some(late) = in_the_way {
+    let blocker = threads.lock().blocker_of(subject, name);
+    if let Some(late) = blocker {
         return Err(not_ended(&late));
     }
     let this = Late { number: NUMBER.fetch_add(1, Ordering::Relaxed), subject, name, sent: Instant::now() };
-    let shared = Arc::new((Mutex::new(CallOutcome::Awaited), Condvar::new()));
+    let shared = Arc::new((Mutex::new(CallOutcome::Pending), Condvar::new()));
     let job = {
         let shared = Arc::clone(&shared);
         move |become_idle: &dyn Fn()| {
             let done = work();
             let (outcome, changed) = &*shared;
             let mut outcome = outcome.lock();
-            if matches!(*outcome, CallOutcome::Unwanted) {
+            if matches!(*outcome, CallOutcome::Abandoned) {
                 drop(outcome);
                 threads.lock().late.retain(|late| late.number != this.number);
                 late(done);
                 become_idle();
             } else {
-                // First, or the caller's next command would start another thread.
+                // Done first, because the caller's next command would otherwise start another thread.
                 become_idle();
-                *outcome = CallOutcome::Is(done);
+                *outcome = CallOutcome::Ready(done);
                 changed.notify_one();
             }
         }
@@ -155,11 +155,11 @@ fn run_on<T: Send + 'static>(
     give(threads, Box::new(job)).map_err(ControlError::Channel)?;
     let (outcome, changed) = &*shared;
     let mut outcome = outcome.lock();
-    changed.wait_while_for(&mut outcome, |outcome| matches!(outcome, CallOutcome::Awaited), limit);
-    match std::mem::replace(&mut *outcome, CallOutcome::Unwanted) {
-        CallOutcome::Is(done) => Ok(done),
-        CallOutcome::Awaited | CallOutcome::Unwanted => {
-            // Before the thread can see that the caller has stopped waiting.
+    changed.wait_while_for(&mut outcome, |outcome| matches!(outcome, CallOutcome::Pending), limit);
+    match std::mem::replace(&mut *outcome, CallOutcome::Abandoned) {
+        CallOutcome::Ready(done) => Ok(done),
+        CallOutcome::Pending | CallOutcome::Abandoned => {
+            // Recorded before the thread can see that the caller has stopped waiting.
             threads.lock().late.push(this);
             Err(not_ended(&this))
         }
@@ -190,11 +190,11 @@ fn give(threads: &'static Mutex<Threads>, mut job: Job) -> io::Result<()> {
     let (jobs, received) = mpsc::channel();
     thread::Builder::new().name("ublk-control".to_owned()).spawn(move || {
         if let Err(error) = leave_files() {
-            // Sends commands nevertheless, also if standard error cannot be written: only a stuck command
-            // would do more harm.
+            // The thread sends commands nevertheless, even if standard error cannot be written: this does
+            // harm only if a command gets stuck.
             drop(writeln!(
                 io::stderr(),
-                "a thread for ublk commands keeps the files of its process: {error}"
+                "a thread for ublk commands still shares the open files of its process: {error}"
             ));
         }
         let become_idle = || threads.lock().idle.push(IdleThread { number, jobs: jobs.clone() });

@@ -1,4 +1,4 @@
-//! The memory through which user copy moves data: one buffer per request that the owner has.
+//! The memory through which user copy moves data: one buffer for each request that the owner has.
 //!
 //! A request gets the buffer that was returned last, so a queue keeps reusing as much memory as it has
 //! concurrent requests; with one buffer per tag it would eventually touch all of it.
@@ -39,7 +39,7 @@ impl CopyBuffers {
         Ok(Self { memory, of_tag, free })
     }
 
-    /// Assigns a buffer to a tag.
+    /// Assigns an unused buffer to a tag.
     ///
     /// # Panics
     /// If the tag has a buffer.

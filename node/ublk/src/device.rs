@@ -38,9 +38,9 @@ const CLASSES: &str = "/sys/class";
 const CHAR_CLASS: &str = "/sys/class/ublk-char";
 /// Initial and maximum delay before retrying a command that the kernel answers with `EBUSY`.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
-/// Maximum wait for the kernel to start a device. It may read a partition table from it.
+/// Maximum wait for the kernel to start a device, which may include reading a partition table from it.
 const START_WITHIN: Duration = Duration::from_secs(60);
-/// Maximum wait for the kernel to see that all queues of a device are armed.
+/// Maximum wait for the kernel to notice that all queues of a device are armed.
 const END_RECOVERY_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum wait for the answer of a command that waits for no other process.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ const UNUSED_WITHIN: Duration = Duration::from_secs(2);
 pub struct Expected {
     /// Tag with which it was added.
     pub tag: u64,
-    /// Maximum size in sectors of 4096 bytes: a device about to grow is smaller.
+    /// Maximum size in sectors of 4096 bytes; a device that has not grown yet is smaller.
     pub sectors: u64,
 }
 
@@ -85,14 +85,14 @@ impl Device {
     pub fn add(features: &Features, spec: &DeviceSpec) -> Result<Self, ControlError> {
         spec.validate()?;
         features.check(spec.transport)?;
-        let wanted = spec.id.unwrap_or(u32::MAX);
+        let requested_id = spec.id.unwrap_or(u32::MAX);
         let command = |name, code, device| ControlCommand { name, code, device, data: 0 };
         let flags = features.device_flags(spec.transport, spec.queues, spec.depth);
-        let asked = sys::ublksrv_ctrl_dev_info {
+        let request = sys::ublksrv_ctrl_dev_info {
             nr_hw_queues: spec.queues,
             queue_depth: spec.depth,
             max_io_buf_bytes: spec.max_io_bytes,
-            dev_id: wanted,
+            dev_id: requested_id,
             flags,
             ublksrv_flags: spec.tag,
             ..Default::default()
@@ -114,11 +114,12 @@ impl Device {
             Self { id, tag, queues, depth, max_io_bytes, transport, has_batches }
         };
         let unwanted = move |added: Result<_, ControlError>| {
-            // The caller has stopped waiting. If this fails, the next start finds the device by its tag.
+            // The caller has stopped waiting. If the deletion fails, the next start finds the device by its
+            // tag.
             let _deleted = added.map(|added| new(added).delete());
         };
-        let add = command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted);
-        let added = command::exchange(Subject::New(tag), add, asked, ANSWER_WITHIN, unwanted);
+        let add = command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, requested_id);
+        let added = command::exchange(Subject::New(tag), add, request, ANSWER_WITHIN, unwanted);
         let device = added.map(new).map_err(|error| match (spec.id, &error) {
             (Some(id), ControlError::Command { source: Errno::EEXIST, .. }) => ControlError::IdTaken { id },
             _ => error,
@@ -145,7 +146,7 @@ impl Device {
     /// [`ControlError::NotFound`]; those of [`of`](Self::of).
     pub fn find(id: u32, expected: &Expected) -> Result<Self, ControlError> {
         let info = Self::look(id)?;
-        // Asks for the size last: the answer waits for other commands about the device.
+        // The size is queried last, because its answer waits for other commands about the device.
         if info.tag == expected.tag && info.state != DeviceState::Dead {
             return Self::of(&info, Self::sectors_of(id)?, expected);
         }
@@ -203,7 +204,8 @@ impl Device {
         Ok(ids)
     }
 
-    /// Returns the number in `/dev/ublkbN`; for a loop device, [`LOOP_IDS`](crate::LOOP_IDS) plus its number.
+    /// Returns the number in `/dev/ublkbN`, or for a loop device [`LOOP_IDS`](crate::LOOP_IDS) plus its
+    /// number.
     #[must_use]
     pub const fn id(&self) -> u32 {
         self.id
@@ -377,8 +379,9 @@ impl Device {
 
     /// Stops the device unless it is in use: mounted, below another device, or opened by a program.
     ///
-    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`, 7.0) does not check that. There this function
-    /// checks the programs of this PID namespace; one may open the device between the check and the stop.
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`, 7.0) does not check this. On such a kernel this
+    /// function checks the programs of this PID namespace; a program may still open the device between the
+    /// check and the stop.
     ///
     /// # Errors
     /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -392,7 +395,7 @@ impl Device {
                 Err(ControlError::Command { source: Errno::EBUSY, .. }) => {
                     Err(ControlError::InUse { id: self.id, holders: Holders::of(&self.block_path()) })
                 }
-                // It has no block device, but its armed tags must come back.
+                // The device has no block device, but its armed tags must come back.
                 Err(ControlError::Command { source: Errno::ENODEV, .. }) => self.stop(),
                 outcome => outcome,
             };
@@ -415,9 +418,9 @@ impl Device {
     ///
     /// # Errors
     /// [`ControlError::TimedOut`] after a second: a program still has the stopped device open, and the kernel
-    /// deletes it once that has closed it. Its number may then belong to another device at any time: look for
-    /// the tag, and do not call this again. [`ControlError::Command`]. A device that does not exist is not an
-    /// error, nor is one whose number another program's device has.
+    /// deletes the device once the program closes it. From then on the number may belong to another device:
+    /// look for the tag, and do not call this again. [`ControlError::Command`]. It is no error if the device
+    /// does not exist, or if its number belongs to another program's device.
     pub fn delete(&self) -> Result<(), ControlError> {
         match self.info() {
             Ok(_) => {}
@@ -584,7 +587,7 @@ fn named_in(error: ControlError, in_host_namespace: bool) -> ControlError {
     error
 }
 
-/// Returns true if the device is mounted or below another device: those open it exclusively.
+/// Returns true if the device is mounted or below another device, both of which open it exclusively.
 ///
 /// # Errors
 /// [`ControlError::File`].
@@ -592,7 +595,7 @@ fn is_claimed(device: &Path) -> Result<bool, ControlError> {
     match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device) {
         Ok(_exclusive) => Ok(false),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
-        // It was already stopped.
+        // The device was already stopped.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(false),
         Err(source) => Err(ControlError::File { path: device.to_owned(), action: "opened", source }),
     }
@@ -602,7 +605,7 @@ fn exists(id: u32) -> bool {
     Path::new(CHAR_CLASS).join(format!("ublkc{id}")).exists()
 }
 
-/// Recognizes a device that does not exist: `ENODEV` alone may also mean that it has no disk.
+/// Recognizes a device that does not exist: `ENODEV` alone may also mean that the device has no disk.
 fn not_found(id: u32, error: ControlError) -> ControlError {
     if matches!(error, ControlError::Command { source: Errno::ENODEV, .. }) && !exists(id) {
         return ControlError::NotFound { id };

@@ -11,7 +11,7 @@ pub enum DeviceState {
     Live,
     /// Its server has exited; requests wait for a successor.
     Quiesced,
-    /// Its server has exited and requests fail. Devices added here never enter this state.
+    /// Its server has exited and requests fail. Devices that this crate adds never enter this state.
     FailIo,
 }
 

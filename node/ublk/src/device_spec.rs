@@ -4,9 +4,9 @@ use libublk::sys;
 
 use crate::{ControlError, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport};
 
-/// Alignment mask for the address of a request's memory. With zero copy the local disk gets that memory, and
-/// no disk with sectors of up to 4096 bytes needs a larger alignment: the largest is dm-crypt's, its sector.
-/// The kernel accepts no mask above a page.
+/// Alignment mask for the address of a request's memory. With zero copy the local disk receives that memory,
+/// and no disk with sectors of up to 4096 bytes needs a larger alignment: dm-crypt needs the largest, one
+/// sector. The kernel accepts no mask above a page.
 const DMA_ALIGNMENT: u32 = SECTOR_BYTES as u32 - 1;
 const SECTOR_SHIFT: u8 = SECTOR_BYTES.trailing_zeros() as u8;
 
@@ -61,7 +61,7 @@ impl DeviceSpec {
             len: size_of::<Params>() as u32,
             types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD | sys::UBLK_PARAM_TYPE_DMA_ALIGN,
             basic: sys::ublk_param_basic {
-                // Always FUA: without it the kernel can lose the device when its server exits
+                // FUA is always announced: without it the kernel can lose the device when its server exits
                 // (`docs/kernels.md`).
                 attrs: sys::UBLK_ATTR_VOLATILE_CACHE | sys::UBLK_ATTR_FUA,
                 logical_bs_shift: SECTOR_SHIFT,

@@ -21,8 +21,8 @@ pub enum ControlError {
     /// The kernel lacks a feature that the device needs.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// A device with this id exists already.
-    #[error("{} exists already", Subject(*.id))]
+    /// A device with this id already exists.
+    #[error("{} already exists", Subject(*.id))]
     IdTaken {
         /// The requested id.
         id: u32,
@@ -34,7 +34,7 @@ pub enum ControlError {
         id: u32,
     },
     /// The device with this id belongs to another program or another volume.
-    #[error("{} is another one: its tag is {found:#018x}", Subject(*.id))]
+    #[error("{} is a different device: its tag is {found:#018x}", Subject(*.id))]
     NotOurs {
         /// The requested id.
         id: u32,
@@ -43,7 +43,7 @@ pub enum ControlError {
     },
     /// The device was added by a program that uses another protocol with the kernel.
     #[error(
-        "{} was made with {foreign}, which this version does not know; start the version that made it",
+        "{} was added with {foreign}, which this version does not support; start the version that added it",
         Subject(*.id)
     )]
     Foreign {
@@ -107,7 +107,7 @@ pub enum ControlError {
         #[source]
         source: Errno,
     },
-    /// The kernel compared the pid of this process with its pid in the host's namespace.
+    /// The kernel compared this process's pid with its pid in the host's namespace.
     #[error(
         "ublk device {id}: {command} was refused because this process runs in a PID namespace of its own. The device is not \
          served. Run it in the host's (`hostPID: true` for a pod), or use kernel 7.0 or newer"
@@ -174,8 +174,8 @@ pub enum QueueError {
     /// The ring has no room for the queue, or failed.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// A FUSE connection accepts no message: it has ended.
-    #[error("the device's connection of FUSE has ended")]
+    /// A FUSE connection accepts no message because it has ended.
+    #[error("the device's FUSE connection has ended")]
     Connection(#[source] io::Error),
     /// Memory could not be mapped.
     #[error("{what} of queue {queue_id} cannot be mapped")]

@@ -1,7 +1,7 @@
 //! A device without the driver, for counting the cost of requests on machines without it.
 //!
 //! *Owns*: the descriptors of its requests and their memory. Commands go to `/dev/null`, which completes each
-//! at once, as the driver does when it has a request; copies go to `/dev/zero`.
+//! of them at once, as the driver does if a request is waiting; copies go to `/dev/zero`.
 //! *Runs on*: the thread of its ring.
 //! *Invariants*: the memory stays registered with the ring until the process exits.
 #![allow(unsafe_code)] // mappings, and io_uring_register(2)
@@ -29,7 +29,7 @@ pub struct FakeRequest {
     pub sectors: u32,
 }
 
-/// Address of the memory of the next device, below 4 GiB: positions in a buffer have 32 bits.
+/// Address of the memory of the next device, below 4 GiB because positions in a buffer have 32 bits.
 static MEMORY_AT: AtomicU32 = AtomicU32::new(0x7000_0000);
 
 /// A device without the driver, with one queue.
@@ -50,7 +50,7 @@ impl FakeDevice {
     /// `struct io_uring_rsrc_update2` in `linux/io_uring.h`.
     const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
 
-    /// Makes a device of `depth` requests of at most `max_io_bytes`, with batches or one command per tag.
+    /// Creates a device of `depth` requests of at most `max_io_bytes`, with batches or one command per tag.
     ///
     /// # Errors
     /// The kernel's.
@@ -106,8 +106,8 @@ impl FakeDevice {
         self.tags.as_mut().map_or(Ok(()), |(_, end)| end.write(tags))
     }
 
-    /// Sets the request that each fetch or commit of a tag returns from now on. With `None` it is a request
-    /// of an unknown kind, which the queue refuses again and again; with batches none.
+    /// Sets the request that each fetch or commit of a tag returns from now on. With `None`, it returns a
+    /// request of an unknown kind, which the queue refuses each time; with batches, it returns none.
     ///
     /// # Panics
     /// If the tag is not below the queue's depth.

@@ -17,7 +17,7 @@ pub(crate) struct FakeTags(Arc<OwnedFd>);
 pub(crate) struct FakeTagsIn(File);
 
 impl FakeTags {
-    /// Makes the pipe.
+    /// Creates the pipe.
     ///
     /// # Errors
     /// The kernel's.

@@ -11,7 +11,7 @@ use crate::{Crash, KernelRelease};
 /// The driver's control device.
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
 
-/// Ways in which requests and their data reach the daemon.
+/// Transports by which requests and their data reach the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transport {
     /// The request's own pages, as a registered buffer of the ring.
@@ -21,7 +21,7 @@ pub enum Transport {
     /// Through one buffer per tag, which the kernel fills and empties as part of the queue's commands: no
     /// system call moves data. For a server that must see each byte.
     KernelCopy,
-    /// Without the driver: requests of a FUSE file below a loop device.
+    /// Without the driver: requests for a FUSE file below a loop device.
     Fuse,
 }
 
@@ -123,7 +123,7 @@ pub enum Unsupported {
     },
     /// The keeper, the process that holds the FUSE connections, does not run.
     #[error(
-        "devices without ublk need the keeper at {}, and {found}. Without it an end of the daemon would fail their requests; \
+        "devices without ublk need the keeper at {}, and {found}. Without it, requests would fail whenever the daemon exits; \
          start the keeper (holdfast-node keeper; node.withoutUblk.enabled of the chart), or load ublk_drv", socket.display()
     )]
     NoKeeper {
@@ -141,7 +141,7 @@ pub enum Unsupported {
 }
 
 impl Unsupported {
-    /// Returns true if the kernel has no usable ublk driver. Otherwise it may have one that this process
+    /// Returns true if the kernel has no usable ublk driver. If false, it may have a driver that this process
     /// cannot access.
     #[must_use]
     pub const fn is_without_ublk(&self) -> bool {
@@ -163,10 +163,9 @@ impl Unsupported {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureNames(u64);
 
-/// Features of a device whose requests must be fetched or answered in another way than
-/// [`Queue`](crate::Queue) does.
+/// Features of a device whose requests must be fetched or answered differently from [`Queue`](crate::Queue).
 ///
-/// Features unknown to this version are not among them: the kernel sets some on every device by itself.
+/// Features unknown to this version do not count, because the kernel sets some of them on every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignFeatures(u64);
 
@@ -184,7 +183,7 @@ impl ForeignFeatures {
         Self(flags & FOREIGN)
     }
 
-    /// Returns true if there are none.
+    /// Returns true if the device has none.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -235,7 +234,7 @@ fn write_names(bits: u64, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
 /// Features that a device needs to outlive its daemon.
 const REQUIRED: u64 =
     (sys::UBLK_F_USER_RECOVERY | sys::UBLK_F_USER_RECOVERY_REISSUE | sys::UBLK_F_CMD_IOCTL_ENCODE) as u64;
-/// Features that devices use if the driver has them. Without a partition scan, starting a device reads
+/// Features that devices use if the driver supports them. Without a partition scan, starting a device reads
 /// nothing from it, so attaching a volume fetches nothing, and the host's kernel parses no table written by a
 /// tenant.
 const WELCOME: u64 = (sys::UBLK_F_QUIESCE | sys::UBLK_F_UPDATE_SIZE | sys::UBLK_F_NO_AUTO_PART_SCAN) as u64;
@@ -354,7 +353,7 @@ impl Features {
     /// Returns the fastest supported transport.
     ///
     /// # Errors
-    /// That of the slowest transport, if the driver supports none.
+    /// The error for the slowest transport, if the driver supports no transport.
     pub fn best_transport(&self) -> Result<Transport, Unsupported> {
         match self.check(Transport::ZeroCopy) {
             Ok(()) => Ok(Transport::ZeroCopy),

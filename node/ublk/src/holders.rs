@@ -32,14 +32,14 @@ pub enum Holder {
     },
     /// A device on top of it, by its name in `/sys/block`.
     Device(String),
-    /// A program that has it open.
+    /// A process that has the device open.
     Open(Process),
 }
 
 /// A process of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number, in the PID namespace of this process.
+    /// Its pid, in the PID namespace of this process.
     pub pid: u32,
     /// Its name (`/proc/PID/comm`).
     pub name: String,
@@ -75,7 +75,7 @@ impl fmt::Display for Holders {
             write!(f, "{separator}{holder}")?;
         }
         match all.len().saturating_sub(NAMED) {
-            0 if all.is_empty() => f.write_str("a user that was not found"),
+            0 if all.is_empty() => f.write_str("an unknown user"),
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
@@ -93,8 +93,8 @@ impl Holders {
         Self(found)
     }
 
-    /// Returns true if a program or a device on top has it open. Ignores mounts, whose source is an arbitrary
-    /// string: a real mount claims the device, which the kernel reports.
+    /// Returns true if a program or a device on top has the device open. Ignores mounts, whose source is an
+    /// arbitrary string: a real mount claims the device, which the kernel reports.
     #[must_use]
     pub fn have_it_open(&self) -> bool {
         self.0.iter().any(|holder| !matches!(holder, Holder::Mount { .. }))
@@ -247,7 +247,7 @@ mod tests {
         );
         all.extend((8..11).map(|pid| Holder::Open(process(pid))));
         assert!(Holders(all).to_string().ends_with("process 8 (fio) and 2 more"));
-        assert_eq!(Holders::default().to_string(), "a user that was not found");
+        assert_eq!(Holders::default().to_string(), "an unknown user");
     }
 
     /// Regression: a loop device does not claim the device below it, so a detach removed that device.

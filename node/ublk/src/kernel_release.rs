@@ -38,8 +38,8 @@ const RESENDS_FUSE_REQUESTS_SINCE: (u32, u32) = (6, 9);
 /// count).
 const FREES_FILES_SINCE: (u32, u32) = (6, 13);
 
-/// The first series on which devices use batches. Linux 7.0 has them (`e2723e6ce602`), but a later release
-/// fixed their recovery (`3f3850785594`).
+/// The first series on which devices use batches. Linux 7.0 introduced batches (`e2723e6ce602`), but only a
+/// later release fixed their recovery (`3f3850785594`).
 const BATCHES_SINCE: (u32, u32) = (7, 3);
 /// See [`KernelRelease::recovers_each_queue`].
 const RECOVERS_EACH_QUEUE_SINCE: (u32, u32) = (6, 15);
@@ -84,7 +84,8 @@ impl KernelRelease {
         self.series().is_some_and(|series| series >= RESENDS_FUSE_REQUESTS_SINCE)
     }
 
-    /// Returns true if devices are added with batches (`UBLK_F_BATCH_IO`), provided that the driver has them.
+    /// Returns true if devices are added with batches (`UBLK_F_BATCH_IO`), provided that the driver supports
+    /// them.
     #[must_use]
     pub fn batches_requests(&self) -> bool {
         self.series().is_some_and(|series| series >= BATCHES_SINCE)
@@ -108,8 +109,8 @@ impl KernelRelease {
         (self.recovery_crashes() == Some(true)).then_some(Crash::OnRecovery)
     }
 
-    /// Returns true if the release does not show whether [`Crash::OnRecovery`] is fixed: it is a
-    /// distribution's build of an affected upstream release.
+    /// Returns true if the release, a distribution's build of an affected upstream release, does not show
+    /// whether [`Crash::OnRecovery`] is fixed.
     #[must_use]
     pub fn may_crash_on_recovery(&self) -> bool {
         self.recovery_crashes().is_none()

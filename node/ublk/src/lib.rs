@@ -49,5 +49,5 @@ pub use request::{DeviceRequest, Operation};
 
 /// Bytes per sector, the unit of every position and length in this crate's interface.
 pub const SECTOR_BYTES: u64 = 4096;
-/// Kernel sectors (512 bytes) per sector of ours.
+/// Kernel sectors (512 bytes) per sector of this crate.
 const KERNEL_SECTORS_PER_SECTOR: u64 = SECTOR_BYTES / 512;

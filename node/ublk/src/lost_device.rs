@@ -5,8 +5,8 @@
 //! (`docs/kernels.md`). The device stays LIVE and refuses recovery, and every process that uses it waits
 //! until the host restarts. Devices that announce FUA are not affected.
 //!
-//! STOP_DEV, DEL_DEV and a change of the scheduler would also wait, holding the device's mutex: this module
-//! sends none of them.
+//! STOP_DEV, DEL_DEV and a change of the scheduler would also block while holding the device's mutex, so this
+//! module sends none of them.
 
 use std::fs::{self, File};
 use std::io;

@@ -79,14 +79,15 @@ pub struct RequestPart {
 pub enum QueueEvent {
     /// The kernel has a request.
     Request(DeviceRequest),
-    /// The kernel had a request while the queue was draining; the queue leaves it to the successor.
+    /// The kernel handed out a request while the queue was draining; the queue leaves it to the successor.
     Held,
-    /// The queue has already answered: the kernel requested an operation that the device never announced.
+    /// The queue has already failed the request: the kernel requested an operation that the device never
+    /// announced.
     Refused,
     /// The kernel returned a tag, because the device is stopping or quiescing.
     Aborted,
-    /// The kernel refused a fetch or a commit; the tag is lost. A bug, or another process has taken the
-    /// device.
+    /// The kernel refused a fetch or a commit; the tag is lost. Cause: a bug, or another process has taken
+    /// the device.
     Failed {
         /// The tag.
         tag: u16,
@@ -111,10 +112,10 @@ pub struct Queue<K> {
     /// Indices at which the kernel registers the pages of requests; `None` without zero copy. Other queues
     /// may share them: of two requests with the same tag, the first gets the buffer.
     registered: Option<BufferRange>,
-    /// For requests whose pages are not registered; with user copy, all. `None` with kernel copy, and while
-    /// the queue is dropped.
+    /// Buffers for requests whose pages are not registered; with user copy, for all requests. `None` with
+    /// kernel copy, and while the queue is dropped.
     copies: Option<CopyBuffers>,
-    /// The character device. Separate from the memory, which may outlive the queue; the file must not.
+    /// The character device. It must not outlive the queue, unlike the memory.
     file: File,
     with_kernel: u16,
     with_owner: u16,
@@ -230,7 +231,7 @@ impl<K: Copy> Queue<K> {
         tag: u16,
         outcome: IoResult,
     ) -> QueueEvent {
-        debug_assert!(self.batch.is_none(), "no command is about a tag alone");
+        debug_assert!(self.batch.is_none(), "no command is about a single tag");
         self.with_kernel -= 1;
         match outcome.0 {
             0 if self.draining => QueueEvent::Held,
@@ -253,7 +254,7 @@ impl<K: Copy> Queue<K> {
         part: &RequestPart,
         operation: T,
     ) {
-        assert_eq!(request.operation(), Operation::Read, "only a read takes data");
+        assert_eq!(request.operation(), Operation::Read, "only a read receives data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
             return match &self.registered {
@@ -278,7 +279,7 @@ impl<K: Copy> Queue<K> {
         part: &RequestPart,
         operation: T,
     ) {
-        assert_eq!(request.operation(), Operation::Read, "only a read takes data");
+        assert_eq!(request.operation(), Operation::Read, "only a read receives data");
         Self::check(request, part);
         Self::read_to(self.kernel_copied_at(Self::buffer_part(request, part)), ring, part, operation);
     }
@@ -306,7 +307,7 @@ impl<K: Copy> Queue<K> {
         part: &RequestPart,
         operation: T,
     ) {
-        assert_eq!(request.operation(), Operation::Write, "only a write gives data");
+        assert_eq!(request.operation(), Operation::Write, "only a write provides data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
             return match &self.registered {
@@ -340,14 +341,14 @@ impl<K: Copy> Queue<K> {
         part: &RequestPart,
         operation: T,
     ) {
-        assert_eq!(request.operation(), Operation::Write, "only a write gives data");
+        assert_eq!(request.operation(), Operation::Write, "only a write provides data");
         Self::check(request, part);
         let entry = Self::write_of(self.kernel_copied_at(Self::buffer_part(request, part)), part);
         // SAFETY: as for `read_to`.
         unsafe { ring.push(entry, operation) };
     }
 
-    /// Makes the entry that writes a part to its file from the buffer of a request.
+    /// Builds the entry that writes a part to its file from the buffer of a request.
     #[inline(always)]
     fn write_of(address: *mut u8, part: &RequestPart) -> squeue::Entry {
         opcode::Write::new(part.file.fixed(), address, part.len_bytes).offset(part.file_offset_bytes).build()
@@ -360,9 +361,9 @@ impl<K: Copy> Queue<K> {
     /// `EIO` if the kernel did not copy all of it.
     ///
     /// # Panics
-    /// If the request is not a write, or its pages are registered, as with zero copy they may be.
+    /// If the request is not a write, or its pages are registered, which zero copy allows.
     pub fn data_of_write(&self, request: &DeviceRequest) -> Result<&[u8], Errno> {
-        assert_eq!(request.operation(), Operation::Write, "only a write gives data");
+        assert_eq!(request.operation(), Operation::Write, "only a write provides data");
         let whole = Self::whole(request);
         if let Some(buffers) = &self.kernel_copied {
             return Ok(buffers.bytes(whole.tag, whole.len_bytes as usize));
@@ -376,13 +377,13 @@ impl<K: Copy> Queue<K> {
     }
 
     /// Returns the buffer of a read request, for an owner that fills it itself. [`complete`](Self::complete)
-    /// copies its contents into the pages of the request, with kernel copy by the command that it pushes. At
-    /// first the buffer contains data of an earlier request.
+    /// copies its contents into the pages of the request, with kernel copy by the command that it pushes.
+    /// Initially the buffer contains data of an earlier request.
     ///
     /// # Panics
     /// As for [`data_of_write`](Self::data_of_write), with a read.
     pub fn buffer_of_read(&mut self, request: &DeviceRequest) -> &mut [u8] {
-        assert_eq!(request.operation(), Operation::Read, "only a read takes data");
+        assert_eq!(request.operation(), Operation::Read, "only a read receives data");
         let whole = Self::whole(request);
         if let Some(buffers) = &mut self.kernel_copied {
             return buffers.bytes_mut(whole.tag, whole.len_bytes as usize);
@@ -646,7 +647,7 @@ impl<K> Drop for Queue<K> {
             std::mem::forget(self.copies.take());
         }
         if self.with_owner > 0 || self.with_kernel > 0 {
-            // The same: the kernel may also fill the buffer of a tag that it has, or of a batch.
+            // Also leaked: the kernel may fill the buffer of a tag that it has, or of a batch.
             std::mem::forget(self.kernel_copied.take());
             std::mem::forget(self.batch.take());
         }

@@ -17,7 +17,7 @@ pub enum Operation {
     WriteZeroes,
 }
 
-/// A request that the kernel has handed out and waits to be answered.
+/// A request that the kernel has handed out, and whose answer it waits for.
 ///
 /// It cannot be copied, and must be passed to [`Queue::complete`](crate::Queue::complete). Dropping it
 /// panics: an uncompleted request hangs its issuer permanently, whereas the devices of a crashed daemon are
@@ -33,7 +33,7 @@ pub struct DeviceRequest {
 }
 
 impl DeviceRequest {
-    /// Makes a request of a queue. `start_sector` and `sectors` count sectors of 4096 bytes.
+    /// Creates a request of a queue. `start_sector` and `sectors` count sectors of 4096 bytes.
     #[inline]
     pub const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
         Self { tag, operation, start_sector, sectors, is_fua: false }
@@ -46,8 +46,8 @@ impl DeviceRequest {
         self
     }
 
-    /// Returns the request's number in its queue, below the queue's depth. The next request may get it once
-    /// this one is completed.
+    /// Returns the request's number in its queue, below the queue's depth. The next request may get the
+    /// number once this one is completed.
     #[must_use]
     #[inline]
     pub const fn tag(&self) -> u16 {

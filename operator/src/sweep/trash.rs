@@ -40,7 +40,7 @@ pub(super) async fn empty_trash(
     bucket: &dyn Bucket,
 ) -> Result<TrashReport, SweepFailed> {
     let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
-    trash.clear_left(bucket, LEFT_FOR).await?;
+    trash.clear_ended(bucket, LEFT_FOR).await?;
     let mut report = TrashReport { is_undated: trash.is_undated, ..TrashReport::default() };
     if trash.stays.is_empty() {
         return Ok(report);

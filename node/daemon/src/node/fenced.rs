@@ -56,7 +56,7 @@ pub(crate) enum FencedError {
     #[error("{} has no durable map: which sectors of its sides were written is unknown", .0.display())]
     NoMap(PathBuf),
     /// The export would overwrite a file.
-    #[error("{} exists already: name another file with --output, or replace it with --overwrite", .0.display())]
+    #[error("{} already exists: name another file with --output, or replace it with --overwrite", .0.display())]
     OutputExists(PathBuf),
     /// The deletion was not confirmed.
     #[error(

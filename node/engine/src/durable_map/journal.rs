@@ -3,7 +3,7 @@
 //! ```text
 //! JOURNAL_OFFSET + 4096 * slot
 //! ```
-//! A slot is eight units of 512 bytes, each an envelope (see `wire`), zero to its end:
+//! A slot is eight units of 512 bytes, each an envelope (see `wire`) padded with zeros:
 //! ```text
 //! u64 generation, u64 seq, u64 start, u16 unit, u16 units, u8 n, n x (u32 block, 16 bytes)
 //! ```
@@ -11,7 +11,7 @@
 //! `unit` is the position among them. An entry is the map's part of a block as copied by the round.
 //! `start` is the generation of the first round in which the writer's process filled slots with empty
 //! units; it distinguishes that process's units from older ones. Every slot is filled before a record is
-//! written to it, and so is the slot after the last record. Records follow each other from slot 0 with
+//! written to it, as is the slot after the last record. Records follow each other from slot 0 with
 //! nondecreasing generations; once all journal entries are in the pages' slots, the next record starts at
 //! slot 0 again.
 //!
@@ -126,7 +126,7 @@ impl Unit {
         }
         let used = ENVELOPE_BYTES + FIXED_BYTES + entries.len() * ENTRY_BYTES;
         if let Some(byte) = bytes[used..].iter().find(|byte| **byte != 0) {
-            return Err(fields.bad("bytes behind the end", (*byte).into()));
+            return Err(fields.bad("bytes after the end", (*byte).into()));
         }
         fields.end()?;
         Ok(Self { generation, seq, start, unit, units, entries })
@@ -156,7 +156,7 @@ struct PartialRecord {
 }
 
 impl Replay {
-    /// Returns true if the rest of the journal does not count.
+    /// Returns true if the records have ended and the rest of the journal does not count.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }

@@ -1,4 +1,5 @@
-//! Reads a durable map with one part in memory at a time. A later part overrides earlier ones of its sectors.
+//! Reads a durable map with one part in memory at a time. A later part overrides earlier parts for the same
+//! sectors.
 //!
 //! ```text
 //! page, page, page, ...   all written ones, lowest first
@@ -115,8 +116,8 @@ impl MapReader {
     }
 
     /// Returns the newest synced form of a page in its slots, without data that the header calls invalid;
-    /// `None` if it was never written. `pair` are the 8192 bytes of both slots. Pages come lowest first,
-    /// each once, before the journal; those never written may be omitted.
+    /// `None` if the page was never written. `pair` are the 8192 bytes of both slots. The caller passes each
+    /// page once, lowest first, before the journal; it may omit pages that were never written.
     ///
     /// # Errors
     /// [`DamagedMap::Page`] if the last synced data may be lost.

@@ -7,11 +7,11 @@ use holdfast_types::Seq;
 use super::read::FoundPart;
 use crate::sector_map::{Nibble, PAGE_BLOCKS};
 
-/// Summary of the pages of a durable map. It takes some 50 bytes for a page with dirty sectors, none for
-/// others.
+/// Summary of the pages of a durable map. It takes about 50 bytes for each page with dirty sectors, and
+/// nothing for other pages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PageSummary {
-    /// The greatest generation in the file: that of a torn write is never reused.
+    /// The greatest generation in the file, even of a torn write, so that it is never reused.
     pub(crate) generation: u64,
     /// The newest record that a writer of a page knew.
     pub(crate) seq: Seq,
@@ -48,7 +48,7 @@ impl PageSummary {
         !self.holds_pages
     }
 
-    /// Returns true if any sector is dirty in the side that holds its newest bytes.
+    /// Returns true if any sector is dirty on the side that holds its newest bytes.
     pub fn holds_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Four bits of the map: the position of a sector's newest bytes, and its dirty marks.
+//! Four bits of the map: the location of a sector's newest bytes, and its dirty marks.
 
 use holdfast_format::side::{Side, SideSet};
 
@@ -51,7 +51,7 @@ impl Nibble {
         }
     }
 
-    /// Returns true if the sector has dirty data on `side`: dirty there, and not a newest copy of zeros.
+    /// Returns true if the sector has dirty data on `side` other than a newest copy of zeros.
     pub(super) fn counts(self, side: Side) -> bool {
         self.is_dirty(side) && !(self.is_zeros() && self.newest() == Some(side))
     }
@@ -81,7 +81,7 @@ impl Nibbles {
     /// The lowest bit of each sector.
     const ONES: u64 = 0x1111_1111_1111_1111;
 
-    /// Returns one bit of each sector, moved to its lowest.
+    /// Returns one bit of each sector, moved to the sector's lowest bit.
     fn bit(self, bit: u32) -> u64 {
         (self.0 >> bit) & Self::ONES
     }
@@ -94,8 +94,8 @@ impl Nibbles {
         (u64::from(others.trailing_zeros() / 4).min(16 - first), Nibble(nibble as u8))
     }
 
-    /// Returns true if `sectors` sectors from the `first` of these words on are all `nibble`; the last of
-    /// them is in the last word.
+    /// Returns true if `sectors` sectors of these words, starting at sector `first`, are all `nibble`; the
+    /// last sector is in the last word.
     #[inline]
     pub(super) fn are_all(words: &[[u8; 8]], first: u64, sectors: u64, nibble: Nibble) -> bool {
         let all = Self::ONES * u64::from(nibble.0);

@@ -5,8 +5,8 @@
 pub(crate) struct PageSet {
     words: Vec<u64>,
     count: u64,
-    /// No word before this one holds a page: the search of a set that empties from below does not start at
-    /// its beginning.
+    /// No word before this one holds a page, so that a search in a set that empties from below can start
+    /// here.
     lowest: usize,
 }
 

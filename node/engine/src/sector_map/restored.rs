@@ -1,7 +1,7 @@
 //! The live map of a volume during its attach, while it is filled from the durable map.
 //!
 //! Owns: the choice of the entries kept after the loss of the host. Does not own: the allocation of the
-//! memory. Runs on: a thread that may block, since the duration grows with the map.
+//! memory. Runs on: a thread that may block, because the duration grows with the map.
 
 use holdfast_format::side::SideSet;
 use holdfast_types::{CHUNK_SECTORS, Chunk};
@@ -14,7 +14,7 @@ use crate::durable_map::{FoundPart, Header};
 pub struct Restore {
     /// The header found with the map.
     pub found: Header,
-    /// Sides whose data is invalid, whatever the pages say.
+    /// Sides whose data is invalid, regardless of the pages.
     pub invalidated: SideSet,
     /// True if clean data counts too: the header was closed clean and the log ended at its seq.
     pub trust_clean: bool,

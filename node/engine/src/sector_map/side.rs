@@ -47,5 +47,5 @@ impl<T> IndexMut<Side> for PerSide<T> {
     }
 }
 
-/// Position of a sector's newest bytes: a side, or (`None`) the object store.
+/// Location of a sector's newest bytes: a side, or (`None`) the object store.
 pub type Newest = Option<Side>;

@@ -2,20 +2,19 @@
 //!
 //! 0. a record that the previous process stored for the next position is sent before any other is created,
 //!    unchanged (`RecordRepeated`): it may already be in the log;
-//! 1. the record is created (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
-//!    successor repeats the same bytes;
-//!    A record that registers a snapshot is not sent, nor repeated, before the snapshot's root is stored
-//!    (`RootStored`), which a dead process may not have done. If another root exists there, the record is
-//!    stored and sent without the snapshot;
+//! 1. the record is built (`RecordBuilt`) and its bytes are stored locally (`RecordStored`), so that a
+//!    successor repeats the same bytes. A record that registers a snapshot is not sent, nor repeated, before
+//!    the snapshot's root is stored (`RootStored`), which a dead process may not have done. If another root
+//!    exists at that position, the record is stored and sent without the snapshot;
 //! 2. `log/<seq>` is created once;
 //! 3. an ambiguous answer (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): this
-//!    writer's record means committed, another one fenced (`Fenced`), and if none exists it is sent again
-//!    with the same bytes;
+//!    writer's record means that the commit succeeded, another record that the writer is fenced (`Fenced`);
+//!    if no record exists, the same bytes are sent again;
 //! 4. the manifest applies the record (`RecordWon`).
 //!
-//! An idle writer checks its next position (`LogLookedAt`); after enough records a checkpoint is created
-//! (`CheckpointMade`) and stored (`CheckpointStored`). The names are crash points. Upholds invariants 5,
-//! 11 and 12 (`docs/invariants.md`).
+//! An idle writer checks its next position (`LogLookedAt`); after enough records a checkpoint is built
+//! (`CheckpointBuilt`) and stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11
+//! and 12 (`docs/invariants.md`).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::log_length::{checkpoint_every, max_records_after_checkpoint};
@@ -37,23 +36,23 @@ use crate::settings::Pending;
 enum Commit {
     Idle,
     /// A record that the previous process was about to create, or had created.
-    Left(Record, Vec<u8>),
+    Inherited(Record, Vec<u8>),
     Storing(Record),
     /// The root of the snapshot that the record registers is being stored.
-    Rooting(Record, Vec<u8>),
+    StoringRoot(Record, Vec<u8>),
     Creating(Record, Vec<u8>),
     Reading(Record, Vec<u8>),
     /// No record is in flight; the next sequence number is being checked.
     Probing(Seq),
 }
 
-/// News about the log in a response of the store.
+/// Change of the log that a response of the store shows.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogNews {
     Nothing,
     /// This record of the writer is the next one in the log.
     Created(Box<Record>),
-    /// The position holds another writer's record. The log up to it is known.
+    /// The position holds another writer's record; the log before it is known.
     Fenced(Seq),
 }
 
@@ -68,7 +67,7 @@ pub(super) struct LogWriter {
     /// True while a checkpoint is being stored.
     checkpointing: bool,
     last_log_contact: Millis,
-    /// The last error of the local disk when storing the record in flight, and the time of the first.
+    /// The last error of the local disk when storing the record in flight, and the time of the first error.
     unkept: Option<(Errno, Millis)>,
 }
 
@@ -94,13 +93,13 @@ impl LogWriter {
     }
 
     /// Returns the error with which the local disk fails to store the record in flight, and for how long:
-    /// no commit and no detach ends in the meantime.
+    /// in the meantime no commit or detach can end.
     pub(super) fn unkept_for(&self, now: Millis) -> Option<(Errno, Millis)> {
         self.unkept.map(|(errno, since)| (errno, now.saturating_sub(since)))
     }
 
-    /// Handles the log, read to its end. If the position of the stored record is taken, the record is in
-    /// the log, or its writer is fenced; an incompletely stored record was never sent.
+    /// Handles the log after it was read to its end. If the position of the stored record is taken, the
+    /// record is in the log, or its writer is fenced; an incompletely stored record was never sent.
     pub(super) fn learned(&mut self, manifest: &Manifest, now: Millis) {
         if let Some(pending) = self.pending.take().filter(|pending| pending.seq == manifest.seq().next())
             && let Ok(record) = Record::decode(&pending.bytes)
@@ -108,7 +107,7 @@ impl LogWriter {
             && record.seq == pending.seq
             && matches!(record.body, Body::Change { .. } | Body::Detach { .. })
         {
-            self.commit = Commit::Left(record, pending.bytes);
+            self.commit = Commit::Inherited(record, pending.bytes);
         }
         self.checkpointed = manifest.checkpointed();
         self.last_log_contact = now;
@@ -117,9 +116,9 @@ impl LogWriter {
     /// Returns true if a record that registers this snapshot is in flight, or may be in the log already.
     pub(super) fn registers(&self, uid: SnapshotUid) -> bool {
         match &self.commit {
-            Commit::Left(record, _)
+            Commit::Inherited(record, _)
             | Commit::Storing(record)
-            | Commit::Rooting(record, _)
+            | Commit::StoringRoot(record, _)
             | Commit::Creating(record, _)
             | Commit::Reading(record, _) => record.body.snapshot_taken() == Some(uid),
             Commit::Idle | Commit::Probing(_) => false,
@@ -129,9 +128,9 @@ impl LogWriter {
     /// Returns true if a record that merges runs is in flight, or may be in the log already.
     pub(super) fn carries_merges(&self) -> bool {
         match &self.commit {
-            Commit::Left(record, _)
+            Commit::Inherited(record, _)
             | Commit::Storing(record)
-            | Commit::Rooting(record, _)
+            | Commit::StoringRoot(record, _)
             | Commit::Creating(record, _)
             | Commit::Reading(record, _) => record.body.has_merges(),
             Commit::Idle | Commit::Probing(_) => false,
@@ -149,8 +148,8 @@ impl LogWriter {
 
     /// Creates the next record of this writer and sends it.
     pub(super) fn create_record<M: Memory>(&mut self, body: Body, core: &Core<M>, out: &mut Vec<Action>) {
-        let manifest = core.manifest.as_ref().expect("a writer without its manifest makes no record");
-        assert!(self.is_idle(), "one record is made at a time");
+        let manifest = core.manifest.as_ref().expect("a writer without a manifest creates no record");
+        assert!(self.is_idle(), "one record is created at a time");
         let record = Record {
             volume: core.header.volume.clone(),
             seq: manifest.seq().next(),
@@ -159,7 +158,7 @@ impl LogWriter {
             unix_ms: core.unix_ms(),
             body,
         };
-        reach(CrashPoint::RecordMade);
+        reach(CrashPoint::RecordBuilt);
         let bytes = record.encode();
         if safeguard(StoreRecordFirst) {
             out.push(Action::StorePending { seq: record.seq, bytes });
@@ -175,7 +174,7 @@ impl LogWriter {
             let manifest = core.manifest.as_ref().expect("the record was made from it");
             out.push(Action::StoreRoot { seq: record.seq, bytes: root(manifest, &record) });
             if safeguard(RootBeforeRecord) {
-                self.commit = Commit::Rooting(record, bytes);
+                self.commit = Commit::StoringRoot(record, bytes);
                 return;
             }
         }
@@ -185,12 +184,12 @@ impl LogWriter {
     /// Continues after the snapshot's root was stored.
     pub(super) fn root_stored(&mut self, out: &mut Vec<Action>) {
         match self.take_commit() {
-            Commit::Rooting(record, bytes) => {
+            Commit::StoringRoot(record, bytes) => {
                 reach(CrashPoint::RootStored);
                 self.create(record, bytes, out);
             }
             other @ (Commit::Idle
-            | Commit::Left(..)
+            | Commit::Inherited(..)
             | Commit::Storing(_)
             | Commit::Creating(..)
             | Commit::Reading(..)
@@ -205,13 +204,13 @@ impl LogWriter {
     /// the snapshot, which is registered later, unless a dead process's record is already at the position.
     pub(super) fn root_barred(&mut self, out: &mut Vec<Action>) {
         match self.take_commit() {
-            Commit::Rooting(mut record, _) => {
+            Commit::StoringRoot(mut record, _) => {
                 record.body.take_no_snapshot();
                 out.push(Action::StorePending { seq: record.seq, bytes: record.encode() });
                 self.commit = Commit::Storing(record);
             }
             other @ (Commit::Idle
-            | Commit::Left(..)
+            | Commit::Inherited(..)
             | Commit::Storing(_)
             | Commit::Creating(..)
             | Commit::Reading(..)
@@ -228,12 +227,12 @@ impl LogWriter {
     }
 
     /// Returns the record that must be sent before any other is created.
-    pub(super) fn left(&self) -> Option<&Record> {
+    pub(super) fn inherited(&self) -> Option<&Record> {
         match &self.commit {
-            Commit::Left(record, _) => Some(record),
+            Commit::Inherited(record, _) => Some(record),
             Commit::Idle
             | Commit::Storing(_)
-            | Commit::Rooting(..)
+            | Commit::StoringRoot(..)
             | Commit::Creating(..)
             | Commit::Reading(..)
             | Commit::Probing(_) => None,
@@ -242,7 +241,9 @@ impl LogWriter {
 
     /// Sends the stored record of the previous process, unchanged.
     pub(super) fn repeat<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
-        let Commit::Left(record, bytes) = self.take_commit() else { unreachable!("no record was left") };
+        let Commit::Inherited(record, bytes) = self.take_commit() else {
+            unreachable!("no record was inherited")
+        };
         reach(CrashPoint::RecordRepeated);
         self.send(record, bytes, core, out);
     }
@@ -301,8 +302,8 @@ impl LogWriter {
                     return LogNews::Nothing;
                 };
                 match Record::decode(there) {
-                    // A predecessor of this writer may have created the same record at another time, and its
-                    // request may have been late: then the snapshot was registered, and forgotten since.
+                    // A predecessor's late request may have created the same record with the snapshot: then
+                    // the snapshot was registered, and forgotten since.
                     Ok(found)
                         if found.nonce == self.nonce && found.body.is_same_but_snapshot(&record.body) =>
                     {
@@ -322,9 +323,9 @@ impl LogWriter {
                 }
             }
             other @ (Commit::Idle
-            | Commit::Left(..)
+            | Commit::Inherited(..)
             | Commit::Storing(_)
-            | Commit::Rooting(..)
+            | Commit::StoringRoot(..)
             | Commit::Creating(..)
             | Commit::Reading(..)
             | Commit::Probing(_)) => unreachable!("log record {seq} was not asked for in {other:?}"),
@@ -338,7 +339,7 @@ impl LogWriter {
     }
 
     /// Checks the next position in the log after a time without contact, so that a writer that commits
-    /// nothing learns of its fencing. After the detach record of a predecessor, any record may follow.
+    /// nothing learns that it is fenced. After the detach record of a predecessor, any record may follow.
     pub(super) fn probe<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         let Some(manifest) = core.manifest.as_ref().filter(|manifest| manifest.is_attached()) else { return };
         let quiet = core.now.saturating_sub(self.last_log_contact);
@@ -360,7 +361,7 @@ impl LogWriter {
         let is_due = wanted || self.records_after_checkpoint(manifest) >= checkpoint_every();
         if is_due && !self.checkpointing {
             self.checkpointing = true;
-            reach(CrashPoint::CheckpointMade);
+            reach(CrashPoint::CheckpointBuilt);
             out.push(Action::WriteCheckpoint { seq: manifest.seq(), bytes: manifest.encode_checkpoint() });
         }
     }

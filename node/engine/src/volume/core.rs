@@ -1,10 +1,10 @@
 //! State that all owners within a volume read, and the methods with which they change the sector map.
 //!
 //! Owns: the live map with its header and manifest, the dirty data of each side, the changes since the
-//! last flush round began, and the lifecycle. Does not own: any decision; those are made by the owners.
+//! last flush round began, and the lifecycle. Does not own: any decision, which the owners make.
 //! Runs on: the ring thread of the volume.
-//! Invariants: sectors that become dirty in the map are added to `dirty` and `unflushed` at the same point
-//! (1, 16).
+//! Invariants: sectors that become dirty in the map are added to `dirty` and `unflushed` in the same step (1,
+//! 16).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::Runs;
@@ -37,8 +37,8 @@ pub(super) struct Core<M> {
     pub(super) header: Header,
     /// `None` after a takeover until the log is read.
     pub(super) manifest: Option<Manifest>,
-    /// Number of this process's records that merged runs: older lists of runs name objects that a sweep
-    /// may have deleted.
+    /// Number of this process's records that merged runs. Lists of runs from before a merge name objects that
+    /// a sweep may have deleted.
     pub(super) merges: u64,
     pub(super) limits: DirtyLimits,
     /// True if dirty data is to be committed soon, regardless of the limits.
@@ -53,7 +53,7 @@ pub(super) struct Core<M> {
 }
 
 /// Creates the live map of a newly attached volume, not yet published, over memory with the contents of
-/// its durable map after the loss of the host. `generation` is the greatest in there.
+/// its durable map after the loss of the host. `generation` is the greatest in the durable map.
 pub(super) fn map_after_attach<M: Memory>(
     header: &Header,
     memory: M,
@@ -61,7 +61,7 @@ pub(super) fn map_after_attach<M: Memory>(
     now: Millis,
 ) -> SectorMap<M> {
     let mut map = SectorMap::format(memory, header.sectors, &header.volume);
-    // Rounds that wrote no page count too: later writes are not covered by any sync so far.
+    // Rounds that wrote no page count too, because no sync so far covers later writes.
     map.set_generation(generation.max(header.synced_generation));
     map.set_active(header.active);
     map.set_epoch(header.epoch);
@@ -130,7 +130,7 @@ impl<M: Memory> Core<M> {
         self.manifest = Some(manifest);
     }
 
-    /// Appends a record of this writer to the manifest. Its data is marked clean only afterwards.
+    /// Applies a record of this writer to the manifest. The record's data is marked clean only afterwards.
     pub(super) fn follow(&mut self, record: &Record) {
         let manifest = self.manifest.as_mut().expect("a record was made from it");
         if let Err(error) = manifest.apply(record) {
@@ -140,8 +140,8 @@ impl<M: Memory> Core<M> {
         self.map.set_seq(record.seq);
     }
 
-    /// Returns the place of the next upload: that of the record that names it, which is the next one,
-    /// because no other record is created between the start and the end of an upload (invariant 27).
+    /// Returns the place of the next upload: that of the next record, which will name the upload, because no
+    /// other record is created between the start and the end of an upload (invariant 27).
     pub(super) fn upload_place(&self) -> Place {
         let known = self.known_seq();
         Place::until(if safeguard(PlaceBeyondRecord) { known.next() } else { known })
@@ -166,8 +166,8 @@ impl<M: Memory> Core<M> {
             && self.manifest.as_ref().is_some_and(|manifest| manifest.invalidated() == SideSet::BOTH)
     }
 
-    /// Returns true if clean data is evicted only after a commit that invalidates both sides, and there is
-    /// nothing to commit: a write must come first, even if the cache is full.
+    /// Returns true if clean data can be evicted only after a commit that invalidates both sides, but nothing
+    /// is dirty: one write must be admitted even if the cache is full.
     pub(super) fn lacks_commit_to_evict(&self) -> bool {
         self.is_sync_failed()
             && self.manifest.is_some()
@@ -268,8 +268,8 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Marks as dirty the sectors that are clean on `side` and newest there, because the object store does
-    /// not have them, or lost them. Returns true if any became dirty.
+    /// Marks as dirty the sectors whose newest copy is on `side` and clean, because the object store does not
+    /// have them, or lost them. Returns true if any became dirty.
     pub(super) fn mark_unstored(&mut self, range: SectorRange, side: Side) -> bool {
         let mut any = false;
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
@@ -307,7 +307,7 @@ impl<M: Memory> Core<M> {
         self.unflushed.blocks_changed(page, blocks);
     }
 
-    /// Makes data remote that both the sides and the store have. Returns true if there was any.
+    /// Marks as remote the data that both the sides and the store have. Returns true if there was any.
     pub(super) fn forget_clean(&mut self, range: SectorRange) -> bool {
         let forgotten = self.map.forget_clean(range) > 0;
         if forgotten {

@@ -1,18 +1,17 @@
-//! A cut: the point at which several volumes are snapshot together.
+//! A cut: the common point at which snapshots of several volumes are taken.
 //!
 //! 1. the volume prepares (`Event::PrepareCut`): dirty data is committed, which proves that the store
 //!    answers, and for a while no seal starts because of the amount of dirty data. The next step thus
 //!    takes no longer than a write in flight;
 //! 2. writes wait (`Event::Cut`). Once those in flight have ended, the snapshot is requested, and the
 //!    sides are swapped if anything is dirty. From then on the volume is *held*;
-//! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). The answer says whether they
+//! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). The answer tells whether writes
 //!    waited until then: if the hold of one volume lapsed earlier, the snapshots have no common point.
 //!
 //! A write that is not in its volume's snapshot thus completes only after all volumes are held. Any
 //! operation started after its completion, on any of the volumes, is in no snapshot either.
 //!
-//! An earlier snapshot of the same name, taken or in progress, is of an earlier point: then there is no
-//! cut.
+//! An earlier snapshot of the same name, taken or in progress, has an earlier point, so no cut is possible.
 //!
 //! The snapshot is *exact*: it contains no data of a later seal, or else is refused (`volume/snapshot.rs`).
 //!
@@ -34,13 +33,13 @@ enum State {
     Idle,
     /// Waits for the commit of the seal with this number.
     Preparing(SnapshotUid, u64),
-    /// Defers seals for much dirty data until then.
+    /// Defers seals due to the amount of dirty data until `until`.
     Prepared { uid: SnapshotUid, until: Millis, since: Millis },
-    /// Holds writes until then, and waits for those in flight.
+    /// Holds writes until `until` at most, and waits for those in flight.
     Stopping { uid: SnapshotUid, until: Millis },
-    /// The same, and waits for the seal with this number.
+    /// Holds writes until `until` at most, and waits for the seal with this number.
     Swapping { uid: SnapshotUid, until: Millis, seal: u64 },
-    /// The point is after all completed writes, and new writes wait until then.
+    /// The point is after all completed writes; new writes wait until this time at most.
     Held(SnapshotUid, Millis),
 }
 
@@ -48,16 +47,16 @@ enum State {
 #[derive(Debug, Default)]
 pub(super) struct Cut {
     state: State,
-    /// Places of snapshots that were forgotten.
+    /// Positions of forgotten snapshots.
     forgotten: Vec<Seq>,
 }
 
 /// The newest seals of a volume, by number.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SealCounts {
-    /// The newest that was begun.
+    /// The newest seal that was begun.
     pub(super) begun: u64,
-    /// The newest whose commit is in the log.
+    /// The newest seal whose commit is in the log.
     pub(super) committed: u64,
 }
 
@@ -66,7 +65,7 @@ pub(super) struct SealCounts {
 pub(super) enum CutStep {
     /// Nothing.
     Wait,
-    /// Request the snapshot with this uid; these are forgotten. The answer is [`Cut::asked`].
+    /// Request the snapshot with this uid; these snapshots are forgotten. Answer: [`Cut::asked`].
     Ask(SnapshotUid, Vec<Seq>),
     /// Writes may continue.
     Continue,
@@ -124,7 +123,7 @@ impl Cut {
         false
     }
 
-    /// Holds writes from here on, if the volume is prepared for this cut.
+    /// Holds writes from now on, if the volume is prepared for this cut.
     pub(super) fn begin(&mut self, uid: SnapshotUid, now: Millis, out: &mut Vec<Action>) {
         match &self.state {
             State::Prepared { uid: known, .. } if *known == uid => {
@@ -161,7 +160,7 @@ impl Cut {
         continues
     }
 
-    /// Notes that the snapshot of [`CutStep::Ask`] was requested, and is of the seal with this number.
+    /// Notes that the snapshot of [`CutStep::Ask`] was requested, at the point of the seal with this number.
     pub(super) fn asked(&mut self, seal: u64) {
         if let State::Stopping { uid, until } = self.state {
             self.state = State::Swapping { uid, until, seal };

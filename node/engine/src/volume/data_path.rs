@@ -1,11 +1,11 @@
 //! The data path: admission and completion of reads, writes and discards.
 //!
 //! Owns: the requests in flight, the eviction that makes room for them, the pace that delays writes, and
-//! the known unreadable ranges, which a write may replace. Does not own: flushes, and the seal that writes
-//! wait for, whose state comes as a [`Gate`].
+//! the known unreadable ranges, which a write may replace. Does not own: flushes, and the seal for which
+//! writes wait, whose state a [`Gate`] describes.
 //! Runs on: the ring thread of the volume.
 //! Invariants: only the active side takes writes, which need no reads and no requests to the object store
-//! (2, 10); data that may have been stored, without proof of it, counts as dirty (4).
+//! (2, 10); data that may have been stored, but without proof, counts as dirty (4).
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::safeguard::{Safeguard::PlanMergedReads, safeguard};
@@ -22,7 +22,7 @@ use super::unreadable::UnreadableDirty;
 use crate::action::{Action, Report};
 use crate::event::{Errno, Op, RequestId, Unprepared};
 
-/// Maximum plans of a read that fail because runs were merged since.
+/// Maximum number of plans of a read that fail because runs were merged since.
 const MAX_STALE_PLANS: u8 = 3;
 
 pub(super) struct DataPath {
@@ -50,11 +50,11 @@ impl Gate {
     }
 }
 
-/// The remaining step of a write or punch that ended.
+/// The remaining step after the end of a write or punch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreEnd {
     Nothing,
-    /// It is stored, and completes once it is durable.
+    /// The data is stored; the request completes once it is durable.
     MakeDurable,
 }
 
@@ -99,7 +99,7 @@ impl DataPath {
         self.release_paced(core, gate, out);
     }
 
-    /// Ends the pause.
+    /// Handles the end of the pause.
     #[inline(never)] // as for `keeps_pace`
     pub(super) fn pause_ended<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
         self.pace.pause_ended();
@@ -119,7 +119,7 @@ impl DataPath {
     }
 
     /// Plans the writes that waited for the pace, oldest first, as many as it grants; all of them once no
-    /// seal is in progress. Those that also wait for something else wait only for that from here on.
+    /// seal is in progress. Writes that also wait for something else wait only for that from now on.
     #[inline(never)] // as for `keeps_pace`
     fn release_paced<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
         if self.requests.paced() == 0 {
@@ -155,7 +155,8 @@ impl DataPath {
         }
     }
 
-    /// Returns true if the pace lets a write begin, but not before earlier ones; otherwise it waits, too.
+    /// Returns true if the pace lets a write begin; it must not overtake earlier delayed writes. Otherwise
+    /// the write waits, too.
     #[inline(never)] // while no seal is in progress, requests pay nothing for it
     fn keeps_pace<M: Memory>(
         &mut self,
@@ -177,7 +178,7 @@ impl DataPath {
         begins
     }
 
-    /// Returns false if the read must wait, like the other plans.
+    /// Plans a read. Returns false if it must wait; the other plan functions do the same.
     fn plan_read<M: Memory>(
         &mut self,
         id: RequestId,
@@ -236,7 +237,7 @@ impl DataPath {
             }
         }
         let (Some(first), Some(last)) = (affected.first(), affected.last()) else {
-            // Never written: it is zero already.
+            // The range was never written and is already zero.
             self.requests.complete(id, Ok(()), out);
             return true;
         };
@@ -254,7 +255,8 @@ impl DataPath {
         true
     }
 
-    /// Begins a read that one part of a side fully answers. `None`, with nothing changed, for any other.
+    /// Begins a read that one part of a side fully answers. For any other read, returns `None` and changes
+    /// nothing.
     #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin_read<M: Memory>(
         &mut self,
@@ -282,8 +284,8 @@ impl DataPath {
         self.requests.insert(id, request);
     }
 
-    /// Begins a write that does not have to wait, while no seal is in progress. Returns `None`, with
-    /// nothing changed, for one that may have to.
+    /// Begins a write that does not have to wait, while no seal is in progress. For a write that may have to
+    /// wait, returns `None` and changes nothing.
     #[inline(always)] // as for `Volume::begin`
     pub(super) fn begin_write<M: Memory>(
         &mut self,
@@ -302,8 +304,8 @@ impl DataPath {
         Some(side)
     }
 
-    /// Completes a read or a write on the active side whose last part succeeded. Returns false, with
-    /// nothing changed, for any other.
+    /// Completes a read or a write on the active side whose last part succeeded. For any other request,
+    /// returns false and changes nothing.
     #[inline(always)] // as for `Volume::end`
     pub(super) fn end<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> bool {
         let &mut Request { op, range, side, on_side, .. } = match self.requests.get(id) {
@@ -338,7 +340,7 @@ impl DataPath {
     }
 
     /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not
-    /// reached, or nothing can be evicted before this write is committed.
+    /// reached, or no eviction is possible until this write is committed.
     pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: Gate) -> bool {
         let commit_may_wait = gate.is_open || !core.is_dirty_full(core.map.active());
         commit_may_wait && (!self.evictor.is_full() || core.lacks_commit_to_evict())
@@ -360,7 +362,7 @@ impl DataPath {
         let Some(errno) = request.failed.or(request.unreadable) else {
             return self.requests.complete(id, Ok(()), out);
         };
-        // A sweep may have deleted the objects that this record replaced.
+        // A sweep may have deleted the objects that the unknown record replaced.
         if core.lifecycle == Lifecycle::Serving && request.failed.is_some() && is_in_doubt {
             return self.requests.park(id, core.now);
         }
@@ -382,14 +384,15 @@ impl DataPath {
     ) -> bool {
         let slot = self.requests.get(id);
         if request.failed.is_some() {
-            // The plan may name runs that were merged since, and that a sweep deletes.
+            // The plan may name runs that were merged since and that a sweep has deleted.
             let is_stale = request.merges != core.merges
                 && request.stale < MAX_STALE_PLANS
                 && safeguard(PlanMergedReads);
             slot.stale += u8::from(is_stale);
             return is_stale;
         }
-        // Retry even with nothing to drop: the failed part may have been evicted or overwritten.
+        // The read is retried even if there was nothing to drop: the failed part may have been evicted or
+        // overwritten.
         slot.again = true;
         if core.forget_clean(request.range) {
             out.push(Action::Report(Report::CleanUnreadable(request.range)));
@@ -414,8 +417,9 @@ impl DataPath {
         core.unflushed.side_written(side);
         match request.failed {
             None => return self.stored(id, request, core, out),
-            // Stores still in flight on the sealed side were requested while this one was: if such a one
-            // succeeds, it counts, and the failure mark on the active side would hide it (invariant 2).
+            // Stores still in flight on the sealed side were requested while this one was in flight. If one
+            // of them succeeds, its data counts, and the failure mark on the active side would hide it
+            // (invariant 2).
             Some(_) if side == core.map.active() && core.dirty[side.other()].in_flight > 0 => {
                 self.requests.defer_failure(id);
             }
@@ -424,7 +428,7 @@ impl DataPath {
         StoreEnd::Nothing
     }
 
-    /// Answers the failures that waited for stores on the sealed side, once none is in flight there.
+    /// Answers the failures that waited for stores on the sealed side, once no store is in flight there.
     pub(super) fn answer_deferred_failures<M: Memory>(
         &mut self,
         side: Side,
@@ -489,7 +493,7 @@ impl DataPath {
         self.requests.take_overlaps(id);
         core.mark_unstored(request.range, request.side);
         reach(CrashPoint::MarkedUncertain);
-        // A full disk only delays: eviction or the commit in progress will free space.
+        // A full disk only delays writes: eviction or the commit in progress will free space.
         if errno == Errno::ENOSPC && core.lifecycle == Lifecycle::Serving {
             self.evictor.disk_is_full();
             self.requests.park(id, core.now);

@@ -28,7 +28,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle != Lifecycle::Serving || range.end() > self.core.map.sectors() {
             return None;
         }
-        // Either path handles the request at this time.
+        // Set for both paths: either one handles the request at this time.
         self.core.now = now;
         match op {
             Op::Read => self.data.begin_read(id, range, &self.core),
@@ -51,10 +51,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle != Lifecycle::Serving || range.end() > self.core.map.sectors() {
             return None;
         }
-        let found = known(self.core.runs_of(range)?)?;
+        let composition = known(self.core.runs_of(range)?)?;
         self.core.now = now;
         self.data.begin_remote(id, range, &self.core);
-        Some(found)
+        Some(composition)
     }
 
     /// Returns the runs that compose the stored data, newest first; `None` until the log is read.
@@ -68,13 +68,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         (self.sealer.is_open() || !safeguard(DirectWhileOpen)) && !self.cut.stops_writes()
     }
 
-    /// Handles the end of a complete transfer if it completes the request without follow-up, instead of
-    /// [`Event::IoCompleted`] or [`Event::ColdReadCompleted`], and one [`Action::Complete`] without an
-    /// error. Returns false, with nothing changed but the time, for any other, which then goes through the
-    /// event.
+    /// Handles the end of a complete transfer that completes the request without follow-up, in place of
+    /// [`Event::IoCompleted`] or [`Event::ColdReadCompleted`] and one [`Action::Complete`] without an error.
+    /// For any other transfer, returns false and changes at most the time: send the event.
     ///
     /// # Panics
-    /// If there is no such request: a bug of the caller.
+    /// If no such request is in flight, which is a bug of the caller.
     #[inline(always)] // it has two callers, and one of them is the path of each request
     pub fn end(&mut self, now: Millis, id: RequestId) -> bool {
         self.core.now = now;

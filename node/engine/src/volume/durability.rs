@@ -8,22 +8,23 @@
 //! their rounds and commits, and fails like them. A round that began earlier does not complete it.
 //!
 //! A FLUSH covers everything that completed before it was issued. That data is dirty on the active side,
-//! or on the sealed side, or committed. So the FLUSH waits for a seal, by number: the next one if the
-//! active side is dirty, else the one in progress, else none. The wait makes the engine seal at once;
-//! flushes that arrive during a seal share the next. An unreachable object store makes flushes wait, never
-//! fail. A FLUSH that a dead process did not answer is reissued and starts over.
-//! After the fencing none succeeds, not even one whose round is in progress: it synced a disk that no
-//! longer holds the volume.
+//! or on the sealed side, or committed. The FLUSH therefore waits for a seal, by number: the next seal if the
+//! active side is dirty, otherwise the seal in progress, otherwise none. The wait makes the engine seal at
+//! once; flushes that arrive during a seal share the next. An unreachable object store makes flushes wait,
+//! never fail. A FLUSH that a dead process did not answer is reissued and starts over. After the fencing no
+//! FLUSH succeeds, not even one whose round is in progress: the round synced a disk that no longer holds the
+//! volume.
 //!
-//! # When it changes
+//! # Changes of the setting
 //!
-//! `Event::Configure` changes it while flushes wait (`Volume::configure`):
+//! `Event::Configure` changes the durability while flushes wait (`Volume::configure`):
 //!
-//! - `local` to `object`: the flushes in rounds wait for the seal that covers everything that has completed
-//!   by then, which is more than each of them covers. That seal begins as soon as possible, and its commit
-//!   includes the data that earlier flushes left on the node. A process that takes over requests it, too.
-//! - `object` to `local`: the flushes in rounds wait only for these. Those whose local part is done no
-//!   longer need a commit; after a failed sync they still wait.
+//! - `local` to `object`: the flushes in rounds also wait for the seal that covers everything that has
+//!   completed by then, which is more than each of them needs. That seal begins as soon as possible, and its
+//!   commit includes the data that earlier flushes left on the node. A process that takes over requests this
+//!   seal, too.
+//! - `object` to `local`: the flushes in rounds wait only for their rounds. Flushes whose local part is done
+//!   no longer need a commit; after a failed sync they still wait for it.
 //!
 //! # After a failed sync
 //!
@@ -32,15 +33,15 @@
 //! about it. From then on:
 //!
 //! 1. no round runs: the durable map stays as of the last successful round, plus the groups of the failed
-//!    one that were already durable. All data it names was synced before the map was written.
+//!    round that were already durable. All data it names was synced before the map was written.
 //! 2. a FLUSH succeeds once the data it covers is committed, as with `durability: object`.
-//! 3. each commit names the invalid sides (`Body::Change`): those it captured, and those whose dirty data,
-//!    as named by the durable map, is already committed. After a loss of the host an attach drops their
+//! 3. each commit names the invalid sides (`Body::Change`): those that it captured, and those whose dirty
+//!    data, as named by the durable map, is already committed. After a loss of the host an attach drops their
 //!    contents. A commit thus needs no round before it: stale data on the disk never hides committed data.
 //! 4. clean data is evicted only once both sides are invalid: until then the durable map may call it
 //!    dirty. If the cache is full and nothing is dirty, one write is admitted, so that a commit follows.
-//! 5. two rounds still run: the last round of a detach, which names nothing dirty, and that of a fenced
-//!    writer, which is not meant for a loss of the host.
+//! 5. two kinds of rounds still run: the last round of a detach, which names nothing dirty, and that of a
+//!    fenced writer, which need not survive a loss of the host.
 //!
 //! Upholds invariants 1 and 4; for the reasons see `docs/adr/0006-failed-sync.md`. The live map keeps this
 //! state across a crash of the process.
@@ -51,11 +52,11 @@ use super::receipt::MapSynced;
 /// Seals by number, and the flushes that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Seals {
-    /// The newest that was begun.
+    /// The newest seal that was begun.
     begun: u64,
-    /// The newest whose commit is in the log.
+    /// The newest seal whose commit is in the log.
     committed: u64,
-    /// The newest that a flush requested.
+    /// The newest seal that a flush requested.
     wanted: u64,
     /// Flushes whose local part is done.
     waiting: Vec<FlushWaiter>,
@@ -93,8 +94,8 @@ impl Seals {
         self.wait_for_commit(waiter)
     }
 
-    /// Makes a flush wait for a commit only, after a failed sync. Returns true if that commit is in the
-    /// log, false while the flush waits.
+    /// After a failed sync, makes a flush wait only for a commit. Returns true if that commit is already in
+    /// the log, false if the flush must wait.
     pub(super) fn wait_for_commit(&mut self, waiter: FlushWaiter) -> bool {
         let is_committed = waiter.seal <= self.committed;
         if !is_committed {
@@ -104,7 +105,7 @@ impl Seals {
     }
 
     /// Records that the commit of the newest seal is in the log. Returns the flushes that it answers: all
-    /// waiting ones that requested that seal or an earlier one, except those for the next.
+    /// waiting flushes except those for the next seal.
     pub(super) fn committed(&mut self) -> Vec<FlushWaiter> {
         self.committed = self.begun;
         let committed = self.committed;

@@ -24,7 +24,7 @@ use crate::snapshot::SnapshotRefused;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
-        // A log that was set back lacks data that is clean here.
+        // A log that was set back lacks data that is clean on this node.
         let is_set_back = manifest.seq() < self.core.known_seq();
         if manifest.is_deleted() || manifest.writer() != Some(self.log.nonce()) || is_set_back {
             return self.fence(manifest.seq(), out);
@@ -35,8 +35,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.unpark(out);
     }
 
-    /// Checks the writer's next position in the log, so that a writer without commits learns of its
-    /// fencing: it is idle, or cannot read the data to commit.
+    /// Checks the next position in the log, so that a writer without commits, because it is idle or cannot
+    /// read the data to commit, learns that it is fenced.
     pub(super) fn probe_log(&mut self, out: &mut Vec<Action>) {
         let commits_nothing = match self.core.lifecycle {
             Lifecycle::Serving => matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)),
@@ -75,11 +75,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     Body::Detach { .. } if self.core.lifecycle == Lifecycle::Releasing => {
                         self.close(record.seq)
                     }
-                    // It is from the previous process and left no mark. If that detached, its device was
-                    // removed, and this writer receives a detach, too.
+                    // The record is from the previous process and has no effect here. If that process
+                    // detached, its device was removed, and this writer receives a detach, too.
                     Body::Change { .. } | Body::Detach { .. } => {}
                     Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
-                        unreachable!("a running writer makes none of these")
+                        unreachable!("a running writer creates no such record")
                     }
                 }
             }
@@ -93,10 +93,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Sends the stored record of the previous process. Its seal was found in the live map; nothing is in
-    /// flight on its sides, since no request was planned on them.
+    /// Sends the stored record of the previous process. The record's seal was found in the live map; nothing
+    /// is in flight on its sides, because no request was planned on them.
     pub(super) fn repeat_record(&mut self, out: &mut Vec<Action>) {
-        let Some(record) = self.log.left() else { return };
+        let Some(record) = self.log.inherited() else { return };
         // A record without segments belongs to no seal.
         if let (Body::Change { segments, .. }, Seal::Draining(sides)) = (&record.body, self.sealer.seal())
             && !segments.is_empty()
@@ -116,7 +116,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         self.transition(LifecycleEvent::Fenced);
-        // The last round is newer than everything invalidated by this writer's commits.
+        // The header of the last round must be newer than everything that this writer's commits invalidated.
         self.core.header.seq = self.core.header.seq.max(known);
         self.core.unflushed.header_changed();
         reach(CrashPoint::Fenced);
@@ -137,7 +137,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     pub(super) fn detach(&mut self, out: &mut Vec<Action>) {
-        assert!(self.data.requests.is_empty(), "a device is gone before its detach");
+        assert!(self.data.requests.is_empty(), "the device is removed before the detach");
         self.transition(LifecycleEvent::Detach);
         out.extend(self.core.lifecycle.end().map(Action::Report));
     }
@@ -179,7 +179,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Closes the volume after its detach record: one last round writes that to the header.
+    /// Closes the volume after its detach record: one last round records this in the header.
     pub(super) fn close(&mut self, seq: Seq) {
         reach(CrashPoint::DetachWon);
         self.core.header.closed_clean = true;

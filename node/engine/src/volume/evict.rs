@@ -1,14 +1,14 @@
 //! Eviction of clean data, so that the sides stay within the volume's share of the node's cache.
 //!
 //! 1. the clean data of the inactive side in some pages becomes remote in the live map (`Released`);
-//! 2. a round begun after that writes this to the durable map, which may still call the data dirty, from
-//!    before its commit;
+//! 2. a round begun after that writes this to the durable map, which may still call the data dirty, as of the
+//!    time before its commit;
 //! 3. reads planned before step 1 end (`Unneeded`);
 //! 4. the ranges are punched (`Punched`).
 //!
-//! The names are crash points. Stale copies (newest elsewhere) are evicted in the same way. Upholds
-//! invariants 1, 2 and 10 (`docs/invariants.md`): only the inactive side is touched, only blocks without a
-//! sector dirty there, and no seal swaps the sides in between.
+//! The names are crash points. Stale copies, whose newest data is elsewhere, are evicted in the same way.
+//! Upholds invariants 1, 2 and 10 (`docs/invariants.md`): only the inactive side is touched, only in blocks
+//! without a dirty sector on it, and no seal swaps the sides in between.
 //! On failure: a failed round is requested again; a failed punch frees nothing, as the next measurement
 //! shows.
 
@@ -42,7 +42,8 @@ enum EvictStep {
     Punching(usize),
 }
 
-/// One of the two generations of reads in flight: those planned before the last step 1, and those since.
+/// One of the two generations of reads in flight: those planned before the last step 1, and those planned
+/// since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReadGeneration(u8);
 
@@ -56,7 +57,7 @@ impl ReadGeneration {
 pub(super) struct Evictor {
     step: EvictStep,
     ranges: Vec<SectorRange>,
-    /// The chunks in which the batch made data remote.
+    /// The chunks in which the batch marked data as remote.
     chunks: Vec<Chunk>,
     /// Bytes to evict.
     wanted: u64,
@@ -64,7 +65,7 @@ pub(super) struct Evictor {
     room: u64,
     /// The next page to check.
     cursor: u64,
-    /// Pages of each side to check before it is known to have no more to evict.
+    /// Pages to check on each side before it is known to have nothing more to evict.
     pages_to_scan: PerSide<u64>,
     /// Pages of the map.
     pages: u64,
@@ -75,7 +76,7 @@ pub(super) struct Evictor {
     swapped_at: Option<Millis>,
     /// Total bytes evicted.
     evicted_bytes: u64,
-    /// True if the last attempted write found no space on the disk.
+    /// True if the last write found no space on the disk.
     disk_full: bool,
 }
 
@@ -98,8 +99,8 @@ impl Evictor {
         }
     }
 
-    /// Grows the map to `pages` pages. The counts of pages to check run from the cursor past the former
-    /// end and wrap there: they restart.
+    /// Grows the map to `pages` pages. The counts of pages to check, which run from the cursor and wrap at
+    /// the former end, restart.
     pub(super) fn grow(&mut self, pages: u64) {
         self.pages = pages;
         Side::BOTH.into_iter().for_each(|side| self.may_hold_more(side));
@@ -164,14 +165,14 @@ impl Evictor {
         self.disk_full = false;
     }
 
-    /// Restarts the check of `side`, which may have more to evict than was known.
+    /// Restarts the check of `side`, which may have more to evict than was found.
     #[inline]
     pub(super) fn may_hold_more(&mut self, side: Side) {
         self.pages_to_scan[side] = self.pages;
     }
 
-    /// Returns true if a batch must begin before any other work on the sides. Overdue work does not wait
-    /// for another batch.
+    /// Returns true if a batch must begin before any other work on the sides. Overdue work, however, does not
+    /// wait for another batch.
     pub(super) fn evicts_first<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
         let side = core.map.active().other();
         self.wanted > 0
@@ -183,7 +184,7 @@ impl Evictor {
             && (!core.is_sync_failed() || core.is_invalidated())
     }
 
-    /// Ends the batch after a failed sync: no round will record the eviction, so the data stays.
+    /// Ends the batch after a failed sync: no round will record the eviction, so the data stays in place.
     pub(super) fn sync_failed(&mut self, inactive: Side) {
         if let EvictStep::Round(_) = self.step {
             // Reads that were planned before must still end before the next punch.
@@ -194,8 +195,8 @@ impl Evictor {
         }
     }
 
-    /// Returns true if the active side is to be sealed below its limits: the inactive one has no more to
-    /// evict.
+    /// Returns true if the active side should be sealed below its limits, because the inactive side has
+    /// nothing more to evict.
     pub(super) fn wants_other_side<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
         let waited = self.swapped_at.is_none_or(|at| core.now >= at + EARLY_SEAL_EVERY_MS);
         self.wanted > 0
@@ -215,7 +216,7 @@ impl Evictor {
 
     /// Sets the number of the requested round.
     pub(super) fn wait_for(&mut self, number: u64) {
-        assert!(matches!(self.step, EvictStep::Released | EvictStep::Round(_)), "no round was wanted");
+        assert!(matches!(self.step, EvictStep::Released | EvictStep::Round(_)), "no round was requested");
         self.step = EvictStep::Round(number);
     }
 
@@ -259,7 +260,8 @@ impl Evictor {
         out.extend(self.ranges.drain(..).map(|range| Action::Evict { range, side }));
     }
 
-    /// Swaps the sides at once if nothing is dirty, which needs no seal, and the swap allows an eviction.
+    /// Swaps the sides at once if nothing is dirty, so that no seal is needed, and the swap allows an
+    /// eviction.
     fn swap_clean_sides<M: Memory>(&mut self, core: &mut Core<M>, seal_is_open: bool) {
         let active = core.map.active();
         if seal_is_open
@@ -310,13 +312,13 @@ impl Evictor {
             return;
         }
         reach(CrashPoint::Released);
-        // From here on reads find these sectors remote; earlier ones must end.
+        // From now on reads find these sectors remote; earlier reads must end first.
         self.generation = self.generation.other();
         let needs_round = safeguard(RoundBeforePunch) && !core.is_invalidated();
         self.step = if needs_round { EvictStep::Released } else { EvictStep::Reads };
     }
 
-    /// Takes the chunks in which the completed batch made data remote.
+    /// Takes the chunks in which the completed batch marked data as remote.
     pub(super) fn take_chunks(&mut self) -> Vec<Chunk> {
         std::mem::take(&mut self.chunks)
     }

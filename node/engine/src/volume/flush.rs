@@ -8,34 +8,35 @@
 //!    journal, if that saves enough writes; the other pages, `MAP_WRITE_PAGES` at a time, each to the slot
 //!    that is not its newest, or to both at its first write (`PagesWritten`);
 //! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`);
-//!    repeat from 2 while the set contains more, or a full journal contains pages: they are written like
-//!    those of the set, and the journal restarts;
+//!    repeat from 2 while pages of the set remain. If the journal is full, its pages are written like those
+//!    of the set, and the journal restarts;
 //! 6. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for
 //!    the first time;
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
 //!
 //! Journal slots that this process has not used are filled and synced (`JournalFilled`) before a record is
-//! written to them; the first such round writes both headers, which say that the journal counts: the loss
-//! of one does not hide it. If the disk has no space for them, this and later rounds work without the
-//! journal.
+//! written to them; the first such round writes both headers with the flag that the journal counts, so that
+//! the loss of one header does not hide the journal. If the disk has no space for them, this and later rounds
+//! work without the journal.
 //!
 //! The names are crash points. Each turn of the ring thread does a bounded part of the work, regardless of
-//! the size of the volume: the answer to each write or sync continues it. Usually there is one group.
+//! the size of the volume; the answer to each write or sync starts the next part. Usually there is one group.
 //!
 //! A page of a later group is copied after the round began and may name newer writes. That is safe,
 //! because pages are written only after the sides were synced *after* the copy was made: all data that a
-//! page names was stored when it was copied, so it is on the disk before the page is. Without the second
-//! sync, a power cut could leave a page that names newer data in one side, and that side without it, while
-//! the older data that a flush covered, in the other side or under the older page, is no longer named.
-//! Pages of different groups may show different points in time; correctness needs only that each covers
-//! everything that had completed when the round began, since a power cut may keep any part of later writes
-//! anyway. A side counts as named by the round if it was dirty at any of its copies. The same holds for a
-//! round that fails half-way, with some groups durable and other pages as of the last round.
+//! page names was stored when it was copied, so it is on the disk before the page is. Without a separate sync
+//! for a later group, a power cut could leave a page that names newer data on one side without that data
+//! being on the disk, while the older data that a flush covered, on the other side or named by the older
+//! page, would no longer be named. Pages of different groups may show different points in time; correctness
+//! needs only that each covers everything that had completed when the round began, since a power cut may keep
+//! any part of later writes anyway. A side counts as named by the round if it was dirty at any of the round's
+//! copies. The same holds for a round that fails midway, with some groups durable and other pages as of the
+//! last round.
 //!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work requests a failed round
 //! again. A flush joins only a round that has not begun. A failed round marks its pages changed again,
-//! except those already durable, and fails its flushes; a page whose slot it may have torn is written to
-//! that slot again. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
+//! except those already durable, and fails its flushes; a page whose slot the round may have torn is written
+//! to that slot again. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
 
 mod journal;
 
@@ -58,7 +59,7 @@ use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Block, Millis};
 use journal::Journal;
 
-/// The step at which the round in progress waits for an answer.
+/// The step whose answers the round in progress awaits.
 #[derive(Debug)]
 enum RoundStep {
     Idle,
@@ -92,7 +93,7 @@ enum RoundStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FlushWaiter {
     pub(super) id: RequestId,
-    /// The seal whose commit it also waits for; 0 for none.
+    /// The seal for whose commit the flush also waits; 0 for none.
     pub(super) seal: u64,
 }
 
@@ -101,7 +102,7 @@ pub(super) struct FlushWaiter {
 pub(super) enum RoundProgress {
     Pending,
     Ended,
-    /// It failed long enough ago for another request.
+    /// The round failed long enough ago to be requested again.
     Failed,
 }
 
@@ -109,9 +110,10 @@ pub(super) enum RoundProgress {
 #[derive(Debug)]
 pub(super) struct RoundEnd {
     pub(super) result: Result<MapSynced, Errno>,
-    /// Those that took part.
+    /// The flushes that took part.
     pub(super) waiters: Vec<FlushWaiter>,
-    /// Those that waited for the next round, which a failed sync prevents: they wait for a commit instead.
+    /// The flushes that waited for the next round, which a failed sync prevents; they wait for a commit
+    /// instead.
     pub(super) unserved: Vec<FlushWaiter>,
 }
 
@@ -130,7 +132,7 @@ struct Round {
     header: Option<Header>,
     /// True if the header changed, or a page is written for the first time.
     writes_header: bool,
-    /// True if the journal was full: the round writes its pages, too.
+    /// True if the journal was full, so that the round also writes the journal's pages.
     empties_journal: bool,
 }
 
@@ -214,7 +216,7 @@ pub(super) struct FlushRounds {
     /// Rounds begun, and rounds that succeeded, for requesters of a round begun after a certain point.
     begun: u64,
     ended: u64,
-    /// True if background work requested another.
+    /// True if background work requested another round.
     wanted: bool,
     /// Time of the last failed round: background work delays its next request.
     failed_at: Option<Millis>,
@@ -223,12 +225,13 @@ pub(super) struct FlushRounds {
     header_generation: u64,
     /// `synced_generation` of the newest header that this process wrote and synced; 0 before the first.
     durable_generation: u64,
-    /// Number of this process's headers on the disk that say that the journal counts, at most both.
+    /// Number of headers on the disk, at most two, in which this process has set the flag that the journal
+    /// counts.
     journal_headers: u8,
 }
 
 impl FlushRounds {
-    /// Creates the rounds of this map, whose durable header says if a journal counts.
+    /// Creates the rounds of this map, whose durable header tells whether a journal counts.
     pub(super) fn after_takeover<M: Memory>(
         map: &SectorMap<M>,
         has_journal: bool,
@@ -294,7 +297,8 @@ impl FlushRounds {
         }
     }
 
-    /// For planted bugs: joins a round that began before the data covered by `waiter` completed.
+    /// Joins a round that began before the data covered by `waiter` completed: a bug that the simulation
+    /// plants.
     pub(super) fn join_running(&mut self, waiter: FlushWaiter) {
         self.waiters.push(waiter);
     }
@@ -360,7 +364,7 @@ impl FlushRounds {
         round.empties_journal = false;
         round.dirty_at_copy = SideSet::NONE;
         round.synced = SideSet::NONE;
-        // Clean data on these pages is in the store only with these records.
+        // Data that is clean in these pages may be in the store only with these records.
         let known = core.known_seq();
         if known > core.header.seq {
             core.header.seq = known;
@@ -434,9 +438,9 @@ impl FlushRounds {
             return None;
         }
         let RoundStep::SyncingSides { syncs, failed } = self.take_step() else {
-            unreachable!("it was just now")
+            unreachable!("the sides are being synced")
         };
-        // The entries of the last round do not matter after a loss of the host.
+        // The map entries of the last round do not matter after a loss of the host.
         let is_last = core.lifecycle.last_round().is_some_and(|number| self.begun >= number);
         match failed {
             Some(errno) if !(is_last && core.is_sync_failed()) => Some(self.end(Err(errno), core, out)),
@@ -525,10 +529,10 @@ impl FlushRounds {
             return Some(self.end(Ok(pages.header_unchanged()), core, out));
         };
         if core.is_sync_failed() && header.closed_clean {
-            // No data is dirty, and clean data may differ from the store.
+            // No data is dirty, but clean data may differ from the store.
             header.invalidated = SideSet::BOTH;
         }
-        // A failed write is repeated in the same slot: the other one is the only valid header.
+        // A failed write is repeated in the same slot, because the other slot has the only valid header.
         let generation = self.header_generation + 1;
         let slot = u8::from(generation % 2 == 1);
         let bytes = header.encode(generation);
@@ -616,7 +620,8 @@ impl FlushRounds {
                     self.journal_headers += u8::from(header.has_journal && self.journal_headers < 2);
                 }
                 if self.journal_headers == 1 {
-                    // The other slot's header does not mention the journal, and one of the two may be lost.
+                    // The header in the other slot does not have the flag, and one of the two headers may be
+                    // lost.
                     return self.write_header(pages, core, out);
                 }
                 Some(self.end(Ok(pages.header_synced()), core, out))
@@ -625,8 +630,8 @@ impl FlushRounds {
         }
     }
 
-    /// Continues without the journal, for which the disk has no space. The group goes to slots, which have
-    /// theirs: it is copied again, and later changes are synced first.
+    /// Continues without the journal, for which the disk has no space. The group goes to slots, whose space
+    /// is allocated: it is copied again, and the sides are synced again before it is written.
     fn do_without_journal<M: Memory>(
         &mut self,
         core: &mut Core<M>,
@@ -639,7 +644,7 @@ impl FlushRounds {
         self.copy_group(core, out)
     }
 
-    /// Makes the journal count from the next header on, which is that of this round.
+    /// Makes the journal count from this round's header on.
     fn journal_filled<M: Memory>(&mut self, slots: u64, core: &mut Core<M>) {
         self.journal.filled(slots, self.round.generation);
         if !core.header.has_journal {
@@ -649,7 +654,7 @@ impl FlushRounds {
         }
     }
 
-    /// Ends step 5. Only now may the slots swap: until here the other slot is the valid one.
+    /// Ends step 5. Only now may the slots swap: until now the other slot was the valid one.
     fn swap_slots<M: Memory>(&mut self, core: &mut Core<M>) {
         reach(CrashPoint::PagesSynced);
         for page in &self.group.pages {
@@ -678,8 +683,8 @@ impl FlushRounds {
     ) -> RoundEnd {
         self.step = RoundStep::Idle;
         if result.is_err() && safeguard(RewriteTornSlot) {
-            // The slots in progress may be torn. Their pages are written to the same slots again before a
-            // header can cover them, even if the journal would take them.
+            // The slots being written may be torn. Their pages are written to the same slots again before a
+            // header can cover them, even if their changes would fit the journal.
             for page in &self.group.pages {
                 self.round.blocks.insert(*page, Blocks::ALL);
             }

@@ -1,8 +1,8 @@
 //! Releases the live map's memory of chunks without local data.
 //!
-//! 1. an eviction made data remote, and its round wrote that to the durable map (`volume/evict.rs`);
+//! 1. an eviction marked data as remote, and its round wrote this to the durable map (`volume/evict.rs`);
 //! 2. a chunk whose sectors are then all remote and clean, with no write in flight, and whose pages equal
-//!    those in the durable map, counts as not allocated from here on (`ChunkEmptied`);
+//!    those in the durable map, counts as not allocated from now on (`ChunkEmptied`);
 //! 3. its 16 KiB are released; until then the chunk is not prepared again.
 //!
 //! The name is a crash point. A process that dies between 2 and 3 leaves zeroed memory, which the next

@@ -1,12 +1,13 @@
 //! Growth of a serving volume.
 //!
 //! 1. the caller extends the files and the live map's memory, and requests the growth (`Event::Grow`);
-//! 2. a record has the new size: that of the next commit, or a separate one if nothing is to be committed;
+//! 2. a record stores the new size: that of the next commit, or a separate record if nothing needs to be
+//!    committed;
 //! 3. the live map gets the size, too (`MapGrown`);
 //! 4. the header follows with the next round, and requests to the new sectors are accepted (`Report::Grown`).
 //!
-//! After a crash past step 2 the volume is larger in its log than here, and past step 3 larger in the live
-//! map than in its header: both serve, and a repeated request continues the growth.
+//! After a crash past step 2 the volume is larger in its log than on this node, and past step 3 larger in the
+//! live map than in its header: in both cases it serves, and a repeated request continues the growth.
 //! Owns: the requested size. Does not own: files, the device. The name is a crash point. Upholds invariant 31
 //! (`docs/invariants.md`).
 
@@ -17,7 +18,7 @@ use super::core::{Core, Memory};
 /// The requested growth.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
-    /// Sectors.
+    /// The requested number of sectors.
     wanted: Option<u64>,
 }
 

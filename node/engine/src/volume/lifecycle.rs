@@ -23,7 +23,7 @@ use crate::action::Report;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lifecycle {
-    /// After host loss: dirty data is being committed, and no request comes.
+    /// After the loss of the host: dirty data is being committed, and no requests are accepted.
     Recovering {
         /// True if the device is already removed.
         detach: bool,
@@ -40,7 +40,7 @@ pub(super) enum Lifecycle {
     Fenced(FencedStep),
 }
 
-/// Progress of a fenced writer in bringing its durable map up to date.
+/// Progress of a fenced writer that brings its durable map up to date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FencedStep {
     /// The device exists, and all I/O fails.
@@ -60,7 +60,7 @@ pub(super) enum FencedStep {
 pub(super) enum LifecycleEvent {
     /// The device is removed.
     Detach,
-    /// The data left dirty by the loss of the host is committed, or the local disk cannot read it: then
+    /// The data left dirty by the loss of the host is committed, or the local disk cannot read it, so that
     /// requests may overwrite it.
     Recovered,
     /// No data is dirty any more.
@@ -96,7 +96,7 @@ impl Lifecycle {
             (Self::Fenced(F::Leaving | F::LastRound(_)), E::Closed { complete }) => {
                 Self::Fenced(F::Ended { complete })
             }
-            // The device is removed once, and the volume is fenced once.
+            // Only the first removal of the device and the first fencing change the state.
             (state @ (Self::Detaching | Self::Releasing | Self::Closing(_) | Self::Detached), E::Detach)
             | (state @ Self::Fenced(F::Leaving | F::LastRound(_) | F::Ended { .. }), E::Detach)
             | (state @ (Self::Detached | Self::Fenced(_)), E::Fenced) => state,

@@ -4,17 +4,17 @@
 //!    merge (`index/policy.rs`);
 //! 2. they are merged and the output is stored in the background (`MergeStored`);
 //! 3. the next commit carries it (`MergeCarried`): its run replaces its inputs from then on. Without a
-//!    commit, a record for merges alone is created: for a merge into the base, which frees space, and for
-//!    a long list.
+//!    commit, a separate record is created for a merge into the base, which frees space, or if the list is
+//!    long.
 //!
-//! Owns: the merges in progress, one of each kind: a merge into the base takes hours, during which the
-//! levels above it are merged. Does not own: the list, which is the manifest's.
-//! The names are crash points. A commit never waits for a merge. Upholds invariants 21: the list stays
-//! short; 27: a merge whose place the log has passed is dropped; 11: so is one whose inputs are no longer
-//! in the list as planned (`docs/invariants.md`).
+//! Owns: the merges in progress, one of each kind, because a merge into the base takes hours, during which
+//! newer levels must be merged. Does not own: the list, which is the manifest's. The names are crash points.
+//! A commit never waits for a merge. Upholds invariants 21: the list stays short; 27: a merge whose place the
+//! log has passed is dropped; 11: a merge whose inputs are no longer in the list as planned is dropped, too
+//! (`docs/invariants.md`).
 //! On failure: the list stays unchanged. A run that is damaged, or whose merge the store rejects, is
-//! excluded from later merges of this process; those above and below it are not. A merge that its process
-//! did not carry is dropped, and its object is garbage: a detach waits for none.
+//! excluded from later merges of this process; newer and older runs are not. A merge that no record of its
+//! process carried is dropped, and its object is garbage; a detach does not wait for merges.
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::index::policy::{Choice, MergeKind, Shape, is_due_whole, most_runs, next_merges};
@@ -40,20 +40,20 @@ enum Merging {
     Idle,
     /// These inputs, newest first, are being merged into a run with this place.
     Running(Vec<PlacedId>, Place),
-    /// The merge is stored; the next record is to carry it.
+    /// The merge is stored, and the next record will carry it.
     Stored(Vec<PlacedId>, Box<RunRef>),
 }
 
 /// An event that advances a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MergeEvent {
-    /// These inputs are to be merged into a run with this place.
+    /// These inputs were chosen for a merge into a run with this place.
     Chosen(Vec<PlacedId>, Place),
     /// Their merge is stored.
     Stored(Box<RunRef>),
     /// The merge failed.
     Failed,
-    /// A record carries it, or it was dropped.
+    /// A record carries the merge, or the merge was dropped.
     Taken,
 }
 
@@ -96,9 +96,9 @@ pub(super) struct Merger {
     levels: Merging,
     base: Merging,
     /// The place of the next merge, once it is known. A process starts past all places of the previous
-    /// one, so the next record closes those.
+    /// process, so its next record closes those.
     next_place: Option<Place>,
-    /// True if the policy was not called since the last record, or not at all.
+    /// True if the policy was not called yet, or not since the last record.
     is_due: bool,
     /// Runs excluded from the merges of this process.
     barred: Vec<PlacedId>,
@@ -198,13 +198,13 @@ impl Merger {
     /// Returns true if a record should be created for merges alone.
     pub(super) fn wants_record(&self, runs: &Runs) -> bool {
         let is_stored = |merging: &Merging| matches!(merging, Merging::Stored(..));
-        // A merge into a level may make the whole list due, which its record triggers.
+        // A stored merge may make a merge of the whole list due, which is chosen only after a record carries
+        // it.
         let is_awaited = || runs.len() > most_runs() || is_due_whole(&shapes(runs));
         is_stored(&self.base) || (is_stored(&self.levels) && is_awaited())
     }
 
-    /// Takes the merges for the next record. A merge is dropped if its exact inputs are no longer in the
-    /// list.
+    /// Takes the merges for the next record. Drops a merge whose exact inputs are no longer in the list.
     pub(super) fn take(&mut self, manifest: &Manifest) -> Vec<Merge> {
         let mut merges = Vec::new();
         for kind in [MergeKind::Level, MergeKind::Base] {
@@ -225,8 +225,9 @@ impl Merger {
         merges
     }
 
-    /// Returns the place below which the next record closes all merges, once it has taken its own: no current
-    /// or later merge has a place below it. Unnamed outputs of closed merges are thus known as garbage.
+    /// Returns the place below which the next record, which has taken its merges, closes all others: no
+    /// current or later merge has a lower place. Unnamed outputs of closed merges are thus known to be
+    /// garbage.
     pub(super) fn closed(&mut self, manifest: &Manifest) -> Place {
         let next = self.next_place(manifest);
         let open = [&self.levels, &self.base].into_iter().filter_map(Merging::place).min();
@@ -242,7 +243,7 @@ fn shapes(runs: &Runs) -> Vec<Shape> {
     runs.iter().map(Run::shape).collect()
 }
 
-/// Returns true if no record can carry `merges` next.
+/// Returns true if the next record cannot carry `merges`.
 fn refuses(manifest: &Manifest, merges: &[Merge]) -> bool {
     match manifest.check_merges(merges) {
         Ok(()) => false,

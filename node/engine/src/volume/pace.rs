@@ -14,14 +14,14 @@
 //!
 //! *Start* plus the sealed side is half of `max_bytes`: below it nothing is delayed. The expected duration
 //! of the commit is derived from its bytes and the rate of the last two commits, each measured from its
-//! seal to its end. A commit that ends as expected thus finds the side at three quarters, its writers as
-//! fast as the store, and the next commit is as large. A commit that takes longer finds a quarter left,
-//! which is granted at a decreasing rate.
+//! seal to its end. When a commit ends as expected, the side is thus at three quarters of the limit, writers
+//! are as fast as the store, and the next commit is as large. If a commit takes longer, the remaining quarter
+//! is granted at a decreasing rate.
 //!
 //! Owns: the grant, the durations of commits, the figures of delayed writes. Does not own: the waiting
 //! writes (`volume/requests.rs`), the limit itself.
 //! Runs on: the ring thread of the volume.
-//! Invariants: a write delayed by the pace could otherwise be planned; the pace alone never stops writes.
+//! Invariants: the pace delays only writes that could otherwise be planned; it never stops writes by itself.
 
 use holdfast_types::Millis;
 
@@ -30,7 +30,7 @@ use crate::limit::{
     PAUSE_MS,
 };
 
-/// A commit: the dirty bytes of its seal, and its duration from that to its end.
+/// A commit: the dirty bytes of its seal, and its duration from the seal to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CommitTime {
     bytes: u64,
@@ -60,12 +60,12 @@ struct CommitInProgress {
     since: Millis,
     bytes: u64,
     expected_ms: Millis,
-    /// True if this process saw all of it.
+    /// True if this process saw the whole commit.
     is_whole: bool,
 }
 
 impl CommitInProgress {
-    /// Returns true if it takes so long that the store counts as unresponsive.
+    /// Returns true if the commit takes so long that the store counts as unresponsive.
     fn is_silent(self, now: Millis) -> bool {
         let bound_ms = self.expected_ms.saturating_mul(NO_PACE_AFTER_TIMES).max(NO_PACE_AFTER_MS);
         now.saturating_sub(self.since) >= bound_ms
@@ -90,9 +90,9 @@ impl CommitInProgress {
 /// Delays caused by the pace since this process took over the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PaceStatus {
-    /// Writes that wait for it now.
+    /// Writes that wait for the pace now.
     pub waiting: usize,
-    /// Writes that waited for it.
+    /// Writes that have waited for the pace.
     pub delayed_writes: u64,
     /// Sum of the times that they waited.
     pub delayed_ms: u64,
@@ -108,7 +108,7 @@ pub(super) struct Pace {
     /// Time of the last check during this commit.
     looked_at: Option<Millis>,
     running: Option<CommitInProgress>,
-    /// The last commit of a full seal, and the one before.
+    /// The last two commits of full seals.
     last: Option<CommitTime>,
     before: Option<CommitTime>,
     /// True if the previous commit took as long as with an unresponsive store.
@@ -132,9 +132,8 @@ impl Pace {
         self.running = self.running.map(|running| CommitInProgress { is_whole: false, ..running });
     }
 
-    /// Ends the commit: its data is clean. The duration of a commit of less than `full_bytes` says little
-    /// about the store. One that waited for an unresponsive store says nothing about its rate, unless the
-    /// previous one was as slow.
+    /// Ends the commit: its data is clean. A commit of less than `full_bytes` is no measurement of the store,
+    /// and neither is a commit that waited for an unresponsive store, unless the previous commit was as slow.
     pub(super) fn commit_ended(&mut self, full_bytes: u64, now: Millis) {
         let Some(running) = self.running.take() else { return };
         let CommitInProgress { since, bytes, is_whole, .. } = running;
@@ -154,7 +153,8 @@ impl Pace {
         (self.granted, self.looked_at) = (0, None);
     }
 
-    /// Expects a slower store after one commit, and a faster one only after two.
+    /// Returns the expected duration of a commit: one slow commit makes it longer, but only two fast commits
+    /// make it shorter.
     fn expected_ms(&self, bytes: u64) -> Millis {
         let expected = match (self.last, self.before) {
             (Some(last), Some(before)) => last.time_of(bytes).max(last.with(before).time_of(bytes)),
@@ -176,7 +176,7 @@ impl Pace {
         self.granted = self.granted.saturating_sub(bytes);
     }
 
-    /// Returns true if a check may grant bytes: time has passed since the last.
+    /// Returns true if a check may grant bytes, because time has passed since the last check.
     pub(super) fn may_look(&self, now: Millis) -> bool {
         self.looked_at.is_none_or(|looked| looked < now)
     }
@@ -185,14 +185,14 @@ impl Pace {
     pub(super) fn look(&mut self, dirty_bytes: u64, max_bytes: u64, now: Millis) {
         self.looked_at = Some(now);
         self.granted = match self.running {
-            // The next check comes after a pause.
+            // The grant lasts until the next check, which comes after a pause.
             Some(running) => running.allowed(now + PAUSE_MS, max_bytes).saturating_sub(dirty_bytes),
             None => u64::MAX,
         };
         self.granted_at_look = self.granted;
     }
 
-    /// Returns true if writes began since the last check, so that another one may change the grant.
+    /// Returns true if writes began since the last check, so that another check may change the grant.
     pub(super) fn was_used(&self) -> bool {
         self.running.is_some() && self.granted != self.granted_at_look
     }

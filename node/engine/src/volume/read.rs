@@ -1,4 +1,4 @@
-//! Reads: the range is split into runs by the position of the newest bytes.
+//! Reads: the range is split into runs by the location of the newest bytes.
 //!
 //! Upholds invariant 9 (`docs/invariants.md`).
 
@@ -12,7 +12,7 @@ use crate::event::RequestId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tiles {
     pub(super) parts: u32,
-    /// True if at least one is on a side.
+    /// True if at least one part is on a side.
     pub(super) on_side: bool,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn tile<M: Memory>(
         at += bytes(run);
         rest = SectorRange::new(run.end(), rest.end() - run.end());
     }
-    // Invariant 9: a short fill would expose kernel memory.
+    // Invariant 9: an incomplete fill would expose kernel memory.
     assert!(u64::from(at) == range.bytes(), "the plan tiles the request");
     let parts = u32::try_from(out.len() - planned_from).expect("at most one action a sector");
     Some(Tiles { parts, on_side })

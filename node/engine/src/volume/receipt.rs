@@ -20,7 +20,7 @@ pub(super) struct SidesSynced(());
 #[derive(Debug)]
 pub(super) struct PagesSynced(());
 
-/// Proof: the durable map has everything that the round was to write, header included. A flush needs it.
+/// Proof: the durable map has everything that the round had to write, including the header. A flush needs it.
 #[derive(Debug)]
 pub(super) struct MapSynced(());
 
@@ -47,7 +47,8 @@ impl SideSyncs {
 }
 
 impl SidesSynced {
-    /// Returns the receipt after the durable map was synced, after the page writes that this one allowed.
+    /// Returns the receipt for a sync of the durable map that followed the page writes that this receipt
+    /// allowed.
     pub(super) fn pages_synced(self) -> PagesSynced {
         PagesSynced(())
     }
@@ -59,7 +60,8 @@ impl SidesSynced {
 }
 
 impl PagesSynced {
-    /// Returns the proof after the durable map was synced, after the header write that this receipt allowed.
+    /// Returns the proof for a sync of the durable map that followed the header write that this receipt
+    /// allowed.
     pub(super) fn header_synced(self) -> MapSynced {
         MapSynced(())
     }

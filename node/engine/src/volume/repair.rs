@@ -1,9 +1,9 @@
 //! Repairs the object store from this node's data: sectors that are clean here, and the manifest.
 //!
-//! The sectors become dirty again on the side with their newest bytes. Marks on the active side are sealed
-//! with it; a seal of the inactive side needs no swap, since no write goes there. Either commit holds the
-//! data of the last one and nothing newer from the other side: still a prefix of the writes (invariant 4
-//! in `docs/invariants.md`). A checkpoint replaces every earlier record.
+//! The sectors become dirty again on the side with their newest bytes. Sectors marked on the active side are
+//! sealed with it; a seal of the inactive side needs no swap, because no write goes to it. Either commit thus
+//! has the data of the last commit and nothing newer from the other side, so the volume's content is still a
+//! prefix of the writes (invariant 4 in `docs/invariants.md`). A checkpoint replaces every earlier record.
 
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::side::{Side, SideSet};
@@ -11,7 +11,7 @@ use holdfast_types::SectorRange;
 
 use super::core::{Core, Memory};
 
-/// The repair that is in progress, if there is one.
+/// The repair in progress, if any.
 #[derive(Default)]
 pub(super) struct RepairJob(Option<Repair>);
 
@@ -22,7 +22,7 @@ struct Repair {
     wanted: Vec<SectorRange>,
     /// Sides with marked sectors that are not committed yet.
     marked: SideSet,
-    /// True if a checkpoint is to be created although it is not due.
+    /// True if a checkpoint must be created although it is not due.
     checkpoint: bool,
 }
 
@@ -47,12 +47,12 @@ impl RepairJob {
         self.0.is_some()
     }
 
-    /// Returns true if `side` is to be sealed although no limit is reached.
+    /// Returns true if `side` must be sealed although no limit is reached.
     pub(super) fn wants_seal(&self, side: Side) -> bool {
         self.0.as_ref().is_some_and(|repair| repair.marked.contains(side))
     }
 
-    /// Returns true if a checkpoint is to be created although it is not due.
+    /// Returns true if a checkpoint must be created although it is not due.
     pub(super) fn wants_checkpoint(&self) -> bool {
         self.0.as_ref().is_some_and(|repair| repair.checkpoint)
     }

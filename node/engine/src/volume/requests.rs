@@ -5,7 +5,7 @@
 //! (`volume/read.rs`, `volume.rs`).
 //! Runs on: the ring thread of the volume.
 //! Invariants: a request is in one slot from its start to its completion (8); if zeros and data are stored
-//! concurrently in the same sectors, data counts (2).
+//! concurrently in the same sectors, the data counts (2).
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ pub(super) struct Request {
     pub(super) failed: Option<Errno>,
     /// For a read: the error of a failed part on a side.
     pub(super) unreadable: Option<Errno>,
-    /// True if it was replanned for that.
+    /// True if the read was replanned because of that error.
     pub(super) again: bool,
     /// For a read: [`Core::merges`](super::core::Core::merges) when it was planned.
     pub(super) merges: u64,
@@ -57,7 +57,7 @@ impl Request {
         }
     }
 
-    /// Returns true if no part failed and one part is left.
+    /// Returns true if no part failed and one part remains.
     #[inline]
     pub(super) fn ends_well_next(&self) -> bool {
         self.pending == 1 && self.failed.is_none() && self.unreadable.is_none()
@@ -75,7 +75,7 @@ pub(super) struct RequestTable {
     parked: VecDeque<RequestId>,
     /// Time since which at least one request is parked.
     parked_since: Option<Millis>,
-    /// Writes that wait only for the pace, and since when.
+    /// Writes that wait only for the pace, and the start of their wait.
     paced: VecDeque<(RequestId, Millis)>,
     /// Chunks whose part of the live map is being allocated or released.
     preparing: Vec<Chunk>,
@@ -85,10 +85,10 @@ pub(super) struct RequestTable {
     chunk_failed: Option<Errno>,
     /// Discards and zeroes in flight.
     zeroing: u32,
-    /// Their parts that were written while they were in flight.
+    /// Parts of these requests that were written while they were in flight.
     overlaps: Vec<(RequestId, SectorRange)>,
-    /// Writes that failed on the active side while others were in flight on the sealed one: answered after
-    /// those.
+    /// Writes that failed on the active side while others were in flight on the sealed side, and that are
+    /// answered after those.
     deferred_failures: Vec<RequestId>,
 }
 
@@ -179,7 +179,7 @@ impl RequestTable {
         self.paced.len()
     }
 
-    /// Takes the write that has waited for the pace the longest, and since when.
+    /// Takes the write that has waited for the pace the longest, and the start of its wait.
     pub(super) fn take_paced(&mut self) -> Option<(RequestId, Millis)> {
         self.paced.pop_front()
     }
@@ -221,7 +221,8 @@ impl RequestTable {
         }
     }
 
-    /// Concurrent zeroing and writing of a sector complete in any order, so the sector counts as data.
+    /// Records overlaps of concurrent zeroing and writing, which complete in any order: the sectors count as
+    /// data.
     #[cold]
     fn record_overlaps(&mut self, id: RequestId) {
         let request = *self.get(id);
@@ -287,8 +288,8 @@ impl RequestTable {
         std::mem::take(&mut self.deferred_failures)
     }
 
-    /// Returns true if a chunk of `range` is not prepared in the live map yet, and requests the missing
-    /// ones.
+    /// Returns true if a chunk of `range` is not prepared in the live map yet, and requests the preparation
+    /// of such chunks.
     pub(super) fn needs_preparing<M: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         range: SectorRange,
@@ -327,7 +328,7 @@ impl RequestTable {
         planned.any(|request| request.range.intersect(range).is_some())
     }
 
-    /// Blocks preparing the chunk until [`Self::released`].
+    /// Blocks the preparation of the chunk until [`Self::released`].
     pub(super) fn releasing(&mut self, chunk: Chunk) {
         if safeguard(PrepareReleased) {
             self.preparing.push(chunk);
@@ -339,7 +340,7 @@ impl RequestTable {
     }
 
     /// Handles the end of preparing a chunk. After a failure the parked requests retry at the next tick: a
-    /// full tmpfs delays requests, but does not fail them.
+    /// full tmpfs delays requests but does not fail them.
     pub(super) fn prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>) {
         self.released(chunk);
         self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));

@@ -2,7 +2,7 @@
 //!
 //! 1. the sides are swapped (`SidesSwapped`);
 //! 2. operations in flight on the sealed side end (`SideStill`);
-//! 3. a round begun after that makes its map durable (`SealDurable`), unless a sync failed
+//! 3. a round begun after that makes the map of the sealed side durable (`SealDurable`), unless a sync failed
 //!    (`volume/durability.rs`);
 //! 4. its dirty sectors are listed and become one segment (`SegmentBuilt`), which is stored
 //!    (`SegmentStored`);
@@ -12,11 +12,11 @@
 //!
 //! The names are crash points. Each turn of the ring thread lists sectors, or clears bits, of
 //! `MAP_WRITE_PAGES` pages. Nothing is written to the sealed sides in the meantime; rounds and evictions
-//! continue. Pages that are already clean are in the commit, and a successor commits the others once more.
-//! If both sides are sealed, the bits of the inactive one are thus cleared first: while the newer copy of
-//! a sector is dirty, the older one is not uploaded. Upholds invariant 4: by that, and because the sealed
-//! side has no writes in flight when it is uploaded; 1: a commit never precedes its round; 7: the segment
-//! is stored before the commit that names it (`docs/invariants.md`).
+//! continue. Pages that are already clean are in the commit, and a successor commits the other pages once
+//! more. If both sides are sealed, the bits of the inactive side are therefore cleared first: while the newer
+//! copy of a sector is dirty, the older copy is not uploaded. Upholds invariants 4: by this order, and
+//! because the sealed side has no writes in flight when it is uploaded; 1: a commit never precedes its round;
+//! 7: the segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_format::chunk_set::ChunkSet;
 use holdfast_format::crash_point::{CrashPoint, reach};
@@ -115,7 +115,7 @@ impl Seal {
 #[derive(Default)]
 struct Listed {
     blocks: Vec<DirtyBlock>,
-    /// Their chunks.
+    /// The chunks of these blocks.
     chunks: ChunkSet,
     /// The first page that was not listed.
     next_page: u64,
@@ -142,7 +142,7 @@ impl Sealer {
         self.seal == Seal::Open
     }
 
-    /// Returns true if the record of this seal is in flight.
+    /// Returns true if the commit record of the seal is in flight.
     pub(super) fn is_committing(&self) -> bool {
         matches!(self.seal, Seal::Committing(_))
     }
@@ -213,7 +213,7 @@ impl Sealer {
             }
         }
         blocks[from..].sort_unstable_by_key(|dirty| dirty.block);
-        // Where both sides are dirty, the active one is newer.
+        // Where both sides are dirty, the copy on the active side is newer.
         for dirty in &mut blocks[from..] {
             match core.map.active() {
                 Side::A => dirty.b = dirty.b.minus(dirty.a),
@@ -237,7 +237,7 @@ impl Sealer {
         sides
     }
 
-    /// Notes that the commit of the sealed sides is in the log: their data is clean from here on.
+    /// Notes that the commit of the sealed sides is in the log, so that their data is clean from now on.
     pub(super) fn committed(&mut self) {
         self.seal = self.seal.next(SealEvent::Committed);
     }

@@ -64,7 +64,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Requests the round before a commit. It writes the header, whose generation is in the commit
+    /// Requests the round before a commit. The round writes the header, whose generation is in the commit
     /// (invariant 18).
     pub(super) fn want_sealing_round(&mut self) {
         self.core.unflushed.header_changed();
@@ -103,7 +103,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             | Seal::Round(..)
             | Seal::Uploading(_)
             | Seal::Committing(_)
-            | Seal::Unreadable(_)) => unreachable!("no turn was asked for in {seal:?}"),
+            | Seal::Unreadable(_)) => unreachable!("no turn was requested in {seal:?}"),
         }
     }
 
@@ -115,7 +115,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !safeguard(FlushAfterCommit) {
             self.seal_committed(out);
         }
-        let manifest = self.core.manifest.as_ref().expect("a seal is uploaded once it is known");
+        let manifest = self.core.manifest.as_ref().expect("a seal is uploaded only with a manifest");
         let chunks = if segment.chunks.is_exact() || !safeguard(NameHeldChunks) {
             ChunkSet::default()
         } else {
@@ -135,7 +135,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         out: &mut Vec<Action>,
     ) {
         let generation = self.rounds.durable_generation();
-        let manifest = self.core.manifest.as_ref().expect("a record is made from it");
+        let manifest = self.core.manifest.as_ref().expect("a record is built from it");
         let merges = self.merger.take(manifest);
         let closed = self.merger.closed(manifest);
         let sectors = self.growth.to_record(manifest);

@@ -4,15 +4,15 @@
 //!    object` (`volume/durability.rs`);
 //! 2. the record of that seal's commit registers it; if nothing is dirty, a separate record;
 //! 3. the snapshot's root is stored between the local copy of that record and its creation (`RootStored`,
-//!    `volume/commit.rs`). If another root is there, in a bucket that was set back, the record registers
-//!    no snapshot, and this one waits for the next record.
+//!    `volume/commit.rs`). If another root exists at that position, in a bucket that was set back, the record
+//!    registers no snapshot, and this one waits for the next record.
 //!
 //! A snapshot of a cut (`volume/cut.rs`) is exact: it is registered by the record of its own seal, or by
-//! one between that and the record of the next seal. Otherwise it is refused.
+//! a record between that and the record of the next seal. Otherwise it is refused.
 //!
 //! Owns: the waiting snapshots. Does not own: the list of registered snapshots, which is the manifest's.
-//! The name is a crash point. A record registers one snapshot; others that wait follow one by one. Upholds
-//! invariant 29 (`docs/invariants.md`).
+//! The name is a crash point. A record registers one snapshot; other waiting snapshots follow one by one.
+//! Upholds invariant 29 (`docs/invariants.md`).
 //! On failure: waiting snapshots are refused once commits end; a later request with the same uid is
 //! answered from the manifest if the record reached the log.
 
@@ -34,10 +34,10 @@ struct Waiting {
     uid: SnapshotUid,
     /// The number of the seal that covers it.
     seal: u64,
-    /// Places of snapshots that were forgotten, ascending: their marks are permanent, so there may be many
-    /// more than registered snapshots.
+    /// Positions of forgotten snapshots, ascending. Because marks are permanent, there may be many more of
+    /// them than registered snapshots.
     forgotten: Vec<Seq>,
-    /// True if it must not contain data of a later seal.
+    /// True if the snapshot must not contain data of a later seal.
     is_exact: bool,
 }
 
@@ -54,18 +54,18 @@ impl Snapshotter {
         self.waiting.is_empty()
     }
 
-    /// Returns true if the snapshot is not yet registered, but will be.
+    /// Returns true if the snapshot waits to be registered.
     pub(super) fn waits(&self, uid: SnapshotUid) -> bool {
         self.in_flight.iter().chain(&self.waiting).any(|waiting| waiting.uid == uid)
     }
 
-    /// Requests a snapshot of the data covered by the seal with this number. One that already waits keeps
-    /// its position.
+    /// Requests a snapshot of the data covered by the seal with this number. A snapshot that already waits
+    /// keeps its place in the queue.
     pub(super) fn ask(&mut self, uid: SnapshotUid, seal: u64, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
         self.add(Waiting { uid, seal, forgotten, is_exact: false }, out);
     }
 
-    /// Requests a snapshot of exactly this seal.
+    /// Requests a snapshot of exactly the data of this seal.
     pub(super) fn ask_exact(
         &mut self,
         uid: SnapshotUid,
@@ -77,7 +77,7 @@ impl Snapshotter {
     }
 
     fn add(&mut self, new: Waiting, out: &mut Vec<Action>) {
-        debug_assert!(new.forgotten.is_sorted(), "the ring thread does not search them one by one");
+        debug_assert!(new.forgotten.is_sorted(), "binary search needs sorted seqs");
         if self.waits(new.uid) {
             return;
         }
@@ -87,8 +87,8 @@ impl Snapshotter {
         self.waiting.push_back(new);
     }
 
-    /// Answers for an exact snapshot that was requested from this process or from one that died; if it
-    /// waits, later.
+    /// Answers for an exact snapshot that was requested from this process or from a dead one; while the
+    /// snapshot waits, the answer comes later.
     pub(super) fn await_exact(&self, uid: SnapshotUid, manifest: Option<&Manifest>, out: &mut Vec<Action>) {
         if self.waits(uid) {
             return;
@@ -100,7 +100,7 @@ impl Snapshotter {
         }
     }
 
-    /// Returns true if no more snapshots can be registered after these are forgotten.
+    /// Returns true if no more snapshots can be registered even after these were dropped.
     pub(super) fn is_full(manifest: &Manifest, forgotten: &[Seq]) -> bool {
         let live = manifest.snapshots().iter().filter(|known| !holds(forgotten, known.seq));
         live.count() >= MAX_SNAPSHOTS
@@ -140,8 +140,8 @@ impl Snapshotter {
         out.push(Action::Report(Report::SnapshotTaken(*newest)));
     }
 
-    /// Handles another root in the place of the one in flight: its record registers no snapshot, so this
-    /// one waits again. One requested from a dead process must be requested again.
+    /// Handles another root at the position of the snapshot in flight: the record registers no snapshot, so
+    /// this one waits again. A snapshot requested from a dead process must be requested again.
     pub(super) fn postpone(&mut self) {
         self.waiting.extend(self.in_flight.take());
     }
@@ -154,7 +154,7 @@ impl Snapshotter {
     }
 }
 
-/// Returns true if `forgotten`, in ascending order, contains the place.
+/// Returns true if `forgotten`, in ascending order, contains `seq`.
 fn holds(forgotten: &[Seq], seq: Seq) -> bool {
     forgotten.binary_search(&seq).is_ok()
 }

@@ -51,8 +51,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Returns true if a snapshot of this name is in the log, or may still reach it: it is of an earlier
-    /// point. A dead process may have taken it, even one without support for cuts.
+    /// Returns true if a snapshot of this name, which has an earlier point, is in the log or may still reach
+    /// it. A dead process may have taken it, even a version without support for cuts.
     fn is_begun(&self, uid: SnapshotUid) -> bool {
         let known = self.core.manifest.as_ref().map_or(&[][..], |manifest| manifest.snapshots());
         known.iter().any(|known| known.uid == uid) || self.snapshots.waits(uid) || self.log.registers(uid)
@@ -90,15 +90,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Creates a record for a snapshot that no commit carries, because no data is dirty. It precedes a
-    /// detach record.
+    /// Creates a record for a snapshot that no commit carries, because no data is dirty. The record precedes
+    /// a detach record.
     pub(super) fn advance_snapshots(&mut self, out: &mut Vec<Action>) {
         let Some(manifest) = &self.core.manifest else { return };
         if self.snapshots.is_idle() || !self.log.is_idle() {
             return;
         }
         if !manifest.is_attached() {
-            // The detach record is in the log: only the control plane may extend it now.
+            // The detach record is in the log, which only the control plane may extend now.
             return self.snapshots.refuse_all(SnapshotRefused::Released, out);
         }
         if !self.sealer.is_open() || self.log.is_full(manifest) {

@@ -16,46 +16,46 @@ use crate::sector_map::CommitScope;
 pub struct Status {
     /// Logical size in sectors.
     pub sectors: u64,
-    /// Uncommitted bytes: a commit would upload this many. Zeros do not count, nor does data that was
-    /// zeroed later. A sector that is written while its last bytes are being uploaded counts twice.
+    /// Uncommitted bytes: a commit would upload this many. Zeros and data that was zeroed later do not count.
+    /// A sector that is written while its previous bytes are being uploaded counts twice.
     pub dirty_bytes: u64,
-    /// Age of the oldest of them; after the loss of the host, since the attach.
+    /// Age of the oldest uncommitted byte; after the loss of the host, the time since the attach.
     pub oldest_dirty_ms: Option<Millis>,
-    /// Every write that completed before then (milliseconds since 1970) is committed; `None` while
-    /// unknown, until the data left dirty by the host's loss is committed.
+    /// Every write that completed before this time (milliseconds since 1970) is committed. `None` while
+    /// unknown: until the data left dirty by the loss of the host is committed.
     pub durable_until_unix_ms: Option<u64>,
     /// The last record in the log; `None` while the manifest is not loaded.
     pub committed: Option<Seq>,
     /// False if every sector reads as zeros and nothing was lost: the log has no segment, no writer was
     /// replaced, and nothing was written here. `None` while the manifest is not loaded.
     pub holds_data: Option<bool>,
-    /// Another writer holds the volume.
+    /// True if another writer holds the volume.
     pub fenced: bool,
-    /// Waiting requests: for the manifest, for map memory, for a commit (flushes too), for disk space.
-    /// Writes delayed only by the pace are not included.
+    /// Requests that wait for the manifest, map memory, a commit (including flushes) or disk space. Writes
+    /// delayed only by the pace are not included.
     pub parked: usize,
     /// Resources that are full.
-    pub full: FullPlaces,
+    pub full: FullResources,
     /// Reason why writes wait, and the time that requests have waited; `None` if only the pace delays them.
     pub delayed: Option<(Delay, Millis)>,
     /// Delays caused by the pace.
     pub pace: PaceStatus,
-    /// Error of the local disk for a write of the map or of a log record that the next commit, the detach
-    /// or the first write of a chunk needs, and for how long it has failed.
+    /// Error of the local disk for a write of the map or of a log record, needed by the next commit, the
+    /// detach or the first write of a chunk, and the time since the first failure.
     pub unkept: Option<(Errno, Millis)>,
     /// Clean bytes evicted since this process took over the volume.
     pub evicted_bytes: u64,
     /// The seal in progress.
     pub seal: SealStatus,
-    /// State of its list of index runs.
+    /// State of the volume's list of index runs.
     pub index: IndexStatus,
     /// The settings in effect.
     pub settings: Settings,
-    /// No request may come before [`crate::action::Report::Ready`].
+    /// True if no request is allowed before [`crate::action::Report::Ready`].
     pub recovering: bool,
-    /// Damaged data in the object store is being repaired.
+    /// True while damaged data in the object store is being repaired.
     pub repairing: bool,
-    /// The local disk failed a sync: until the next attach, a FLUSH waits for a commit.
+    /// True if the local disk failed a sync: until the next attach, a FLUSH waits for a commit.
     pub sync_failed: bool,
     /// Sectors to be committed that the local disk cannot read.
     pub unreadable: Option<Unreadable>,
@@ -63,7 +63,7 @@ pub struct Status {
 
 /// Resources that were full at the last attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FullPlaces {
+pub struct FullResources {
     /// The local disk had no space for the last attempted write.
     pub disk: bool,
     /// The run directory had no space for the live map: first writes of a chunk wait.
@@ -90,7 +90,7 @@ pub struct IndexStatus {
     pub runs: Option<usize>,
     /// Merges that became part of the volume since this process took it over.
     pub merges: u64,
-    /// Merges stored in that time that did not.
+    /// Merges stored in that time that did not become part of the volume.
     pub merges_dropped: u64,
     /// Number of ancestors: the volume reads their objects. `None` while the manifest is not loaded.
     pub ancestors: Option<usize>,
@@ -113,8 +113,8 @@ pub enum Delay {
 }
 
 impl Status {
-    /// Returns true if nothing is dirty, waiting or in progress: then only figures of time change by
-    /// themselves.
+    /// Returns true if nothing is dirty, waiting or in progress, so that only figures that depend on time can
+    /// change.
     pub const fn is_idle(&self) -> bool {
         let is_at_work = self.recovering || self.repairing || self.seal.in_progress || self.parked > 0;
         let is_hindered = self.fenced || self.unkept.is_some() || self.unreadable.is_some();
@@ -135,7 +135,7 @@ impl Status {
             holds_data: core.holds_data(),
             fenced: core.lifecycle.is_fenced(),
             parked: volume.data.requests.parked() + volume.sealer.seals.waiting(),
-            full: FullPlaces {
+            full: FullResources {
                 disk: volume.data.evictor.is_disk_full(),
                 run_dir: volume.data.requests.is_run_dir_full(),
                 cache: volume.data.evictor.is_full(),

@@ -1,4 +1,4 @@
-//! Changes since the last flush round began: the next one covers them.
+//! Changes since the last flush round began, which the next round covers.
 
 use holdfast_format::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
 use holdfast_format::side::{Side, SideSet};
@@ -14,7 +14,8 @@ pub(super) struct Unflushed {
 }
 
 impl Unflushed {
-    /// Returns both sides and the whole map: the changes since the previous process's last round are unknown.
+    /// Returns both sides and the whole map, because the changes since the previous process's last round are
+    /// unknown.
     pub(super) fn after_takeover<M: AsRef<[u8]> + AsMut<[u8]>>(map: &SectorMap<M>) -> Self {
         let mut all = Self { blocks: BlockSet::new(map.pages()), sides: SideSet::NONE, header: true };
         if safeguard(FirstRoundIsFull) {
@@ -58,7 +59,7 @@ impl Unflushed {
         blocks.append(&mut self.blocks);
     }
 
-    /// Takes the sides, which are about to be synced.
+    /// Takes the sides, which the caller will sync.
     pub(super) fn take_sides(&mut self) -> SideSet {
         std::mem::take(&mut self.sides)
     }
@@ -68,7 +69,7 @@ impl Unflushed {
         std::mem::take(&mut self.header)
     }
 
-    /// Restores the changes that a failed round was to cover.
+    /// Restores the changes that a failed round should have covered.
     pub(super) fn take_back(&mut self, blocks: &mut BlockSet, sides: SideSet, header: bool) {
         self.blocks.append(blocks);
         self.sides = self.sides.or(sides);

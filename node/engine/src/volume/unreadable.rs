@@ -1,14 +1,13 @@
-//! Dirty sectors that the local disk cannot read: the only copy.
+//! Dirty sectors, the only copy of their data, that the local disk cannot read.
 //!
-//! A commit without them would not be a prefix of the writes, so no commit is made (invariant 4 in
-//! `docs/invariants.md`): the seal waits (`UploadFailed`), its data is read again from time to time, and
-//! the volume serves all requests. A client's write or discard replaces such a sector. Once that has
-//! happened to all known unreadable sectors, the sealed side is never read there again: both sides are
-//! sealed together (`BothSealed`), and the newest copy of each sector is uploaded. That is the content of
-//! the volume at that moment, so also a prefix. From then until the commit the sides belong together,
-//! which the live map records: the commit may be in the log when the process dies, and a commit of the
-//! sealed side alone would revert it. While both are sealed writes wait; whenever a disk read fails, they
-//! continue.
+//! The content after a commit without them would not be a prefix of the writes, so nothing is committed
+//! (invariant 4 in `docs/invariants.md`): the seal waits (`UploadFailed`), its data is read again from time
+//! to time, and the volume serves all requests. A client's write or discard replaces such a sector. Once all
+//! known unreadable sectors are replaced, both sides are sealed together (`BothSealed`), and the newest copy
+//! of each sector is uploaded, so that the unreadable copies are never read again. This is the content of the
+//! volume at that moment, and thus also a prefix. Until the commit the sides belong together, which the live
+//! map records: the commit may be in the log when the process dies, and a commit of the sealed side alone
+//! would revert it. Writes wait while both sides are sealed, and continue whenever a disk read fails.
 //!
 //! The names are crash points.
 
@@ -23,15 +22,15 @@ use crate::sector_map::append;
 /// Dirty sectors that the local disk cannot read: they block all commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unreadable {
-    /// The first such sectors.
+    /// The first unreadable sectors.
     pub first: SectorRange,
     /// Bytes known to be unreadable, the first ones included.
     pub bytes: u64,
-    /// Milliseconds since 1970 when the first one was found.
+    /// Milliseconds since 1970 when the first unreadable sector was found.
     pub since_unix_ms: u64,
 }
 
-/// Sectors that an upload could not read and that were not written since.
+/// Sectors that an upload could not read and that were not overwritten since.
 #[derive(Default)]
 pub(super) struct UnreadableDirty {
     ranges: Vec<SectorRange>,
@@ -114,8 +113,8 @@ impl UnreadableDirty {
         *self = Self { ranges, since: Some(since), tried_at: core.now, wait };
     }
 
-    /// Decides on the retry of the upload of `sealed`: due after the delay, or once all unreadable data is
-    /// overwritten.
+    /// Decides on the retry of the upload of `sealed`, which is due after the delay, or once all unreadable
+    /// data is overwritten.
     pub(super) fn retry(&self, sealed: SideSet, now: Millis) -> ReadRetry {
         let is_due = now >= self.tried_at + self.wait;
         let is_resolved = self.ranges.is_empty();

@@ -20,8 +20,8 @@ const CODEC_BITS: u32 = 2;
 /// A frame of a run, and its visible part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The frame as in its segment's index. A zero frame is cut to the blocks that no newer frame in the
-    /// run covers; its mask is its visible part.
+    /// The frame as in its segment's index. A zero frame is reduced to the blocks that no newer frame in the
+    /// run covers, and its mask to the visible sectors.
     pub frame: Frame,
     /// The sectors that no newer frame of the run covers; never empty.
     pub visible: Mask,
@@ -45,7 +45,7 @@ impl Entry {
     }
 
     /// Returns the entry for the sectors `mask` of `old`'s block, in a frame of a segment that is not
-    /// stored yet: its frames will have bytes.
+    /// stored yet; that frame will have bytes.
     pub(super) fn awaited(old: &Frame, mask: Mask, segment: u32) -> Self {
         Self { frame: Frame { mask, stored: 0, codec: Codec::Raw, ..*old }, visible: mask, segment }
     }
@@ -58,7 +58,7 @@ impl Entry {
         self.frame.codec == Codec::Zero
     }
 
-    /// Returns the block after its last one.
+    /// Returns the block after the entry's last one.
     pub fn end(&self) -> u64 {
         u64::from(self.frame.block) + u64::from(self.frame.run)
     }

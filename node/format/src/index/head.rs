@@ -1,4 +1,4 @@
-//! Head of a run's object: the table of its pages, and of the segments that its entries name.
+//! Head of a run's object: the table of its pages, and the table of the segments that its entries name.
 //!
 //! Payload inside the envelope (`wire`):
 //! ```text
@@ -179,8 +179,7 @@ impl RunHead {
         self.pages[page].offset..self.pages.get(page + 1).map_or(self.pages_end, |next| next.offset)
     }
 
-    /// Returns the blocks whose entries are in a page, if the run has any of them: its first, and the one
-    /// after the last.
+    /// Returns the range of blocks whose entries, if any, are in a page.
     ///
     /// # Panics
     /// If there is no such page.
@@ -204,7 +203,7 @@ impl RunHead {
         Ok(found)
     }
 
-    /// Returns the segment that an entry of one of its pages names; `None` for zeros.
+    /// Returns the segment that an entry of one of the run's pages names; `None` for zeros.
     pub fn segment_of(&self, entry: &Entry) -> Option<SegmentId> {
         let segment = self.segments.get(entry.segment as usize).filter(|_| !entry.is_zero())?;
         Some(segment.id)

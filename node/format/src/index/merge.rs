@@ -37,7 +37,7 @@ pub enum Input {
 /// Result of a step of a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MergeStep {
-    /// It continues once this page was fed; it requests the pages of an input in order.
+    /// The merge continues once this page was fed; it requests the pages of an input in order.
     NeedsPage {
         /// The input, by its index in the list.
         input: usize,
@@ -46,9 +46,9 @@ pub enum MergeStep {
     },
     /// A page of output was added.
     Wrote,
-    /// It continues once these frames are stored in a separate segment ([`Merge::moved`]).
+    /// The merge continues once these frames are stored in a separate segment ([`Merge::moved`]).
     Move(MovedFrames),
-    /// All inputs were read: `close` it.
+    /// All inputs were read: call `close`.
     Ended,
 }
 
@@ -61,14 +61,14 @@ pub struct Merge {
     writer: RunWriter,
     /// The entries of the block in progress.
     group: Vec<Entry>,
-    /// In a survey: the frame bytes of each segment, and those still visible.
+    /// In a survey: the frame bytes of each segment, in total and still visible.
     live: Option<BTreeMap<SegmentId, (u64, u64)>>,
     relocation: Relocation,
 }
 
 impl Merge {
-    /// Creates the merge of `inputs`: neighbours of a list, newest first. If the oldest of them
-    /// `is_oldest` of the list, zeros are omitted: they hide nothing.
+    /// Creates the merge of `inputs`: neighbours of a list, newest first. If the oldest input `is_oldest` of
+    /// the list, zeros are omitted, because they hide nothing.
     pub fn new(inputs: impl IntoIterator<Item = Input>, is_oldest: bool) -> Self {
         let cursors = inputs.into_iter().map(Cursor::new).collect();
         let (writer, group, relocation) = (RunWriter::default(), Vec::new(), Relocation::default());
@@ -108,12 +108,12 @@ impl Merge {
     /// Records that moved frames are stored in `segment`, with this `index`.
     ///
     /// # Panics
-    /// If one of their blocks is not in it.
+    /// If one of their blocks is not in `index`.
     pub fn moved(&mut self, ordinal: u32, segment: SegmentObject, index: Arc<FrameIndex>) {
         self.writer.set_segment(ordinal, segment, index);
     }
 
-    /// Merges until a page is full or another is needed.
+    /// Merges until an output page is full or another input page is needed.
     pub fn advance(&mut self) -> MergeStep {
         let before = self.writer.ready();
         loop {
@@ -148,7 +148,7 @@ impl Merge {
     /// If all its pages were fed.
     pub fn feed(&mut self, input: usize, page: RunPage) {
         let cursor = &mut self.cursors[input];
-        assert!(cursor.fed < cursor.pages(), "no more pages are needed than there are");
+        assert!(cursor.fed < cursor.pages(), "only existing pages are fed");
         cursor.fed += 1;
         cursor.fresh.push_back(page);
     }
@@ -256,7 +256,7 @@ impl Cursor {
         (self.fresh.is_empty() && self.fed < self.pages()).then_some(self.fed)
     }
 
-    /// Returns the entry `nth` after the next.
+    /// Returns the `nth` entry after the next.
     fn entry(&self, nth: usize) -> Option<Entry> {
         match &self.input {
             Input::Segment(_, index) => index.frames().get(self.at + nth).map(Entry::of),

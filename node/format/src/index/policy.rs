@@ -1,30 +1,30 @@
 //! Chooses the runs to merge.
 //!
-//! Invariant: levels rise from the newest run of a list to the oldest. Eight runs of a level become one of
-//! the next; up to sixteen in a backlog. The oldest run, once it is of level 2 or above, is the *base*:
-//! all runs of those levels above it are merged into it once they show half as many sectors as it does.
-//! Each entry is thus written about once per level, and a list has at most seven runs for each level below
-//! the base's, and the base.
+//! Invariant: levels rise from the newest run of a list to the oldest. Eight runs of a level (up to sixteen
+//! in a backlog) become one run of the next. The oldest run, once it is of level 2 or above, is the *base*.
+//! All newer runs of those levels are merged into the base once they show half as many sectors as the base
+//! does. Each entry is thus written about once per level, and a list has the base and at most seven runs for
+//! each level below the base's.
 //!
-//! Merges into the base free space. The whole list is thus merged once the runs above the oldest one show
-//! half as many sectors as it does, and at least 64 MiB: large commits, sequential ones and discards have
-//! few entries, and a small volume has few commits. Sectors are counted, not entries: one entry of a block
-//! hides up to 32 older ones.
+//! Merges into the base free space. The whole list is therefore merged once the runs newer than the oldest
+//! one show half as many sectors as the oldest does, and at least 64 MiB: large commits, sequential ones and
+//! discards have few entries, and a small volume has few commits. Sectors are counted, not entries: one entry
+//! of a block hides up to 32 older ones.
 
 use std::ops::Range;
 
 #[cfg(feature = "simulation")]
 use std::cell::Cell;
 
-/// Runs of one level that become one of the next.
+/// Number of runs of one level that become one run of the next.
 const FAN_OUT: usize = 8;
 /// Number of runs above which a record is created for merges alone.
 const MAX_RUNS: usize = 48;
 /// The lowest level of a base, and of the runs merged into it.
 const BASE_LEVEL: u8 = 2;
-/// Minimum sectors above the oldest run for which the whole list is merged: 64 MiB.
+/// Minimum sectors in runs newer than the oldest for which the whole list is merged: 64 MiB.
 const LEAST_SECTORS: u64 = 1 << 14;
-/// A base is merged when the runs above it show one sector for this many of its own.
+/// A base is merged when the newer runs show one sector for this many sectors of the base.
 const BASE_TIMES: u64 = 2;
 
 #[cfg(feature = "simulation")]
@@ -104,8 +104,8 @@ pub struct Choice {
     pub level: u8,
 }
 
-/// Returns the merges for a list of runs, newest first: at most one for each stretch between runs without
-/// a shape, which are excluded.
+/// Returns the merges for a list of runs, newest first. Runs without a shape are excluded; each stretch
+/// between them gets at most one merge.
 pub fn next_merges(runs: &[Option<Shape>]) -> Vec<Choice> {
     let (mut start, mut due) = (0, Vec::new());
     for stretch in runs.split(Option::is_none) {
@@ -130,13 +130,13 @@ pub fn next_merge(runs: &[Shape], has_oldest: bool) -> Option<Choice> {
         .or_else(|| base_merge(above, runs.last().filter(|_| base.is_some())?))
 }
 
-/// Merges all if the runs above the oldest may hide much of it.
+/// Returns a merge of the whole list if the newer runs may hide much of the oldest one.
 fn whole_merge(runs: &[Shape]) -> Option<Choice> {
     let level = runs.iter().map(|run| run.level).fold(BASE_LEVEL, u8::max);
     is_due_whole(runs).then_some(Choice { kind: MergeKind::Base, inputs: 0..runs.len(), level })
 }
 
-/// Returns true if this whole list, newest first, is to become one run.
+/// Returns true if this whole list, newest first, must become one run.
 pub fn is_due_whole(runs: &[Shape]) -> bool {
     let Some((oldest, above)) = runs.split_last() else { return false };
     !above.is_empty() && sectors(above) >= least_sectors() && shows_half(above, oldest)
@@ -146,7 +146,7 @@ fn sectors(runs: &[Shape]) -> u64 {
     runs.iter().fold(0, |sectors, run| sectors.saturating_add(run.sectors))
 }
 
-/// Returns true if the runs above show half as many sectors as the oldest one.
+/// Returns true if the newer runs show half as many sectors as the oldest one.
 fn shows_half(above: &[Shape], oldest: &Shape) -> bool {
     sectors(above).saturating_mul(BASE_TIMES) >= oldest.sectors
 }
@@ -157,7 +157,7 @@ fn level_merge(above: &[Shape]) -> Option<Choice> {
         let start = end;
         end += above[start..].iter().take_while(|other| other.level == run.level).count();
         if end - start >= fan_out() {
-            // The oldest of them are next to the next level.
+            // The oldest runs are chosen, which adjoin the next level.
             let inputs = start.max(end.saturating_sub(2 * fan_out()))..end;
             return Some(Choice { kind: MergeKind::Level, inputs, level: run.level.saturating_add(1) });
         }
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(next_merges(&list(LEAST_SECTORS, 2 * LEAST_SECTORS)), all);
         assert_eq!(next_merges(&list(LEAST_SECTORS, 2 * LEAST_SECTORS + 1)), [], "less than half");
         assert_eq!(next_merges(&list(LEAST_SECTORS - 1, 2)), [], "less than 64 MiB");
-        // It precedes a merge of the level, which would hide the run that makes it due.
+        // This merge precedes a merge of the level, which would hide the run that makes this one due.
         let eight = shapes(&[(0, LEAST_SECTORS); 8]);
         assert_eq!(next_merge(&eight, true).unwrap().kind, MergeKind::Base);
         assert_eq!(next_merge(&eight, false).unwrap().kind, MergeKind::Level);

@@ -1,12 +1,13 @@
 //! The sectors that a merge moves out of sparse segments.
 //!
-//! Sectors are moved in the order of blocks, and a block's sectors come from several segments. Those that go
-//! to the same new segment become one frame there. A fully visible frame that is not combined with others is
-//! copied in its stored form; of any other, hidden sectors are omitted. The positions of moved frames are
-//! thus known only once their new segment is stored: the entries that name them wait for that (`writer.rs`).
+//! Sectors are moved in the order of blocks, and a block's sectors come from several segments. The sectors
+//! that go to the same new segment become one frame there. A fully visible frame that is not combined with
+//! others is copied in its stored form; for any other frame, hidden sectors are omitted. The positions of
+//! moved frames are thus known only once their new segment is stored, and the entries that name them wait
+//! until then (`writer.rs`).
 //!
-//! Old segments are relocated in groups: the frames of a new segment come from few old ones, in a stretch of
-//! each.
+//! Old segments are relocated in groups, so that the frames of a new segment come from a few old segments,
+//! and from one stretch of each.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -17,17 +18,17 @@ use super::writer::RunWriter;
 use crate::segment::Frame;
 use crate::wire;
 
-/// A segment is relocated if less than this share of it is visible. By a model of uniform random
-/// overwrites, 40 % uploads up to 1.4 times the written data, and stores 1.7 times the live data
+/// A segment is relocated if less than this share of it is visible. In a model of uniform random overwrites,
+/// a share of 40 % uploads up to 1.4 times the written data, and stores 1.7 times the live data
 /// (`docs/adr/0010-relocation.md`).
 pub(super) const SPARSE_PERCENT: u64 = 40;
 /// Maximum segments that a merge relocates, which bounds its duration.
 pub(super) const MAX_RELOCATED: usize = 4096;
-/// Old segments whose frames go to the same new ones.
+/// Number of old segments whose frames go to the same new segments.
 const GROUP: usize = 64;
-/// Size from which a new segment is stored: it is built in memory.
+/// Size at which a new segment, which is built in memory, is stored.
 const NEW_BYTES: u64 = 16 << 20;
-/// Maximum parts waiting in all new segments: some 100 bytes of memory each.
+/// Maximum parts waiting in all new segments, at about 100 bytes of memory each.
 const MAX_WAITING: usize = 1 << 18;
 
 /// The part of a frame that is moved.
@@ -48,11 +49,11 @@ pub struct MovedFrames {
     pub ordinal: u32,
     /// Ascending by block. Those of one block have no sector in common, and become one frame.
     pub parts: Vec<MovedPart>,
-    /// Memory in which they are combined into frames.
+    /// Memory for combining the parts into frames.
     bytes: u64,
 }
 
-/// Returns true if these parts form one frame in its stored form.
+/// Returns true if these parts are one frame in its stored form.
 pub fn is_as_stored(parts: &[MovedPart]) -> bool {
     matches!(parts, [only] if only.visible == only.frame.mask)
 }
@@ -73,7 +74,8 @@ fn memory_of(parts: &[MovedPart]) -> u64 {
 pub type Fingerprint = [u8; 16];
 
 impl MovedFrames {
-    /// Returns equal values for the same parts in the same order: each merge sees the same part of a frame.
+    /// Returns a checksum that is equal for the same parts in the same order, because each merge sees the
+    /// same part of a frame.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut places = Vec::with_capacity(self.parts.len() * (wire::ID_BYTES + 8));
         for MovedPart { from, frame, visible: _ } in &self.parts {
@@ -84,7 +86,7 @@ impl MovedFrames {
     }
 }
 
-/// Returns the group of each segment to relocate, regardless of which of them are unreadable.
+/// Returns the group of each segment to relocate, independent of which segments are unreadable.
 pub fn groups(mut sparse: Vec<SegmentId>) -> HashMap<SegmentId, u32> {
     sparse.sort_unstable();
     (0..).zip(sparse.chunks(GROUP)).flat_map(|(group, ids)| ids.iter().map(move |id| (*id, group))).collect()
@@ -94,7 +96,7 @@ pub fn groups(mut sparse: Vec<SegmentId>) -> HashMap<SegmentId, u32> {
 #[derive(Debug)]
 struct TakenPart {
     group: u32,
-    /// Number of the block's newer entries, without those of parts.
+    /// Number of the block's newer entries, not counting those of moved parts.
     newer: usize,
     part: MovedPart,
 }
@@ -108,14 +110,15 @@ pub(super) struct Relocation {
     block: Vec<TakenPart>,
     /// New segments by group.
     open: BTreeMap<u32, MovedFrames>,
-    /// Number of parts in them.
+    /// Number of parts in these segments.
     waiting: usize,
     /// New segments that are ready to be stored.
     pub(super) full: VecDeque<MovedFrames>,
 }
 
 impl Relocation {
-    /// Takes a part if its segment is relocated. `newer` of its block's remaining entries are newer.
+    /// Takes a part if its segment is relocated. `newer` is the number of newer entries of its block that
+    /// remain.
     pub(super) fn take(&mut self, part: MovedPart, newer: usize) -> bool {
         let Some(group) = self.groups.get(&part.from) else { return false };
         self.block.push(TakenPart { group: *group, newer, part });

@@ -1,6 +1,6 @@
-//! Writes a run: takes entries, and produces the bytes of the object incrementally.
+//! Writes a run: accepts entries, and produces the bytes of the object incrementally.
 //!
-//! Entries that name frames of an unstored segment wait for it, and so do all later pages.
+//! Entries that name frames of an unstored segment wait until it is stored, and so do all later pages.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::fence::Fence;
 use crate::safeguard::{Safeguard::NameMovedFrame, safeguard};
 use crate::segment::{Frame, FrameIndex};
 
-/// Waiting entries in pages at which no more should be added: 56 bytes of memory each.
+/// Number of waiting entries in pages at which no more should be added, at 56 bytes of memory each.
 const MAX_WAITING: usize = 1 << 19;
 
-/// Collects the entries of a run, lowest block first. Memory: the entries of one page and of those that
-/// wait, the bytes not taken, and 8 bytes for each earlier page.
+/// Collects the entries of a run, lowest block first. Memory: the entries of one page and of the waiting
+/// pages, the bytes that were not taken, and 8 bytes for each earlier page.
 #[derive(Debug, Default)]
 pub(super) struct RunWriter {
     /// Bytes of the object that were not taken yet.
@@ -30,7 +30,7 @@ pub(super) struct RunWriter {
     page: Vec<Entry>,
     /// Full pages that wait for a segment, or follow one that does.
     full: VecDeque<Vec<Entry>>,
-    /// Number of entries in them.
+    /// Number of entries in these pages.
     waiting: usize,
     /// First block and bytes of each earlier page.
     pages: Vec<(u32, u32)>,
@@ -38,9 +38,9 @@ pub(super) struct RunWriter {
     sectors: u64,
     /// `None` if the segment is not stored yet.
     segments: Vec<Option<SegmentObject>>,
-    /// The frames of those that were stored since, while entries wait for them.
+    /// The frames of segments that were stored since, while entries wait for them.
     made: HashMap<u32, Arc<FrameIndex>>,
-    /// Chunks as runs, exact.
+    /// The exact chunks, as runs.
     chunks: Vec<(u32, u32)>,
 }
 
@@ -154,9 +154,9 @@ impl RunWriter {
     /// Adds the head and the trailer, the last bytes to take. Nothing may be pushed afterwards.
     pub(super) fn close(&mut self, id: RunId, level: u8) -> (RunRef, RunHead) {
         self.end_page();
-        assert!(self.full.is_empty(), "what was moved is stored first");
+        assert!(self.full.is_empty(), "moved frames are stored first");
         let segments = std::mem::take(&mut self.segments);
-        let segments = segments.into_iter().map(|segment| segment.expect("what was moved is stored first"));
+        let segments = segments.into_iter().map(|segment| segment.expect("moved frames are stored first"));
         let head = RunHead::new(std::mem::take(&mut self.pages), segments.collect());
         let head_offset = self.taken + self.body.len() as u64;
         let head_bytes = head.encode_at_end(&mut self.body);

@@ -37,7 +37,7 @@ pub enum LogError {
         /// The volume whose log contains it.
         expected: VolumeId,
     },
-    /// A record is missing or has another's key.
+    /// A record is missing, or is stored under another record's key.
     #[error("log record {expected} is missing: found {found} in its place")]
     Gap {
         /// The seq that must follow.
@@ -52,7 +52,7 @@ pub enum LogError {
     #[error("log record {0} creates the volume a second time")]
     CreatedTwice(Seq),
     /// A record of a writer that does not hold the volume.
-    #[error("log record {seq} of epoch {found} comes while epoch {current} holds the volume")]
+    #[error("log record {seq} has epoch {found}, but epoch {current} holds the volume")]
     Epoch {
         /// The record's sequence number.
         seq: Seq,
@@ -75,14 +75,14 @@ pub enum LogError {
         to: u64,
     },
     /// The formats limit volumes to fewer sectors.
-    #[error("log record {seq} gives the volume {sectors} sectors, more than the {MAX_SECTORS} it can have")]
+    #[error("log record {seq} gives the volume {sectors} sectors, more than the maximum of {MAX_SECTORS}")]
     TooLarge {
         /// The record's sequence number.
         seq: Seq,
         /// Its sectors.
         sectors: u64,
     },
-    /// An object is added after its place.
+    /// An object is added after the log has passed its place.
     #[error("log record {seq} adds {object}, whose place the log has passed")]
     Place {
         /// The record's sequence number.
@@ -99,13 +99,13 @@ pub enum LogError {
         object: Box<PlacedId>,
     },
     /// A fork is smaller than its snapshot, has too many ancestors, or has its own objects.
-    #[error("log record {0} makes a fork that cannot be")]
+    #[error("log record {0} creates an invalid fork")]
     Fork(Seq),
     /// A record of the control plane changes more than the list of snapshots.
     #[error("log record {0} has no writer and changes more than the list of snapshots")]
     Control(Seq),
     /// The snapshot is already registered, exceeds the maximum, or is dropped without being registered.
-    #[error("log record {0} changes the list of snapshots as it cannot be changed")]
+    #[error("log record {0} makes an invalid change to the list of snapshots")]
     Snapshots(Seq),
     /// A merge of runs that are not in the list, or not in this order.
     #[error("log record {seq} merges runs into {output} that are not neighbours of the list")]
@@ -116,7 +116,7 @@ pub enum LogError {
         output: Box<PlacedId>,
     },
     /// A segment or run of chunks is beyond the end of the volume.
-    #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
+    #[error("log record {seq} commits chunks from {first} on, but the volume has {chunks} chunks")]
     BeyondEnd {
         /// The record's sequence number.
         seq: Seq,

@@ -150,7 +150,7 @@ fn a_commit_beyond_the_volumes_end_is_refused() {
     let mut manifest = attached();
     let commit = |chunks| record(3, 1, commit(1, chunks));
     let refused = manifest.apply(&commit(vec![(0, 1), (31, 2)])).unwrap_err();
-    assert_eq!(refused.to_string(), "log record 3 commits chunks from 31 on, of which the volume has 32");
+    assert_eq!(refused.to_string(), "log record 3 commits chunks from 31 on, but the volume has 32 chunks");
     assert_eq!(manifest.apply(&commit(vec![(31, 1)])), Ok(()));
 }
 
@@ -375,7 +375,7 @@ fn a_change_makes_the_volume_larger_and_never_smaller() {
         ),
         (
             grown(1 << 20, vec![(beyond, 1)]),
-            "log record 3 commits chunks from 32 on, of which the volume has 32",
+            "log record 3 commits chunks from 32 on, but the volume has 32 chunks",
         ),
         (grown(MAX_SECTORS + 1, vec![]), "log record 3 gives the volume 137438953473 sectors, more than the"),
     ] {
@@ -414,7 +414,7 @@ fn chunks_that_a_fence_names_besides_hold_nothing() {
     let mut beyond = ChunkSet::default();
     beyond.add(Chunk(1000));
     let refused = manifest.apply(&record(4, 1, change(vec![], beyond))).unwrap_err().to_string();
-    assert_eq!(refused, "log record 4 commits chunks from 1000 on, of which the volume has 1000");
+    assert_eq!(refused, "log record 4 commits chunks from 1000 on, but the volume has 1000 chunks");
 }
 
 fn taken(seq: u64, epoch: u64, uid: u8, dropped: &[u64]) -> Record {

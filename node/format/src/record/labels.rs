@@ -13,7 +13,7 @@ pub struct Labels(BTreeMap<String, String>);
 /// The object that a volume was created for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// Uid of its cluster; `None` for a volume created on the command line.
+    /// Uid of the object's cluster; `None` for a volume created on the command line.
     pub cluster: Option<String>,
     /// Its name.
     pub volume: Option<String>,

@@ -30,7 +30,7 @@ impl SpokenVersions {
     }
 
     /// Returns the version for a keeper that refused `version` and supports versions up to `keepers`; `None`
-    /// if that is not lower.
+    /// if `keepers` is not lower.
     pub(super) fn fall_back(version: u8, keepers: u8) -> Option<u8> {
         (1..version).contains(&keepers).then_some(keepers)
     }

@@ -1,4 +1,5 @@
-//! Taking the place of a run directory's keeper: a free one, or that of the serving keeper.
+//! Becoming the keeper of a run directory, by taking the *place* (lock and socket) if it is free or from the
+//! serving keeper.
 //!
 //! *Invariants*: files received from a keeper are closed only while that keeper continues to serve.
 
@@ -19,7 +20,7 @@ use super::{AGAIN_AFTER, Keeper, KeeperWatch, START_WITHIN, is_absent, is_cut_of
 const KEEPER_LOCK: &str = "keeper.lock";
 /// Maximum time until the connections of a killed process end.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
-/// Delay between two attempts, after many.
+/// Delay between two attempts after many attempts.
 const LATER_AFTER: Duration = Duration::from_millis(500);
 
 /// Takes the place of the keeper, with all files of the previous keeper. If another process has the place and
@@ -72,10 +73,10 @@ pub(super) fn bind(socket: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(socket)
 }
 
-/// Takes over all files from the serving keeper. `None` if that continues to serve or exited midway; keeps
-/// the files that arrived before such an exit.
+/// Takes over all files from the serving keeper. `None` if that keeper continues to serve or exited midway;
+/// the files that arrived before its exit are kept.
 fn take_over(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPlace>> {
-    // Ends when the keeper exits or has handed over.
+    // The watch ends when the keeper exits or has handed over.
     let mut watch = keeper.watch()?;
     let (status, lock, mut stream) = keeper.ask_once(HAND_OVER, 0, None)?;
     if status != DONE {
@@ -100,12 +101,13 @@ fn take_over(keeper: &Keeper, kept: &KeeperFiles) -> io::Result<Option<KeeperPla
             Ok(None)
         }
         Err(_) if release_if_served(&mut watch, kept) => Ok(None),
-        // It exited after it had sent all files.
+        // The keeper exited after it had sent all files.
         Err(_) => Ok(Some(place)),
     }
 }
 
-/// Closes the received files if the keeper continues to serve: it has all of them. Returns true if so.
+/// Closes the received files if the keeper, which has all of them, continues to serve. Returns true if it
+/// closed them.
 fn release_if_served(watch: &mut KeeperWatch, kept: &KeeperFiles) -> bool {
     let is_served = !watch.ends(ENDS_WITHIN);
     if is_served {

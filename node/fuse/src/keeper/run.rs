@@ -12,7 +12,7 @@ use super::place::take_place;
 use super::serve::{KeeperFiles, serve};
 use super::{Keeper, KeeperEvent, START_WITHIN, is_absent};
 
-/// Name of the process, which replaces its program's.
+/// Name of the process, which replaces the name of its program.
 const PROCESS_NAME: &std::ffi::CStr = c"holdfast-keeper";
 /// Maximum wait of a keeper without files for the place of one that does not hand it over.
 const TAKEN_WITHIN: Duration = Duration::from_secs(30);
@@ -39,8 +39,8 @@ pub fn run(run_dir: &Path) -> io::Result<()> {
     }
     ignore(libc::SIGHUP);
     let kept = KeeperFiles::default();
-    end_when_told(&kept)?;
-    // If this fails, the keeper can keep fewer files.
+    exit_on_signal(&kept)?;
+    // On failure the keeper can keep fewer files.
     drop(holdfast_ring::raise_open_file_limit());
     keep(&Keeper::of(run_dir), &kept)
 }
@@ -52,7 +52,7 @@ pub fn run(run_dir: &Path) -> io::Result<()> {
 /// As [`run`].
 pub fn run_for_daemon(run_dir: &Path) -> io::Result<()> {
     set_name();
-    // Stopping the daemon's service sends these to its whole group.
+    // Stopping the daemon's service sends these signals to its whole process group.
     [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().for_each(ignore);
     drop(holdfast_ring::raise_open_file_limit());
     let (keeper, kept) = (Keeper::of(run_dir), KeeperFiles::until_unused());
@@ -78,7 +78,7 @@ fn take_and_serve(keeper: &Keeper, kept: &KeeperFiles, within: Duration) -> io::
         note(&format!("serving {} with {} connections", keeper.socket().display(), kept.lock().files.len()));
         match serve(kept, place) {
             Err(error) if !kept.lock().files.is_empty() => {
-                note(&format!("the place could not be served: {error}"));
+                note(&format!("serving failed: {error}"));
                 thread::sleep(AGAIN_AFTER);
             }
             served => return served,
@@ -86,8 +86,8 @@ fn take_and_serve(keeper: &Keeper, kept: &KeeperFiles, within: Duration) -> io::
     }
 }
 
-/// Waits until the serving keeper gets a signal to exit, or none serves. After the exit of one it checks for
-/// a successor, from which it does not take over.
+/// Waits until the serving keeper gets a signal to exit, or no keeper serves. After a keeper's exit it checks
+/// for a successor, from which it does not take over.
 fn stand_by(keeper: &Keeper) {
     loop {
         match keeper.watch() {
@@ -97,7 +97,7 @@ fn stand_by(keeper: &Keeper) {
                 }
             }
             Err(error) if is_absent(&error) => return,
-            // It serves, but cannot be watched.
+            // The keeper serves, but cannot be watched.
             Err(_) => thread::sleep(AGAIN_AFTER),
         }
     }
@@ -118,9 +118,9 @@ fn ignore(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
-/// Blocks the signals to exit, even for the first process of a PID namespace, and starts a thread that waits
-/// for them.
-fn end_when_told(kept: &KeeperFiles) -> io::Result<()> {
+/// Blocks the signals to exit and starts a thread that waits for them; this also works for the first process
+/// of a PID namespace.
+fn exit_on_signal(kept: &KeeperFiles) -> io::Result<()> {
     // SAFETY: zeros are a valid set, which the next call empties.
     let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set outlives the call.
@@ -143,10 +143,10 @@ fn end_when_told(kept: &KeeperFiles) -> io::Result<()> {
                 thread::sleep(AGAIN_AFTER);
                 continue;
             }
-            if kept.tell_to_end() {
+            if kept.request_exit() {
                 std::process::exit(0);
             }
-            note("told to end; it serves until it holds nothing, or another keeper takes its place");
+            note("got a signal to exit; serving until no file is left or another keeper takes over");
         }
     };
     thread::Builder::new().spawn(wait).map(drop)

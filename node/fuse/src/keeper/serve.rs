@@ -52,7 +52,7 @@ pub(super) struct KeptFiles {
 pub(super) struct KeeperFiles(Arc<Mutex<KeptFiles>>);
 
 impl KeeperFiles {
-    /// Makes the empty set of a keeper that exits when it holds no file and no process is connected.
+    /// Creates the empty set of a keeper that exits when it holds no file and no process is connected.
     pub(super) fn until_unused() -> Self {
         Self(Arc::new(Mutex::new(KeptFiles { ends_unused: true, ..KeptFiles::default() })))
     }
@@ -62,19 +62,19 @@ impl KeeperFiles {
     }
 
     /// Records that the process must exit, and notifies watchers. Returns true if it may exit at once; a
-    /// serving one exits by itself once it holds nothing.
-    pub(super) fn tell_to_end(&self) -> bool {
+    /// serving keeper exits by itself once it holds nothing.
+    pub(super) fn request_exit(&self) -> bool {
         let mut kept = self.lock();
         kept.is_ending = true;
         for mut watcher in kept.watchers.iter().map(Arc::as_ref) {
-            // A watcher that does not read sees the exit.
+            // A watcher that does not read the message still notices the exit.
             drop(watcher.write_all(&[ENDING]));
         }
         kept.end_if_done();
         kept.place.is_none() && kept.files.is_empty()
     }
 
-    /// Stops counting a connection as a reason to run.
+    /// Removes a connection from the reasons to keep running.
     fn leave(&self) {
         let mut kept = self.lock();
         kept.connections -= 1;
@@ -280,11 +280,11 @@ fn is_own(stream: &UnixStream) -> bool {
 
 /// Waits until one of these is readable or closed at its other end.
 fn wait_readable(files: [BorrowedFd<'_>; 2]) {
-    let mut wanted =
+    let mut polled =
         files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     // SAFETY: the pointer names two structures, which outlive the call.
-    let found = unsafe { libc::poll(wanted.as_mut_ptr(), 2, -1) };
-    if found < 0 {
+    let ready = unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
+    if ready < 0 {
         // A signal, or no memory: the caller checks by itself.
         thread::sleep(AGAIN_AFTER);
     }

@@ -232,7 +232,7 @@ fn a_keeper_that_was_told_to_end_says_so() {
     let (keeper, first) = started(dir.path(), &[1]);
     let mut watch = keeper.watch().unwrap();
     assert!(!watch.is_ending());
-    assert!(!first.kept.tell_to_end(), "it has a connection");
+    assert!(!first.kept.request_exit(), "it has a connection");
     assert_eq!((watch.await_event(), watch.is_ending()), (KeeperEvent::Ending, true));
     assert!(keeper.watch().unwrap().is_ending());
     assert_eq!(keeper.list().unwrap(), [1], "it serves on");
@@ -246,11 +246,11 @@ fn a_keeper_that_was_told_to_end_says_so() {
 fn a_keeper_that_was_told_to_end_ends_with_its_last_file() {
     let dir = tempfile::tempdir().unwrap();
     let (keeper, empty) = started(dir.path(), &[]);
-    assert!(empty.kept.tell_to_end());
+    assert!(empty.kept.request_exit());
     empty.thread.join().unwrap().unwrap();
     assert!(is_absent(&keeper.watch().unwrap_err()));
     let (keeper, last) = started(dir.path(), &[1]);
-    assert!(!last.kept.tell_to_end());
+    assert!(!last.kept.request_exit());
     keeper.drop(1).unwrap();
     last.thread.join().unwrap().unwrap();
 }
@@ -262,7 +262,7 @@ fn one_that_stands_by_takes_the_place_of_one_that_ends() {
     let (keeper, first) = started(dir.path(), &[1]);
     let second = begun(dir.path());
     until("the second one serves", || second.has(&[1]) && first.has(&[]));
-    assert!(!second.kept.tell_to_end());
+    assert!(!second.kept.request_exit());
     until("the first one serves again", || first.has(&[1]));
     second.thread.join().unwrap().unwrap();
     assert_eq!(keeper.list().unwrap(), [1]);

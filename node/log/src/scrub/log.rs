@@ -49,7 +49,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
         let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
         match objects.get(&key, MAX_METADATA_BYTES).await {
             Ok(bytes) => drop(checkpoints.insert(seq, bytes)),
-            // In between, the writer created a newer one and deleted this one.
+            // The writer created a newer checkpoint in the meantime and deleted this one.
             Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(store("read a checkpoint", volume)(error)),
         }
@@ -75,7 +75,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     let truncated_before = oldest.unwrap_or(Seq::FIRST);
     // The records up to the newest marker are not consecutive, and some of them may be late.
     let truncated_upto = newest_marker(objects, volume, truncated_before).await?.unwrap_or(Seq(0));
-    // Listed, but truncated before it was read: treated as if it had not been listed.
+    // A record that was listed, but truncated before it was read, is treated as not listed.
     records.retain(|_, record| !matches!(record, Err(Damage::Missing)));
     let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(truncated_before);
     let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
@@ -148,8 +148,8 @@ impl Replay {
         }
     }
 
-    /// Replays a record; `None`: it may have been truncated. Readers may start at a root if the record
-    /// `counts`: it is the last one, or certainly part of the log.
+    /// Replays a record; `None` means that it may have been truncated. Readers may start at the root of a
+    /// record that `counts`, which is the last one or certainly part of the log.
     fn record(&mut self, seq: Seq, record: Option<Result<Record, Damage>>, counts: bool) {
         let fault = match record {
             None => {
@@ -228,8 +228,9 @@ impl Replay {
         let end = known.seq();
         let of_checkpoint = |(seq, fault, has_newer)| Finding {
             key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
-            // Readers use the newest one, and read no root before it. An intact one that differs is only
-            // replaced by a root at the log's end, because readers cannot detect the difference.
+            // Readers use the newest checkpoint, and read no root before it. An intact checkpoint that
+            // differs from the log is only superseded by a root at the log's end, because readers cannot
+            // detect the difference.
             effect: if has_newer
                 || newest_whole.is_some_and(|newest| {
                     seq < newest && (newest == end || !matches!(fault, Damage::Differs))
@@ -266,8 +267,8 @@ impl Replay {
         LogState { manifest: known, records, checkpoints, findings, replaceable, lacks_checkpoint }
     }
 
-    /// Leaves a truncated log one checkpoint, even a damaged one, if no replacement can be stored: it marks
-    /// from where the newest root and the records after it may be trusted.
+    /// Keeps one checkpoint of a truncated log, even a damaged one, if no replacement can be stored: it marks
+    /// the position from which the newest root and the records after it may be trusted.
     fn keep_one(&mut self, checkpoints: u64, truncated_upto: Seq) {
         let all = self.replaceable.len() as u64 == checkpoints;
         if all && truncated_upto > Seq(0) && self.replaceable.contains(&self.known.seq()) {

@@ -10,8 +10,8 @@ use crate::error::{LogFailure, store};
 
 /// Deletes each damaged checkpoint that can be rebuilt from the log and the other checkpoints, and creates a
 /// new one as of the log's end, also for a truncated log without any. A deleted key is never created again:
-/// if the damaged one was at the log's end, readers start at the one before it, or at a root, until the
-/// writer creates the next. Returns the deleted keys.
+/// if the damaged checkpoint was at the log's end, readers start at the previous checkpoint, or at a root,
+/// until the writer creates the next. Returns the deleted keys.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the next scrub repairs the rest.
@@ -21,7 +21,7 @@ pub async fn repair_checkpoints(
     report: &Report,
 ) -> Result<Vec<String>, LogFailure> {
     let manifest = &report.manifest;
-    // First: a truncated log cannot be read without any checkpoint.
+    // Created before the deletion, because a truncated log cannot be read without any checkpoint.
     let is_due = report.lacks_checkpoint || !report.replaceable.is_empty();
     if is_due && !report.replaceable.contains(&manifest.seq()) {
         write_checkpoint(objects, volume, manifest.seq(), manifest.encode_checkpoint().into()).await?;

@@ -30,7 +30,7 @@ pub(super) struct RunScan {
     pub(super) blemishes: Vec<Damage>,
 }
 
-/// Reads the heads of the merged ones among `runs`, keyed by their index in the list.
+/// Reads the heads of the merged runs among `runs`, keyed by their index in the list.
 pub(super) async fn scan_heads(
     objects: &dyn ObjectStore,
     runs: &Runs,
@@ -141,8 +141,8 @@ impl RunScan {
         Ok(())
     }
 
-    /// Returns frames with bytes that the run names in these segments, by ordinal. Damaged pages, and a run
-    /// swept in the meantime, name none.
+    /// Returns the frames with bytes that the run names in these segments, by ordinal. Damaged pages, and a
+    /// run that was swept in the meantime, name none.
     pub(super) async fn frames_of(
         &self,
         objects: &dyn ObjectStore,

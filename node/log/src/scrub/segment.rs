@@ -16,7 +16,7 @@ use crate::error::{LogFailure, store};
 /// Maximum bytes of frames per read.
 const READ_BYTES: u64 = 4 << 20;
 
-/// A segment of the volume, by the reference to it.
+/// A segment of the volume, by the kind of reference to it.
 #[derive(Debug, Clone)]
 pub(super) enum Named {
     /// Listed as a run of level 0: reads need its own index.
@@ -53,7 +53,7 @@ pub(super) struct Scan {
 
 pub(super) enum Verdict {
     Whole,
-    /// None of its frames can be found by its own index.
+    /// The whole segment is lost: its own index finds no frame.
     Lost(Damage),
     /// These frames are damaged, ascending by block.
     Frames(Vec<(Frame, FrameError)>),

@@ -122,18 +122,19 @@ impl Lookup<'_> {
         Ok(damaged)
     }
 
-    /// Returns those of `frames` in a lost segment that are damaged.
+    /// Returns the damaged ones of `frames` in a lost segment.
     async fn unsound(&self, scan: &Scan, frames: Vec<Frame>) -> Result<Vec<Frame>, LogFailure> {
-        let there = match &scan.verdict {
+        let object_bytes = match &scan.verdict {
             Verdict::Lost(Damage::Missing) => 0,
             Verdict::Lost(Damage::Length { have, .. }) => *have,
             Verdict::Lost(_) | Verdict::Frames(_) | Verdict::Whole => u64::MAX,
         };
         let ends = |frame: &Frame| frame.offset.saturating_add(u64::from(frame.stored));
-        let (inside, outside): (Vec<Frame>, _) = frames.into_iter().partition(|frame| ends(frame) <= there);
-        let found = check(self.objects, self.volume, &scan.key, &inside, &|_bytes| ()).await?;
-        let found = found.unwrap_or_else(|| inside.iter().map(cut_off).collect());
-        Ok(found.into_iter().map(|(frame, _)| frame).chain(outside).collect())
+        let (inside, outside): (Vec<Frame>, _) =
+            frames.into_iter().partition(|frame| ends(frame) <= object_bytes);
+        let damaged = check(self.objects, self.volume, &scan.key, &inside, &|_bytes| ()).await?;
+        let damaged = damaged.unwrap_or_else(|| inside.iter().map(cut_off).collect());
+        Ok(damaged.into_iter().map(|(frame, _)| frame).chain(outside).collect())
     }
 
     /// Returns the sectors of damaged frames that no newer frame covers, by segment.
@@ -145,23 +146,28 @@ impl Lookup<'_> {
             chunks.entry(chunk).or_default().insert(*block, segments.clone());
         }
         for (chunk, damaged) in chunks {
-            let mut look = Look { damaged: &damaged, covered: HashMap::new(), shown: &mut shown };
+            let mut search = BlockSearch { damaged: &damaged, covered: HashMap::new(), shown: &mut shown };
             for (number, run) in self.manifest.runs().iter().enumerate() {
                 if run.fence().may_hold(chunk) {
-                    self.look_at_run(number, run, &mut look).await?;
+                    self.search_run(number, run, &mut search).await?;
                 }
             }
         }
         Ok(shown)
     }
 
-    async fn look_at_run(&self, number: usize, run: &Run, look: &mut Look<'_>) -> Result<(), LogFailure> {
+    async fn search_run(
+        &self,
+        number: usize,
+        run: &Run,
+        search: &mut BlockSearch<'_>,
+    ) -> Result<(), LogFailure> {
         match run {
             Run::Segment(segment) => {
                 let Some(index) = self.index(segment).await? else { return Ok(()) };
-                for block in look.damaged.keys() {
+                for block in search.damaged.keys() {
                     if let Some(frame) = index.find(Block(u64::from(*block))) {
-                        look.see(*block, Some(segment.id), frame.mask);
+                        search.cover(*block, Some(segment.id), frame.mask);
                     }
                 }
             }
@@ -169,7 +175,7 @@ impl Lookup<'_> {
                 let Some(scan) = self.runs.get(&number) else { return Ok(()) };
                 let Some(head) = &scan.head else { return Ok(()) };
                 let mut last: Option<(usize, Option<RunPage>)> = None;
-                for block in look.damaged.keys() {
+                for block in search.damaged.keys() {
                     let at = Block(u64::from(*block));
                     let Some(page) = head.page_of(at) else { continue };
                     if last.as_ref().is_none_or(|(there, _)| *there != page) {
@@ -177,7 +183,7 @@ impl Lookup<'_> {
                     }
                     let Some((_, Some(page))) = &last else { continue };
                     for entry in page.find(at) {
-                        look.see(*block, head.segment_of(entry), entry.visible);
+                        search.cover(*block, head.segment_of(entry), entry.visible);
                     }
                 }
             }
@@ -197,15 +203,15 @@ impl Lookup<'_> {
 }
 
 /// Search for the damaged blocks of a chunk, run by run, newest first.
-struct Look<'a> {
+struct BlockSearch<'a> {
     damaged: &'a Damaged,
     covered: HashMap<u32, Mask>,
     shown: &'a mut Shown,
 }
 
-impl Look<'_> {
-    /// Records that a run has the sectors `mask` of `block`, from this segment's frame or as zeros.
-    fn see(&mut self, block: u32, segment: Option<SegmentId>, mask: Mask) {
+impl BlockSearch<'_> {
+    /// Records that a run covers the sectors `mask` of `block` with this segment's frame, or with zeros.
+    fn cover(&mut self, block: u32, segment: Option<SegmentId>, mask: Mask) {
         let covered = self.covered.entry(block).or_default();
         let visible = mask.minus(*covered);
         *covered = covered.union(mask);

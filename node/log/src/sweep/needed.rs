@@ -1,9 +1,9 @@
 //! Objects that the volumes of a store need, both their own and each other's.
 //!
-//! The segments of all readable volumes number in the millions, one per seal. So an id is stored as a
-//! [`Fingerprint`]: about 27 bytes per needed segment during a sweep, and 8 per segment named by a merged run
-//! for the next sweep. Two ids with the same fingerprint keep each other's object: a sweep may miss garbage,
-//! but never deletes a needed object.
+//! The segments of all readable volumes number in the millions, one per seal. An id is therefore stored as a
+//! [`Fingerprint`]: about 27 bytes per needed segment during a sweep, and 8 bytes per segment named by a
+//! merged run until the next sweep. Two ids with the same fingerprint keep each other's object: a sweep may
+//! miss garbage, but never deletes a needed object.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -52,7 +52,7 @@ impl Fingerprint {
 /// Segments of one owner that a run names.
 #[derive(Debug)]
 struct Named {
-    /// Number of forks between the run's owner and theirs.
+    /// Number of forks between the run's owner and the segments' owner.
     forks: u8,
     segments: Box<[Fingerprint]>,
 }
@@ -113,7 +113,7 @@ impl Needed {
         read.map(|()| needed)
     }
 
-    /// Collects the needs of the volume of `manifest` alone, as far as its runs can be read.
+    /// Collects the objects that the volume of `manifest` alone needs, as far as its runs can be read.
     pub(crate) async fn of_one(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<Self, LogFailure> {
         let mut needed = Self::default();
         let mut reader = HeadReader { before: Heads::default(), now: Heads::default() };
@@ -296,7 +296,7 @@ impl Needed {
             Ok(Record { volume: named, body: Body::Create { source, .. }, .. }) if named == *volume => {
                 self.kept_whole.extend(source.iter().flat_map(|fork| fork.ancestors()).cloned());
             }
-            // Only its first record names its ancestors.
+            // Only the volume's first record names its ancestors.
             Ok(_) | Err(_) => self.any_may_be_read = true,
         }
         Ok(())
@@ -310,7 +310,7 @@ struct HeadReader {
 }
 
 impl HeadReader {
-    /// Returns the state for the next sweep. A failed sweep has not reached all of its needs.
+    /// Returns the state for the next sweep. A failed sweep has not reached all needed heads and roots.
     fn end(self, is_complete: bool) -> Heads {
         let Self { before, now: mut heads } = self;
         if !is_complete {

@@ -1,7 +1,7 @@
 //! Uploads that no daemon will complete: a killed daemon leaves the parts of its uploads, which appear in no
 //! object list and are billed.
 //!
-//! An upload is useless once the log has passed the position of its object, like an unnamed object. The grace
+//! Like an unnamed object, an upload is useless once the log has passed the position of its object. The grace
 //! is a second safeguard, as for objects. Costs: one LIST per 1,000 uploads of the bucket and one request per
 //! abort. On failure: the sweep continues, and reports the store's response.
 
@@ -25,7 +25,8 @@ pub struct UnfinishedUploads {
     pub abandoned: u64,
     /// Useless uploads that were aborted.
     pub aborted: u64,
-    /// Error of a store that did not list them or abort one: the others stay until the next sweep.
+    /// Error of a store that did not list the uploads or abort one; the remaining uploads stay until the next
+    /// sweep.
     pub failed: Option<StoreError>,
 }
 

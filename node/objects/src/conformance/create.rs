@@ -3,40 +3,40 @@
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::{Ground, Violation, chain, during, must};
+use super::{StoreUnderTest, Violation, chain, during, must};
 use crate::{CreateError, ErrorKind};
 
-pub(super) async fn then_read(ground: &Ground) -> Result<(), Violation> {
+pub(super) async fn then_read(subject: &StoreUnderTest) -> Result<(), Violation> {
     for (name, body) in [("empty", Bytes::new()), ("small", Bytes::from_static(b"commit"))] {
-        let key = ground.key(name);
-        ground.must_create(&key, body.clone()).await?;
-        let read = ground.store.get(&key, 64).await.map_err(during("reading what was created"))?;
+        let key = subject.key(name);
+        subject.must_create(&key, body.clone()).await?;
+        let read = subject.store.get(&key, 64).await.map_err(during("reading the created object"))?;
         must!(read == body, "{key} was read back as {} bytes instead of {}", read.len(), body.len());
     }
     Ok(())
 }
 
-pub(super) async fn second_loses(ground: &Ground) -> Result<(), Violation> {
-    let key = ground.key("log");
-    ground.must_create(&key, Bytes::from_static(b"first")).await?;
+pub(super) async fn second_loses(subject: &StoreUnderTest) -> Result<(), Violation> {
+    let key = subject.key("log");
+    subject.must_create(&key, Bytes::from_static(b"first")).await?;
     for body in ["second", "first"] {
-        let again = ground.store.create(&key, Bytes::from_static(body.as_bytes())).await;
+        let again = subject.store.create(&key, Bytes::from_static(body.as_bytes())).await;
         must!(
             matches!(again, Err(CreateError::Exists { .. })),
             "creating an existing key with {body:?} answered {again:?} instead of Exists"
         );
     }
-    let read = ground.store.get(&key, 64).await.map_err(during("reading the winner"))?;
+    let read = subject.store.get(&key, 64).await.map_err(during("reading the winner"))?;
     must!(read == "first", "the second create replaced the object");
     Ok(())
 }
 
-pub(super) async fn one_of_many_wins(ground: &Ground) -> Result<(), Violation> {
+pub(super) async fn one_of_many_wins(subject: &StoreUnderTest) -> Result<(), Violation> {
     for round in 0..8 {
-        let key = ground.key(&format!("{round:020}"));
+        let key = subject.key(&format!("{round:020}"));
         let racers = (0..16u8).map(|writer| {
             let key = key.clone();
-            async move { (writer, ground.store.create(&key, Bytes::from(vec![writer; 1000])).await) }
+            async move { (writer, subject.store.create(&key, Bytes::from(vec![writer; 1000])).await) }
         });
         let mut winners = Vec::new();
         let mut unclear = Vec::new();
@@ -50,22 +50,22 @@ pub(super) async fn one_of_many_wins(ground: &Ground) -> Result<(), Violation> {
                 }
             }
         }
-        let stored = ground.store.get(&key, 1000).await.map_err(during("reading the winner"))?;
+        let stored = subject.store.get(&key, 1000).await.map_err(during("reading the winner"))?;
         let winner = stored.first().copied();
         must!(stored.len() == 1000, "the winner's object is torn: {} bytes", stored.len());
-        must!(winners.len() <= 1, "the store answered all of {winners:?} that they created {key}");
+        must!(winners.len() <= 1, "the store confirmed the creation of {key} to each of {winners:?}");
         let honest = winners.first().copied() == winner || winner.is_some_and(|who| unclear.contains(&who));
-        must!(honest, "{winners:?} won by the answer, but the object is of {winner:?}");
+        must!(honest, "the store confirmed {winners:?}, but stored the object of {winner:?}");
     }
     Ok(())
 }
 
-pub(super) async fn bad_keys(ground: &Ground) -> Result<(), Violation> {
+pub(super) async fn bad_keys(subject: &StoreUnderTest) -> Result<(), Violation> {
     for bad in ["", "/absolute", "a//b", "a/../b", "a b", "trailing/"] {
-        let refused = ground.store.create(bad, Bytes::new()).await;
+        let refused = subject.store.create(bad, Bytes::new()).await;
         let clear = matches!(&refused, Err(CreateError::Failed(error)) if error.kind() == ErrorKind::Invalid);
         must!(clear, "key {bad:?} was answered with {refused:?}");
-        let read = ground.store.get(bad, 1).await;
+        let read = subject.store.get(bad, 1).await;
         must!(
             read.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid),
             "key {bad:?} was read: {read:?}"

@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 
-use super::{Ground, Violation, during, must, pattern};
+use super::{StoreUnderTest, Violation, during, must, pattern};
 use crate::{ErrorKind, StoreError};
 
-pub(super) async fn missing(ground: &Ground) -> Result<(), Violation> {
-    let key = ground.key("never-written");
-    let store = &ground.store;
+pub(super) async fn missing(subject: &StoreUnderTest) -> Result<(), Violation> {
+    let key = subject.key("never-written");
+    let store = &subject.store;
     let answers = [
         ("get", store.get(&key, 1).await.err()),
         ("get_range", store.get_range(&key, 0..1).await.err()),
@@ -20,12 +20,12 @@ pub(super) async fn missing(ground: &Ground) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn bounded(ground: &Ground) -> Result<(), Violation> {
-    let key = ground.key("hundred");
-    ground.must_create(&key, pattern(100)).await?;
-    let whole = ground.store.get(&key, 100).await.map_err(during("get up to its own size"))?;
+pub(super) async fn bounded(subject: &StoreUnderTest) -> Result<(), Violation> {
+    let key = subject.key("hundred");
+    subject.must_create(&key, pattern(100)).await?;
+    let whole = subject.store.get(&key, 100).await.map_err(during("get up to its own size"))?;
     must!(whole == pattern(100), "get changed the bytes");
-    let refused = ground.store.get(&key, 99).await;
+    let refused = subject.store.get(&key, 99).await;
     must!(
         matches!(refused, Err(StoreError::TooLarge { size_bytes: 100, max_bytes: 99, .. })),
         "a 100 byte object read with a bound of 99 gave {refused:?}"
@@ -33,23 +33,23 @@ pub(super) async fn bounded(ground: &Ground) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn ranges(ground: &Ground) -> Result<(), Violation> {
+pub(super) async fn ranges(subject: &StoreUnderTest) -> Result<(), Violation> {
     const LEN: u64 = 10_000;
-    let key = ground.key("ten-thousand");
+    let key = subject.key("ten-thousand");
     let body = pattern(LEN as usize);
-    ground.must_create(&key, body.clone()).await?;
+    subject.must_create(&key, body.clone()).await?;
     for range in [0..1, 0..LEN, 1..2, 4096..8192, LEN - 1..LEN] {
-        let got = ground.store.get_range(&key, range.clone()).await.map_err(during("a range inside"))?;
+        let got = subject.store.get_range(&key, range.clone()).await.map_err(during("a range inside"))?;
         must!(got == body.slice(range.start as usize..range.end as usize), "bytes {range:?} are wrong");
     }
     for range in [0..LEN + 1, LEN - 1..LEN + 1, LEN..LEN + 1, LEN + 5..LEN + 9] {
-        let got = ground.store.get_range(&key, range.clone()).await;
+        let got = subject.store.get_range(&key, range.clone()).await;
         must!(
             matches!(&got, Err(StoreError::OutOfRange { end, .. }) if *end == range.end),
             "range {range:?} of {LEN} bytes gave {got:?}"
         );
     }
-    let empty = ground.store.get_range(&key, 5..5).await;
+    let empty = subject.store.get_range(&key, 5..5).await;
     must!(
         empty.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid),
         "an empty range gave {empty:?}"
@@ -57,24 +57,24 @@ pub(super) async fn ranges(ground: &Ground) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn suffixes(ground: &Ground) -> Result<(), Violation> {
+pub(super) async fn suffixes(subject: &StoreUnderTest) -> Result<(), Violation> {
     let body = pattern(5000);
-    let key = ground.key("five-thousand");
-    ground.must_create(&key, body.clone()).await?;
+    let key = subject.key("five-thousand");
+    subject.must_create(&key, body.clone()).await?;
     for len in [1, 64, 4999, 5000, 5001, 1 << 20] {
-        let suffix = ground.store.get_suffix(&key, len).await.map_err(during("a suffix"))?;
+        let suffix = subject.store.get_suffix(&key, len).await.map_err(during("a suffix"))?;
         let start = 5000usize.saturating_sub(len as usize);
         must!(suffix.size_bytes == 5000, "the size of 5000 bytes came back as {}", suffix.size_bytes);
         must!(suffix.bytes == body.slice(start..), "the last {len} bytes are wrong");
     }
-    let empty = ground.key("empty");
-    ground.must_create(&empty, Bytes::new()).await?;
-    let suffix = ground.store.get_suffix(&empty, 10).await.map_err(during("a suffix of an empty object"))?;
+    let empty = subject.key("empty");
+    subject.must_create(&empty, Bytes::new()).await?;
+    let suffix = subject.store.get_suffix(&empty, 10).await.map_err(during("a suffix of an empty object"))?;
     must!(suffix.bytes.is_empty() && suffix.size_bytes == 0, "an empty object ends in {suffix:?}");
-    let nothing = ground.store.get_suffix(&key, 0).await;
+    let nothing = subject.store.get_suffix(&key, 0).await;
     must!(
         nothing.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid),
-        "a suffix of nothing gave {nothing:?}"
+        "a suffix of length 0 gave {nothing:?}"
     );
     Ok(())
 }

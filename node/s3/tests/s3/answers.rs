@@ -31,8 +31,8 @@ struct Row {
 
 fn blocked(method: Method, answer: PlannedFault, blocker: Blocker) -> Row {
     let (state, fix) = match blocker {
-        Blocker::Archived => ("bucket: an object lies in an archive class", "remove the lifecycle rule"),
-        Blocker::Quota => ("bucket: a quota of the bucket or the account is used up", "raise the quota"),
+        Blocker::Archived => ("bucket: an object is in an archive class", "remove the lifecycle rule"),
+        Blocker::Quota => ("bucket: a quota of the bucket or the account is exhausted", "raise the quota"),
         Blocker::Account => ("credentials: the account at the provider is suspended", "ask the provider"),
         Blocker::Key => ("bucket: the encryption key of the bucket", "enable the key"),
         Blocker::ServerFull => ("endpoint: the server's storage is full", "add storage"),
@@ -40,7 +40,7 @@ fn blocked(method: Method, answer: PlannedFault, blocker: Blocker) -> Row {
             ("bucket: the bucket retains every object by Object Lock", "remove the bucket's")
         }
         Blocker::Region => ("region: the bucket is not in us-east-1", "endpoint of that region"),
-        Blocker::Clock => ("credentials: the server refuses the time", "synchronize the clock"),
+        Blocker::Clock => ("credentials: the server rejects this host's clock time", "synchronize the clock"),
         Blocker::NoCredentials => ("credentials: no credentials", "check the environment"),
     };
     let kind = ErrorKind::Blocked(blocker);
@@ -55,8 +55,8 @@ fn rows() -> Vec<Row> {
         Row { method, answer, reason, state, fix, kind, requests }
     };
     let unavailable = ErrorKind::Unavailable;
-    let not_s3 = ("NotS3", "endpoint: an answer is not that of an S3 server", "in front of it");
-    let fails = ("ServerFails", "endpoint: the server is there and failed inside (HTTP 503", "provider's");
+    let not_s3 = ("NotS3", "endpoint: a response does not come from an S3 server", "in front of it");
+    let fails = ("ServerFails", "endpoint: the server reports an internal error (HTTP 503", "provider's");
     vec![
         blocked(get(), Answer(403, "InvalidObjectState"), Blocker::Archived),
         blocked(put(), Answer(403, "QuotaExceeded"), Blocker::Quota),
@@ -97,7 +97,7 @@ fn rows() -> Vec<Row> {
             get(),
             Answer(409, "OperationAborted"),
             "BucketBusy",
-            "bucket: another operation on it is in progress",
+            "bucket: the server is still processing another operation on it",
             "the check is retried",
             ErrorKind::Conflict,
         ),
@@ -105,7 +105,7 @@ fn rows() -> Vec<Row> {
             put(),
             Answer(409, "OperationAborted"),
             "BucketBusy",
-            "bucket: another operation on it is in progress",
+            "bucket: the server is still processing another operation on it",
             "the check is retried",
             ErrorKind::Ambiguous,
         ),
@@ -113,7 +113,7 @@ fn rows() -> Vec<Row> {
             get(),
             SlowDown(0),
             "Throttled",
-            "endpoint: the server asks for fewer requests",
+            "endpoint: the server throttles requests",
             "the check is retried",
             ErrorKind::Throttled,
         ),
@@ -132,7 +132,7 @@ fn rows() -> Vec<Row> {
                 Answer(501, "NotImplemented"),
                 "Refused",
                 "bucket: the server refused to list objects (NotImplemented)",
-                "the requests of Holdfast",
+                "requests that Holdfast sends",
                 ErrorKind::Invalid,
             )
         },

@@ -2,7 +2,7 @@
 
 use std::{env, sync::Arc};
 
-use holdfast_objects::conformance::{Ground, run_all};
+use holdfast_objects::conformance::{StoreUnderTest, run_all};
 use holdfast_s3::{S3Config, S3Credentials, S3Store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -16,7 +16,10 @@ async fn a_server_that_fails_now_and_then_conforms() {
     })
     .await
     .unwrap();
-    let ground =
-        Ground { store: Arc::new(store), scope: "conformance".to_owned(), large_bytes: (12 << 20) + 345 };
-    run_all(&ground).await.unwrap_or_else(|wrong| panic!("{wrong}"));
+    let subject = StoreUnderTest {
+        store: Arc::new(store),
+        scope: "conformance".to_owned(),
+        large_bytes: (12 << 20) + 345,
+    };
+    run_all(&subject).await.unwrap_or_else(|wrong| panic!("{wrong}"));
 }

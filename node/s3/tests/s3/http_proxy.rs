@@ -130,7 +130,7 @@ async fn a_proxy_that_refuses_is_named() {
     let failure = S3Store::connect(config.clone()).await.unwrap().probe().await.unwrap_err();
     let said = failure.to_string();
     assert_eq!((failure.field(), failure.reason()), ("endpoint", "ProxyFails"), "{failure:?}");
-    assert!(said.contains(&format!("the proxy {} of HTTPS_PROXY", proxy.address)), "{said}");
+    assert!(said.contains(&format!("the proxy {} (HTTPS_PROXY)", proxy.address)), "{said}");
     assert!(said.contains("; check the proxy, or put the server's host into NO_PROXY"), "{said}");
 
     let proxies = Proxies { https: Some("socks5://p:1".to_owned()), ..Proxies::default() };

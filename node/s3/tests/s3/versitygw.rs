@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use holdfast_objects::{
     ObjectStore, Part, PartFailed, Parts,
-    conformance::{Ground, run_all},
+    conformance::{StoreUnderTest, run_all},
 };
 use holdfast_s3::{S3Config, S3Credentials, S3Store};
 
@@ -99,9 +99,12 @@ async fn versitygw_conforms_and_can_hold_volumes() {
     let mut gateway = Gateway::start();
     let store = Arc::new(gateway.store().await);
     store.probe().await.unwrap();
-    let ground =
-        Ground { store: store.clone(), scope: "conformance".to_owned(), large_bytes: (12 << 20) + 345 };
-    run_all(&ground).await.unwrap_or_else(|wrong| panic!("{wrong}"));
+    let subject = StoreUnderTest {
+        store: store.clone(),
+        scope: "conformance".to_owned(),
+        large_bytes: (12 << 20) + 345,
+    };
+    run_all(&subject).await.unwrap_or_else(|wrong| panic!("{wrong}"));
     assert!(store.list("", None, 1).await.unwrap().entries.is_empty());
 }
 

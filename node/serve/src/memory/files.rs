@@ -61,8 +61,8 @@ impl PageMemory for MemoryFiles {
         // SAFETY: the pointer is to eight bytes that are borrowed here. A mapping begins at a page boundary,
         // and the offset is a multiple of eight.
         let place = unsafe { AtomicU64::from_ptr(bytes.as_mut_ptr().cast()) };
-        // The compiler moves no store across these fences, and a killed process has made all stores before
-        // its last one: the processor needs no fence.
+        // The compiler moves no store across these fences. The processor needs no fence, because a killed
+        // process has executed all stores before its last one.
         compiler_fence(Ordering::SeqCst);
         place.store(word.to_le(), Ordering::Release);
         compiler_fence(Ordering::SeqCst);
@@ -85,7 +85,7 @@ impl PageMemory for MemoryFiles {
     fn give_back(&mut self, slabs: Range<u32>) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let [from, to] = [slabs.start, slabs.end].map(|slab| u64::from(slab) * SLAB_BYTES as u64);
-        // If this fails the memory stays, and is used again.
+        // On failure the memory stays allocated, and is used again.
         let _kept = fallocate(&self.slab_file, hole, from, to - from);
     }
 }

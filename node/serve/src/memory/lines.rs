@@ -44,7 +44,7 @@ impl MemoryLines {
         let Some(held_back) = self.disk.admit(now) else { return };
         let _volume = self.label.span().entered();
         let (operation, at_bytes, len_bytes) = (run.operation, run.offset_bytes(), run.len_bytes());
-        tracing::error!(?operation, at_bytes, len_bytes, %errno, held_back, "the disk failed in the spill file");
+        tracing::error!(?operation, at_bytes, len_bytes, %errno, held_back, "the disk failed an operation on the spill file");
     }
 
     pub(super) fn failed(
@@ -65,7 +65,7 @@ impl MemoryLines {
                     spilled_bytes = figures.spilled_pages * PAGE_BYTES as u64,
                     spill_limit_bytes = figures.spill_limit_pages * PAGE_BYTES as u64,
                     held_back,
-                    "a memory volume is at its limits, or node.run_dir or the disk of its spill file is full: writes \
+                    "a memory volume has reached its limits, or node.run_dir or the disk of its spill file is full: writes \
                      fail; delete files and trim, or give it a higher limit"
                 );
             }
@@ -77,18 +77,18 @@ impl MemoryLines {
                 let Some(held_back) = self.damaged.admit(now) else { return };
                 tracing::error!(sector, sectors, held_back, "the kernel did not copy the data of a write");
             }
-            // The end of the run has logged this.
+            // The end of the run has already logged this.
             ServeFailure::Disk => {}
         }
     }
 
-    /// Logs the number of lines that were held back.
+    /// Logs the number of lines that were suppressed.
     pub(super) fn tick(&self, now: Millis) {
         for (what, limit) in [
             ("the kernel refused a queue command", &self.queue_refused),
             ("a write found no memory", &self.full),
             ("a page was damaged or not copied", &self.damaged),
-            ("the disk failed in the spill file", &self.disk),
+            ("the disk failed an operation on the spill file", &self.disk),
         ] {
             if let Some(times) = limit.take_suppressed(Rest::Due(now)) {
                 let _volume = self.label.span().entered();

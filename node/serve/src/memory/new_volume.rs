@@ -32,7 +32,7 @@ impl QueueShare {
         (self.number..queues).step_by(usize::from(self.of))
     }
 
-    /// Returns the place of a queue among those of the thread.
+    /// Returns the index of a queue among the thread's queues.
     #[inline]
     pub(super) fn place(self, queue_id: u16) -> usize {
         usize::from(queue_id / self.of)

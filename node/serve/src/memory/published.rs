@@ -12,14 +12,15 @@ use crate::published_status::ServedCounts;
 pub struct PublishedMemory {
     /// Figures of the volume, published at every tick, never per request.
     figures: Mutex<MemoryFigures>,
-    /// Counts of requests, published likewise, by number of the ring thread among those of the volume.
+    /// Counts of requests, also published at every tick, by number of the ring thread among those of the
+    /// volume.
     served: Box<[Mutex<ServedCounts>]>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
 }
 
 impl PublishedMemory {
-    /// Makes the status of a volume that `threads` ring threads serve.
+    /// Creates the status of a volume that `threads` ring threads serve.
     #[must_use]
     pub fn new(threads: u16) -> Self {
         let served = (0..threads).map(|_| Mutex::default()).collect();
@@ -83,7 +84,7 @@ impl PublishedMemory {
     /// Waits until the kernel has refused a command of the device's queues.
     pub async fn refused(&self) -> Errno {
         let mut refused = self.refused.subscribe();
-        let found = refused.wait_for(Option::is_some).await.expect("this holds the sender");
-        found.expect("it was just seen")
+        let errno = refused.wait_for(Option::is_some).await.expect("this value holds the sender");
+        errno.expect("it was just seen")
     }
 }

@@ -1,4 +1,4 @@
-//! One memory volume on a ring thread, which answers the requests of its share of the device's queues in
+//! One memory volume on a ring thread. The thread answers the requests of its share of the device's queues in
 //! their turn, unless they need the disk.
 
 use std::num::NonZeroU64;
@@ -130,7 +130,7 @@ impl ServedMemory {
         }
     }
 
-    /// Leaves a request that had no turn to the successor.
+    /// Leaves to the successor a request that had no turn yet.
     pub(super) fn leave_waiting(&mut self, QueuedRequest { queue, request, .. }: QueuedRequest) {
         self.queues[self.share.place(queue)].leave(request);
     }
@@ -217,7 +217,7 @@ impl ServedMemory {
     pub(super) fn leave(&mut self) {
         let Self { queues, spill: Some(spill), .. } = self else { return };
         let (running, waiting) = spill.requests.leave();
-        // The disk may still use their memory: their queue keeps it.
+        // The disk may still access the requests' memory, which their queue keeps.
         running.for_each(|QueuedRequest { request, .. }| request.leave_to_successor());
         waiting.for_each(|QueuedRequest { queue, request, .. }| queues[usize::from(queue)].leave(request));
     }
@@ -276,7 +276,7 @@ impl ServedMemory {
     }
 }
 
-/// Counts the time of a request that began then.
+/// Counts the duration of a request that began at `began_us`.
 #[cold]
 fn time(tally: &mut ServedCounts, request: &DeviceRequest, began_us: NonZeroU64) {
     if let Some(operation) = TimedOperation::of(request) {

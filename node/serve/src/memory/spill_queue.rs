@@ -49,8 +49,8 @@ pub(super) struct SpillQueue {
     runs: Vec<Option<RunInFlight>>,
     /// Unused numbers of runs.
     free: Vec<u32>,
-    /// Runs that the run being ended has left; empty between two.
-    left: Vec<DiskRun>,
+    /// Further runs that the ending run requires; empty between runs.
+    further: Vec<DiskRun>,
 }
 
 impl SpillQueue {
@@ -61,7 +61,7 @@ impl SpillQueue {
             requests: SpillRequests::default(),
             runs: Vec::new(),
             free: Vec::new(),
-            left: Vec::new(),
+            further: Vec::new(),
         }
     }
 
@@ -101,7 +101,7 @@ impl SpillQueue {
         }
     }
 
-    /// Ends a run, and starts the runs that it leaves.
+    /// Ends a run, and starts the further runs that it requires.
     pub(super) fn end(
         &mut self,
         ring: &mut Ring,
@@ -120,28 +120,29 @@ impl SpillQueue {
                 volume.refuse(run.pages - done);
                 Err(ServeFailure::Page(PageError::NoSpace))
             }
-            // A hole that was not made loses nothing: its pages stay on the disk, and no word names them.
+            // A failed hole loses nothing: its pages stay on the disk, and no word names them.
             Err(_) if run.operation != DiskOperation::Hole => Err(ServeFailure::Disk),
             Ok(()) | Err(_) => Ok(()),
         };
         volume.disk_ended(&run, done);
-        let mut runs = std::mem::take(&mut self.left);
+        let mut runs = std::mem::take(&mut self.further);
         volume.take_disk_runs(&mut runs);
         let more = u32::try_from(runs.len()).expect("a request has few runs");
         for run in runs.drain(..) {
             self.start(ring, queues, number, run);
         }
-        self.left = runs;
+        self.further = runs;
         RunEnd { ended: self.requests.end(number, result, more), failed }
     }
 }
 
-/// Returns true if the disk has no room for a page. Some filesystems need room for a hole, but it is no page.
+/// Returns true if the disk has no room for a page. Some filesystems need room for a hole, which does not
+/// count as a refused page.
 fn is_refusal(run: &DiskRun, errno: Errno) -> bool {
     run.operation != DiskOperation::Hole && errno.number() == libc::ENOSPC
 }
 
-/// Returns the number of pages of a run that the disk has done, and its result. A write that ended early
+/// Returns the number of pages of a run that the disk has completed, and the result. A write that ended early
 /// found no room for the rest.
 fn ended(run: &DiskRun, outcome: IoResult) -> (u32, Result<(), Errno>) {
     let page = PAGE_BYTES as u32;

@@ -1,8 +1,8 @@
 //! The share of memory volumes in a turn of a ring thread.
 //!
 //! The thread itself does the work of their requests: a codec needs up to 30 us per page. Without a bound, a
-//! queue of 64 requests of 128 KiB blocked all other volumes of the thread while it compressed 8 MiB. So a
-//! turn serves few bytes, and the next turn follows immediately and includes new completions of other
+//! queue of 64 requests of 128 KiB blocked all other volumes of the thread while it compressed 8 MiB. A turn
+//! therefore serves few bytes; the next turn follows immediately and includes new completions of other
 //! volumes.
 //!
 //! Owns: the requests that wait for a turn. Runs on: the ring thread. Allocates only when more requests wait
@@ -62,12 +62,12 @@ impl<R> MemoryTurn<R> {
         self.is_called = false;
     }
 
-    /// Removes all waiting requests, for a thread that leaves.
+    /// Removes all waiting requests, for a thread that is about to end.
     pub(super) fn leave(&mut self) -> impl Iterator<Item = R> {
         self.waiting.drain(..).map(|(request, _)| request)
     }
 
-    /// Takes a request's bytes from the turn, unless the turn has none left.
+    /// Takes a request's bytes from the turn's budget, unless it is exhausted.
     #[inline]
     const fn takes(&mut self, len_bytes: u64) -> bool {
         let takes = self.left_bytes > 0;

@@ -66,7 +66,7 @@ fn a_removed_volume_is_no_lost_ring() {
     assert!(matches!(removed, Ok(Err(RingRefusal::Gone))));
 }
 
-/// Makes an empty volume for a ring thread, whose device has `requests` requests.
+/// Creates an empty volume for a ring thread, whose device has `requests` requests.
 fn new_volume(requests: u32) -> NewVolume {
     let volume: VolumeId = "disk".parse().unwrap();
     let nonce = Nonce([7; 16]);

@@ -44,7 +44,7 @@ impl ServedVolume {
         true
     }
 
-    /// Does the same for a queue with batches.
+    /// Handles a completion of a command of a queue with batches.
     #[inline(never)] // its caller is on the path of each request of other queues
     fn on_batch_command(
         &mut self,
@@ -125,7 +125,7 @@ impl ServedVolume {
         true
     }
 
-    /// Begins a request that came alone.
+    /// Begins a request that did not arrive in a batch.
     #[inline(never)]
     fn begin_single(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
         self.begin_request(ring, queue, request, now);
@@ -145,7 +145,7 @@ impl ServedVolume {
         }
     }
 
-    /// Begins a request that no side answers alone.
+    /// Begins a request that a single side operation does not complete.
     #[inline(never)]
     pub(super) fn begin_other(
         &mut self,
@@ -221,7 +221,7 @@ impl ServedVolume {
         }
     }
 
-    #[inline(never)] // so that it costs small requests nothing
+    #[inline(never)] // so that small requests do not pay for this
     fn moved_large(&mut self, ring: &mut Ring, whole: (RequestId, u32), outcome: IoResult, now: Millis) {
         self.large_move_ended(ring, whole.1);
         self.whole_ended(ring, whole, outcome, now);
@@ -311,7 +311,7 @@ impl ServedVolume {
                 Ok(()) => return self.prepare_durable(ring, chunk),
                 Err(errno) => self.unprepared(chunk, Unprepared::RunDir(errno), now),
             },
-            // If it failed, the memory stays.
+            // After a failure the memory stays allocated.
             FileOperation::ReleaseLive(chunk) => Event::MapReleased { chunk },
             FileOperation::PrepareDurable(chunk) => match plain(outcome) {
                 Ok(()) => Event::MapPrepared { chunk, result: Ok(()) },
@@ -366,7 +366,7 @@ impl ServedVolume {
     }
 }
 
-/// Returns the result of a move. A write that ended early found no room for the rest.
+/// Returns the result of a move. A write that ended early found no space for the rest.
 fn moved(outcome: IoResult, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
     match outcome.result() {
         Ok(bytes) if is_write && bytes < expected_bytes => Err(Errno::ENOSPC),
@@ -382,7 +382,7 @@ fn plain(outcome: IoResult) -> Result<(), Errno> {
     outcome.result().map(|_| ()).map_err(|errno| known(errno.number()))
 }
 
-/// Converts an error number. A used-up quota counts as a full disk.
+/// Converts an error number. An exhausted quota counts as a full disk.
 fn known(number: i32) -> Errno {
     if number == libc::EDQUOT { Errno::ENOSPC } else { Errno(number) }
 }

@@ -1,8 +1,8 @@
-//! Requests of a volume that has limits, or had them: each passes its [`Throttle`](crate::throttle::Throttle)
-//! before it reaches the planner.
+//! Requests of a volume that has or had limits: each passes the volume's
+//! [`Throttle`](crate::throttle::Throttle) before it reaches the planner.
 //!
-//! The volume owns a waiting request like any other: it counts as not completed, it is left to the successor,
-//! and its time counts from its arrival. A volume without limits never runs this code.
+//! A waiting request is treated like any other: it counts as not completed, it is left to the successor, and
+//! its duration runs from its arrival. A volume without limits never runs this code.
 
 use holdfast_ring::Pause;
 use holdfast_types::{Millis, SectorRange};
@@ -17,7 +17,7 @@ use crate::throttle::NewRequest;
 static PAUSE: Pause = Pause::millis(LIMIT_PAUSE_MS);
 
 impl ServedVolume {
-    /// Begins a request while the volume has limits, or makes it wait.
+    /// Begins or queues a request while the volume has limits.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_limited(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
@@ -45,7 +45,7 @@ impl ServedVolume {
         self.is_limited = !self.throttle.is_idle();
     }
 
-    /// Removes the limits of the volume, which then ignores later ones.
+    /// Removes the limits of the volume, and ignores later limits.
     pub(crate) fn drop_limits(&mut self, ring: &mut Ring, now: Millis) {
         self.throttle.turn_off(now);
         self.begin_waiting(ring, now);

@@ -1,8 +1,8 @@
 //! The log lines of one volume on a ring thread.
 //!
-//! Invariants: each is written in the volume's span ([`Label`]). A line that requests can cause is written at
-//! most once a second for each kind, with a count of the rest: a client that keeps reading a bad sector does
-//! not fill the log.
+//! Invariants: each line is written in the volume's span ([`Label`]). A line that requests can cause is
+//! written at most once a second for each kind, with a count of the suppressed lines, so that a client that
+//! keeps reading a bad sector does not fill the log.
 
 use std::sync::Arc;
 
@@ -58,22 +58,22 @@ impl Lines {
             | Report::Repaired
             | Report::Grown { .. } => {}
             Report::SnapshotTaken(taken) => self.label.span().in_scope(|| {
-                tracing::info!(seq = %taken.seq, uid = %taken.uid, "took a snapshot");
+                tracing::info!(seq = %taken.seq, uid = %taken.uid, "a snapshot was taken");
             }),
             Report::Cut { uid, answer } => self.label.span().in_scope(|| match answer {
-                CutAnswer::Held => tracing::info!(%uid, "writes wait for the snapshots of a group"),
+                CutAnswer::Held => tracing::info!(%uid, "writes wait for the other snapshots of the group"),
                 CutAnswer::Released => {
-                    tracing::info!(%uid, "writes continue, all snapshots of a group have their point")
+                    tracing::info!(%uid, "writes continue: all snapshots of the group have their point")
                 }
-                CutAnswer::Lapsed => tracing::info!(%uid, "the snapshots of a group have no common point"),
+                CutAnswer::Lapsed => tracing::info!(%uid, "the snapshots of the group have no common point"),
                 CutAnswer::Prepared | CutAnswer::Busy => {}
             }),
             Report::SnapshotRefused { uid, why } => self.label.span().in_scope(|| {
-                tracing::info!(%uid, reason = ?why, "refused a snapshot");
+                tracing::info!(%uid, reason = ?why, "a snapshot was refused");
             }),
             Report::Fenced => {
                 self.label.span().in_scope(|| {
-                    tracing::error!("another writer holds the volume: all I/O fails from here on");
+                    tracing::error!("another writer has attached the volume: all I/O fails from now on");
                 });
             }
             Report::LocalDiskFailed(errno) => self.disk_failed(*errno, now),
@@ -87,11 +87,11 @@ impl Lines {
                 self.lost(
                     *range,
                     0,
-                    "nothing is uploaded until it can, or the sectors are written or discarded",
+                    "nothing is uploaded until it can read them, or they are overwritten or discarded",
                 );
             }
             Report::UploadReadable => self.label.span().in_scope(|| {
-                tracing::warn!("unreadable range resolved: it was read again, overwritten or discarded");
+                tracing::warn!("an unreadable range was resolved: it was read, overwritten or discarded");
             }),
             Report::Committed(seq) => {
                 self.label.span().in_scope(|| tracing::debug!(%seq, "committed"));
@@ -102,7 +102,11 @@ impl Lines {
     fn disk_failed(&self, errno: Errno, now: Millis) {
         let Some(held_back) = self.disk_failed.admit(now) else { return };
         let _volume = self.label.span().entered();
-        tracing::error!(errno = errno.0, held_back, "the local disk failed to keep the volume's data or map");
+        tracing::error!(
+            errno = errno.0,
+            held_back,
+            "the local disk failed to store the volume's data or map"
+        );
     }
 
     fn clean_unreadable(&self, range: SectorRange, now: Millis) {
@@ -112,7 +116,7 @@ impl Lines {
             sector = range.start.0,
             sectors = range.sectors,
             held_back,
-            "the local disk cannot read cached data: it is read from the object store"
+            "the local disk cannot read cached data; the object store serves the read"
         );
     }
 
@@ -126,7 +130,7 @@ impl Lines {
         );
     }
 
-    /// Logs that the map of a chunk that was never written before has no room, so that the writes wait.
+    /// Logs that there is no room for the map of a chunk that was never written before, so that writes wait.
     pub(super) fn no_map(&self, why: Unprepared, now: Millis) {
         let Some(held_back) = self.no_map.admit(now) else { return };
         let _volume = self.label.span().entered();
@@ -144,8 +148,8 @@ impl Lines {
         }
     }
 
-    /// Logs that the kernel refused a command of a queue, by its number: a tag, without batches. It may
-    /// refuse each command of the queue.
+    /// Logs that the kernel refused a command of a queue, by its number: a tag, without batches. The kernel
+    /// may refuse each command of the queue.
     pub(super) fn queue_refused(&self, queue: u16, command: u16, errno: KernelErrno, now: Millis) {
         let Some(held_back) = self.queue_refused.admit(now) else { return };
         let _volume = self.label.span().entered();
@@ -156,7 +160,7 @@ impl Lines {
     pub(super) fn late_command(&self, queue: u16, tag: u16, now: Millis) {
         let Some(held_back) = self.late_command.admit(now) else { return };
         let _volume = self.label.span().entered();
-        tracing::error!(queue, tag, held_back, "a bug: a command of a closed queue ended; it was dropped");
+        tracing::error!(queue, tag, held_back, "a bug: a completion for a closed queue was dropped");
     }
 
     /// Logs a fault of the connection of a device without ublk.
@@ -167,12 +171,12 @@ impl Lines {
             FuseFault::Ended => tracing::debug!("the device was cleared or its connection aborted"),
             FuseFault::Read(errno) => {
                 let Some(held_back) = self.fuse_read.admit(now) else { return };
-                tracing::error!(%errno, held_back, "requests of the device could not be read; they are read again");
+                tracing::error!(%errno, held_back, "requests of the device could not be read; the read is retried");
             }
         }
     }
 
-    /// Logs the counts of held-back lines that no later line has reported.
+    /// Logs the counts of suppressed lines that no later line has reported.
     pub(super) fn write(&self, rest: Rest) {
         let Self {
             label,
@@ -185,7 +189,7 @@ impl Lines {
             fuse_read,
         } = self;
         for (what, limit) in [
-            ("the local disk failed to keep the volume's data or map", disk_failed),
+            ("the local disk failed to store the volume's data or map", disk_failed),
             ("the local disk could not read cached data", clean_unreadable),
             ("the local disk could not read the only copy of data", dirty_unreadable),
             ("the volume's map had no room", no_map),
@@ -201,7 +205,7 @@ impl Lines {
     }
 }
 
-/// Writes the held-back counts before the volume is gone.
+/// Writes the counts of suppressed lines before the volume is dropped.
 impl Drop for Lines {
     fn drop(&mut self) {
         self.write(Rest::All);

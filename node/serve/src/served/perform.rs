@@ -139,7 +139,7 @@ impl ServedVolume {
         is_large(self.queues.described(request).len_bytes())
     }
 
-    /// Returns the place in the slab of a part of a read that begins `at` bytes into the request.
+    /// Returns the location in the slab of the part of a read that begins `at` bytes into the request.
     pub(super) fn slab_part(&self, range: SectorRange, at: u32, slot: &SlabSlot) -> RequestPart {
         let in_block = (range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
         let file = if slot.is_in_memory() { self.shared.memory } else { self.shared.slab };
@@ -185,7 +185,7 @@ impl ServedVolume {
         }
     }
 
-    /// Does the same for a request that is large, or may be.
+    /// Moves a whole request that is, or may be, large between its pages and a side.
     #[cold] // so that the path of small requests is compiled as if it were the only one
     #[inline(never)]
     pub(super) fn move_part_of_side(
@@ -248,10 +248,10 @@ impl ServedVolume {
                 let waiting = self.work.max_capacity() - self.work.capacity();
                 self.tally.max_waiting_work = self.tally.max_waiting_work.max(waiting as u64);
             }
-            // The receiver outlives this sender unless the runtime is shutting down: then no task waits any
-            // more.
+            // The receiver outlives this sender unless the runtime is shutting down, and then no task waits
+            // any more.
             Err(TrySendError::Closed(_)) => {}
-            Err(TrySendError::Full(_)) => panic!("a volume asked for more work than limit.rs says"),
+            Err(TrySendError::Full(_)) => panic!("a volume requested more work than limit.rs allows"),
         }
     }
 
@@ -266,7 +266,7 @@ impl ServedVolume {
     }
 
     /// Allocates a chunk's pages in the durable map before anything is written there, so that no flush fails
-    /// for want of space.
+    /// for lack of space.
     pub(super) fn prepare_durable(&mut self, ring: &mut Ring, chunk: Chunk) {
         let (offset_bytes, len_bytes) = durable_map::chunk_extent(chunk);
         let operation = self.begin_file(FileOperation::PrepareDurable(chunk));
@@ -286,8 +286,8 @@ impl ServedVolume {
         }
     }
 
-    /// Writes pages of the durable map. Frees each write's bytes as soon as aligned memory has a copy, so
-    /// that there is never a second copy of all of them.
+    /// Writes pages of the durable map. Frees each write's bytes as soon as they are copied to aligned
+    /// memory, so that all of them never exist twice.
     fn write_map(&mut self, ring: &mut Ring, writes: Vec<MapWrite>) {
         self.map_writes.in_flight = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
         for MapWrite { offset, bytes } in writes {

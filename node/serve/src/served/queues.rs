@@ -1,4 +1,4 @@
-//! The device of a volume on its ring thread: its queues, and the requests that the planner has.
+//! The queues of a volume's device on its ring thread, and the requests that the planner has.
 //!
 //! Invariants: a request stays here from its arrival to its completion; its id encodes its queue and tag.
 
@@ -26,7 +26,7 @@ struct TimedRequests {
     left: u32,
     /// Value of `left` after the next timed request.
     left_after: u32,
-    /// Start times of those in flight, by id, in microseconds.
+    /// Start times of the timed requests in flight, by id, in microseconds.
     began_us: Vec<u64>,
     latencies: Latencies,
 }
@@ -40,7 +40,7 @@ impl TimedRequests {
     }
 
     /// Times the next request in addition to the sample, so that forced requests do not displace others from
-    /// it.
+    /// the sample.
     const fn time_next_too(&mut self) {
         self.left_after = self.left;
         self.left = 1;
@@ -69,7 +69,7 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    /// Makes the queues of a device that is not open yet, with room for `requests` requests.
+    /// Creates the queues of a device that is not open yet, with room for `requests` requests.
     pub(super) fn new(requests: u32) -> Self {
         Self {
             depth: requests,
@@ -124,7 +124,7 @@ impl Queues {
         }
     }
 
-    /// Returns the connection of FUSE, if it is open.
+    /// Returns the FUSE connection, if it is open.
     pub(super) fn fuse(&mut self) -> Option<&mut FuseQueue<VolumeKey>> {
         match self.queues.first_mut() {
             Some(VolumeQueue::Fuse(queue)) => Some(queue),

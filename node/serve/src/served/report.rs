@@ -26,7 +26,8 @@ impl ServedVolume {
             Report::Repaired => self.published.repaired(),
             Report::Grown { sectors } => self.published.grown(sectors),
             Report::SnapshotTaken(taken) => {
-                // Before the answer: its receiver may delete the snapshot, and ask for the next one.
+                // Published before the answer, whose receiver may delete the snapshot and request the next
+                // one.
                 self.show_snapshots();
                 self.published.snapshot_answered(SnapshotAnswer::Taken(taken));
             }

@@ -33,7 +33,7 @@ const FETCHED_BYTES: usize = 4096;
 const TAG_BYTES: usize = size_of::<u16>();
 const ANSWER_BYTES: usize = size_of::<sys::ublk_elem_header>();
 
-/// Tags handed over by one completion, for [`Queue::next_fetched`].
+/// Tags that one completion hands over, for [`Queue::next_fetched`].
 #[derive(Debug)]
 #[must_use = "requests that are not completed hang their issuers"]
 pub struct FetchedTags {
@@ -51,7 +51,8 @@ pub enum BatchEvent {
     Done,
     /// The kernel ended the fetch, because the device is stopping or quiescing.
     Aborted,
-    /// The kernel refused a command; its tags are lost. A bug, or another process has taken the device.
+    /// The kernel refused a command; its tags are lost. Cause: a bug, or another process has taken the
+    /// device.
     Failed {
         /// The number of the command.
         command: u16,
@@ -76,7 +77,7 @@ pub(super) struct TagBatches {
     /// Numbers of the lists that no command has; they are empty.
     spare: Vec<u16>,
     depth: u16,
-    /// Replaces the driver.
+    /// Source of tags that replaces the driver.
     #[cfg(feature = "fake")]
     fake: Option<FakeTags>,
 }
@@ -143,7 +144,7 @@ impl TagBatches {
         outcome.exactly((answers * ANSWER_BYTES) as u32)
     }
 
-    /// Makes the entry of a fetch from the driver's command.
+    /// Builds the entry of a fetch from the driver's command.
     fn fetch(&self, command: Entry) -> Entry {
         #[cfg(feature = "fake")]
         if let Some(fake) = &self.fake {
@@ -209,7 +210,7 @@ impl<K: Copy> Queue<K> {
                 batch.fetched.refill();
                 0..0
             }
-            // Sends another fetch: without one the queue receives no requests.
+            // The fetch is sent again: without it the queue receives no requests.
             Err(Errno::ENOMEM) => 0..0,
             Err(_) if outcome.0 == sys::UBLK_IO_RES_ABORT => return BatchEvent::Aborted,
             Err(errno) => return BatchEvent::Failed { command: FETCH, errno },

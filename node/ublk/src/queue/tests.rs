@@ -24,8 +24,8 @@ fn ring() -> TestRing {
     TestRing::new(&options).unwrap()
 }
 
-/// Makes a queue of two tags with user copy. `file` replaces the character device: its descriptors are zeros,
-/// an empty read, and it refuses each command.
+/// Creates a queue of two tags with user copy. `file` replaces the character device: its descriptors are
+/// zeros, an empty read, and it refuses each command.
 fn queue(ring: &mut TestRing, file: File, has_batches: bool) -> Queue<()> {
     let info = DeviceInfo {
         id: 0,

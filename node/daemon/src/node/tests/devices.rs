@@ -890,7 +890,7 @@ fn a_device_in_use_is_not_detached() {
         let refused = node.detach(&id("x")).await.unwrap_err();
         let refused = refused.to_string();
         assert!(
-            refused.starts_with("volume x is in use: /dev/ublkb1 is held by a user that was not found"),
+            refused.starts_with("volume x is in use: /dev/ublkb1 is held by an unknown user"),
             "{refused}"
         );
         assert_eq!(state_of(&node, "x"), Some(VolumeState::Attached));

@@ -389,7 +389,7 @@ fn fault(status: &Status) -> Option<Fault> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_engine::volume::FullPlaces;
+    use holdfast_engine::volume::FullResources;
     use holdfast_objects::{Blocker, ErrorKind};
     use holdfast_types::SectorRange;
 
@@ -421,14 +421,14 @@ mod tests {
 
         let full = Status {
             parked: 1,
-            full: FullPlaces { disk: true, ..FullPlaces::default() },
+            full: FullResources { disk: true, ..FullResources::default() },
             sync_failed: true,
             ..Status::default()
         };
         assert_eq!(message(&serving, &full, None).as_deref(), Some("requests wait: the local disk is full"));
         let full = Status {
             parked: 1,
-            full: FullPlaces { run_dir: true, ..FullPlaces::default() },
+            full: FullResources { run_dir: true, ..FullResources::default() },
             ..Status::default()
         };
         assert!(message(&serving, &full, None).unwrap().contains("the run directory (node.run_dir) is full"));

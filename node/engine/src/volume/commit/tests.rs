@@ -15,8 +15,8 @@ fn name(log: &LogWriter) -> &'static str {
         Commit::Creating(..) => STATES[2],
         Commit::Reading(..) => STATES[3],
         Commit::Probing(_) => STATES[4],
-        Commit::Left(..) => STATES[5],
-        Commit::Rooting(..) => STATES[6],
+        Commit::Inherited(..) => STATES[5],
+        Commit::StoringRoot(..) => STATES[6],
     }
 }
 
@@ -150,7 +150,7 @@ fn only_the_key_itself_names_the_winner() {
 fn a_leftover_record_comes_before_any_other() {
     let (own, core) = (record(NONCE), core(1));
     let mut log = writer_after(&own);
-    assert_eq!(log.left(), Some(&own));
+    assert_eq!(log.inherited(), Some(&own));
     let out = &mut Vec::new();
     let late = Core { now: 5000, ..core };
     log.probe(&late, out);
@@ -222,7 +222,7 @@ fn a_foreign_leftover_record_is_not_repeated() {
     let misplaced = writer_after(&Record { seq: Seq(own.seq.0 - 1), ..own.clone() });
     let mislabelled = after_bytes(own.seq, Record { seq: own.seq.next(), ..own }.encode());
     for log in [elsewhere, torn, of_other, misplaced, mislabelled] {
-        assert!(log.left().is_none() && log.is_idle());
+        assert!(log.inherited().is_none() && log.is_idle());
     }
 }
 

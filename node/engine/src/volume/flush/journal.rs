@@ -19,15 +19,15 @@ use crate::sector_map::PageSet;
 
 pub(super) struct Journal {
     slots: u64,
-    /// Generation of the round in which this process began to fill it; `None` before.
+    /// Generation of the round in which this process began to fill the journal; `None` before.
     start: Option<u64>,
     /// Number of filled slots.
     filled: u64,
     /// The slot after its newest record.
     next_slot: u64,
-    /// The pages with changes that are only here.
+    /// The pages with changes that are only in the journal.
     pages: PageSet,
-    /// True if no content of an earlier process counts: it may be filled.
+    /// True if no content of an earlier process counts, so that the journal may be filled.
     is_ours: bool,
 }
 
@@ -60,8 +60,8 @@ impl Journal {
         self.slots > 0 && (self.is_ours || !safeguard(JournalAfterFullRound))
     }
 
-    /// Returns true if a record of `entries` saves enough writes of the `pages` pages that it replaces,
-    /// and fits an empty journal.
+    /// Returns true if a record of `entries` fits an empty journal and saves enough writes of the `pages`
+    /// pages that it replaces.
     pub(super) fn is_worth(&self, entries: &[Entry], pages: usize) -> bool {
         let slots = record_slots(entries.len());
         end(0, entries) <= self.slots && pages as u64 >= slots * round_size().saved && pages > 0
@@ -75,7 +75,8 @@ impl Journal {
     /// Returns the slots to fill before a record of `entries` is written.
     pub(super) fn unfilled(&self, entries: &[Entry]) -> Range<u64> {
         let needed = end(self.next_slot, entries);
-        // Doubled each time: few rounds wait for it, and the cost is proportional to the writes.
+        // The filled part doubles each time, so that few rounds wait for a fill and the cost is proportional
+        // to the writes.
         let end =
             if needed > self.filled { needed.max(2 * self.filled).min(self.slots) } else { self.filled };
         self.filled..end
@@ -86,12 +87,12 @@ impl Journal {
         self.slots = 0;
     }
 
-    /// Returns the generation of its units without a record.
+    /// Returns the generation that identifies this process's fill.
     pub(super) fn start(&self) -> Option<u64> {
         self.start
     }
 
-    /// Notes that its slots up to this one were filled in the round of `generation`.
+    /// Notes that the slots up to this one were filled in the round of `generation`.
     pub(super) fn filled(&mut self, slots: u64, generation: u64) {
         self.filled = slots;
         self.start.get_or_insert(generation);
@@ -102,7 +103,7 @@ impl Journal {
         self.next_slot
     }
 
-    /// Returns the pages with changes that are only here, lowest first.
+    /// Returns the pages with changes that are only in the journal, lowest first.
     pub(super) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages.iter()
     }
@@ -125,7 +126,7 @@ impl Journal {
     }
 }
 
-/// Returns the slot after a record of `entries` that begins at `slot`, and after the filled one that marks
+/// Returns the slot after a record of `entries` that begins at `slot` and after the filled slot that marks
 /// the end of the records.
 fn end(slot: u64, entries: &[Entry]) -> u64 {
     slot + record_slots(entries.len()) + 1

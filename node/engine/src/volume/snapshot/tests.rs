@@ -116,7 +116,7 @@ fn an_exact_snapshot_is_not_requested_twice() {
 /// Regression: for each registered snapshot, the ring thread searched every mark since the first record.
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "one by one")]
+#[should_panic(expected = "binary search needs sorted seqs")]
 fn forgotten_places_ascend() {
     Snapshotter::default().ask(uid(1), 0, vec![Seq(4), Seq(3)], &mut Vec::new());
 }
