@@ -156,7 +156,10 @@ impl S3Store {
         let permit = permit.and_then(|_| self.permits.try_acquire_first());
         let Some(permit) = permit.filter(|_| self.hedging.try_spend()) else {
             let answer = first.await;
-            self.hedging.learn(sent.elapsed());
+            // Without a limit, the failure may have been a fast one.
+            if late.is_some() || answer.is_ok() {
+                self.hedging.learn(sent.elapsed());
+            }
             return answer;
         };
         let (metered, resent) = (self.requests.begin(Verb::Get), Instant::now());
