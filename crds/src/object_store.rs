@@ -26,7 +26,7 @@ const MAX_SWEEP_SPAN: Duration = Duration::from_hours(8760);
     plural = "objectstores",
     shortname = "hfos",
     category = "holdfast",
-    doc = "A bucket that holds volumes, how to reach it, and whether it is fit for them.",
+    doc = "A bucket that holds volumes: its access settings, and its fitness for volumes.",
     status = "ObjectStoreStatus",
     derive = "PartialEq",
     validation = kube::core::Rule::new("self.metadata.name.size() <= 63")

@@ -112,13 +112,13 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
     validation = kube::core::Rule::new("has(self.memory) == has(oldSelf.memory)")
         .message("spec.memory cannot be added or removed: restore the old value, or create another Volume"),
     validation = kube::core::Rule::new("self.backend != 'memory' || has(self.source.empty)")
-        .message("spec.source must be `empty` with spec.backend `memory`, which begins with nothing: remove it, and copy the files"),
+        .message("spec.source must be `empty` with spec.backend `memory`, which starts empty: remove it, and copy the files"),
     validation = kube::core::Rule::new("self.backend != 'memory' || self.durability == 'local'")
         .message("spec.durability cannot be `object` with spec.backend `memory`, which stores nothing in a bucket: write `local`"),
     validation = kube::core::Rule::new("self.backend != 'memory' || !has(self.limits)")
         .message("spec.limits cannot be used with spec.backend `memory`, whose requests are answered at once: remove it, or write backend `object`"),
     validation = kube::core::Rule::new("self.backend != 'memory' || self.deletionPolicy == 'Delete'")
-        .message("spec.deletionPolicy cannot be `Retain` with spec.backend `memory`, which leaves nothing behind: write `Delete`"),
+        .message("spec.deletionPolicy cannot be `Retain` with spec.backend `memory`, which keeps no data after the deletion: write `Delete`"),
     validation = kube::core::Rule::new("self.backend == 'memory' || !has(self.size) || !has(oldSelf.size) || !isQuantity(self.size) || quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0")
         .message("spec.size cannot shrink: write the old size or a larger one"),
     validation = kube::core::Rule::new("self.backend != 'memory' || !has(oldSelf.nodeName) || oldSelf.nodeName == '' || !has(self.nodeName) || self.nodeName == '' || self.nodeName == oldSelf.nodeName")
@@ -138,7 +138,7 @@ pub const TRACEPARENT: &str = "holdfast.dev/traceparent";
 pub struct VolumeSpec {
     /// Logical size: a whole number of bytes with an optional suffix (`1Gi`), a multiple of 4096. It can only grow.
     /// Required, except with `source.existing`, `source.snapshot` and `source.volume`: then the operator writes the size
-    /// from the object store. With the last two, the size must be at least that of the source.
+    /// from the object store. With `source.snapshot` and `source.volume`, the size must be at least that of the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(

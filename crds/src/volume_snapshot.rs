@@ -37,7 +37,7 @@ use crate::volume::DeletionPolicy;
     validation = kube::core::Rule::new("has(self.snapshotID) == has(oldSelf.snapshotID) && (!has(self.snapshotID) || self.snapshotID == oldSelf.snapshotID)")
         .message("spec.snapshotID is immutable: restore the old value, or create another VolumeSnapshot"),
     validation = kube::core::Rule::new("!has(self.snapshotID) || !has(self.group)")
-        .message("spec.snapshotID names a snapshot that is there already, and a group takes its own: remove one of the two"),
+        .message("spec.snapshotID names an existing snapshot, but a group takes its own: remove one of the two"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshotSpec {

@@ -97,10 +97,10 @@ impl FileSystem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnsupportedCapability {
     /// No capability was given.
-    #[error("volume_capability: is missing; say whether the volume is mounted or a block device")]
+    #[error("volume_capability: is missing; specify `mount` or `block` access")]
     Missing,
     /// Neither access form was given.
-    #[error("volume_capability.access_type: is missing; say `mount` or `block`")]
+    #[error("volume_capability.access_type: is missing; specify `mount` or `block`")]
     NoAccessType,
     /// The mode is missing or unknown.
     #[error(

@@ -23,7 +23,7 @@ pub(crate) enum ListenError {
         path: PathBuf,
     },
     /// A file other than a socket has the name.
-    #[error("--endpoint: {path} exists and is no socket; choose another name")]
+    #[error("--endpoint: {path} exists and is not a socket; choose another name")]
     NotASocket {
         /// The file.
         path: PathBuf,

@@ -45,7 +45,7 @@ pub(crate) fn write(context: &PublishContext) -> HashMap<String, String> {
 pub(crate) fn read(words: &HashMap<String, String>) -> Result<PublishContext, Status> {
     let missing = |key: &str| {
         Status::invalid_argument(format!(
-            "publish_context.{key}: is missing or unusable; pass on what ControllerPublishVolume returned"
+            "publish_context.{key}: is missing or unusable; pass on the context that ControllerPublishVolume returned"
         ))
     };
     Ok(PublishContext {

@@ -63,8 +63,8 @@ impl registration_server::Registration for Registration {
             tracing::info!("driver registered with the kubelet");
         } else {
             self.readiness.set(Some(format!(
-                "the kubelet refused the driver: {error}. No pod of this node gets a volume. The driver ends and \
-                 registers again when it is restarted"
+                "the kubelet refused the driver: {error}. No pod of this node gets a volume. The driver exits, \
+                 and registers again after its restart"
             )));
             self.refused.send_replace(Some(error));
         }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 
-/// Speaks CSI for Holdfast.
+/// The CSI driver of Holdfast.
 #[derive(Debug, Parser)]
 #[command(name = "holdfast-csi", version)]
 pub(crate) struct Settings {
@@ -17,12 +17,12 @@ pub(crate) struct Settings {
 /// Processes of the driver.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Answers for the cluster: creates, deletes, publishes and expands volumes
+    /// Serves the cluster: creates, deletes, publishes and expands volumes
     Controller(ClusterSettings),
-    /// Answers for the cluster, too: lists for backups the blocks of a snapshot, or those changed between
-    /// two. It reads the object stores, with their Secrets
+    /// Serves backup programs of the cluster: lists the blocks of a snapshot, or those changed between two
+    /// snapshots. Reads the object stores, with the credentials in their Secrets
     SnapshotMetadata(ClusterSettings),
-    /// Answers for one node: creates and mounts file systems, and registers with the kubelet
+    /// Serves one node: creates and mounts file systems, and registers with the kubelet
     Node(NodeSettings),
     /// Checks that the process that listens on the endpoint is alive or ready: the probes of its pod
     Probe(Probe),

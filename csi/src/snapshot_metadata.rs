@@ -72,7 +72,7 @@ impl SnapshotMetadata {
                 let asked = asked?;
                 let source =
                     source::open(&service.client, &service.snapshots, base.as_deref(), &target).await?;
-                tell(source, asked, |told| {
+                send_ranges(source, asked, |told| {
                     let sent = sender.send(Ok(message(told)));
                     async { sent.await.map_err(|_closed| Status::cancelled(GONE)) }
                 })
@@ -92,7 +92,7 @@ impl SnapshotMetadata {
 }
 
 /// Sends the ranges of `source` from the requested byte on, in at least one message.
-async fn tell<F: Future<Output = Result<(), Status>>>(
+async fn send_ranges<F: Future<Output = Result<(), Status>>>(
     source: Source,
     asked: Asked,
     send: impl Fn(Message) -> F,

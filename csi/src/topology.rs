@@ -108,8 +108,8 @@ pub(crate) fn check(requirement: Option<&TopologyRequirement>, needs_ublk: bool)
         return Ok(());
     }
     Err(Status::resource_exhausted(format!(
-        "accessibility_requirements: no requisite topology has {KEY}={VALUE}. No node of them serves volumes. \
-         Run the node daemon there, or correct allowedTopologies of the StorageClass"
+        "accessibility_requirements: no requisite topology has {KEY}={VALUE}. None of these nodes serves \
+         volumes. Run the node daemon there, or correct allowedTopologies of the StorageClass"
     )))
 }
 

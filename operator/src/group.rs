@@ -6,10 +6,10 @@
 //! deletion of a VolumeSnapshot (`snapshot`).
 //! Invariants: an attempt is recorded before its VolumeSnapshots are created. No node is asked to block
 //! writes before all are prepared; in an attempt that has not failed, no node is asked to unblock them before
-//! all are blocked. Each write names the version that it was planned from. A VolumeSnapshot that another
-//! client created is never written.
-//! On failure: if a volume of the attempt was not held, moved or changed, the attempt has failed and the next
-//! one begins. All other steps are retried; every step is idempotent.
+//! all are blocked. Each write carries the resource version on which its plan is based. A VolumeSnapshot that
+//! another client created is never written.
+//! On failure: an attempt fails if one of its volumes could not be held, moved or changed; the next attempt
+//! then begins. All other steps are retried; every step is idempotent.
 
 pub(crate) mod apply;
 pub(crate) mod controller;

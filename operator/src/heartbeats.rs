@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::metrics::Metrics;
 
-/// Time between two looks at the Leases.
+/// Interval at which the Leases are read.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// Last renewals of all node daemons. Clones share the state.
@@ -94,7 +94,7 @@ impl Heartbeats {
     }
 }
 
-/// Looks at the Leases in `namespace` until the future is dropped.
+/// Reads the Leases in `namespace` periodically until the future is dropped.
 pub(crate) async fn run(client: Client, namespace: String, heartbeats: Heartbeats, metrics: Arc<Metrics>) {
     loop {
         if let Err(error) = look(&client, &namespace, &heartbeats, &metrics).await {

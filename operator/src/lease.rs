@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep, timeout};
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// Time for which a leader stays leader without renewing.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// Time between two looks at the lease.
+/// Interval at which a candidate looks at the lease.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
 /// Longest time between two looks of a live candidate; request timeouts bound each look.

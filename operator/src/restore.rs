@@ -115,10 +115,10 @@ async fn print(
     let trash = read_trash(store).await.context("the trash of the bucket cannot be listed")?;
     let in_trash: BTreeSet<VolumeId> = trash.stays.into_iter().map(|there| there.stay.volume).collect();
     let KnownObjects { volumes, snapshots } = known;
-    let here: BTreeMap<String, &Volume> = volumes.iter().map(|one| (id_of(one), one)).collect();
+    let existing: BTreeMap<String, &Volume> = volumes.iter().map(|one| (id_of(one), one)).collect();
     // A Volume with the id in another ObjectStore is another copy: its snapshots are not in this bucket.
     let is_elsewhere = |id: &VolumeId| {
-        let store = here.get(id.as_str()).and_then(|volume| volume.spec.object_store.as_deref());
+        let store = existing.get(id.as_str()).and_then(|volume| volume.spec.object_store.as_deref());
         store.is_some_and(|store| store != name)
     };
     let wanted = ids.into_iter().filter(|id| in_trash.contains(id) == deleted && !is_elsewhere(id));
@@ -128,7 +128,7 @@ async fn print(
     let (mut survivors, mut present, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
     let mut text = String::new();
     while let Some((found, id)) = read.next().await {
-        match (found, here.get(id.as_str())) {
+        match (found, existing.get(id.as_str())) {
             (Ok(Some(survivor)), Some(volume)) => present.push((volume.name_any(), survivor)),
             (Ok(Some(survivor)), None) => survivors.push(survivor),
             (Ok(None), _) => {}
@@ -152,8 +152,8 @@ async fn print(
     let names = volumes.iter().map(ResourceExt::name_any).collect();
     let (of_volumes, objects) = documents::of(name, &survivors, &names, with_claims)?;
     text.push_str(&of_volumes);
-    let there = present.iter().map(|(object, survivor)| (object.as_str(), survivor));
-    let of_snapshots: Vec<OfVolume<'_>> = there
+    let present = present.iter().map(|(object, survivor)| (object.as_str(), survivor));
+    let of_snapshots: Vec<OfVolume<'_>> = present
         .chain(objects.into_iter().zip(&survivors))
         .flat_map(|(object, Survivor { labels, snapshots, .. })| {
             snapshots.iter().map(move |found| OfVolume { object, labels, found })

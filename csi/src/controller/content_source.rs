@@ -95,7 +95,7 @@ fn of_volume(volume: &Volume, object_store: &str) -> Result<u64, Status> {
     same_store(volume.spec.object_store.as_deref().unwrap_or_default(), object_store, "the volume")?;
     volume.spec.size_bytes().map_err(|_none| {
         Status::aborted(
-            "volume_content_source.volume_id: the Volume is not provisioned yet; its size is not known",
+            "volume_content_source.volume_id: the Volume is not provisioned yet, so its size is unknown",
         )
     })
 }

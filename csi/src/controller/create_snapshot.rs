@@ -42,8 +42,8 @@ pub(super) async fn answer(
 ) -> Result<CreateSnapshotResponse, Status> {
     let until = deadline::of(&request);
     let wanted = WantedSnapshot::try_from(request.into_inner())?;
-    let found = match snapshots.get(&wanted.name.object).await? {
-        Some(found) => found,
+    let existing = match snapshots.get(&wanted.name.object).await? {
+        Some(existing) => existing,
         None => {
             let volume = &wanted.volume;
             let source = if is_object_name(volume) { volumes.get(volume).await? } else { None };
@@ -55,8 +55,8 @@ pub(super) async fn answer(
             snapshots.create(&wanted.object()).await?
         }
     };
-    wanted.accept(&found)?;
-    let snapshot = wait(snapshots, found, until).await?;
+    wanted.accept(&existing)?;
+    let snapshot = wait(snapshots, existing, until).await?;
     Ok(CreateSnapshotResponse { snapshot: Some(snapshot) })
 }
 
@@ -137,7 +137,7 @@ impl WantedSnapshot {
         let name = &self.name.object;
         if found.metadata.deletion_timestamp.is_some() {
             return Err(Status::aborted(format!(
-                "VolumeSnapshot {name} is being deleted; it is created again after that"
+                "VolumeSnapshot {name} is being deleted; a later attempt creates it again"
             )));
         }
         let difference = if let Some(group) = &found.spec.group {
@@ -150,7 +150,7 @@ impl WantedSnapshot {
             return Ok(());
         };
         Err(Status::already_exists(format!(
-            "name: VolumeSnapshot {name} exists with {difference}; ask for another name"
+            "name: VolumeSnapshot {name} exists with {difference}; request another name"
         )))
     }
 }
@@ -158,7 +158,9 @@ impl WantedSnapshot {
 /// Returns the snapshot once it is taken, or the reason why it never will be; `None` while in progress.
 fn progress(now: Option<&VolumeSnapshot>, uid: Option<&str>) -> Option<Result<Snapshot, Status>> {
     let Some(snapshot) = now.filter(|snapshot| snapshot.metadata.uid.as_deref() == uid) else {
-        return Some(Err(Status::aborted("the VolumeSnapshot was deleted meanwhile; it is created again")));
+        return Some(Err(Status::aborted(
+            "the VolumeSnapshot was deleted in the meantime; the next attempt creates it again",
+        )));
     };
     if let Some(taken) = described(snapshot) {
         return Some(Ok(taken));

@@ -58,24 +58,24 @@ pub(super) async fn answer(
         Some((namespace, name)) => volumes.storage_class(namespace, name).await?,
         None => None,
     };
-    let found = match (&wanted.parameters.home, &wanted.memory_node) {
+    let existing = match (&wanted.parameters.home, &wanted.memory_node) {
         (&DataHome::Memory(parameters), Some(node)) => {
             wanted.create_in_memory(volumes, (parameters, node), storage_class, until).await?
         }
         _ => volumes.create(&wanted.volume(storage_class)?).await?,
     };
-    if wanted.made_by_mistake(&found) {
+    if wanted.made_by_mistake(&existing) {
         let still = |now: &Volume| match wanted.made_by_mistake(now) {
             true => Ok(()),
             false => Err(Status::aborted("the Volume changed during the request; the caller retries")),
         };
-        volumes.delete(found.clone(), until, still).await?;
+        volumes.delete(existing.clone(), until, still).await?;
     }
-    wanted.accept(&found)?;
-    let uid = found.metadata.uid.clone();
+    wanted.accept(&existing)?;
+    let uid = existing.metadata.uid.clone();
     let name = wanted.name.object.clone();
     let provisioned =
-        volumes.wait(&name, Some(found), until, |volume| progress(volume, uid.as_deref())).await;
+        volumes.wait(&name, Some(existing), until, |volume| progress(volume, uid.as_deref())).await;
     match provisioned {
         Ok(Err(why)) => {
             wanted.delete_refused(volumes, &name, until).await;
@@ -92,7 +92,7 @@ pub(super) async fn answer(
             described(&volume, wanted.parameters.nodes, host_name.as_deref())
         }
         Err(TimedOut { last }) => {
-            let waiting = "the operator has not answered for the Volume yet";
+            let waiting = "the operator has not reported on the Volume yet";
             let why = last.map(|volume| first_unmet(&volume, &[PROVISIONED], waiting));
             Err(Status::aborted(format!("Volume {name} is not provisioned yet: {}", why.unwrap_or_default())))
         }
@@ -154,8 +154,8 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
 fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
     if *source != VolumeSource::default() {
         return Err(Status::invalid_argument(
-            "volume_content_source: a memory volume (backend `memory`) begins with nothing. Remove the dataSource of the claim, \
-             and copy the files",
+            "volume_content_source: a memory volume (backend `memory`) starts empty. Remove the dataSource of \
+             the claim, and copy the files",
         ));
     }
     if users.contains(&Users::Readers) {
@@ -187,8 +187,8 @@ fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: Nod
         if most_bytes > left_bytes {
             let [most, left] = [most_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
             return Err(Status::resource_exhausted(format!(
-                "capacity_range.required_bytes: the volume may take {most} of {of}, and node {node} can promise {left} more. Ask \
-                 for less, lower {percent} of the StorageClass, or raise {fix}"
+                "capacity_range.required_bytes: the volume may use {most} of {of}, but node {node} can promise \
+                 only {left} more. Request less, lower {percent} of the StorageClass, or raise {fix}"
             )));
         }
     }
@@ -205,8 +205,8 @@ fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
     }
     if users.iter().any(|one| *one != Users::Readers) {
         return Err(Status::invalid_argument(
-            "volume_capabilities: MULTI_NODE_READER_ONLY is not supported beside another mode; write accessModes \
-             [ReadOnlyMany] alone",
+            "volume_capabilities: MULTI_NODE_READER_ONLY is not supported together with another mode; write \
+             accessModes [ReadOnlyMany] alone",
         ));
     }
     if *source == VolumeSource::default() {
@@ -290,24 +290,24 @@ impl WantedVolume {
         let name = &self.name.object;
         if found.metadata.deletion_timestamp.is_some() {
             return Err(Status::aborted(format!(
-                "Volume {name} is being deleted; it is created again after that"
+                "Volume {name} is being deleted; a later attempt creates it again"
             )));
         }
         let Some(difference) = self.difference(found) else { return Ok(()) };
         if self.made_by_mistake(found) {
             return Err(Status::aborted(format!(
-                "Volume {name} was made with {difference} and never used. It is deleted and created again"
+                "Volume {name} was created with {difference} and never used. It is deleted and created again"
             )));
         }
         Err(Status::already_exists(format!(
-            "name: Volume {name} exists with {difference}. Delete it (kubectl delete volume {name}) if it holds nothing, or ask \
-             for another name"
+            "name: Volume {name} exists with {difference}. Delete it (kubectl delete volume {name}) if it is \
+             empty, or request another name"
         )))
     }
 
-    /// Returns true if the volume was created for the same claim with other parameters, and nothing was
-    /// created in a bucket for it: the StorageClass has been corrected since. Or if it was created for the
-    /// same claim in the memory of another node, and no node has attached it: the scheduler has chosen again.
+    /// Returns true if the volume was created for the same claim with other parameters, before the
+    /// StorageClass was corrected, and does not exist in a bucket; or in the memory of another node, before
+    /// the scheduler chose again, and was never attached.
     fn made_by_mistake(&self, found: &Volume) -> bool {
         let claim = self.parameters.claim.as_ref();
         let is_of_claim = claim.is_some() && found.annotations().get(CLAIM) == claim;
@@ -403,7 +403,9 @@ fn check_unused(volume: &Volume) -> Result<(), Status> {
 /// Returns the volume once it is provisioned, or the reason why it never will be; `None` while in progress.
 fn progress(volume: Option<&Volume>, uid: Option<&str>) -> Option<Result<Volume, Status>> {
     let Some(volume) = volume.filter(|volume| volume.metadata.uid.as_deref() == uid) else {
-        return Some(Err(Status::aborted("the Volume was deleted meanwhile; it is created again")));
+        return Some(Err(Status::aborted(
+            "the Volume was deleted in the meantime; the next attempt creates it again",
+        )));
     };
     let status = volume.status.as_ref()?;
     if is_true(&status.conditions, PROVISIONED) {
@@ -417,7 +419,7 @@ pub(super) fn refused(volume: &Volume) -> Option<Status> {
     let status = volume.status.as_ref()?;
     let is_refused = status.phase == Some(VolumePhase::Failed) && !is_true(&status.conditions, PROVISIONED);
     is_refused.then(|| {
-        let why = first_unmet(volume, &[PROVISIONED], "the operator refused it");
+        let why = first_unmet(volume, &[PROVISIONED], "the operator rejected it");
         Status::failed_precondition(format!("Volume {} failed: {why}", volume.name_any()))
     })
 }

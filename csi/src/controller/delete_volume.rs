@@ -39,7 +39,7 @@ pub(super) async fn answer(
         }
         volume = volumes.delete(found, tries_until, check_unused).await?;
     }
-    // Only now: no new reader starts while the volume is being deleted.
+    // Only after the request to delete the Volume: from then on, no reader is created.
     if has_readers {
         readers::end_all(volumes, snapshots, name, until).await?;
     }

@@ -70,7 +70,7 @@ async fn page(
     match snapshots.page(&not_for_readers(), limit, token).await {
         Ok(page) => Ok((page.items, page.metadata.continue_.unwrap_or_default())),
         Err(ApiFailure::Stale | ApiFailure::Invalid(_)) if !token.is_empty() => {
-            Err(Status::aborted("starting_token: is not valid any more; begin the list again without one"))
+            Err(Status::aborted("starting_token: is no longer valid; start the list again without one"))
         }
         Err(failure) => Err(failure.into()),
     }

@@ -27,7 +27,7 @@ pub(super) async fn answer(
         Ok(page) => page,
         Err(ApiFailure::Stale | ApiFailure::Invalid(_)) if !starting_token.is_empty() => {
             return Err(Status::aborted(
-                "starting_token: is not valid any more; begin the list again without one",
+                "starting_token: is no longer valid; start the list again without one",
             ));
         }
         Err(failure) => return Err(failure.into()),

@@ -5,10 +5,11 @@
 //! enforces the same limits at each attach; here they keep the scheduler from choosing a node that would
 //! reject the volume.
 //!
-//! Invariant: two promises of one room do not both stay. Creations and expansions may run in different
-//! processes, because each sidecar elects its own leader. So each is checked before its write, and again
-//! ([`NodeReport::left`]) with the other volumes that exist after it: of two that race, the later one sees
-//! the earlier one. A refused one is undone, possibly both, and the sidecar retries.
+//! Invariant: the same room is not promised to two volumes for long. Creations and expansions may run in
+//! different processes, because each sidecar elects its own leader. Each promise is therefore checked before
+//! its write, and again afterwards with all volumes that then exist ([`NodeReport::left`]): of two concurrent
+//! promises, at least the later one sees the other. A rejected promise is undone, and the sidecar retries;
+//! both may be rejected.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -29,7 +30,7 @@ use super::volumes::ClusterVolumes;
 const LIMIT_STEP_BYTES: u64 = 64 << 10;
 /// Minimum memory limit of a volume, and minimum spill.
 const LEAST_LIMIT_BYTES: u64 = 1 << 20;
-/// Volume sizes are a multiple of it.
+/// Volume sizes are a multiple of a sector, in bytes.
 const SECTOR_BYTES: u64 = 4096;
 
 /// Valid percentages of the size for a content limit. Incompressible content needs slightly more than 100 %
@@ -281,9 +282,9 @@ impl<'a> PromisedGrowth<'a> {
             if more_bytes > left_bytes {
                 let [more, left] = [more_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
                 return Err(Status::resource_exhausted(format!(
-                    "capacity_range.required_bytes: with that size the volume may take another {more} of {of}, and node \
-                     {node} can promise {left} more. Ask for less, delete other memory volumes of the node, or raise {fix} of \
-                     the chart"
+                    "capacity_range.required_bytes: with that size the volume may use another {more} of {of}, \
+                     but node {node} can promise only {left} more. Request less, delete other memory volumes of \
+                     the node, or raise {fix} of the chart"
                 )));
             }
         }

@@ -45,8 +45,8 @@ pub(super) async fn answer(
     }
 }
 
-/// Done once no node serves the volume, or the requested settings of its spec are in effect; `None` while the
-/// node uses others.
+/// Done once no node serves the volume, or the requested settings of its spec are in effect; `None` while
+/// other settings are in effect.
 fn progress(name: &str, now: Option<&Volume>, asked: &Settings) -> Option<Result<(), Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     let in_effect = serving_node(volume).and(volume.status.as_ref());

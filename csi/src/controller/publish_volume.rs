@@ -81,7 +81,7 @@ pub(super) async fn answer(
             "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
         )));
     };
-    // Only before a publication there has started. Leftovers of an earlier one do not count.
+    // Checked only before the first request for this node. Remains of an earlier publication do not count.
     if served.as_ref().and_then(|served| served.spec.desired_node()) != Some(&node_id) {
         check_transport(&volume, &node)?;
     }
@@ -152,8 +152,9 @@ fn check_transport(volume: &Volume, node: &StorageNode) -> Result<(), Status> {
     }
     let (name, key) = (node.name_any(), topology::UBLK_KEY);
     Err(Status::failed_precondition(format!(
-        "node_id: the volume is for ublk (spec.transport), and node {name} serves by FUSE. Schedule the pod on a node with ublk, or \
-         load ublk_drv on {name}. If the Node has the label {key}, remove it: kubectl label node {name} {key}-"
+        "node_id: the volume requires ublk (spec.transport), but node {name} serves volumes over FUSE. Schedule \
+         the pod on a node with ublk, or load ublk_drv on {name}. If the Node has the label {key}, remove it: \
+         kubectl label node {name} {key}-"
     )))
 }
 

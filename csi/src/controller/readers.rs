@@ -212,14 +212,14 @@ fn check_owner(object: &impl ResourceExt, kind: &str, volume: &Volume) -> Result
     let (name, of) = (object.name_any(), volume.name_any());
     if !is_made_for(object, &of) {
         return Err(Status::failed_precondition(format!(
-            "volume_id: {kind} {name} has the name of what the readers of Volume {of} need. Delete it first"
+            "volume_id: {kind} {name} has a name that the readers of Volume {of} need. Delete it first"
         )));
     }
     let is_old =
         !object.owner_references().iter().any(|owner| Some(&owner.uid) == volume.metadata.uid.as_ref());
     if is_old || object.meta().deletion_timestamp.is_some() {
         return Err(Status::aborted(format!(
-            "{kind} {name} is still being deleted; it is made again after that"
+            "{kind} {name} is still being deleted; a later attempt creates it again"
         )));
     }
     Ok(())

@@ -40,7 +40,7 @@ fn restore_size(bytes: u64) -> i64 {
 pub(crate) fn condition(snapshot: &VolumeSnapshot) -> String {
     let said = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
     said.map_or_else(
-        || "neither the operator nor a node has answered for it yet".to_owned(),
+        || "neither the operator nor a node has reported on it yet".to_owned(),
         |said| format!("{} ({}={}, {})", said.message, said.type_, said.status, said.reason),
     )
 }

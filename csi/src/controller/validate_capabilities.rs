@@ -53,7 +53,7 @@ pub(super) async fn answer(
     }
     match Settings::read(mutable_parameters.clone()) {
         Ok(wanted) if wanted.change_of(&volume.spec).is_some() => {
-            return Ok(refused("mutable_parameters: the volume has others".to_owned()));
+            return Ok(refused("mutable_parameters: the volume has other values".to_owned()));
         }
         Ok(_as_it_is) => {}
         Err(status) => return Ok(refused(status.message().to_owned())),

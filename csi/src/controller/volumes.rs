@@ -109,7 +109,7 @@ impl ClusterVolumes {
         let name = volume.name_any();
         let withdraw = |volume: &Volume| Ok(is_requested(volume, node_id).then(|| json!({ "nodeName": "" })));
         let volume = match self.change(volume, until, withdraw, &[]).await {
-            // It was deleted.
+            // The Volume was deleted.
             Err(_) if self.get(&name).await?.is_none() => return Ok(()),
             changed => changed?,
         };

@@ -108,9 +108,9 @@ async fn wait(
     let (name, uid) = (found.name_any(), found.uid());
     match groups.wait(&name, Some(found), until, |now| progress(now, uid.as_deref())).await {
         Ok(Ended::Taken(group)) => Ok(*group),
-        Ok(Ended::Deleted) => {
-            Err(Status::aborted("the VolumeGroupSnapshot was deleted meanwhile; it is created again"))
-        }
+        Ok(Ended::Deleted) => Err(Status::aborted(
+            "the VolumeGroupSnapshot was deleted in the meantime; the next attempt creates it again",
+        )),
         Ok(Ended::Failed(group)) => {
             let why = condition(&group);
             if members(&group).is_empty() {
@@ -199,7 +199,7 @@ impl WantedGroup {
         let name = &self.name.object;
         if found.metadata.deletion_timestamp.is_some() {
             return Err(Status::aborted(format!(
-                "VolumeGroupSnapshot {name} is being deleted; it is created again after that"
+                "VolumeGroupSnapshot {name} is being deleted; a later attempt creates it again"
             )));
         }
         let difference = if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
@@ -210,7 +210,7 @@ impl WantedGroup {
             return Ok(());
         };
         Err(Status::already_exists(format!(
-            "name: VolumeGroupSnapshot {name} exists with {difference}; ask for another name"
+            "name: VolumeGroupSnapshot {name} exists with {difference}; request another name"
         )))
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn is_of(snapshot: &VolumeSnapshot, group: &VolumeGroupSnapshot) -> b
 pub(super) fn condition(group: &VolumeGroupSnapshot) -> String {
     let said = group.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
     said.map_or_else(
-        || "the operator has not answered for it yet".to_owned(),
+        || "the operator has not reported on it yet".to_owned(),
         |said| format!("{} ({}={}, {})", said.message, said.type_, said.status, said.reason),
     )
 }

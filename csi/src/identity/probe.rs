@@ -23,5 +23,5 @@ pub(crate) fn reason(response: &Response<ProbeResponse>) -> Option<String> {
     }
     let found = response.metadata().get_bin(NOT_READY).and_then(|value| value.to_bytes().ok());
     let found = found.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    Some(found.unwrap_or_else(|| "the driver does not say why".to_owned()))
+    Some(found.unwrap_or_else(|| "the driver gives no reason".to_owned()))
 }

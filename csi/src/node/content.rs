@@ -85,8 +85,8 @@ pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
     let name = wanted.name();
     if *is_read_only && *content == DeviceContent::Nothing {
         return Err(refused(&format!(
-            "the volume holds no known file system, and {name} is asked for. It is only read (ReadOnlyMany) and was not \
-             formatted. Correct the dataSource of the claim, or use a raw block volume"
+            "the volume has no known file system, but {name} was requested. It is read-only (ReadOnlyMany), and \
+             was not formatted. Correct the dataSource of the claim, or use a raw block volume"
         )));
     }
     if *is_half_formatted && !is_read_only {
@@ -95,20 +95,21 @@ pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
     match (content, holds_data) {
         (DeviceContent::FileSystem(found), _) if found == wanted => Ok(Preparation::Check),
         (DeviceContent::FileSystem(found), _) => Err(refused(&format!(
-            "the volume holds {found}, and {name} is asked for. It was not formatted. Ask for fsType {found}",
+            "the volume has {found}, but {name} was requested. It was not formatted. Request fsType {found}",
             found = found.name()
         ))),
         (DeviceContent::Other(found), _) => Err(refused(&format!(
-            "the volume holds {found}, and {name} is asked for. It was not formatted. Use it as a raw block volume"
+            "the volume has {found}, but {name} was requested. It was not formatted. Use it as a raw block volume"
         ))),
         (DeviceContent::Several, _) => {
-            Err(refused("the volume holds several signatures. It was not formatted; see `wipefs`"))
+            Err(refused("the volume has several signatures. It was not formatted; see `wipefs`"))
         }
         (DeviceContent::Nothing, Some(false)) => Ok(Preparation::Format { is_zero: true }),
         (DeviceContent::Nothing, Some(true)) if *may_format => Ok(Preparation::Format { is_zero: false }),
         (DeviceContent::Nothing, Some(true)) => Err(refused(&format!(
-            "the volume holds data without a known signature, or lost it with a replaced writer (UnuploadedDataLost). It was not \
-             formatted. If the data may be lost, annotate the Volume with {FORMAT_UNKNOWN_CONTENT}={epoch}"
+            "the volume has data without a known signature, or lost its data with a replaced writer \
+             (UnuploadedDataLost). It was not formatted. If the data may be lost, annotate the Volume with \
+             {FORMAT_UNKNOWN_CONTENT}={epoch}"
         ))),
         (DeviceContent::Nothing, None) => Err(Status::unavailable(
             "it is not known yet whether the volume holds data. It was not formatted; the caller retries",
@@ -130,7 +131,7 @@ pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<D
     if content != DeviceContent::Nothing {
         return Ok(content);
     }
-    // While the device is open, the kernel caches the data, so that blkid gets the same.
+    // While the device is open, the kernel caches the data: blkid reads the same bytes.
     let open = read(device).await?;
     let content = probed(&tools.run(volume, probe(device)).await?);
     drop(open);
@@ -242,8 +243,8 @@ pub(super) fn checked(ended: &EndedProgram, device: &Path) -> Result<(), Status>
     match ended.code {
         Some(code) if code < ERRORS_LEFT => Ok(()),
         code => Err(Status::internal(format!(
-            "e2fsck found errors that it does not repair by itself ({code:?}). The volume was not mounted. Repair it with \
-             `e2fsck {}`: {}",
+            "e2fsck found errors that it does not repair automatically ({code:?}). The volume was not mounted. \
+             Repair it with `e2fsck {}`: {}",
             device.display(),
             ended.output()
         ))),
@@ -309,7 +310,7 @@ mod tests {
             };
             let refused = plan(&empty).expect_err("nothing to read");
             assert_eq!(refused.code(), Code::FailedPrecondition);
-            assert!(refused.message().contains("holds no known file system"), "{}", refused.message());
+            assert!(refused.message().contains("has no known file system"), "{}", refused.message());
             let content = DeviceContent::FileSystem(FileSystem::Ext4);
             assert_eq!(plan(&DeviceFacts { content, ..empty }).ok(), Some(Preparation::Check));
         }

@@ -178,8 +178,8 @@ pub(super) fn transport_of(capabilities: &CapabilitiesResponse) -> Option<Transp
     })
 }
 
-/// Returns true for an answer of the daemon that it cannot name a device now, whose message has the cause. A
-/// failed connection has a source instead.
+/// Returns true if the daemon itself answered that it cannot name a device now: the message has the cause.
+/// The status of a failed connection has a source instead.
 fn is_answer(status: &Status) -> bool {
     status.code() == Code::Unavailable && status.source().is_none()
 }

@@ -18,7 +18,7 @@ impl DeviceNumber {
     /// # Errors
     /// `UNAVAILABLE`: it is not a device, or does not exist.
     pub(super) fn of(path: &Path) -> Result<Self, Status> {
-        let gone = |why: &str| Status::unavailable(format!("{} is no device: {why}", path.display()));
+        let gone = |why: &str| Status::unavailable(format!("{} is not a device: {why}", path.display()));
         let found = stat(path).map_err(|errno| gone(&errno.to_string()))?;
         let kind = FileType::from_raw_mode(found.st_mode);
         if kind.is_block_device() || kind.is_char_device() {

@@ -32,7 +32,7 @@ pub(super) async fn answer(
         let Capability { access, users } = Capability::try_from(volume_capability)?;
         if users == Users::Readers {
             return Err(Status::failed_precondition(
-                "volume_capability.access_mode: the volume is only read (ReadOnlyMany), and its file system does not grow",
+                "volume_capability.access_mode: the volume is read-only (ReadOnlyMany), so its file system does not grow",
             ));
         }
         asked_read_only = Some(access.is_read_only());
@@ -67,8 +67,8 @@ pub(super) async fn answer(
     Ok(NodeExpandVolumeResponse { capacity_bytes: bytes })
 }
 
-/// Returns true if a file system must grow. One with the mount option `ro` cannot, and grows at its next
-/// stage for writing. One that became read-only after an error must not pass for a grown one.
+/// Returns true if a file system must grow. A file system mounted with the option `ro` cannot grow; the next
+/// writable stage grows it. A file system that became read-only after an error must not be reported as grown.
 ///
 /// `asked_read_only`: the options of the request have `ro`; `None` without a capability.
 fn grows(mount: &Mount, asked_read_only: Option<bool>) -> bool {

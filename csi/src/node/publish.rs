@@ -190,7 +190,7 @@ fn only_user<'a>(
 
 fn occupied(target: &Path, what: &str) -> Status {
     let target = target.display();
-    Status::already_exists(format!("target_path: {target} has {what} already. Unpublish it first"))
+    Status::already_exists(format!("target_path: {target} already has {what}. Unpublish it first"))
 }
 
 /// Creates the directory, or the file, to mount over.
@@ -202,7 +202,7 @@ fn make_target(wanted: &PathToPublish) -> Result<(), Status> {
             parent.and_then(|()| File::options().create(true).append(true).open(&wanted.target).map(drop))
         }
     };
-    made.map_err(|error| Status::internal(format!("{} cannot be made: {error}", wanted.target.display())))
+    made.map_err(|error| Status::internal(format!("{} cannot be created: {error}", wanted.target.display())))
 }
 
 #[cfg(test)]

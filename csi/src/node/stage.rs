@@ -119,7 +119,7 @@ impl Inner {
             Preparation::Check => self.check(wanted, &device.path).await?,
         }
         fs::create_dir_all(&wanted.point).map_err(|error| {
-            Status::internal(format!("{} cannot be made: {error}", wanted.point.display()))
+            Status::internal(format!("{} cannot be created: {error}", wanted.point.display()))
         })?;
         self.tools.succeed(&wanted.volume, mount(wanted, &device.path)).await?;
         Ok(device)

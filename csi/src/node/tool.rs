@@ -2,9 +2,10 @@
 //!
 //! Owns: starting the programs, their output and their lock. Each program holds the lock file of its volume
 //! while it lives, so that no other starts concurrently, even if it outlives this process.
-//! Runs on: threads that may block. This process kills no program: one that waits for a device cannot be
-//! killed. In a pod, the kernel kills them all when this process, PID 1 of its namespace, exits; one that
-//! waits for a device ends once that answers. `interrupted_format.rs` detects such a format.
+//! Runs on: threads that may block. This process kills no program: a program that waits for a device cannot
+//! be killed. In a pod, the kernel kills all programs when this process, PID 1 of its namespace, exits; a
+//! waiting program ends once its device answers. `interrupted_format.rs` detects a format that ended in this
+//! way.
 
 use std::ffi::OsString;
 use std::fs;
@@ -83,8 +84,9 @@ impl Tools {
     /// # Errors
     /// `ABORTED`: another program still works on the volume. `INTERNAL`: it cannot be started.
     pub(super) async fn run(&self, volume: &str, line: CommandLine) -> Result<EndedProgram, Status> {
-        fs::create_dir_all(&self.locks)
-            .map_err(|error| Status::internal(format!("{} cannot be made: {error}", self.locks.display())))?;
+        fs::create_dir_all(&self.locks).map_err(|error| {
+            Status::internal(format!("{} cannot be created: {error}", self.locks.display()))
+        })?;
         let text = line.text();
         let mut command = Command::new("flock");
         command

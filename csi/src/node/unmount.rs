@@ -16,7 +16,8 @@ impl Inner {
     /// Unmounts every mount at `path`. A file system whose device waits for its daemon is left untouched.
     ///
     /// # Errors
-    /// `UNAVAILABLE`: such a device. `INTERNAL`: the mount is in use, or umount(8) failed otherwise.
+    /// `UNAVAILABLE`: the device waits for its daemon. `INTERNAL`: the mount is in use, or umount(8) failed
+    /// otherwise.
     pub(super) async fn unmount(&self, volume: &str, path: &Path) -> Result<(), Status> {
         for _ in 0..MOST {
             let mounts = mounts::all()?;
@@ -29,6 +30,9 @@ impl Inner {
             }
             self.tools.succeed(volume, CommandLine::new(["umount", "--no-canonicalize"]).and(path)).await?;
         }
-        Err(Status::internal(format!("{} has more than {MOST} mounts; end them by hand", path.display())))
+        Err(Status::internal(format!(
+            "{} has more than {MOST} mounts; unmount them manually",
+            path.display()
+        )))
     }
 }

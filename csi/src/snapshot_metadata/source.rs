@@ -75,8 +75,8 @@ pub(super) async fn open(
     {
         Ok(Some(root)) => Ok(root),
         Ok(None) => Err(Status::not_found(format!(
-            "snapshot {name}, taken for UUID {uid}, is not in ObjectStore `{store}`: it was deleted meanwhile, or the bucket \
-             was set back or is another one"
+            "snapshot {name}, taken for UUID {uid}, is not in ObjectStore `{store}`: it was deleted in the \
+             meantime, the bucket was restored to an earlier state, or it is a different bucket"
         ))),
         Err(error) => Err(of_log(&error)),
     };
@@ -117,7 +117,7 @@ fn place(field: &str, snapshot: &VolumeSnapshot) -> Result<StoredSnapshot, Statu
 fn follows(base: &StoredSnapshot, target: &StoredSnapshot) -> Result<(), Status> {
     if (&base.store, &base.name.volume) != (&target.store, &target.name.volume) {
         return Err(Status::invalid_argument(format!(
-            "base_snapshot_id: {} and {} are snapshots of two volumes; name one of the same volume",
+            "base_snapshot_id: {} and {} are snapshots of different volumes; name one of the same volume",
             base.name, target.name
         )));
     }
@@ -183,8 +183,8 @@ mod tests {
         assert!(follows(&base, &at("main", "a@9")).is_ok() && follows(&base, &base).is_ok());
         for (target, word) in [
             (at("main", "a@6"), "was taken after"),
-            (at("main", "b@9"), "two volumes"),
-            (at("other", "a@9"), "two"),
+            (at("main", "b@9"), "different volumes"),
+            (at("other", "a@9"), "different volumes"),
         ] {
             let refused = follows(&base, &target).expect_err("it cannot be compared");
             assert_eq!(refused.code(), Code::InvalidArgument);

@@ -127,7 +127,7 @@ fn check_refusals(world: &World, csi: &Csi) -> Result<()> {
     expect_refused(csi, None, "nothing", 0, ("NotFound", "snapshot_id: "))?;
     expect_refused(csi, Some("nothing"), "second", 0, ("NotFound", "base_snapshot_id: "))?;
     expect_refused(csi, None, "", 0, ("InvalidArgument", "snapshot_id: is empty"))?;
-    expect_refused(csi, Some("of-other"), "second", 0, ("InvalidArgument", "two volumes"))?;
+    expect_refused(csi, Some("of-other"), "second", 0, ("InvalidArgument", "different volumes"))?;
     expect_refused(csi, Some("second"), "first", 0, ("InvalidArgument", "was taken after"))?;
     expect_refused(csi, None, "first", (1 << 30) + 1, ("OutOfRange", "starting_offset: "))
 }

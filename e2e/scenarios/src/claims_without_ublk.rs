@@ -175,7 +175,12 @@ fn check_refused_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Re
     let created = expect_granted("create for any node", csi.create(&new(), LIMIT)?)?;
     let affinity = created.accessible_topology.iter().all(|one| one.segments.contains_key(UBLK_LABEL));
     ensure!(affinity && !created.accessible_topology.is_empty(), "{created:?}");
-    expect_refused("publish", csi.publish(FOR_UBLK, "a", LIMIT)?, "FailedPrecondition", "serves by FUSE")?;
+    expect_refused(
+        "publish",
+        csi.publish(FOR_UBLK, "a", LIMIT)?,
+        "FailedPrecondition",
+        "serves volumes over FUSE",
+    )?;
     let volume = format!("volume/{FOR_UBLK}");
     let want = |node: &str| {
         let patch = format!("{{\"spec\": {{\"nodeName\": \"{node}\"}}}}");

@@ -181,7 +181,7 @@ fn ext4(csi: &Csi, node: &CsiNode, data: &Claim) -> Result<()> {
         "another file system",
         node.stage(&other, LIMIT)?,
         "FailedPrecondition",
-        "Ask for fsType ext4",
+        "Request fsType ext4",
     )?;
     expect_granted("stage again", node.stage(data, LIMIT)?)
 }

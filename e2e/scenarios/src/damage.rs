@@ -82,7 +82,7 @@ fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
         "Code(6)",
         &format!("{segment} has damaged frames (1): frame of block {DAMAGED_BLOCK} fails its checksum"),
         &format!("lost: 128Ki at byte {}\n", DAMAGED_BLOCK * BLOCK_BYTES),
-        "damage is left that affects the volume (objects: 1)",
+        "damage that affects the volume remains (objects: 1)",
     ] {
         ensure!(damaged.contains(part), "{part:?} is not in: {damaged}");
     }

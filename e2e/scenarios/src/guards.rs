@@ -164,11 +164,11 @@ fn snapshots(world: &World) -> Result<()> {
     until("the policy to take effect", LIMIT, || Ok(write(&as_node("n2"), same).err()))?;
     let taken = "{\"snapshotId\": \"id@7\"}";
     let refused = error_text(write(&as_node("n2"), taken));
-    ensure!(refused.contains("that it is not asked for"), "{refused}");
+    ensure!(refused.contains("that was not requested of it"), "{refused}");
     let own = error_text(write(&as_node("n1"), "{\"node\": \"n2\"}"));
     ensure!(own.contains("the operator's part"), "{own}");
     let others = error_text(write(&as_node("n1"), "{\"snapshotId\": \"other@7\"}"));
-    ensure!(others.contains("a place in the log of status.volumeId"), "{others}");
+    ensure!(others.contains("a position in the log of status.volumeId"), "{others}");
     write(&as_node("n1"), taken)?;
     let again = error_text(write(&as_node("n1"), "{\"snapshotId\": \"id@8\"}"));
     ensure!(again.contains("does not change"), "{again}");

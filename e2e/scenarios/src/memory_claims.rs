@@ -62,7 +62,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("expand the claim while its pod uses it");
     let small = expect_granted("stats", on_a.total(&scratch, "pod")?)?;
     let too_large = csi.expand(CLAIM, 256 * MIB)?;
-    expect_refused("more than the node has", too_large, "ResourceExhausted", "and node a can promise")?;
+    expect_refused("more than the node has", too_large, "ResourceExhausted", "but node a can promise")?;
     ensure!(expect_granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
     expect_granted("expand its file system", on_a.expand(&scratch, "pod", LARGER_BYTES)?)?;
     let total = expect_granted("stats", on_a.total(&scratch, "pod")?)?;
@@ -130,7 +130,7 @@ fn check_spilled_claim(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode)
         SPILLING.into_iter().fold(new, |new, (key, value)| new.parameter(key, value))
     };
     let too_large = csi.create(&new("pvc-large", 65 * MIB), LIMIT)?;
-    let words = "of disk for its spill file, and node a can promise 64Mi more";
+    let words = "of disk for its spill file, but node a can promise only 64Mi more";
     expect_refused("more than the node has", too_large, "ResourceExhausted", words)?;
     let no_share = NewVolume::in_memory("pvc-none", MIB, "a").parameter("spillPercent", "0");
     expect_refused(
@@ -208,7 +208,7 @@ fn check_refusals(csi: &Csi) -> Result<()> {
         "which has no snapshots. Copy the files",
     )?;
     let clone = NewVolume::in_memory("pvc-clone", MIB, "a").from_volume(CLAIM);
-    expect_refused("a clone", csi.create(&clone, LIMIT)?, word, "begins with nothing")?;
+    expect_refused("a clone", csi.create(&clone, LIMIT)?, word, "starts empty")?;
     let shared = NewVolume::in_memory("pvc-shared", MIB, "a").with_use(&Use::read("ext4"));
     expect_refused("readers", csi.create(&shared, LIMIT)?, word, "Write accessModes [ReadWriteOnce]")?;
     let unknown = NewVolume::in_memory("pvc-kept", MIB, "a").parameter("durability", "object");

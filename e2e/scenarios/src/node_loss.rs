@@ -199,7 +199,7 @@ fn check_claim(world: &World, dirty: &str) -> Result<()> {
 /// The node stopped a moment ago: it may still count as Ready.
 fn force_detach_by_plugin(world: &World) -> Result<()> {
     plugin(world, &["status"], 1, "Volume disk (claim shop/data): Assigned is False since ")?;
-    plugin(world, &["why", "disk"], 0, "Detaching: spec.nodeName asks for node b, and node a may.")?;
+    plugin(world, &["why", "disk"], 0, "Detaching: spec.nodeName names node b, and node a has the grant.")?;
     let mut command = vec!["force-detach", "disk", "--although-ready", "--node", "b"];
     plugin(world, &command, 1, "is not served by node b, but by node a")?;
     command[4] = "a";
@@ -207,7 +207,7 @@ fn force_detach_by_plugin(world: &World) -> Result<()> {
     let annotated = field(world, "{.metadata.annotations}")?;
     ensure!(!annotated.contains("force-detach"), "it was annotated: {annotated}");
     command.push("--yes");
-    plugin(world, &command, 0, "What that node did not upload is missing then: ").map(drop)
+    plugin(world, &command, 0, "Data that the node did not upload will be missing: ").map(drop)
 }
 
 /// Node a renews its Lease, which its Node owns, like its StorageNode.

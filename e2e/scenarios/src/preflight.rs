@@ -130,7 +130,7 @@ fn check_faults(vm: &Vm, s3: &S3Server) -> Result<()> {
         "",
         &[
             ["io_uring", "Operation not permitted", "kernel.io_uring_disabled=0"],
-            ["ublk driver", "cannot be asked without io_uring", "permit io_uring first"],
+            ["ublk driver", "cannot be queried without io_uring", "permit io_uring first"],
         ],
     );
     vm.exec("sysctl -qw kernel.io_uring_disabled=0")?;
@@ -139,7 +139,7 @@ fn check_faults(vm: &Vm, s3: &S3Server) -> Result<()> {
     fails("", &[["ublk driver", "/dev/ublk-control does not exist", "`modprobe ublk_drv`, and"]])?;
     vm.exec("modprobe ublk_drv")?;
     let warned = preflight(vm, "unshare --pid --fork --mount-proc", 0)?;
-    ensure!(warned.contains("WARN PID namespace: one of its own"), "{warned}");
+    ensure!(warned.contains("WARN PID namespace: not the host's"), "{warned}");
     configure(vm, &s3.endpoint_in_vm(), BUCKET, "another")?;
     fails("", &[["store store", "the server does not accept them", "check the key pair"]])?;
     configure(vm, &s3.endpoint_in_vm(), BUCKET, SECRET_KEY)?;

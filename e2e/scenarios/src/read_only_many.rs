@@ -292,7 +292,7 @@ impl Parts<'_> {
         expect_granted("create", self.csi.create(&new, LIMIT)?)?;
         let (nothing, device) = self.attach("pvc-nothing", "b", &usage)?;
         let stage = self.b.stage(&nothing, LIMIT)?;
-        expect_refused("stage", stage, "FailedPrecondition", "holds no known file system")?;
+        expect_refused("stage", stage, "FailedPrecondition", "has no known file system")?;
         self.b.vm().exec(&format!("if blkid --probe {device}; then exit 1; fi"))?;
         expect_granted("withdraw", self.csi.unpublish("pvc-nothing", "", LIMIT)?)?;
         for volume in ["pvc-nothing", "pvc-blank"] {

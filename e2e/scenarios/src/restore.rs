@@ -307,7 +307,7 @@ fn replace_writer(world: &World) -> Result<()> {
         Ok(reported.starts_with("HeldElsewhere").then_some(()))
     })?;
     let command = ["force-detach", "third", "--node", "a", "--yes"];
-    plugin(world, &command, 0, "Volume third is taken from node a.").map(drop)
+    plugin(world, &command, 0, "Volume third will be taken from node a.").map(drop)
 }
 
 /// Removes the volume from its node.

@@ -19,7 +19,7 @@ const BUCKET: &str = "volume-snapshots";
 /// Part of the message about a snapshot taken by the daemon.
 pub(super) const BY_NODE: &str = "as after a power cut";
 /// The same for the operator.
-pub(super) const BY_OPERATOR: &str = "no node served it";
+pub(super) const BY_OPERATOR: &str = "no node served the volume";
 const LIMIT: Duration = Duration::from_secs(60);
 /// Less than the operator's interval: a reaction within this time was triggered by an event.
 const SOON: Duration = Duration::from_secs(20);

@@ -63,7 +63,6 @@ const SEVERAL: &[(&str, usize, Exemption)] = &[
     ("Figure", 2, Harness),
     ("FileSystem", 2, Private),
     ("Fingerprint", 2, Private),
-    ("Found", 2, Private),
     ("Gate", 2, Open),
     ("Handoff", 2, Program),
     ("Holder", 2, Private),

@@ -11,9 +11,9 @@
 //! 5. the log that was read must not have been truncated in the meantime: the record's position must be new.
 //!    Otherwise everything restarts (`AttachSuperseded`), and the record stays where no reader looks;
 //! 6. the record is read back (`AttachWon`), after a delay equal to the duration of its create. A store whose
-//!    creates are not atomic may confirm it to two writers. Any other create that found the key free did so
-//!    before this one was stored. If storing it takes no longer than this create took in total, it is stored
-//!    by now: the writer whose record is missing restarts (`AttachLost`).
+//!    creates are not atomic may confirm the creates of two writers. The other create can only have found the
+//!    key free before this record was stored. Unless it takes longer than this create took in total, it has
+//!    ended before the read. The writer whose record is missing restarts (`AttachLost`).
 //!
 //! A reason to preserve local data, or to reject the attach, is first confirmed in the same way.
 //!
@@ -53,7 +53,7 @@ pub struct Acquired<F> {
     pub manifest: Manifest,
     /// The durable header, with the acquired epoch.
     pub header: Header,
-    /// The generation it was written as.
+    /// The generation of that header.
     pub header_generation: u64,
     /// Pages of the durable map with this writer's data, with which the files were opened.
     pub found: PageSummary,
@@ -85,7 +85,7 @@ pub enum AttachError<L: Error + 'static> {
     #[error(transparent)]
     Log(#[from] LogFailure),
     /// Other writers created the next record at every attempt.
-    #[error("volume {0} is being attached by others at the same time")]
+    #[error("other nodes are attaching volume {0} at the same time")]
     Contended(VolumeId),
     /// The local files failed.
     #[error(transparent)]

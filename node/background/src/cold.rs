@@ -56,16 +56,17 @@ impl ColdLines {
     /// Logs the number of suppressed lines.
     pub fn write(&self, rest: Rest) {
         if let Some(times) = self.waits.take_suppressed(rest) {
-            tracing::warn!(times, "cold reads waited, since the last line about it");
+            tracing::warn!(times, "cold reads waited since the last line about them");
         }
         if let Some(times) = self.unconfirmed.take_suppressed(rest) {
-            tracing::warn!(times, "cold reads failed once, since the last line about it");
+            tracing::warn!(times, "cold reads failed once since the last line about them");
         }
     }
 }
 
-/// Retries a read of all of `range`'s block until it succeeds or a finding is confirmed. After the first
-/// finding it reads only `range`, which may not need the damaged part. `read` gets the sectors to read.
+/// Retries a read of the whole block of `range` until the read succeeds or a finding is confirmed. After the
+/// first finding, reads only `range`, which may not need the damaged part. `read` receives the sectors to
+/// read.
 ///
 /// # Errors
 /// [`ColdError`]: a confirmed finding.
@@ -78,7 +79,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
     let block = range.start.block().0;
     let mut backoff = JobBackoff::of_reads();
     let mut wanted = Mask::FULL;
-    let mut found: Option<String> = None;
+    let mut last_finding: Option<String> = None;
     loop {
         let error = match read(wanted).await {
             Ok(done) => return Ok(done),
@@ -93,7 +94,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
         };
         if wanted != Mask::of(range) && safeguard(ReadOnlyWanted) {
             wanted = Mask::of(range);
-        } else if found.as_ref() == Some(&finding) {
+        } else if last_finding.as_ref() == Some(&finding) {
             return Err(error);
         } else {
             if let Some(held_back) = lines.unconfirmed.admit(time.now_ms()) {
@@ -104,7 +105,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
                     "cold read failed; retrying to confirm it"
                 );
             }
-            found = Some(finding);
+            last_finding = Some(finding);
             time.sleep(CONFIRM_AFTER).await;
         }
     }

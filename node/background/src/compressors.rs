@@ -1,7 +1,8 @@
 //! Compressors of a node: the number of block batches read and compressed for uploads in parallel.
 //!
-//! Owns: the buffers and the state of each compressor. Does not own: the memory of their output, which
-//! belongs to the upload (`upload_memory.rs`), and the threads.
+//! Owns: the buffers and the state of each compressor.
+//! Does not own: the memory of their output, which belongs to the upload (`upload_memory.rs`), and the
+//! threads.
 //! Invariants: permits bound the batches packed in parallel, except small uploads, and the idle compressors.
 //! A compressor is free once its batch is packed, even while its upload waits for its store. The permit of a
 //! batch is free while its sectors are searched for unreadable ones.
@@ -94,7 +95,7 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        // It would contain half of a batch.
+        // The compressor would contain half of a batch.
         if thread::panicking() {
             return;
         }

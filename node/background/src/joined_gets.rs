@@ -1,7 +1,8 @@
 //! One request for frames that are adjacent in an object.
 //!
-//! Owns: the choice of frames that share a request. Does not own: their checksums and positions in blocks
-//! (`fetches.rs`), as for single frames. A damaged frame thus fails only its own block.
+//! Owns: the choice of frames that share a request.
+//! Does not own: their checksums and positions in blocks (`fetches.rs`), as for single frames. A damaged
+//! frame thus fails only its own block.
 //! On failure: each block of the request fails, with an error that is no finding about its frame. A reader
 //! then requests the frame separately.
 //!
@@ -28,7 +29,7 @@ const MAX_GET_BYTES: u64 = 4 << 20;
 /// Maximum gap between two frames in one request; reading it is faster than another request.
 const MAX_HOLE_BYTES: u64 = BLOCK_BYTES;
 
-/// A request, sent once the first of its frames is read.
+/// A request, sent when the first of its frames is read.
 struct JoinedGet<'a> {
     segment: SegmentId,
     range: Range<u64>,

@@ -54,8 +54,8 @@ pub trait LocalState: Send + Sync {
     type Files: Send + Sync;
 
     /// Syncs the durable map and reads it in parts, because it may be larger than memory. Returns `None` if
-    /// the volume was never here. Data read without the sync may be lost at the next power cut, and does not
-    /// justify a write to the other slot.
+    /// the volume was never here. Data read without the sync may be lost in the next power cut, so no write
+    /// to the other slot may depend on it.
     ///
     /// # Errors
     /// The local disk's, or the map is damaged.

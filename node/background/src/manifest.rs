@@ -10,8 +10,8 @@ use crate::Environment;
 use crate::backoff::JobBackoff;
 
 /// Reads the log to its end, no matter how long the store takes to answer. Reads of remote blocks, commits
-/// and a detach wait for it. LIST alone is not enough: a writer that knows less than its predecessor
-/// committed would mistake its own records for another's, and release its volume.
+/// and a detach wait for it. LIST alone is not enough: without the last commits of its predecessor, this
+/// process would mistake the writer's own records for another writer's, and release the volume.
 pub async fn load_manifest(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

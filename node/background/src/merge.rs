@@ -1,7 +1,7 @@
 //! Merges index runs in the background: reads the inputs, stores the output.
 //!
-//! Owns: reading indexes and pages, the parts of the output, the retries. Does not own: the choice of a merge
-//! and the use of its output, which belong to the volume.
+//! Owns: reading indexes and pages, the parts of the output, the retries.
+//! Does not own: the choice of a merge and the use of its output, which belong to the volume.
 //! Memory: one part of output, [`READ_BYTES`] of pages, a segment of relocated frames in raw and stored form,
 //! and its pending input, plus the heads of the inputs and the indexes of segments. A node runs two merges in
 //! parallel for each of its few stores (`merge_turns.rs`), so they need no share of the upload memory:
@@ -40,7 +40,7 @@ const READ_BYTES: u64 = 4 << 20;
 
 /// The part of a merge that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failed {
+enum FailedPart {
     /// An input could not be read: its index in the plan.
     Input(usize),
     /// Frames of this segment could not be relocated; `None`: relocated frames could not be stored.
@@ -52,7 +52,7 @@ enum Failed {
 /// Reason why an attempt of a merge failed.
 #[derive(Debug)]
 struct Unmerged {
-    failed: Failed,
+    failed: FailedPart,
     error: ObjectError,
 }
 
@@ -120,7 +120,7 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
             let done = match step {
                 MergeStep::NeedsPage { input, page } => {
                     let fed = self.reader.feed(&mut merge, input, page).await;
-                    fed.map_err(|error| Unmerged { failed: Failed::Input(input), error })
+                    fed.map_err(|error| Unmerged { failed: FailedPart::Input(input), error })
                 }
                 MergeStep::Move(frames) => {
                     let moved = self.mover.store(&frames).await;
@@ -128,7 +128,10 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
                         .map(|(segment, index)| {
                             merge.moved(frames.ordinal, SegmentObject::from(&segment), index);
                         })
-                        .map_err(|(segment, error)| Unmerged { failed: Failed::Relocation(segment), error })
+                        .map_err(|(segment, error)| Unmerged {
+                            failed: FailedPart::Relocation(segment),
+                            error,
+                        })
                 }
                 MergeStep::Wrote | MergeStep::Ended => Ok(()),
             };
@@ -159,7 +162,7 @@ impl<S: Sides> PageReader<'_, S> {
             match step {
                 MergeStep::NeedsPage { input, page } => {
                     let fed = self.feed(&mut survey, input, page).await;
-                    fed.map_err(|error| Unmerged { failed: Failed::Input(input), error })?;
+                    fed.map_err(|error| Unmerged { failed: FailedPart::Input(input), error })?;
                 }
                 MergeStep::Ended => return Ok(survey.sparse()),
                 MergeStep::Wrote | MergeStep::Move(_) => unreachable!("a survey has no output"),
@@ -204,7 +207,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
     /// The damaged input, or the oldest one if the store rejects the output.
     pub(crate) async fn merge(&self, plan: &MergePlan) -> Result<RunRef, PlacedId> {
         let mut backoff = JobBackoff::of_commits();
-        let mut before: Option<(Failed, Option<String>)> = None;
+        let mut before: Option<(FailedPart, Option<String>)> = None;
         let mut relocation = (plan.kind != MergeKind::Base).then(Relocation::default);
         loop {
             let attempt = {
@@ -223,23 +226,23 @@ impl<S: Sides, T: Environment> Background<S, T> {
             let (volume, source): (_, &(dyn Error + 'static)) = (&self.volume, error);
             match failed {
                 // A merge does not wait for optional work.
-                Failed::Relocation(Some(segment)) if is_again => {
-                    tracing::error!(%volume, %segment, error = source, "segment was not relocated; a scrub names what is damaged");
+                FailedPart::Relocation(Some(segment)) if is_again => {
+                    tracing::error!(%volume, %segment, error = source, "segment was not relocated; a scrub lists the damage");
                     relocation.get_or_insert_default().groups.remove(segment);
                     continue;
                 }
-                Failed::Relocation(None) if is_again && unmerged.finding().is_some() => {
+                FailedPart::Relocation(None) if is_again && unmerged.finding().is_some() => {
                     tracing::error!(%volume, error = source, "no segment was relocated");
                     relocation = Some(Relocation::default());
                     continue;
                 }
-                Failed::Input(_) | Failed::Output if is_again && unmerged.finding().is_some() => {
-                    let at = if let Failed::Input(at) = failed { *at } else { plan.inputs.len() - 1 };
+                FailedPart::Input(_) | FailedPart::Output if is_again && unmerged.finding().is_some() => {
+                    let at = if let FailedPart::Input(at) = failed { *at } else { plan.inputs.len() - 1 };
                     let run = plan.inputs[at].id();
-                    tracing::error!(%volume, %run, error = source, "index run was not merged; a scrub names what is damaged");
+                    tracing::error!(%volume, %run, error = source, "index run was not merged; a scrub lists the damage");
                     return Err(run);
                 }
-                Failed::Relocation(_) | Failed::Input(_) | Failed::Output => {}
+                FailedPart::Relocation(_) | FailedPart::Input(_) | FailedPart::Output => {}
             }
             self.warn("the merge of index runs waits", &unmerged.error);
             backoff.wait(&self.time).await;
@@ -255,7 +258,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
         for (at, run) in plan.inputs.iter().enumerate() {
             let input = self.input(plan.inputs.lineage(), run).await;
-            inputs.push(input.map_err(|error| Unmerged { failed: Failed::Input(at), error })?);
+            inputs.push(input.map_err(|error| Unmerged { failed: FailedPart::Input(at), error })?);
         }
         let (sides, objects) = (&self.sides, &*self.objects);
         let reader = PageReader { sides, objects, plan, inputs: &inputs };
@@ -291,7 +294,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
             }
             (Err(_), Some(failed)) => Err(failed),
             (Err(SegmentError::Store(source)), None) => {
-                Err(Unmerged { failed: Failed::Output, error: ObjectError::Store { key, source } })
+                Err(Unmerged { failed: FailedPart::Output, error: ObjectError::Store { key, source } })
             }
             (Err(SegmentError::Part(PartFailed)), None) => {
                 unreachable!("each part that fails has its reason")

@@ -1,11 +1,11 @@
 //! Contents of the slots of a file of blocks: the node's slab, or its substitute in memory.
 //!
-//! Owns: the numbers of the slots, the free slots, and the index from contents to slots. Does not own: the
-//! file. A slot's content is written before it is published, and never changes while a [`Slot`] is held.
-//! Contents that were prefetched and not read yet use at most a quarter of the slots: the oldest of them
-//! makes room for the next, and none that were read. Contents of an earlier process are in the slots that its
-//! table named (`holdfast_format::slab_table`). None is returned before its bytes are verified with their
-//! proof; mismatches are forgotten.
+//! Owns: the numbers of the slots, the free slots, and the index from contents to slots.
+//! Does not own: the file. A slot's content is written before it is published, and never changes while a
+//! [`Slot`] is held. Contents that were prefetched and not read yet use at most a quarter of the slots: the
+//! oldest of them makes room for the next, and none that were read. Contents of an earlier process are in the
+//! slots that its table named (`holdfast_format::slab_table`). None is returned before its bytes are verified
+//! with their proof; mismatches are forgotten.
 //! Runs on: any executor that polls its futures.
 //! On failure: if the disk has no space for a never-written slot, the index evicts a written one, and grows
 //! again once the disk has space. A content that fits no slot is returned to the caller: nothing waits for a
@@ -34,8 +34,9 @@ type Hasher = BuildHasherDefault<DefaultHasher>;
 
 /// Prefetched unread contents use at most one slot in this many.
 const UNREAD_SHARE: u64 = 4;
-/// Share of the index for contents used twice. The others enter the rest, where the oldest leaves first:
-/// slightly more than the limit of unread ones, so that none leaves before its reader comes.
+/// Share of the index for contents used twice. All others are in the rest of the index, and are evicted in
+/// their order of arrival. The rest is slightly larger than the limit of unread contents, so that none is
+/// evicted before its reader comes.
 const USED_TWICE_SHARE: f64 = 0.70;
 
 /// While the disk is full, one in this many contents that need a slot retries whether it has space again.
@@ -125,7 +126,7 @@ struct OldCounters {
 struct OwnedSlot {
     number: u32,
     key: ContentKey,
-    /// True if it was written: the file has space for it.
+    /// True if the slot was written: the file has space for it.
     has_room: AtomicBool,
     /// True if it was prefetched, and no reader took it yet.
     is_unread: AtomicBool,
@@ -159,7 +160,7 @@ impl OwnedSlot {
         (!self.is_proven.load(Ordering::Acquire)).then_some(SlabEntry { key, proof })
     }
 
-    /// Records that a reader takes it.
+    /// Records that a reader takes the content.
     fn set_read(&self) {
         if self.is_unread.load(Ordering::Relaxed) && self.is_unread.swap(false, Ordering::Relaxed) {
             self.free.ahead.used.fetch_add(1, Ordering::Relaxed);
@@ -287,7 +288,7 @@ pub enum NoSlot<B, E> {
 
 /// Purpose of filling a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum For {
+enum FillPurpose {
     /// A reader that waits for it: its first use.
     Reader,
     /// A reader that requests it right afterwards.
@@ -433,7 +434,7 @@ impl SlotTable {
     {
         // From here on, the index has no unverified content of this key: those only come with the table.
         self.prove(key, is_proven).await;
-        let slot = self.find_or_fill(key, fetch, write, For::Reader).await?;
+        let slot = self.find_or_fill(key, fetch, write, FillPurpose::Reader).await?;
         slot.0.set_read();
         if slot.0.is_awaited.swap(false, Ordering::Relaxed) {
             // The reader waited for another caller's fill, which the index counted as a second use.
@@ -459,7 +460,7 @@ impl SlotTable {
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
-        self.find_or_fill(key, fetch, write, For::LaterRead).await.map(drop)
+        self.find_or_fill(key, fetch, write, FillPurpose::LaterRead).await.map(drop)
     }
 
     /// Like [`Self::slot`], for a content without a reader yet: it is unread until one comes.
@@ -475,7 +476,7 @@ impl SlotTable {
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
-        let slot = self.find_or_fill(key, fetch, write, For::ReadAhead).await?;
+        let slot = self.find_or_fill(key, fetch, write, FillPurpose::ReadAhead).await?;
         if slot.0.is_unread.load(Ordering::Relaxed) {
             self.bound_unread(Arc::downgrade(&slot.0));
         }
@@ -495,7 +496,7 @@ impl SlotTable {
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
-        self.find_or_fill(key, fetch, write, For::Spare).await.map(drop)
+        self.find_or_fill(key, fetch, write, FillPurpose::Spare).await.map(drop)
     }
 
     /// Adds a slot to the unread ones; evicts the oldest if there are too many.
@@ -528,15 +529,15 @@ impl SlotTable {
         key: &ContentKey,
         fetch: impl Future<Output = Result<B, E>>,
         write: impl Fn(Slot, B) -> W,
-        filled_for: For,
+        filled_for: FillPurpose,
     ) -> Result<Slot, NoSlot<B, E>>
     where
         W: Future<Output = (B, io::Result<()>)>,
     {
         let published = |slot: Slot| {
-            let is_awaited = matches!(filled_for, For::LaterRead | For::ReadAhead);
+            let is_awaited = matches!(filled_for, FillPurpose::LaterRead | FillPurpose::ReadAhead);
             slot.0.is_awaited.store(is_awaited, Ordering::Relaxed);
-            if filled_for == For::ReadAhead {
+            if filled_for == FillPurpose::ReadAhead {
                 self.free.ahead.fetched.fetch_add(1, Ordering::Relaxed);
                 slot.0.is_unread.store(true, Ordering::Relaxed);
             }
@@ -546,8 +547,10 @@ impl SlotTable {
             .get_or_insert_async(key, async {
                 let content = fetch.await.map_err(NoSlot::Unmade)?;
                 let first = match filled_for {
-                    For::Spare => self.free.try_take(),
-                    For::Reader | For::LaterRead | For::ReadAhead => Some(self.free.take().await),
+                    FillPurpose::Spare => self.free.try_take(),
+                    FillPurpose::Reader | FillPurpose::LaterRead | FillPurpose::ReadAhead => {
+                        Some(self.free.take().await)
+                    }
                 };
                 let Some(first) = first else {
                     return Err(NoSlot::Unkept(Unkept { content, error: io::ErrorKind::WouldBlock.into() }));
@@ -560,7 +563,7 @@ impl SlotTable {
                         Err(unkept) if is_full(&unkept.error) => unkept,
                         ended => return ended.map(published).map_err(NoSlot::Unkept),
                     };
-                    // Others are only evicted if no written slot is free.
+                    // Other contents are only evicted if no written slot is free.
                     let written = self.free.take_written().or_else(|| {
                         self.shrink();
                         self.free.take_written()

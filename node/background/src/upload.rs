@@ -92,7 +92,7 @@ impl UploadBatch {
     pub fn pack(&mut self, sides: &impl SideReader) {
         let mut borrowed = self.compressor.take().expect("it was not packed before");
         let (Compressor { buffer, builder }, permit) = borrowed.with_permit();
-        // No frame of another batch may enter this one's segment.
+        // No frame of another batch may enter the segment of this batch.
         drop(builder.take_frames());
         builder.reserve(
             self.blocks().iter().map(|dirty| dirty.a.union(dirty.b).count() as usize * SECTOR).sum(),

@@ -11,8 +11,9 @@
 //! - Of half of the memory, each store with volumes on the node may always have its share, so that
 //!   unresponsive stores leave room for the others. Beyond that, a store may use all free memory.
 //! - Uploads waiting to start precede those that want more: the store that holds least comes first.
-//! - A sixteenth is reserved for small uploads, which pass the others: those that a FLUSH waits for are
-//!   small. They do not pass an upload that has the reservation below and needs part of that sixteenth.
+//! - A sixteenth is reserved for small uploads, which overtake the others: the uploads that a FLUSH waits for
+//!   are small. They do not overtake an upload that needs part of that sixteenth and has the reservation
+//!   below.
 //! - A store whose last attempt failed has one upload, with its minimum.
 //! - An upload waiting to be the first of a responsive store is overtaken only until the memory that the
 //!   others release suffices for it.
@@ -104,8 +105,8 @@ struct Starved {
     ticket: u64,
     /// Bytes that it needs to start.
     least_bytes: u64,
-    /// True to reserve released memory for it: it will suffice, even if stores fail or have released nothing
-    /// since it came.
+    /// True to reserve released memory for it: the releases will suffice, even if stores fail or have
+    /// released nothing since the upload arrived.
     is_reserved: bool,
 }
 
@@ -576,7 +577,7 @@ impl Drop for GrowPlace<'_> {
         }
         let mut state = self.room.memory.lock();
         state.growing.remove(&self.room.ticket);
-        // It may have been granted, but not noticed.
+        // The bytes may have been granted without being received.
         if state.ledger.growing.remove(&self.room.ticket).is_none() {
             state.ledger.give_back(self.room.ticket, self.bytes, false);
         }

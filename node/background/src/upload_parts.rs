@@ -1,7 +1,7 @@
 //! The parts of a segment: batches of blocks that are read and compressed in parallel, joined in order.
 //!
-//! Owns: the order of the batches, and the memory of output that is not stored yet. Does not own: reading
-//! (`upload.rs`), the threads (the [`Sides`] of a node), sending.
+//! Owns: the order of the batches, and the memory of output that is not stored yet.
+//! Does not own: reading (`upload.rs`), the threads (the [`Sides`] of a node), sending.
 //! Invariants: the object's bytes do not depend on the sizes and the number of the batches; a batch's maximum
 //! output is reserved before it starts, so an upload never holds more than its [`Room`] took.
 //! On failure: after an unreadable sector, the rest is only searched for more of them.
@@ -233,7 +233,7 @@ impl<S: Sides> Parts for SegmentParts<'_, S> {
     async fn next(&mut self) -> Result<Part, PartFailed> {
         self.made += 1;
         if self.made > self.max_at_once() {
-            // A store requests that many only after it accepted one.
+            // A store requests that many parts only after it has accepted one.
             self.room.set_failing(false);
         }
         let length = self.making.part_bytes;

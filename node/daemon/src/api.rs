@@ -56,7 +56,7 @@ impl KnownStores {
         })))
     }
 
-    /// Returns all of them; none under Kubernetes.
+    /// Returns the stores; `None` under Kubernetes.
     pub(crate) fn all(&self) -> Option<BTreeMap<String, S3Config>> {
         self.0.read().clone()
     }
@@ -96,14 +96,14 @@ impl<V: Volumes> Api<V> {
     /// Returns the configured stores; under Kubernetes an error that names the alternative.
     fn stores_or(&self, instead: &str) -> Result<BTreeMap<String, S3Config>, Status> {
         self.stores.all().ok_or_else(|| {
-            let text = format!("this daemon serves what Kubernetes asks for; {instead}");
+            let text = format!("Kubernetes assigns the volumes of this daemon; {instead}");
             Status::failed_precondition(text)
         })
     }
 
     /// Returns true for a memory volume that a user attached: it has no Volume object to change instead.
-    fn is_of_a_person(&self, volume: &VolumeId) -> bool {
-        self.volumes.list().iter().any(|one| one.volume == *volume && one.is_of_a_person())
+    fn is_attached_by_user(&self, volume: &VolumeId) -> bool {
+        self.volumes.list().iter().any(|one| one.volume == *volume && one.is_attached_by_user())
     }
 
     fn store(&self, name: &str) -> Result<S3Config, Status> {
@@ -200,7 +200,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
 
     async fn grow(&self, request: Request<GrowRequest>) -> Result<Response<GrowResponse>, Status> {
         let (volume, to) = convert::grow(request.into_inner())?;
-        if !self.is_of_a_person(&volume) {
+        if !self.is_attached_by_user(&volume) {
             self.stores_or("change spec.size and spec.memory of the Volume object instead")?;
         }
         let volumes = self.volumes.clone();
@@ -211,7 +211,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
     async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {
         let DetachRequest { volume_id } = request.into_inner();
         let volume = convert::volume_id(volume_id)?;
-        if !self.is_of_a_person(&volume) {
+        if !self.is_attached_by_user(&volume) {
             self.stores()?;
         }
         let volumes = self.volumes.clone();
@@ -291,7 +291,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
             volumes.retain(|status| status.volume == wanted);
             if volumes.is_empty() {
                 return Err(Status::not_found(format!(
-                    "volume_id: this node does not serve {wanted}; list shows what it serves"
+                    "volume_id: this node does not serve {wanted}; `list` shows its volumes"
                 )));
             }
         }

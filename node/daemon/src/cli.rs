@@ -310,7 +310,7 @@ impl Cli {
             | Command::Capabilities { .. }) => {
                 let runtime = match Runtime::new() {
                     Ok(runtime) => runtime,
-                    Err(error) => return fail(1, &format!("threads cannot be made: {error}")),
+                    Err(error) => return fail(1, &format!("threads cannot be created: {error}")),
                 };
                 let mut text = String::new();
                 let asked = runtime.block_on(dispatch::ask(command, &mut text));
@@ -324,7 +324,7 @@ impl Cli {
 fn loop_device(arguments: &[String]) -> ExitCode {
     let done = match LoopCommand::of(arguments) {
         Some(command) => command.run(),
-        None => return fail(2, "these are no arguments of loop-device"),
+        None => return fail(2, "the arguments of loop-device are invalid"),
     };
     match done {
         Ok(text) => finish(Ok(()), &text),

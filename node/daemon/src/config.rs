@@ -39,8 +39,8 @@ const MAX_SOCKET_PATH: usize = 107;
 const MAX_RING_THREADS: usize = 64;
 const MIN_SLAB_BYTES: u64 = 16 << 20;
 const MIN_SEAL_BYTES: u64 = 1 << 20;
-/// After an outage, one segment holds all of it: 10,000 parts of some 26 MiB, and an index below 4 GiB even
-/// if each sector is a separate frame.
+/// After an outage, one segment holds all dirty data: 10,000 parts of some 26 MiB, and an index below 4 GiB
+/// even if each sector is a separate frame.
 const MAX_DIRTY_BYTES: u64 = 256 << 30;
 /// A few parts of a segment.
 const MIN_UPLOAD_BYTES: u64 = 64 << 20;

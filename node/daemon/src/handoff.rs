@@ -52,7 +52,7 @@ impl Handoff {
     pub(crate) fn agree(&self, instance: Instance) -> Result<(), Status> {
         if !self.instances.is_newer(&instance) {
             return Err(Status::failed_precondition(format!(
-                "instance {instance} served this node before; the present daemon serves on"
+                "instance {instance} served this node before; the current daemon keeps serving"
             )));
         }
         self.agreed.send_replace(Some(instance));
@@ -113,10 +113,10 @@ fn log_change(last: &mut Option<Answer>, answer: Answer) {
         }
         Answer::Refused(reason) => tracing::warn!(
             reason,
-            "the devices of this node were not handed over; the daemon that has them serves on, and this one waits"
+            "the devices of this node were not handed over; the daemon that has them keeps serving, and this one waits"
         ),
         Answer::NotReached(reason) => {
-            tracing::info!(reason, "the daemon that has this node could not be asked yet for its devices");
+            tracing::info!(reason, "the daemon that serves this node could not be asked for its devices yet");
         }
     }
     *last = Some(answer);
@@ -135,7 +135,7 @@ async fn ask_once(socket: &Path, instance: &Instance) -> Answer {
     match NodeClient::new(channel).hand_over(request).await {
         Ok(_) => Answer::Agreed,
         Err(status) if status.code() == Code::Unimplemented => {
-            Answer::Refused("its version knows no handoff; delete its pod, or end it".to_owned())
+            Answer::Refused("its version does not support handoffs; delete its pod, or stop it".to_owned())
         }
         Err(status) => Answer::Refused(status.message().to_owned()),
     }

@@ -62,8 +62,8 @@ pub(crate) async fn run<V: Volumes>(
     let work = async {
         let client = connect().await;
         let (object_stores, writer) = reflector::store();
-        let known = watch::Sender::default();
-        let draining = known.subscribe();
+        let drain_state = watch::Sender::default();
+        let draining = drain_state.subscribe();
         let node = watch::Sender::default();
         let owner = node.subscribe();
         tokio::join!(
@@ -79,7 +79,7 @@ pub(crate) async fn run<V: Volumes>(
             ),
             snapshot::run(client.clone(), node_name.clone(), volumes.clone()),
             heartbeat::run(client.clone(), node_name.clone(), owner),
-            draining::run(client.clone(), node_name.clone(), volumes.clone(), known),
+            draining::run(client.clone(), node_name.clone(), volumes.clone(), drain_state),
             storage_node::run(client, node_name, state_dir, volumes, draining, node),
         );
     };

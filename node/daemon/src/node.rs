@@ -352,19 +352,20 @@ impl Node {
     fn log_transport(&self) {
         let choice = self.0.config.transport;
         if choice == TransportChoice::Only(Transport::Fuse) {
-            return tracing::info!(transport = %Transport::Fuse, "new devices are without ublk, as data.transport asks for");
+            return tracing::info!(transport = %Transport::Fuse, "new devices do not use ublk, as data.transport requests");
         }
         let Err(error) = &self.0.features else { return };
         if choice.may_be_fuse() && error.is_without_ublk() && fuse::probe().is_ok() {
             tracing::warn!(
                 transport = %Transport::Fuse,
                 error = chain(error),
-                "the kernel has no ublk that can serve; new devices are slower; run holdfast-node preflight for the fix"
+                "the kernel has no usable ublk; new devices are slower; run holdfast-node preflight for the fix"
             );
         }
     }
 
-    /// Does the same with this implementation of the devices, and with this wait for those of a predecessor.
+    /// Implements [`Self::serve`] with this implementation of the devices, and with this maximum wait for the
+    /// recovery.
     async fn serve_with(
         owner: Owner,
         devices: Arc<dyn Devices>,
@@ -531,7 +532,7 @@ impl Node {
         let kernel = self.0.devices.kernel();
         let check = |transport: Transport| match (transport, &self.0.features) {
             _ if !choice.may_be(transport) => Err(format!(
-                "data.transport asks for another; set it to \"auto\" or \"{}\"",
+                "data.transport requests another; set it to \"auto\" or \"{}\"",
                 transport.name()
             )),
             (Transport::Fuse, _) => kernel.check_fuse().map_err(|error| error.to_string()),
@@ -563,12 +564,14 @@ impl Node {
         owner.filter(|_| all_ended).map(HeldOwner::into_owner)
     }
 
-    /// Does the same when the host shuts down, without waiting: the next daemon only starts after the boot.
+    /// Like [`Self::shutdown`], for a shutdown of the host: does not wait for calls, because the next daemon
+    /// only starts after the boot.
     pub(crate) async fn shutdown_with_host(self) {
         let _held = self.leave(Duration::ZERO).await;
     }
 
-    /// Does the same with this wait for blocking calls. Returns whether all have ended.
+    /// Leaves the devices, with this maximum wait for blocking calls. Also returns true if all calls have
+    /// ended.
     async fn leave(self, within: Duration) -> (Option<HeldOwner>, bool) {
         let owner = self.0.owner.lock().take().map(HeldOwner::new);
         self.0.tasks.stop().await;

@@ -78,7 +78,7 @@ impl StoreReload {
             }
             Err(error) => tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "the configuration file could not be used, and the stores stay as they were"
+                "the configuration file could not be used, so the stores stay as they were"
             ),
         }
     }

@@ -105,7 +105,7 @@ pub enum LogFailure {
     },
     /// A volume is not removed while a writer is attached.
     #[error(
-        "volume {volume} is not removed: node {node} has it attached, with epoch {epoch}, maybe in another cluster"
+        "volume {volume} is not removed: node {node} has it attached, with epoch {epoch}, possibly in another cluster"
     )]
     StillAttached {
         /// The volume.

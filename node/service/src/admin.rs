@@ -182,7 +182,7 @@ async fn set_log_level<P: Program>(
         Err(invalid) => return (StatusCode::BAD_REQUEST, format!("{invalid}\n")).into_response(),
     };
     let (client, filter) = (client.address, filter.trim());
-    // Before the change: the new filter may be `off`.
+    // Logged before the change: the new filter may be `off`.
     tracing::info!(%client, filter, "log level changed");
     match endpoint.level.replace(parsed) {
         Ok(()) => current(&endpoint.level),

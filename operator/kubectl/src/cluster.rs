@@ -10,14 +10,14 @@ use kube::api::ListParams;
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config, ResourceExt};
 
-/// Variables that name a proxy, and those that list the hosts to reach without it. The client library reads
-/// only the first kind, and does not except the loopback.
+/// Environment variables that name a proxy, and those that list the hosts to reach without it. The client
+/// library reads only the former, and uses the proxy even for loopback addresses.
 const PROXIES: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
 const DIRECT: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
-    /// Does not retry requests: status 503 means that a pod is unreachable, and gives the reason.
+    /// A client without retries: status 503 means that a pod is unreachable, and its message has the reason.
     pub(crate) once: Client,
 }
 
@@ -105,18 +105,18 @@ impl Seen {
     pub(crate) fn find(&self, name: &str, namespace: Option<&str>) -> anyhow::Result<&Volume> {
         let Some(namespace) = namespace else {
             return self.volumes.iter().find(|volume| volume.name_any() == name).ok_or_else(|| {
-                anyhow!("no Volume is called {name}: for a claim say its namespace with --namespace")
+                anyhow!("no Volume is called {name}: for a claim, add its namespace with --namespace")
             });
         };
         let claim = format!("{namespace}/{name}");
         let mut found = self.volumes.iter().filter(|volume| claim_of(volume) == Some(&claim));
         let Some(volume) = found.next() else {
             bail!(
-                "no Volume was made for the claim {claim}: `kubectl describe pvc {name} --namespace \
+                "no Volume was created for the claim {claim}: `kubectl describe pvc {name} --namespace \
                  {namespace}` says what it waits for"
             )
         };
-        // A claim that was deleted and created again left a Volume with deletionPolicy Retain.
+        // A recreated claim has two: deletionPolicy Retain kept the Volume of its predecessor.
         match found.next() {
             None => Ok(volume),
             Some(other) => bail!(

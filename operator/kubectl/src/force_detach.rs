@@ -26,9 +26,9 @@ pub(crate) fn check(
     if is_in_log_only && !is_named_by_log(&status, node) {
         match serving.or(assigned) {
             Some(other) => bail!("{title} is not served by node {node}, but by node {other}"),
-            None => bail!(
-                "{title} is served by no node, and none of its conditions says that the log names node {node}"
-            ),
+            None => {
+                bail!("{title} is not served, and none of its conditions says that the log names node {node}")
+            }
         }
     }
     let found = seen.nodes.iter().find(|found| found.name_any() == node);
@@ -38,25 +38,25 @@ pub(crate) fn check(
     if is_ready && !although_ready {
         if is_in_log_only {
             bail!(
-                "node {node} is Ready, and may still have what it did not upload: have it serve {title}, by \
-                 spec.nodeName. If the log means an earlier node of that name, say --although-ready"
+                "node {node} is Ready, and may still hold unuploaded data: let it serve {title}, with \
+                 spec.nodeName. If the log means an earlier node of that name, add --although-ready"
             );
         }
         bail!(
-            "node {node} is Ready, and uploads the rest itself when it is to release {title}: change \
-             spec.nodeName. If only the disk of the node is lost, say --although-ready"
+            "node {node} is Ready, and uploads the rest before it releases {title}: change spec.nodeName. If \
+             only the disk of the node is lost, add --although-ready"
         );
     }
     let dirty = match (serving == Some(node), status.dirty_bytes) {
         (true, Some(bytes)) => format!("{}B when it last reported", ByteSize(bytes)),
         _ => "it never reported how much".to_owned(),
     };
-    let through = status
-        .durable_through
-        .filter(|_| !is_in_log_only)
-        .map_or_else(String::new, |time| format!(" All that was written before {} is there.", time.0));
+    let through = status.durable_through.filter(|_| !is_in_log_only).map_or_else(String::new, |time| {
+        format!(" All data written before {} is in the object store.", time.0)
+    });
     Ok(format!(
-        "{title} is taken from node {node}. What that node did not upload is missing then: {dirty}.{through}\n\
+        "{title} will be taken from node {node}. Data that the node did not upload will be missing: \
+         {dirty}.{through}\n\
          Its condition UnuploadedDataLost says more afterwards.\n"
     ))
 }
@@ -143,7 +143,7 @@ mod tests {
         ] {
             let said = adopted(message, None, "b.c", false).unwrap();
             assert!(
-                said.contains("is taken from node b.c. ") && said.contains("it never reported how much"),
+                said.contains("will be taken from node b.c. ") && said.contains("it never reported how much"),
                 "{said}"
             );
         }
@@ -161,7 +161,7 @@ mod tests {
     fn a_node_that_only_the_log_names_and_is_ready_may_serve_again() {
         let message = "the annotation holdfast.dev/force-detach=a.";
         let refused = adopted(message, None, "a", false).unwrap_err();
-        assert!(refused.contains("by spec.nodeName. If the log means an earlier node"), "{refused}");
+        assert!(refused.contains("with spec.nodeName. If the log means an earlier node"), "{refused}");
         assert!(adopted(message, None, "a", true).is_ok());
     }
 }

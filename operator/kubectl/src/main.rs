@@ -137,7 +137,7 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
             let warning = force_detach::check(volume, &seen, &node, although_ready)?;
             say(&warning)?;
             if !yes {
-                anyhow::bail!("nothing was changed: say --yes as well, to do it");
+                anyhow::bail!("nothing was changed: add --yes to take the volume from the node");
             }
             force_detach::annotate(&cluster, volume, &node).await?;
             Ok(ExitCode::SUCCESS)

@@ -161,7 +161,7 @@ async fn check_all(
             running.spawn(check_node(client.clone(), run.clone(), node, stop.subscribe()));
         }
         let Some(joined) = running.join_next().await else { break };
-        let checked = joined.context("a task of this program died").and_then(|checked| checked);
+        let checked = joined.context("a task of this program panicked").and_then(|checked| checked);
         let said = checked.and_then(|checked| {
             failed += usize::from(checked.failure.is_some());
             Ok(say(&text(&checked))?)
@@ -190,7 +190,7 @@ async fn check_node(
         return Ok(Checked { node: name, log: String::new(), failure: Some(failure) });
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), &run.namespace);
-    let pod = serde_json::from_value(pod(&name, &run)).context("the Pod is not one")?;
+    let pod = serde_json::from_value(pod(&name, &run)).context("the manifest of the Pod is invalid")?;
     let created = pods.create(&PostParams::default(), &pod).await;
     let pod = created.map_err(|error| refused(error, &run))?.name_any();
     let has_ended = |pod: Option<&Pod>| pod.is_none_or(|pod| end(pod).is_some());

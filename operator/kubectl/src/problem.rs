@@ -15,11 +15,11 @@ pub(crate) struct Problem<'a> {
 
 /// Returns all problems; object stores and nodes come first, because volumes depend on them.
 pub(crate) fn all(seen: &Seen) -> Vec<Problem<'_>> {
-    let mut found = Vec::new();
+    let mut problems = Vec::new();
     for store in &seen.stores {
         let conditions = store.status.iter().flat_map(|status| &status.conditions);
         add(
-            &mut found,
+            &mut problems,
             &format!("ObjectStore {}", store.name_any()),
             conditions.filter(|it| is_false(it, READY)),
         );
@@ -27,16 +27,16 @@ pub(crate) fn all(seen: &Seen) -> Vec<Problem<'_>> {
     for node in &seen.nodes {
         let conditions = node.status.iter().flat_map(|status| &status.conditions);
         let wrong = conditions.filter(|it| is_false(it, READY) || is_false(it, DEVICES_KEPT));
-        add(&mut found, &format!("StorageNode {}", node.name_any()), wrong);
+        add(&mut problems, &format!("StorageNode {}", node.name_any()), wrong);
     }
     for volume in &seen.volumes {
-        add(&mut found, &title(volume), wrong(volume));
+        add(&mut problems, &title(volume), wrong(volume));
     }
-    found
+    problems
 }
 
-fn add<'a>(found: &mut Vec<Problem<'a>>, of: &str, conditions: impl Iterator<Item = &'a Condition>) {
-    found.extend(conditions.map(|condition| Problem { of: of.to_owned(), condition }));
+fn add<'a>(problems: &mut Vec<Problem<'a>>, of: &str, conditions: impl Iterator<Item = &'a Condition>) {
+    problems.extend(conditions.map(|condition| Problem { of: of.to_owned(), condition }));
 }
 
 fn is_false(condition: &Condition, type_: &str) -> bool {

@@ -134,7 +134,7 @@ async fn read(
 ) -> Vec<Result<Reading, String>> {
     let read = |(at, daemon): (usize, &Daemon)| {
         let target = daemon.target.clone().and_then(|target| {
-            if is_chosen(at) { Ok(target) } else { Err("it did not answer before".to_owned()) }
+            if is_chosen(at) { Ok(target) } else { Err("it did not answer the first read".to_owned()) }
         });
         let client = client.clone();
         async move {
@@ -177,10 +177,10 @@ fn outcome(
             }
         }
     }
-    // A starting replacement answers late; meanwhile its predecessor serves.
+    // A starting replacement does not answer yet, but its predecessor does.
     silent.retain(|node, _| !answered.contains(node));
     for node in wanted.iter().filter_map(|volume| node_of(volume)).filter(|node| !answered.contains(*node)) {
-        silent.entry(node.clone()).or_insert_with(|| "no pod of the daemon is there".to_owned());
+        silent.entry(node.clone()).or_insert_with(|| "no pod of the daemon runs there".to_owned());
     }
     let mut notes = Vec::new();
     if is_named {
@@ -200,7 +200,7 @@ fn outcome(
     }
     let is_complete = silent.is_empty() && notes.is_empty();
     notes.extend(rows.iter().filter(|row| row.is_new).map(|row| {
-        format!("Volume {} has no rates: its counters began again between the two reads.", row.name)
+        format!("Volume {} has no rates: its counters were reset between the two reads.", row.name)
     }));
     notes.extend(
         silent

@@ -24,13 +24,13 @@ pub(crate) fn why(volume: &Volume, seen: &Seen, events: &[Event]) -> String {
     text.push_str(if wrong.peek().is_some() {
         "\nWrong\n"
     } else {
-        "\nAll of its conditions are as they should be.\n"
+        "\nNone of its conditions reports a problem.\n"
     });
     for condition in wrong {
         write_condition(&mut text, &condition.type_, condition);
     }
     text.push_str("\nIt depends on\n");
-    for (kind, name, conditions) in behind(volume, status, seen) {
+    for (kind, name, conditions) in dependencies(volume, status, seen) {
         let title = format!("{kind} {name}");
         match conditions.and_then(|conditions| find_condition(conditions, READY)) {
             Some(condition) => write_condition(&mut text, &format!("{title}: Ready"), condition),
@@ -62,19 +62,20 @@ fn write_condition(text: &mut String, title: &str, condition: &Condition) {
 fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
     let or = |value: &Option<String>, other: &str| value.clone().unwrap_or_else(|| other.to_owned());
     let wanted = volume.spec.desired_node().map_or_else(
-        || "no node is to serve it".to_owned(),
-        |node| format!("spec.nodeName asks for node {node}"),
+        || "spec.nodeName names no node".to_owned(),
+        |node| format!("spec.nodeName names node {node}"),
     );
     let assigned = status.assigned_node.as_deref().filter(|node| !node.is_empty());
-    let granted = assigned.map_or_else(|| "no node may".to_owned(), |node| format!("node {node} may"));
-    let mut said = vec![match status.phase {
+    let granted = assigned
+        .map_or_else(|| "no node has the grant".to_owned(), |node| format!("node {node} has the grant"));
+    let mut lines = vec![match status.phase {
         None | Some(VolumePhase::Pending) => "Pending: the object store does not have it yet.".to_owned(),
         Some(phase) => format!("{phase:?}: {wanted}, and {granted}."),
     }];
     let node = status.node.as_deref().filter(|node| !node.is_empty());
     if let Some(node) = node {
         let epoch = status.epoch.map_or_else(|| "unknown".to_owned(), |epoch| epoch.to_string());
-        said.push(format!(
+        lines.push(format!(
             "Node {node} serves it as {} with {}, epoch {epoch}.",
             or(&status.device_path, "no device yet"),
             or(&status.transport, "no transport yet"),
@@ -82,13 +83,13 @@ fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
         let dirty = ByteSize(status.dirty_bytes.unwrap_or(0));
         let oldest = std::time::Duration::from_secs(status.oldest_dirty_seconds.unwrap_or(0));
         let limit = or(&status.max_dirty_age, &volume.spec.max_dirty_age);
-        said.push(format!(
-            "{dirty}B were not uploaded when it last reported, the oldest for {}; maxDirtyAge is {limit}.",
+        lines.push(format!(
+            "When it last reported, {dirty}B were not uploaded, the oldest for {}; maxDirtyAge is {limit}.",
             TimeSpan(oldest)
         ));
     }
     if let Some(through) = &status.durable_through {
-        said.push(format!("All that was written before {} is in the object store.", through.0));
+        lines.push(format!("All data written before {} is in the object store.", through.0));
     }
     let size = volume.spec.size.as_deref().unwrap_or("as in the object store");
     let id = or(&status.volume_id, "not given yet");
@@ -96,20 +97,20 @@ fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
         DeletionPolicy::Delete => "its data is deleted with the Volume, after the time in the trash",
         DeletionPolicy::Retain => "its data stays when the Volume is deleted",
     };
-    said.push(format!("Size {size}, id {id}; {fate}."));
+    lines.push(format!("Size {size}, id {id}; {fate}."));
     if let Some(ForcedDetach { node, time, .. }) = &status.forced_detach {
-        said.push(format!("It was taken from node {node} at {}.", time.0));
+        lines.push(format!("It was taken from node {node} at {}.", time.0));
     }
     if let Some(since) = &volume.metadata.deletion_timestamp {
-        said.push(format!("It is being deleted since {}.", since.0));
+        lines.push(format!("Its deletion was requested at {}.", since.0));
     }
-    said
+    lines
 }
 
-type Behind<'a> = (&'static str, String, Option<&'a [Condition]>);
+type Dependency<'a> = (&'static str, String, Option<&'a [Condition]>);
 
 /// Returns the nodes and the object store that `volume` depends on, with their conditions.
-fn behind<'a>(volume: &Volume, status: &VolumeStatus, seen: &'a Seen) -> Vec<Behind<'a>> {
+fn dependencies<'a>(volume: &Volume, status: &VolumeStatus, seen: &'a Seen) -> Vec<Dependency<'a>> {
     let named = [volume.spec.desired_node(), status.assigned_node.as_deref(), status.node.as_deref()];
     let mut nodes: Vec<&str> = named.into_iter().flatten().filter(|node| !node.is_empty()).collect();
     nodes.sort_unstable();
@@ -187,9 +188,9 @@ pub(crate) mod tests {
         .unwrap();
         let text = why(volume, &seen, &[event]);
         for part in [
-            "Volume pvc-1 (claim shop/data)\n  Attached: spec.nodeName asks for node b, and node b may.\n",
+            "Volume pvc-1 (claim shop/data)\n  Attached: spec.nodeName names node b, and node b has the grant.\n",
             "Node b serves it as /dev/ublkb3 with ublk-zero-copy, epoch 4.",
-            "64MiB were not uploaded when it last reported, the oldest for 1m30s; maxDirtyAge is 30s.",
+            "When it last reported, 64MiB were not uploaded, the oldest for 1m30s; maxDirtyAge is 30s.",
             "Wrong\n  Writable is False since 2026-11-26T00:00:00Z (CacheFull)\n    all of it is dirty\n",
             "  ObjectStore main: does not exist, or has not reported yet\n",
             "  StorageNode b: Ready is Unknown since 2026-11-26T00:00:00Z (Silent)\n    its daemon is silent\n",
@@ -205,7 +206,7 @@ pub(crate) mod tests {
         let refused = |name, namespace| seen.find(name, namespace).unwrap_err().to_string();
         assert_eq!(
             refused("data", None),
-            "no Volume is called data: for a claim say its namespace with --namespace"
+            "no Volume is called data: for a claim, add its namespace with --namespace"
         );
         assert!(refused("data", Some("other")).contains("kubectl describe pvc data --namespace other"));
     }

@@ -100,7 +100,7 @@ impl GroupApplier<'_> {
         Ok(())
     }
 
-    /// Writes the status if it differs, under the version that it was planned from.
+    /// Writes the status if it differs, under the resource version on which the plan is based.
     async fn report(&mut self, status: &VolumeGroupSnapshotStatus) -> Result<(), GroupFailure> {
         if self.group.status.as_ref() == Some(status) {
             return Ok(());
@@ -201,7 +201,7 @@ impl GroupApplier<'_> {
             let (api, name) = (&api, snapshot.name_any());
             async move {
                 match call(api.delete(&name, &params)).await {
-                    // It was deleted, or another object has its name.
+                    // The VolumeSnapshot was deleted, or another object has its name.
                     Err(error) if error.is_stale() => Ok(()),
                     deleted => deleted.map(|_| ()),
                 }

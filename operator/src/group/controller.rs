@@ -129,7 +129,7 @@ pub(crate) async fn run(
         .watches_stream(snapshot_events, |snapshot| group_of(&snapshot))
         .watches_stream(volume_events, move |volume| {
             let name = volume.name_any();
-            // A volume reports all the time; a group that was taken does not depend on it.
+            // Volumes report constantly, but a taken group does not depend on them.
             let of_volume = |group: &Arc<VolumeGroupSnapshot>| {
                 (needs_volumes(group) && group.spec.volumes.contains(&name))
                     .then(|| ObjectRef::from_obj(group.as_ref()))
@@ -177,7 +177,7 @@ async fn reconcile(
     outcome.map(Action::requeue)
 }
 
-/// Plans and applies once. Returns the time of the next look if nothing about the group changes.
+/// Plans and applies once. Returns the delay until the next reconciliation of an unchanged group.
 async fn reconcile_once(
     group: VolumeGroupSnapshot,
     shared: &GroupReconciliations,
@@ -269,7 +269,7 @@ fn retry(
     let name = group.name_any();
     let delay = shared.context.failures.delay(&name, failure.retry(), fastrand::f64());
     if matches!(failure, GroupFailure::Changed) {
-        tracing::debug!(group = %name, "changed meanwhile, planning again");
+        tracing::debug!(group = %name, "changed in the meantime, planning again");
     } else {
         tracing::warn!(group = %name, error = %chain(failure), ?delay, "group snapshot not reconciled");
     }

@@ -19,7 +19,7 @@ pub(crate) enum GroupFailure {
     #[error("the API server refused a request for the group of snapshots")]
     Api(#[source] ApiError),
     /// Another client changed the object since it was read.
-    #[error("the group of snapshots changed meanwhile")]
+    #[error("the group of snapshots changed in the meantime")]
     Changed,
     /// The API server has not listed VolumeSnapshots and Volumes yet.
     #[error("the VolumeSnapshots and Volumes are not known yet")]

@@ -152,10 +152,10 @@ fn member_failure(facts: &GroupFacts, member: &MemberFacts, is_late: bool) -> Op
         return Some(format!("node {node} let writes continue before all volumes were held{said}"));
     }
     if snapshot.status.group_step.is_some() && snapshot.status.snapshot_id.is_some() && !snapshot.is_done() {
-        // Its daemon is of the previous release, or was for a while.
+        // The node's daemon is of the previous release, or temporarily was.
         let node = asked.unwrap_or("that serves it");
         return Some(format!(
-            "node {node} took its snapshot by itself: its daemon knows no groups, update it"
+            "node {node} took its snapshot on its own: its daemon does not support groups; update it"
         ));
     }
     let is_settled = if snapshot.status.group_step.is_some() {
@@ -179,9 +179,11 @@ fn movement(snapshot: &SnapshotFacts) -> Option<String> {
     let asked = snapshot.status.node.as_deref().filter(|_| snapshot.status.group_step.is_some());
     match (asked, volume.node.as_deref()) {
         (asked, serving) if asked == serving => None,
-        (Some(asked), None) => Some(format!("node {asked} released it meanwhile")),
-        (Some(asked), Some(other)) => Some(format!("it moved from node {asked} to node {other} meanwhile")),
-        (None, Some(other)) => Some(format!("node {other} attached it meanwhile")),
+        (Some(asked), None) => Some(format!("node {asked} released it in the meantime")),
+        (Some(asked), Some(other)) => {
+            Some(format!("it moved from node {asked} to node {other} in the meantime"))
+        }
+        (None, Some(other)) => Some(format!("node {other} attached it in the meantime")),
         (None, None) => None,
     }
 }
@@ -191,7 +193,7 @@ fn fail(facts: &GroupFacts, attempt: i64, failure: &AttemptFailure, now: &Time) 
     let next = attempt.saturating_add(1);
     let AttemptFailure { volume, why } = failure;
     let message =
-        format!("attempt {attempt} failed: Volume `{volume}`: {why}; attempt {next} begins by itself");
+        format!("attempt {attempt} failed: Volume `{volume}`: {why}; attempt {next} begins automatically");
     let status = VolumeGroupSnapshotStatus {
         attempt: Some(next),
         taken_time: None,
@@ -227,9 +229,11 @@ fn proceed(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     {
         let MemberFacts { name, volume, .. } = member;
         let message = format!(
-            "VolumeSnapshot `{name}` is to hold Volume `{volume}`, but does not belong to this VolumeGroupSnapshot; delete that VolumeSnapshot, or delete this VolumeGroupSnapshot and create one of another name"
+            "VolumeSnapshot `{name}` has the name that Volume `{volume}` needs, but does not belong to this \
+             VolumeGroupSnapshot; delete that VolumeSnapshot, or delete this VolumeGroupSnapshot and create one \
+             with another name"
         );
-        return say(facts, NAME_TAKEN, message, now);
+        return report_incomplete(facts, NAME_TAKEN, message, now);
     }
     let places = facts.members.iter().enumerate();
     let missing: Vec<usize> = places
@@ -279,7 +283,7 @@ fn record(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
         }
     }
     if !obstacles.is_empty() {
-        return say_obstacles(facts, &obstacles, now);
+        return report_obstacles(facts, &obstacles, now);
     }
     let is_to_take = |name: &str, snapshot: &SnapshotFacts| {
         unserved.iter().any(|recorded| recorded.name == name)
@@ -295,14 +299,13 @@ fn record(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
         steps.extend(change(takes));
         return steps;
     }
-    let mut steps = say(facts, TAKING, PREPARING.to_owned(), now);
+    let mut steps = report_incomplete(facts, TAKING, PREPARING.to_owned(), now);
     steps.extend(change(asked));
     steps
 }
 
-const PREPARING: &str =
-    "the nodes that serve the volumes prepare; status.groupProgress of its VolumeSnapshots says which have";
-const STORING: &str = "the contents of the volumes at one point are kept; it is Ready once all of its VolumeSnapshots are in their object stores";
+const PREPARING: &str = "the nodes that serve the volumes are preparing; status.groupProgress of its VolumeSnapshots shows which are prepared";
+const STORING: &str = "the volumes' contents at one point are taken; the group is Ready once all of its VolumeSnapshots are in their object stores";
 
 /// Returns the steps from all recorded to all taken. Between Hold and Release, no other request is sent.
 fn hold(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
@@ -320,7 +323,7 @@ fn hold(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     };
     if at(GroupStep::Prepare).next().is_some() {
         return if at(GroupStep::Prepare).any(lacks(GroupProgress::Prepared)) {
-            say_progress(facts, PREPARING, now)
+            report_progress(facts, PREPARING, now)
         } else {
             next(GroupStep::Hold, GroupStep::Prepare)
         };
@@ -350,13 +353,13 @@ fn hold(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     if facts.own().all(|(_, snapshot)| snapshot.is_done()) {
         return complete(facts, now);
     }
-    say_progress(facts, STORING, now)
+    report_progress(facts, STORING, now)
 }
 
 /// Completes the group: all snapshots were taken at one point.
 fn complete(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let message =
-        "the snapshots hold what the volumes held at one point, as after a power cut of all of them at once";
+        "the snapshots hold the volumes' contents at one point, as after a power cut of all of them at once";
     let snapshots = facts
         .members
         .iter()
@@ -379,10 +382,11 @@ fn plan_finished(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     let mut steps = Vec::new();
     if !gone.is_empty() {
         let message = format!(
-            "deleted: {}; the group is not complete any more, and is not taken again. The VolumeSnapshots that are left can be restored. Delete this VolumeGroupSnapshot and create another",
+            "deleted: {}; the group is no longer complete, and is not taken again. The remaining VolumeSnapshots \
+             can be restored. Delete this VolumeGroupSnapshot and create another",
             gone.join(", ")
         );
-        steps = say(facts, SNAPSHOT_DELETED, message, now);
+        steps = report_incomplete(facts, SNAPSHOT_DELETED, message, now);
     }
     steps.extend(dispose(facts.leftovers.iter().map(|left| (left.name.as_str(), &left.facts))));
     steps
@@ -400,12 +404,12 @@ fn plan_deletion(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     }
     let mut steps = dispose(all.into_iter());
     let message = "its VolumeSnapshots are being deleted; their conditions say what they wait for".to_owned();
-    steps.extend(say(facts, "Deleting", message, now));
+    steps.extend(report_incomplete(facts, "Deleting", message, now));
     steps
 }
 
 /// Reports each VolumeSnapshot's obstacle in its own status, and the resulting delay in the group's status.
-fn say_obstacles(
+fn report_obstacles(
     facts: &GroupFacts,
     obstacles: &[(&MemberFacts, &SnapshotFacts, SnapshotObstacle)],
     now: &Time,
@@ -431,19 +435,19 @@ fn say_obstacles(
         _ => "create it, or delete this VolumeGroupSnapshot and create one without it",
     };
     let message = format!("spec.volumes: {}; {fix}", states.join("; "));
-    steps.extend(say(facts, first.reason, message, now));
+    steps.extend(report_incomplete(facts, first.reason, message, now));
     steps
 }
 
-/// Reports what a VolumeSnapshot of the group waits for, or that the group makes progress.
-fn say_progress(facts: &GroupFacts, message: &str, now: &Time) -> Vec<GroupPlanStep> {
+/// Reports the obstacle of a VolumeSnapshot of the group or, without one, that the group makes progress.
+fn report_progress(facts: &GroupFacts, message: &str, now: &Time) -> Vec<GroupPlanStep> {
     let waits = facts.own().filter(|(_, snapshot)| !snapshot.is_done());
     let obstructed = waits.filter_map(|(member, snapshot)| Some((member, obstacle_of(snapshot)?))).next();
     let Some((member, (reason, why))) = obstructed else {
-        return say(facts, TAKING, message.to_owned(), now);
+        return report_incomplete(facts, TAKING, message.to_owned(), now);
     };
     let MemberFacts { name, volume, .. } = member;
-    say(facts, reason, format!("Volume `{volume}`: VolumeSnapshot `{name}`: {why}"), now)
+    report_incomplete(facts, reason, format!("Volume `{volume}`: VolumeSnapshot `{name}`: {why}"), now)
 }
 
 /// Returns the reason and message of a failure that a snapshot reports.
@@ -453,7 +457,7 @@ fn obstacle_of(snapshot: &SnapshotFacts) -> Option<(&str, &str)> {
 }
 
 /// Reports that the group is incomplete, unless its status already does.
-fn say(facts: &GroupFacts, reason: &str, message: String, now: &Time) -> Vec<GroupPlanStep> {
+fn report_incomplete(facts: &GroupFacts, reason: &str, message: String, now: &Time) -> Vec<GroupPlanStep> {
     let status = waiting(facts, reason, message, now);
     if status == facts.status { Vec::new() } else { vec![GroupPlanStep::Report(Box::new(status))] }
 }

@@ -91,7 +91,9 @@ pub(super) fn of(
         out.push_str(&comment(&said));
         if let Some(had) = found.origin.get(Labels::SNAPSHOT).filter(|had| *had != name) {
             let why = if taken.contains(had) { "is taken here" } else { "was that of several snapshots" };
-            out.push_str(&comment(&format!("Its name {had} {why}: as a handle in CSI that is not this one")));
+            out.push_str(&comment(&format!(
+                "Its name {had} {why}: a CSI handle with that name does not mean this snapshot"
+            )));
         }
         match found.origin.get(Labels::MADE_FOR) {
             Some(Labels::FOR_CLONE) => out.push_str(&comment(

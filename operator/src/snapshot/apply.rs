@@ -81,7 +81,7 @@ impl SnapshotApplier<'_> {
                 let (uid, nonce) = (self.uid()?, random_nonce());
                 let taken =
                     holdfast_log::snapshot_detached(store.as_ref(), &volume, uid, nonce, unix_ms).await?;
-                let said = ("Taken", "the snapshot holds what the volume held when no node served it");
+                let said = ("Taken", "the snapshot was taken while no node served the volume");
                 let status = ready(facts, self.snapshot.status.as_ref(), &volume, taken, said, now);
                 self.report(&status).await
             }
@@ -97,7 +97,7 @@ impl SnapshotApplier<'_> {
                     snapshot_uid: Some(found.uid.to_string()),
                     ..self.snapshot.status.clone().unwrap_or_default()
                 };
-                let message = "the object store held the snapshot already";
+                let message = "the snapshot already existed in the object store";
                 let said = ("Adopted", message);
                 self.report(&ready(facts, Some(&status), &name.volume, found, said, now)).await
             }
@@ -265,14 +265,17 @@ fn with_names(
         Ok(OriginPlace::NoSnapshot) => (
             "SnapshotNotFound",
             format!(
-                "ObjectStore `{store}` has no such snapshot: it names another bucket or prefix than the one that the snapshot was taken in; correct the ObjectStore. It is looked for again every {} minutes",
+                "ObjectStore `{store}` does not contain this snapshot: the ObjectStore names another bucket or \
+                 prefix than the one in which the snapshot was taken; correct it. The operator looks for the \
+                 snapshot again every {} minutes",
                 RESYNC.as_secs() / 60
             ),
         ),
         Err(failure) => (
             failure.reason().unwrap_or("ObjectStoreUnusable"),
             format!(
-                "the names of this object are not in ObjectStore `{store}`, and `restore` in another cluster cannot tell them: {}; it is tried again every {} minutes",
+                "the names of this object are not in ObjectStore `{store}`, and `restore` in another cluster \
+                 cannot print them: {}; the operator tries again every {} minutes",
                 brief(failure),
                 RESYNC.as_secs() / 60
             ),

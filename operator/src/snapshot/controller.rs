@@ -24,7 +24,7 @@ use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
 
-/// Time after which an object that cannot adopt a snapshot looks again for its rival.
+/// Interval at which an object that cannot adopt a snapshot is reconciled until its rival is gone.
 const RIVAL_EVERY: Duration = Duration::from_secs(30);
 
 /// Dependencies of every reconciliation.
@@ -47,7 +47,7 @@ pub(crate) async fn run(
     controller
         .watches(Api::<Volume>::all(client), watcher::Config::default(), move |volume| {
             let name = volume.name_any();
-            // A volume reports all the time; a taken snapshot does not depend on it.
+            // Volumes report constantly, but a taken snapshot does not depend on them.
             let of_volume = |snapshot: &Arc<VolumeSnapshot>| {
                 (snapshot.spec.volume == name && needs_volume(snapshot))
                     .then(|| ObjectRef::from_obj(snapshot.as_ref()))
@@ -88,7 +88,7 @@ async fn reconcile(
     outcome.map(Action::requeue)
 }
 
-/// Plans and applies once. Returns the time until the next time.
+/// Plans and applies once. Returns the delay until the next reconciliation.
 async fn reconcile_once(
     snapshot: VolumeSnapshot,
     context: &SnapshotDependencies,
@@ -128,7 +128,7 @@ fn retry(
     let name = snapshot.name_any();
     let delay = context.failures.delay(&name, failure.retry(), fastrand::f64());
     if matches!(failure, SnapshotFailure::Changed) {
-        tracing::debug!(snapshot = %name, "changed meanwhile, planning again");
+        tracing::debug!(snapshot = %name, "changed in the meantime, planning again");
     } else {
         tracing::warn!(snapshot = %name, error = %chain(failure), ?delay, "snapshot not reconciled");
     }

@@ -70,7 +70,7 @@ impl SourceVolume {
 }
 
 /// Returns the snapshot that an object represents, or is to adopt.
-fn meant(snapshot: &VolumeSnapshot) -> Option<&String> {
+fn represented(snapshot: &VolumeSnapshot) -> Option<&String> {
     recorded(snapshot).or(snapshot.spec.snapshot_id.as_ref())
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn rival_of<'a>(
     let place = |one: &VolumeSnapshot| (recorded(one).is_none(), one.metadata.creation_timestamp.clone());
     let own = place(snapshot);
     all.into_iter()
-        .filter(|other| other.metadata.uid != snapshot.metadata.uid && meant(other) == Some(wanted))
+        .filter(|other| other.metadata.uid != snapshot.metadata.uid && represented(other) == Some(wanted))
         .map(|other| (place(other), other.name_any()))
         .filter(|(other, _name)| *other <= own)
         .min()
@@ -110,7 +110,7 @@ pub(crate) fn also_of<'a>(
     let uid_of = |one: &VolumeSnapshot| one.status.as_ref()?.snapshot_uid.clone();
     let uid = snapshot.uid_in_store();
     let has_it = |other: &VolumeSnapshot| {
-        let by_name = recorded(snapshot).is_some_and(|id| meant(other) == Some(id));
+        let by_name = recorded(snapshot).is_some_and(|id| represented(other) == Some(id));
         // The name of a snapshot in progress is not recorded yet.
         by_name || (uid.is_some() && uid_of(other).as_deref() == uid)
     };

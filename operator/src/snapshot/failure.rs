@@ -18,7 +18,7 @@ pub(crate) enum SnapshotFailure {
     #[error("the API server refused a request for the snapshot")]
     Api(#[source] ApiError),
     /// Another client changed the object since it was read.
-    #[error("the snapshot changed meanwhile")]
+    #[error("the snapshot changed in the meantime")]
     Changed,
     /// The ObjectStore cannot be used.
     #[error("the ObjectStore cannot be used")]

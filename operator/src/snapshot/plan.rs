@@ -142,14 +142,17 @@ fn plan_adoption(facts: &SnapshotFacts, name: &str, now: &Time) -> Vec<SnapshotS
         Ok(name) if name.volume.as_str() != id => not_ready(
             NOT_OF_VOLUME,
             format!(
-                "spec.snapshotID: `{name}` is of volume `{}`, Volume `{volume}` is `{id}`; delete this VolumeSnapshot and create one that names the Volume of that id",
+                "spec.snapshotID: `{name}` belongs to volume `{}`, but Volume `{volume}` is `{id}`; delete this \
+                 VolumeSnapshot and create one that names the Volume of that id",
                 name.volume
             ),
         ),
         Ok(_) if facts.rival.is_some() => not_ready(
             ID_TAKEN,
             format!(
-                "spec.snapshotID: VolumeSnapshot `{}` stands for `{name}` already, and the deletion of one could delete it under the other; set spec.deletionPolicy of one of the two to `Retain`, and delete that one",
+                "spec.snapshotID: VolumeSnapshot `{}` already represents `{name}`, and the deletion of either \
+                 object could delete the snapshot that the other one needs; set spec.deletionPolicy of one of \
+                 the two to `Retain`, and delete that one",
                 facts.rival.as_deref().unwrap_or_default()
             ),
         ),
@@ -185,7 +188,8 @@ fn plan_taken(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         if !facts.is_of_spec() {
             let taken = facts.status.snapshot_id.as_deref().unwrap_or_default();
             let message = format!(
-                "spec.snapshotID: `{wanted}` is to be adopted, and status.snapshotId is `{taken}`, which an operator of an older release took instead; delete this VolumeSnapshot, and create it again"
+                "spec.snapshotID: `{wanted}` must be adopted, but status.snapshotId is `{taken}`, which an \
+                 operator of an older release took instead; delete this VolumeSnapshot, and create it again"
             );
             return vec![SnapshotStep::Report(Box::new(not_ready(facts, OTHER_SNAPSHOT, message, now)))];
         }
@@ -272,14 +276,14 @@ pub(crate) fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Sna
     if volume.deleting {
         return obstacle(
             VOLUME_DELETED,
-            format!("Volume `{name}` is being deleted, and no snapshot is taken of it"),
+            format!("Volume `{name}` is being deleted, so no snapshot is taken of it"),
             "delete this VolumeSnapshot",
         );
     }
     if volume.is_memory {
         return obstacle(
             VOLUME_IN_MEMORY,
-            format!("Volume `{name}` is a memory volume, and has no snapshots"),
+            format!("Volume `{name}` is a memory volume, which has no snapshots"),
             "delete this VolumeSnapshot, and copy the files to a volume in an object store",
         );
     }
@@ -294,7 +298,8 @@ pub(crate) fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Sna
         Some(recorded) if !facts.is_of(volume) => obstacle(
             VOLUME_REPLACED,
             format!(
-                "Volume `{name}` is `{id}` in ObjectStore `{}`, the snapshot was asked of `{recorded}` in `{}`, and nothing is taken",
+                "Volume `{name}` is `{id}` in ObjectStore `{}`, but the snapshot was requested of `{recorded}` \
+                 in `{}`: none is taken",
                 volume.object_store,
                 facts.status.object_store.as_deref().unwrap_or_default(),
             ),
@@ -303,10 +308,8 @@ pub(crate) fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Sna
         Some(_) | None => match &facts.of_volume_id {
             Some(wanted) if wanted != id => obstacle(
                 VOLUME_REPLACED,
-                format!(
-                    "Volume `{name}` is `{id}`, the snapshot is to be of `{wanted}`, and nothing is taken"
-                ),
-                "delete this VolumeSnapshot and what was to begin with it",
+                format!("Volume `{name}` is `{id}`, but the snapshot must be of `{wanted}`: none is taken"),
+                "delete this VolumeSnapshot and the object that waits for it",
             ),
             Some(_) | None => Ok((volume, id)),
         },

@@ -90,7 +90,7 @@ impl Cluster for ApiServer {
     async fn volumes(&self) -> Result<HashMap<String, VolumeHere>, ApiError> {
         let volumes: Api<Volume> = Api::all(self.client.clone());
         let volumes = call(volumes.list(&ListParams::default())).await?.items;
-        let mut here: HashMap<String, VolumeHere> = HashMap::new();
+        let mut volumes_here: HashMap<String, VolumeHere> = HashMap::new();
         for volume in volumes {
             let conditions = volume.status.as_ref().map(|status| status.conditions.as_slice());
             let exists = is_true(conditions.unwrap_or_default(), PROVISIONED);
@@ -101,11 +101,11 @@ impl Cluster for ApiServer {
             let (volume, is_provisioned) = (&volume, exists && !is_going);
             let object_store = volume.spec.object_store.clone();
             // If two have one identity, the other one was rejected.
-            if is_provisioned || !here.contains_key(&id_of(volume)) {
-                here.insert(id_of(volume), VolumeHere { object_store, is_provisioned });
+            if is_provisioned || !volumes_here.contains_key(&id_of(volume)) {
+                volumes_here.insert(id_of(volume), VolumeHere { object_store, is_provisioned });
             }
         }
-        Ok(here)
+        Ok(volumes_here)
     }
 
     async fn open(&self, name: &str) -> Result<Arc<dyn Bucket>, ConnectError> {
@@ -153,7 +153,7 @@ impl Cluster for ApiServer {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             match call(api.patch_status(&name, &params, &Patch::Apply(patch))).await {
                 Ok(_) => {}
-                // It was deleted in the meantime.
+                // The VolumeSnapshot was deleted in the meantime.
                 Err(error) if error.is_stale() => {}
                 Err(error) => return Err(error),
             }

@@ -51,8 +51,8 @@ pub(crate) fn skipped(report: &SweepReport) -> Option<Event> {
         warning(
             "SweepSkippedVolumes",
             format!(
-                "volumes could not be read ({count}). The sweep kept all that they may read. Scrub each on the node that \
-                 serves it; status.sweep.skipped names them. {}",
+                "volumes could not be read ({count}). The sweep kept all objects that they may read. Scrub each \
+                 on the node that serves it; status.sweep.skipped names them. {}",
                 named.join("; ")
             ),
         )
@@ -63,8 +63,8 @@ pub(crate) fn skipped(report: &SweepReport) -> Option<Event> {
 pub(crate) fn unfinished(report: &SweepReport) -> Option<Event> {
     report.uploads.failed.as_ref().map(|error| {
         let text = format!(
-            "uploads that daemons left when they were killed stay in the bucket, and are paid for: {}. All else was swept; \
-             {ABORT_RIGHTS}",
+            "unfinished uploads of killed daemons stay in the bucket and are billed: {}. Everything else was \
+             swept; {ABORT_RIGHTS}",
             chain(error)
         );
         warning("UploadsNotAborted", text)
@@ -80,8 +80,9 @@ pub(crate) fn used(trash: &TrashReport) -> Option<Event> {
         warning(
             "DeletedVolumesUsed",
             format!(
-                "volumes whose Volume was deleted were attached or written since ({count}), and are not removed. They have no Volume \
-                 here: if no other cluster has one, adopt each with spec.volumeID and spec.source.existing, and delete that. {}",
+                "deleted volumes were attached or written after the deletion ({count}), and are not removed. \
+                 They have no Volume here: if no other cluster has one, adopt each with spec.volumeID and \
+                 spec.source.existing, and delete that. {}",
                 named.join(", ")
             ),
         )
@@ -98,7 +99,7 @@ pub(crate) fn stuck(store: &str, trash: &TrashReport) -> Option<Event> {
         warning(
             "DeletedVolumesKept",
             format!(
-                "deleted volumes stay in the trash though their time is over ({count}): {}",
+                "deleted volumes stay in the trash although their retention has ended ({count}): {}",
                 named.join("; ")
             ),
         )
@@ -110,14 +111,15 @@ fn way_out(store: &str, failure: &LogFailure) -> String {
     if let LogFailure::StillAttached { node, .. } = failure {
         // An older version trashed it without checking for a writer.
         format!(
-            ". It goes once the node has detached it. If that node is lost, adopt the volume (spec.volumeID, \
-             spec.source.existing), annotate that Volume with {FORCE_DETACH}={node}, then delete it"
+            ". It is removed once the node has detached it. If that node is lost, adopt the volume \
+             (spec.volumeID, spec.source.existing), annotate that Volume with {FORCE_DETACH}={node}, then delete \
+             it"
         )
     } else if let LogFailure::HasSnapshots { .. } = failure {
         format!(
-            ". It goes once they are deleted: apply what `kubectl holdfast restore {store} --deleted` prints of it, \
-             which takes it from the trash, set deletionPolicy Delete on its VolumeSnapshots and the Volume, then \
-             delete them"
+            ". It is removed once they are deleted: apply the documents that `kubectl holdfast restore {store} \
+             --deleted` prints for it, which takes it out of the trash, set deletionPolicy Delete on its \
+             VolumeSnapshots and the Volume, then delete them"
         )
     } else {
         String::new()
@@ -129,9 +131,9 @@ pub(crate) fn undated(trash: &TrashReport) -> Option<Event> {
     trash.is_undated.then(|| {
         warning(
             "StoreSaysNoTime",
-            "the answers of the store have no header `Date` that can be read, so the age of nothing is known: no volume \
-             leaves the trash and no garbage is deleted, and all of it is paid for. Have the server, or the proxy before \
-             it, send the header"
+            "the responses of the store have no valid `Date` header, so the age of its objects is unknown: no \
+             volume leaves the trash, no garbage is deleted, and both are billed. Let the server, or the proxy \
+             in front of it, send the header"
                 .to_owned(),
         )
     })
@@ -140,8 +142,8 @@ pub(crate) fn undated(trash: &TrashReport) -> Option<Event> {
 /// Returns the event about a failed sweep.
 pub(crate) fn failed(error: &SweepFailed) -> Event {
     let text = format!(
-        "the sweep did not come to its end: {}. Garbage stays in the bucket. It is tried again; correct what the message \
-         names, or set spec.sweep.suspend",
+        "the sweep failed: {}. Garbage stays in the bucket. The operator tries again; fix the named cause, or \
+         set spec.sweep.suspend",
         chain(error)
     );
     warning("SweepFailed", text)

@@ -105,13 +105,13 @@ impl<C: Cluster> Sweeps<C> {
         }
         let Some(store) = self.due(stores) else { return false };
         let uid = store.metadata.uid.clone().unwrap_or_default();
-        let mut known = self.known.remove(&uid).unwrap_or_default();
-        let outcome = self.sweep(&store, &mut known).await;
-        known.random = (self.random)();
+        let mut state = self.known.remove(&uid).unwrap_or_default();
+        let outcome = self.sweep(&store, &mut state).await;
+        state.random = (self.random)();
         match outcome {
             Ok((swept, trashed)) => {
-                (known.ended, known.failed) = (Some(Instant::now()), None);
-                let is_known = std::mem::replace(&mut known.keeps_uploads, swept.uploads.failed.is_some());
+                (state.ended, state.failed) = (Some(Instant::now()), None);
+                let is_known = std::mem::replace(&mut state.keeps_uploads, swept.uploads.failed.is_some());
                 self.finish(&store, &swept, &trashed).await;
                 if let Some(event) = report::unfinished(&swept).filter(|_| !is_known) {
                     tracing::warn!(object_store = %store.name_any(), note = event.note, "uploads not aborted");
@@ -119,14 +119,14 @@ impl<C: Cluster> Sweeps<C> {
                 }
             }
             Err(error) => {
-                let failures = known.failed.map_or(0, |(_, failures)| failures).saturating_add(1);
-                known.failed = Some((Instant::now(), failures));
+                let failures = state.failed.map_or(0, |(_, failures)| failures).saturating_add(1);
+                state.failed = Some((Instant::now(), failures));
                 self.metrics.count_failed_sweep(&store.name_any());
                 tracing::warn!(object_store = %store.name_any(), error = chain(&error), "sweep failed");
                 self.cluster.publish(&store, report::failed(&error)).await;
             }
         }
-        self.known.insert(uid, known);
+        self.known.insert(uid, state);
         true
     }
 

@@ -143,7 +143,7 @@ async fn end(
             take_back(bucket, &there.stay.volume).await?;
             Ok(Emptied::TakenBack)
         }
-        // It is about to take the volume back, was rejected, or uses another bucket.
+        // This Volume is about to take the volume back, was rejected, or uses another bucket.
         Some(_) => Ok(Emptied::NotDue),
     }
 }

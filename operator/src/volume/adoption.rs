@@ -15,12 +15,14 @@ pub(crate) fn still_attached(facts: &ClusterFacts) -> Option<String> {
     let writer = facts.log_writer.as_ref().filter(|writer| !facts.is_cut_off(writer))?;
     let AttachedWriter { node, epoch, data_seq: _ } = writer;
     let again = if facts.force_detach.as_ref() == Some(node) {
-        ". Remove that annotation first: it spoke of an earlier epoch"
+        ". Remove that annotation first: it referred to an earlier epoch"
     } else {
         ""
     };
     Some(format!(
-        "spec.deletionPolicy: node {node} has the volume attached, with epoch {epoch}, maybe in another cluster. Its data is not removed before it detaches. Delete the Volume there, or set `Retain` here; if that node is lost, annotate the Volume with {FORCE_DETACH}={node}{again}"
+        "spec.deletionPolicy: node {node} has the volume attached, with epoch {epoch}, possibly in another \
+         cluster. The data is not removed before that node detaches it. Delete the Volume there, or set `Retain` \
+         here; if that node is lost, annotate the Volume with {FORCE_DETACH}={node}{again}"
     ))
 }
 
@@ -33,7 +35,8 @@ pub(crate) fn history(last: Option<&LastWriter>) -> String {
     let begins = format!("node {node} attached it last{since}, with epoch {epoch}");
     if *is_attached {
         format!(
-            "{begins}, and has not detached it: what it did not upload may be missing. If that node is lost, annotate the Volume with {FORCE_DETACH}={node}"
+            "{begins}, and has not detached it: data that it did not upload may be missing. If that node is \
+             lost, annotate the Volume with {FORCE_DETACH}={node}"
         )
     } else {
         format!("{begins}, and detached it after its last commit")

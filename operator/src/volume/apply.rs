@@ -64,7 +64,8 @@ impl VolumeApplier<'_> {
                 let is_going = self.volume.metadata.deletion_timestamp.is_some();
                 let id = volume_id(&self.volume);
                 let taken = match take_back(store.as_ref(), &id).await {
-                    // The previous operator may have sent a request whose object this one did not find.
+                    // A trash request of the previous operator may still be in flight: it must have no effect
+                    // when it arrives.
                     Ok(taken) if *is_begun => {
                         let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
                         bar(store.as_ref(), &id, stay(&self.volume), deleted).await.map(|()| taken)
@@ -78,7 +79,7 @@ impl VolumeApplier<'_> {
                     Ok(false) => {}
                     // Its retention ended before `Retain` was set.
                     Err(LogFailure::WasDeleted(_)) if is_going => {
-                        tracing::warn!(volume = %self.volume.name_any(), "volume was removed before");
+                        tracing::warn!(volume = %self.volume.name_any(), "volume was already removed");
                     }
                     Err(failure) => return Err(failure.into()),
                 }
@@ -88,7 +89,7 @@ impl VolumeApplier<'_> {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
                 if *if_own && !is_own(store.as_ref(), &self.volume, cluster).await? {
-                    tracing::info!(volume = %self.volume.name_any(), "objects of another origin were left");
+                    tracing::info!(volume = %self.volume.name_any(), "objects of another origin were kept");
                     return Ok(());
                 }
                 let cut_off = cut_off.map(Epoch);

@@ -113,7 +113,7 @@ pub(crate) async fn run(
             let name = snapshot.name_any();
             let volume_id = snapshot.status.and_then(|status| status.volume_id);
             matching(&by_snapshot, move |volume| {
-                waits_for_snapshots(volume, volume_id.as_deref()) || is_to_begin_with(volume, &name)
+                waits_for_snapshots(volume, volume_id.as_deref()) || waits_for_source(volume, &name)
             })
         })
         .watches(Api::<Node>::all(client), watcher::Config::default(), move |node| {
@@ -142,7 +142,7 @@ fn waits_for_snapshots(volume: &Volume, volume_id: Option<&str>) -> bool {
 }
 
 /// Returns true if the Volume waits for the VolumeSnapshot of this name, to start from its content.
-fn is_to_begin_with(volume: &Volume, snapshot: &str) -> bool {
+fn waits_for_source(volume: &Volume, snapshot: &str) -> bool {
     let facts = ClusterFacts { store: StoreFact::Ready, ..ClusterFacts::new(volume) };
     let is_clone = facts.source_in_question().is_some();
     facts.snapshot_in_question() == Some(snapshot)
@@ -186,7 +186,7 @@ fn creation(volume: &Volume, now: Timestamp) -> Option<&str> {
     creation.map(String::as_str)
 }
 
-/// Plans and applies once. Returns the time of the next look if nothing about the volume changes.
+/// Plans and applies once. Returns the delay until the next reconciliation of an unchanged volume.
 async fn reconcile_once(volume: Volume, shared: &VolumeReconciliations) -> Result<Duration, VolumeFailure> {
     let context = &shared.context;
     if shared.last_writes.is_old(&volume) {
@@ -358,7 +358,7 @@ fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<VolumeReconci
     let delay = shared.context.failures.delay(&volume.name_any(), failure.retry(), fastrand::f64());
     match failure {
         VolumeFailure::Changed => {
-            tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning again")
+            tracing::debug!(volume = %volume.name_any(), "changed in the meantime, planning again")
         }
         VolumeFailure::Api(_) | VolumeFailure::Connect(_) | VolumeFailure::Log(_) => {
             tracing::warn!(volume = %volume.name_any(), error = %chain(failure), ?delay, "volume not reconciled");

@@ -118,7 +118,7 @@ impl WriterInLog {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreFact {
     /// Not read, because the plan does not depend on it.
-    NotLooked,
+    NotRead,
     /// The volume names no object store.
     None,
     /// No ObjectStore has that name.
@@ -183,11 +183,11 @@ impl ClusterFacts {
             released_epoch: None,
             lost: None,
             acknowledged: volume.annotations().get(ACKNOWLEDGE_LOSS).and_then(|epoch| epoch.parse().ok()),
-            store: StoreFact::NotLooked,
+            store: StoreFact::NotRead,
             trash: None,
-            snapshot: SnapshotFact::NotLooked,
+            snapshot: SnapshotFact::NotRead,
             is_clone_name_taken: false,
-            source: SourceFact::NotLooked,
+            source: SourceFact::NotRead,
             node_known: true,
         }
     }

@@ -18,7 +18,7 @@ pub(crate) enum VolumeFailure {
     #[error("the API server refused a request for the volume")]
     Api(#[source] ApiError),
     /// Another client changed the object since it was read.
-    #[error("the volume changed meanwhile")]
+    #[error("the volume changed in the meantime")]
     Changed,
     /// The ObjectStore cannot be used.
     #[error("the ObjectStore cannot be used")]
@@ -104,12 +104,14 @@ impl VolumeFailure {
                 "nothing was changed. To adopt it, delete this Volume and create it with `spec.source.existing: {}`"
             }
             Self::Log(LogFailure::WasDeleted(_)) => "create the Volume with another spec.volumeID",
-            Self::Log(LogFailure::ExistsOtherwise { .. }) => "write the size that it has, or a larger one",
+            Self::Log(LogFailure::ExistsOtherwise { .. }) => "write its current size, or a larger one",
             Self::Log(
                 LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. },
             ) => "restore the object from a backup of the bucket",
             Self::Log(LogFailure::HasSnapshots { .. }) => {
-                "delete its VolumeSnapshots. For those that no VolumeSnapshot names, set spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` on its node"
+                "delete its VolumeSnapshots. For snapshots without a VolumeSnapshot, set spec.deletionPolicy to \
+                 `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` \
+                 on its node"
             }
             Self::Log(LogFailure::StillAttached { .. }) => {
                 "delete the Volume there, or set `Retain` here; the next attempt says what to do if that node is lost"
@@ -160,7 +162,7 @@ pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
         LogFailure::ExistsOtherwise { .. } | LogFailure::SmallerThanSource { .. } => "InvalidSize",
         LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. } => "DamagedLog",
         LogFailure::HasSnapshots { .. } => "HasSnapshots",
-        // The same reason as in the plan, which checks before.
+        // The same reason as in the plan, which checks this first.
         LogFailure::StillAttached { .. } => "DeletionBlocked",
         LogFailure::NoSuchSource { .. } => "SnapshotNotFound",
         LogFailure::OtherSnapshot { .. } => "SnapshotReplaced",
@@ -213,9 +215,9 @@ mod tests {
             acknowledged: None,
             store: StoreFact::Ready,
             trash: None,
-            snapshot: SnapshotFact::NotLooked,
+            snapshot: SnapshotFact::NotRead,
             is_clone_name_taken: false,
-            source: SourceFact::NotLooked,
+            source: SourceFact::NotRead,
             node_known: false,
         }
     }
@@ -269,8 +271,10 @@ mod tests {
         assert_eq!(condition.reason, "HasSnapshots");
         assert_eq!(
             condition.message,
-            "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
-             delete its VolumeSnapshots. For those that no VolumeSnapshot names, set spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run `holdfast-node snapshot delete` on its node"
+            "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first \
+             (`store`); delete its VolumeSnapshots. For snapshots without a VolumeSnapshot, set \
+             spec.deletionPolicy to `Retain`, adopt the volume with `spec.source.existing`, and run \
+             `holdfast-node snapshot delete` on its node"
         );
     }
 

@@ -3,9 +3,9 @@
 //! The trigger is the node's state (`failover.rs`) or a user, who sets the annotation [`FORCE_DETACH`] with
 //! the node's name on the Volume. The annotation counts once: `status.forcedDetach` remembers the node until
 //! the annotation is removed and another attach has followed. An old annotation thus never takes the volume
-//! from a node that got it back later, and a permission is not lost before its use. The node may be the
-//! desired one: then its disk is lost, and it attaches without it. `status.forcedDetach.epoch` permits the
-//! next attach to replace the writer of that epoch and no other. The log decides (invariant 19 in
+//! from a node that got it back later, and a permission is not lost before its use. The node may also be the
+//! desired one: it has lost its disk, and attaches the volume without that data. `status.forcedDetach.epoch`
+//! permits the next attach to replace the writer of that epoch and no other. The log decides (invariant 19 in
 //! `docs/invariants.md`): the status may be stale.
 
 use holdfast_crds::{
@@ -239,7 +239,7 @@ pub(super) fn data_lost(
     now: &Time,
 ) -> Option<Condition> {
     let Some((newest, earlier)) = losses.split_last() else {
-        // The newest losses turned out to be none.
+        // No data of the newest force-detach is missing after all.
         let message = summed(older?);
         return Some(facts.conditions(now).build(
             DATA_LOST,
@@ -252,7 +252,7 @@ pub(super) fn data_lost(
     let (begins, after) = (cut_off(newest), after(newest));
     let flushed = match durability {
         // Its settings may have changed since the flush or the report.
-        Some(Durability::Object) => "; nothing that was flushed with durability object is among it",
+        Some(Durability::Object) => "; data flushed with durability object is not affected",
         Some(Durability::Local) | None => "",
     };
     let read = match cause {
@@ -263,41 +263,39 @@ pub(super) fn data_lost(
         }
     };
     let kept = format!(
-        "what is missing is kept on node {node}: `holdfast-node fenced list` there, once it is back. {read}"
+        "node {node} keeps the missing data: run `holdfast-node fenced list` there, once it is back. {read}"
     );
     let (status, reason, what) = match dirty_bytes {
         None => (
             ConditionStatus::Unknown,
             "NotReported",
-            "it had not reported how much it had not uploaded".to_owned(),
+            "it had not reported the amount of its unuploaded data".to_owned(),
         ),
         Some(0) => (
             ConditionStatus::Unknown,
             "NothingReported",
-            format!(
-                "it had reported nothing that was not uploaded; what it wrote {after} may be missing{flushed}"
-            ),
+            format!("it had reported no unuploaded data; its writes {after} may be missing{flushed}"),
         ),
         Some(bytes) if !is_last_commit_reported => (
             ConditionStatus::Unknown,
             "MayBeCommitted",
             format!(
-                "after its last report, of {bytes} bytes that were not uploaded, it may have committed; what \
-                 it wrote {after} may be missing{flushed}"
+                "it may have committed after its last report, of {bytes} unuploaded bytes; its writes {after} \
+                 may be missing{flushed}"
             ),
         ),
         Some(bytes) => (
             ConditionStatus::True,
             "ForceDetached",
-            format!("what it wrote {after} is missing, at least {bytes} bytes by its last report{flushed}"),
+            format!("its writes {after} are missing, at least {bytes} bytes by its last report{flushed}"),
         ),
     };
     let mut message = format!("{begins}: {what}; {kept}");
     for loss in earlier.iter().rev() {
         let epoch = loss.epoch.unwrap_or_default();
         message.push_str(&format!(
-            ". Before that, {}, which is not acknowledged either ({ACKNOWLEDGE_LOSS}={epoch}): what it wrote {} \
-             may be missing",
+            ". Before that, {}, which is not acknowledged either ({ACKNOWLEDGE_LOSS}={epoch}): its writes {} may \
+             be missing",
             cut_off(loss),
             self::after(loss)
         ));
@@ -316,14 +314,14 @@ fn summed(older: &OlderLosses) -> String {
     let (from, to) = (first_time.0, last_time.0);
     let unknown = match not_reported {
         0 => String::new(),
-        nodes => format!(" ({nodes} had not reported how many)"),
+        nodes => format!(" ({nodes} had not reported their number)"),
     };
     let after = durable_through
         .as_ref()
-        .map_or_else(String::new, |through| format!(", of what was written after {}", through.0));
+        .map_or_else(String::new, |through| format!(", of the writes after {}", through.0));
     let epoch = epoch.unwrap_or_default();
     format!(
-        "nodes were cut off {count} times more from {from} to {to}, which is not acknowledged either \
+        "nodes were cut off {count} more times from {from} to {to}, which is not acknowledged either \
          ({ACKNOWLEDGE_LOSS}={epoch}): {dirty_bytes} bytes may be missing{unknown}{after}"
     )
 }

@@ -6,7 +6,7 @@ use holdfast_types::{SnapshotName, SnapshotUid};
 /// Reason why a volume cannot be provisioned now.
 #[derive(Clone, Debug)]
 pub(crate) struct Obstacle {
-    /// State of the volume meanwhile.
+    /// Phase of the volume until it can be provisioned.
     pub(crate) phase: VolumePhase,
     /// Reason of its condition.
     pub(crate) reason: &'static str,

@@ -133,7 +133,7 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
         steps.push(OperatorStep::Report(Box::new(pending(&recorded, &obstacle, now))));
     }
     steps.push(home);
-    // Before the volume counts as provisioned: later plans ignore the VolumeSnapshot.
+    // Deleted before the volume counts as provisioned: later plans ignore the VolumeSnapshot.
     steps.extend(is_clone.then_some(OperatorStep::DropSource));
     steps.push(OperatorStep::Report(Box::new(provisioned(&recorded, now))));
     steps
@@ -168,7 +168,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     if facts.status.volume_id.is_none() || (is_retained && !exists) {
         return drop_source.into_iter().chain([OperatorStep::RemoveFinalizer]).collect();
     }
-    // It may be in the trash because of an earlier attempt, or from before a restore of the cluster.
+    // The volume may be in the trash because of an earlier attempt, or from before a restore of the cluster.
     if is_retained && (facts.store == StoreFact::Ready || !is_removing(facts)) {
         let take_back = OperatorStep::TakeBack { is_begun: is_removing(facts) };
         let take_back = (facts.store == StoreFact::Ready).then_some(take_back);
@@ -189,7 +189,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         StoreFact::None | StoreFact::Missing => Some(format!(
             "spec.objectStore: ObjectStore `{store}` does not exist, {what}; create it again, {fix}"
         )),
-        StoreFact::NotLooked | StoreFact::Unprobed => {
+        StoreFact::NotRead | StoreFact::Unprobed => {
             Some(format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"))
         }
         StoreFact::NotReady { reason, message } => Some(format!(
@@ -292,7 +292,7 @@ fn with_ready(facts: &ClusterFacts, mut status: VolumeStatus, now: &Time) -> Vol
     let of = |type_| find_condition(&status.conditions, type_);
     let ready = match status.phase {
         Some(VolumePhase::Ready) => {
-            let message = "the volume exists, and no node is asked to serve it";
+            let message = "the volume exists, and spec.nodeName names no node";
             builder.build(READY, ConditionStatus::True, "Detached", message)
         }
         Some(VolumePhase::Attached) => {
@@ -301,7 +301,8 @@ fn with_ready(facts: &ClusterFacts, mut status: VolumeStatus, now: &Time) -> Vol
         }
         Some(VolumePhase::Attaching) => {
             let message = of(ASSIGNED).map(|granted| granted.message.clone()).unwrap_or_default();
-            let message = format!("{message}; it has not attached it yet: see the condition {ATTACHED}");
+            let message =
+                format!("{message}; the node has not attached it yet: see the condition {ATTACHED}");
             builder.build(READY, ConditionStatus::False, "Attaching", message)
         }
         None
@@ -340,7 +341,7 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
         _ => match &facts.status.restored_from {
             Some(snapshot) => build(
                 "Restored",
-                format!("the volume exists in its object store; it began with snapshot {snapshot}"),
+                format!("the volume exists in its object store; it was created from snapshot {snapshot}"),
             ),
             None => build("Created", "the volume exists in its object store".to_owned()),
         },

@@ -20,7 +20,8 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
         return failed(
             "IdTaken",
             format!(
-                "spec.volumeID: Volume `{rival}` has the identity `{}` too. Nothing was changed. Delete one of the two{how}, or create this one with another spec.volumeID",
+                "spec.volumeID: Volume `{rival}` also has the identity `{}`. Nothing was changed. Delete one of \
+                 the two{how}, or create this one with another spec.volumeID",
                 facts.id
             ),
         );
@@ -112,7 +113,7 @@ fn check_store(facts: &ClusterFacts) -> Result<(), Obstacle> {
                 "spec.objectStore: no ObjectStore is named `{store}`; create it, or create the Volume with the name of one that exists"
             ),
         ),
-        StoreFact::NotLooked | StoreFact::Unprobed => pending(
+        StoreFact::NotRead | StoreFact::Unprobed => pending(
             "ObjectStoreUnprobed",
             format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"),
         ),

@@ -7,7 +7,7 @@ use holdfast_types::{SnapshotName, SnapshotUid};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotFact {
     /// Not read, because the plan does not depend on it.
-    NotLooked,
+    NotRead,
     /// No VolumeSnapshot has that name.
     Missing,
     /// Its deletion was requested.

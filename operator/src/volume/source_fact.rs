@@ -6,7 +6,7 @@ use holdfast_crds::{PROVISIONED, Volume, is_true};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SourceFact {
     /// Not read, because the plan does not depend on it.
-    NotLooked,
+    NotRead,
     /// No Volume has that name.
     Missing,
     /// Its deletion was requested.

@@ -53,7 +53,7 @@ pub(super) fn restorable(
     }
     let field = "spec.source.snapshot.name";
     match &facts.snapshot {
-        SnapshotFact::NotLooked => Err(Obstacle::new(
+        SnapshotFact::NotRead => Err(Obstacle::new(
             VolumePhase::Pending,
             "Provisioning",
             format!("reading VolumeSnapshot {source}"),
@@ -61,13 +61,16 @@ pub(super) fn restorable(
         SnapshotFact::Missing => failed(
             "SnapshotNotFound",
             format!(
-                "{field}: no VolumeSnapshot has the name `{source}`; create it, or create the Volume with the name of one that exists. A volume that the object store holds already is adopted with spec.source `existing`"
+                "{field}: no VolumeSnapshot has the name `{source}`; create it, or create the Volume with the \
+                 name of one that exists. To adopt a volume that the object store already holds, use spec.source \
+                 `existing`"
             ),
         ),
         SnapshotFact::Deleting => failed(
             "SnapshotDeleted",
             format!(
-                "{field}: VolumeSnapshot `{source}` is being deleted, and no volume begins with it; create the Volume with the name of another"
+                "{field}: VolumeSnapshot `{source}` is being deleted, so no volume is created from it; create \
+                 the Volume with the name of another"
             ),
         ),
         SnapshotFact::NotReady { why } => Err(Obstacle::new(
@@ -93,7 +96,7 @@ fn recorded_uid(facts: &ClusterFacts, recorded: &SnapshotName) -> Option<Snapsho
             let is_same = taken.name == *recorded && taken.object_store == facts.store_name();
             is_same.then_some(taken.uid)
         }
-        SnapshotFact::NotLooked
+        SnapshotFact::NotRead
         | SnapshotFact::Missing
         | SnapshotFact::Deleting
         | SnapshotFact::NotReady { .. }
@@ -114,7 +117,8 @@ fn fits(
         return failed(
             "SnapshotInOtherStore",
             format!(
-                "spec.objectStore: VolumeSnapshot `{source}` is in ObjectStore `{object_store}`, and a volume that begins with it cannot be in `{store}`; create the Volume with `{object_store}`"
+                "spec.objectStore: VolumeSnapshot `{source}` is in ObjectStore `{object_store}`, and a volume \
+                 created from it cannot be in `{store}`; create the Volume with `{object_store}`"
             ),
         );
     }
@@ -132,7 +136,8 @@ fn fits(
         Some(wanted) if wanted < *size_bytes => failed(
             "InvalidSize",
             format!(
-                "spec.size: VolumeSnapshot `{source}` has {size_bytes} bytes, and a volume that begins with it cannot have {wanted}; write `{}` or more",
+                "spec.size: VolumeSnapshot `{source}` has {size_bytes} bytes, and a volume created from it \
+                 cannot have {wanted}; write `{}` or more",
                 ByteSize(*size_bytes)
             ),
         ),

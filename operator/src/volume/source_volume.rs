@@ -84,19 +84,17 @@ pub(super) fn clonable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) 
         return failed(
             "SnapshotNameTaken",
             format!(
-                "{field}: VolumeSnapshot `{name}` was not made for this Volume; delete that VolumeSnapshot"
+                "{field}: VolumeSnapshot `{name}` was not created for this Volume; delete that VolumeSnapshot"
             ),
         );
     }
     let waiting = |reason, message| Err(Obstacle::new(VolumePhase::Pending, reason, message));
     match &facts.snapshot {
         SnapshotFact::Missing => snapshottable(facts, source, wanted),
-        SnapshotFact::NotLooked => waiting("Provisioning", format!("reading VolumeSnapshot {name}")),
+        SnapshotFact::NotRead => waiting("Provisioning", format!("reading VolumeSnapshot {name}")),
         SnapshotFact::Deleting => waiting(
             "SnapshotNotReady",
-            format!(
-                "{field}: VolumeSnapshot `{name}` is being deleted; the operator makes it again after that"
-            ),
+            format!("{field}: VolumeSnapshot `{name}` is being deleted; the operator then creates it again"),
         ),
         SnapshotFact::NotReady { why } => waiting(
             "SnapshotNotReady",
@@ -123,7 +121,7 @@ fn snapshottable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Res
         );
     }
     match &facts.source {
-        SourceFact::NotLooked => {
+        SourceFact::NotRead => {
             Err(Obstacle::new(VolumePhase::Pending, "Provisioning", format!("reading Volume {source}")))
         }
         SourceFact::Missing => failed(
@@ -135,7 +133,8 @@ fn snapshottable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Res
         SourceFact::Deleting => failed(
             "VolumeDeleted",
             format!(
-                "{field}: Volume `{source}` is being deleted, and no volume begins with it; create this Volume with the name of another"
+                "{field}: Volume `{source}` is being deleted, so no volume is created from it; create this \
+                 Volume with the name of another"
             ),
         ),
         SourceFact::NotProvisioned => Err(Obstacle::new(

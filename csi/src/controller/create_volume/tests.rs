@@ -376,7 +376,10 @@ fn a_node_that_cannot_promise_the_memory_is_exhausted() {
     assert!(message.contains("node a can promise") && message.contains("node.memoryVolumes"), "{message}");
     let spilling = MemoryParameters { spill_percent: Some(25), ..parameters };
     let message = refused(spilling, most);
-    assert!(message.contains("256Mi of disk for its spill file, and node a can promise 0 more"), "{message}");
+    assert!(
+        message.contains("256Mi of disk for its spill file, but node a can promise only 0 more"),
+        "{message}"
+    );
     assert!(message.contains("lower spillPercent") && message.contains("node.memorySpill"), "{message}");
 }
 

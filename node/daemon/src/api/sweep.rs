@@ -67,7 +67,7 @@ pub(super) async fn run<V: Volumes>(
     match outcome {
         Some(Ok(report)) => Ok(response(store, report)),
         Some(Err(failure)) => Err(status::of(&failure)),
-        None => Err(Status::cancelled("the caller does not wait any more")),
+        None => Err(Status::cancelled("the caller no longer waits")),
     }
 }
 

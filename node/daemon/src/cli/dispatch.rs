@@ -24,9 +24,10 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
         | Command::Fenced(_)
         | Command::FlushDevice { .. }
         | Command::LoopDevice { .. }
-        | Command::Keeper { .. } => {
-            Err(Failure { kind: FailureKind::Local, message: "this is no request to the daemon".to_owned() })
-        }
+        | Command::Keeper { .. } => Err(Failure {
+            kind: FailureKind::Local,
+            message: "this command is not a request to the daemon".to_owned(),
+        }),
         Command::Create(create) => create::run(create, out).await,
         Command::Attach(attach) => {
             let Attach {

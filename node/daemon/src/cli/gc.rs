@@ -36,8 +36,8 @@ fn verdict(answer: &SweepResponse) -> Result<(), Failure> {
         0 => Ok(()),
         count => {
             let message = format!(
-                "damaged volumes were skipped (volumes: {count}). All that they may read was kept. The answer says \
-                 what to do"
+                "damaged volumes were skipped (volumes: {count}). All objects that they may read were kept. The \
+                 answer has the next steps"
             );
             Err(Failure { kind: FailureKind::Corrupt, message })
         }
@@ -58,11 +58,11 @@ impl Render for SweepResponse {
         if let Some(stored) = oldest.and_then(|oldest| SystemTime::try_from(oldest).ok()) {
             // The store's clock may be ahead.
             let age = SystemTime::now().duration_since(stored).unwrap_or_default();
-            text.push_str(&format!("the oldest that is left is {} old\n", hours(age)));
+            text.push_str(&format!("the oldest garbage left is {} old\n", hours(age)));
         }
         if !snapshots.is_empty() {
             let row = |space: &SnapshotSpace| [space.name.clone(), space.bytes.to_string()];
-            text.push_str(&table(["SNAPSHOT", "BYTES OF IT ALONE"], snapshots.iter().map(row)));
+            text.push_str(&table(["SNAPSHOT", "EXCLUSIVE BYTES"], snapshots.iter().map(row)));
         }
         for skipped in skipped {
             let SkippedVolume { volume_id, error, cause: _ } = skipped;
@@ -110,7 +110,7 @@ fn remedy(skipped: &SkippedVolume, store: &str) -> String {
     let SkippedVolume { volume_id, error: _, cause: _ } = skipped;
     match skipped.cause() {
         SkipCause::Damaged => format!(
-            "  all that {volume_id} may read was kept; see what is damaged: `holdfast-node scrub {volume_id} \
+            "all objects that {volume_id} may read were kept; find the damage: `holdfast-node scrub {volume_id} \
              --store {store}`, with --repair on the node that has it attached\n"
         ),
         SkipCause::NoLog => format!(
@@ -118,11 +118,11 @@ fn remedy(skipped: &SkippedVolume, store: &str) -> String {
              restore its log from a copy of the bucket, or delete them\n"
         ),
         SkipCause::Changing => {
-            format!("  all that {volume_id} may read was kept; the next sweep reads it again\n")
+            format!("  all objects that {volume_id} may read were kept; the next sweep reads it again\n")
         }
         SkipCause::Unspecified => {
             format!(
-                "  all that {volume_id} may read was kept; this program is older than the daemon: upgrade it\n"
+                "  all objects that {volume_id} may read were kept; this program is older than the daemon: upgrade it\n"
             )
         }
     }

@@ -37,7 +37,9 @@ impl FromStr for MaxIops {
             _ if text == NONE => Ok(Self(0)),
             Ok(0) => Err("0 is no limit; write `none` to remove it".to_owned()),
             Ok(iops) => Ok(Self(iops)),
-            Err(_invalid) => Err("it is no number of requests; write for example 3000, or `none`".to_owned()),
+            Err(_invalid) => {
+                Err("it is not a number of requests; write for example 3000, or `none`".to_owned())
+            }
         }
     }
 }
@@ -51,7 +53,7 @@ impl FromStr for MaxThroughput {
             Ok(ByteSize(0)) => Err("0 is no limit; write `none` to remove it".to_owned()),
             Ok(ByteSize(bytes)) => Ok(Self(bytes)),
             Err(InvalidQuantity { .. }) => {
-                Err("it is no number of bytes; write for example 125Mi, or `none`".to_owned())
+                Err("it is not a number of bytes; write for example 125Mi, or `none`".to_owned())
             }
         }
     }

@@ -97,7 +97,8 @@ pub(super) fn displaced(writer: &Displaced) -> String {
     let Displaced { epoch, node, since } = writer;
     let since = since.map(|time| format!(" since {time}")).unwrap_or_default();
     format!(
-        "replaced the writer of epoch {epoch}, attached by node {node}{since}. What it had not uploaded is not in the volume"
+        "replaced the writer of epoch {epoch}, attached by node {node}{since}. Data that it had not uploaded is \
+         not in the volume"
     )
 }
 

@@ -34,7 +34,7 @@ impl Preflight {
         };
         let runtime = match Runtime::new() {
             Ok(runtime) => runtime,
-            Err(error) => return fail(1, &format!("threads cannot be made: {error}")),
+            Err(error) => return fail(1, &format!("threads cannot be created: {error}")),
         };
         let (mut checks, mut printed) = (Vec::new(), Ok(()));
         runtime.block_on(preflight::run(&config, &mut |check| {

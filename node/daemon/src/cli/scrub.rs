@@ -50,7 +50,7 @@ fn verdict(report: &ScrubReport) -> Result<(), Failure> {
     match report.findings.iter().filter(affects).count() {
         0 => Ok(()),
         count => {
-            let message = format!("damage is left that affects the volume (objects: {count})");
+            let message = format!("damage that affects the volume remains (objects: {count})");
             Err(Failure { kind: FailureKind::Corrupt, message })
         }
     }
@@ -125,16 +125,16 @@ fn sentence(finding: &ScrubFinding) -> &'static str {
     match (finding.effect(), finding.repair()) {
         (_, ScrubRepair::Done) => "repaired",
         (ScrubEffect::Harmless, _) => "harmless: something newer replaces it, or no reader needs it",
-        (_, ScrubRepair::Partly) => "partly repaired; this node does not hold the rest",
+        (_, ScrubRepair::Partly) => "partly repaired; this node does not have the rest",
         (ScrubEffect::Unreadable, ScrubRepair::Impossible) => {
-            "not repaired: this node does not hold what is lost; write it again, or restore it from a copy"
+            "not repaired: this node does not have the lost data; write it again, or restore it from a copy"
         }
         (ScrubEffect::Unreadable, _) => "reads of the lost bytes fail until they are written again",
         (ScrubEffect::NoAttach, ScrubRepair::Impossible) => {
-            "not repaired: the volume cannot be attached until this is as it was"
+            "not repaired: the volume cannot be attached until this object is restored"
         }
-        (ScrubEffect::NoAttach, _) => "the volume cannot be attached while this is so",
-        (ScrubEffect::Unspecified, _) => "this program does not know what that means: upgrade it",
+        (ScrubEffect::NoAttach, _) => "the volume cannot be attached until this is repaired",
+        (ScrubEffect::Unspecified, _) => "this program does not know this effect: upgrade it",
     }
 }
 

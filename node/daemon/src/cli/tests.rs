@@ -353,7 +353,7 @@ async fn damage_is_listed_by_object_and_fails_the_scrub() {
     let mut text = String::new();
     let failure = world.run_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
     assert_eq!((failure.kind, exit::code(failure.kind)), (FailureKind::Corrupt, 6));
-    assert_eq!(failure.message, "damage is left that affects the volume (objects: 1)");
+    assert_eq!(failure.message, "damage that affects the volume remains (objects: 1)");
     assert!(text.contains("  lost: 8Ki at byte 40960\n"), "{text}");
     assert!(text.contains("  lost: 2 more ranges; --json shows all\n"), "{text}");
     let mut json = String::new();
@@ -383,8 +383,8 @@ async fn a_sweep_shows_what_it_found_and_deleted() {
     assert_eq!(
         text,
         "store main, volumes: 3\n         OBJECTS  BYTES\nkept     12       40960\ngarbage  5        9000\n\
-         deleted  4        8000\nleft     1        1000\nthe oldest that is left is 2h5m old\n\
-         SNAPSHOT  BYTES OF IT ALONE\ndisk@17   12288\n"
+         deleted  4        8000\nleft     1        1000\nthe oldest garbage left is 2h5m old\n\
+         SNAPSHOT  EXCLUSIVE BYTES\ndisk@17   12288\n"
     );
     world.run("gc --store main --dry-run --grace 1h30m").await.unwrap();
     let requests: Vec<_> =
@@ -409,7 +409,10 @@ async fn volumes_that_a_sweep_skipped_are_named_with_the_fix() {
     let changing = || skip("busy", LogFailure::Contended);
     world.fake.set_swept(SweepReport { skipped: vec![changing()], ..SweepReport::default() });
     let text = world.run("gc").await.unwrap();
-    assert!(text.contains("all that busy may read was kept; the next sweep reads it again"), "{text}");
+    assert!(
+        text.contains("all objects that busy may read were kept; the next sweep reads it again"),
+        "{text}"
+    );
 
     let damaged = |volume: holdfast_types::VolumeId| LogFailure::Damaged {
         key: format!("volumes/{volume}/log/3"),

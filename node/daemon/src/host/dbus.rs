@@ -150,7 +150,7 @@ async fn receive(stream: &mut UnixStream) -> io::Result<(u8, Vec<u8>)> {
     };
     let (body, fields) = (number(4), number(12));
     if head[0] != LITTLE_ENDIAN || body > MAX_BYTES || fields > MAX_BYTES {
-        return Err(invalid("the answer is no message"));
+        return Err(invalid("the answer is not a message"));
     }
     let mut rest = vec![0; fields.next_multiple_of(8) + body];
     stream.read_exact(&mut rest).await?;

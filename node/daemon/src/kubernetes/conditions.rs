@@ -69,9 +69,9 @@ fn local_data_readable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &T
         "Uploads are paused until they are readable, overwritten or discarded".to_owned()
     } else {
         format!(
-            "The detach waits until they are readable. Or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}. \
-             The volume then continues there as of its last commit. `holdfast-node fenced export` on node {me} has the data that \
-             was not uploaded, except these bytes"
+            "The detach waits until they are readable. Or set spec.nodeName to another node and the annotation \
+             {FORCE_DETACH}={me}. The volume then continues there as of its last commit. `holdfast-node fenced \
+             export` on node {me} exports the unuploaded data, except these bytes"
         )
     };
     let message = format!(
@@ -106,9 +106,10 @@ fn local_disk_healthy(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Ti
         return facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message);
     }
     let message = format!(
-        "the disk of node {} failed a sync: the flush failed, and what it covered may be lost at a power cut. \
-         Earlier successful flushes are not affected. Until the next attach, every flush waits for an upload. \
-         Check the node's kernel log, then detach the volume and attach it again, on another node if the disk is bad",
+        "the disk of node {} failed a sync: the flush failed, and the data that it covered may be lost in a \
+         power cut. Earlier successful flushes are not affected. Until the next attach, every flush waits \
+         for an upload. Check the node's kernel log, then detach the volume and attach it again, on another node \
+         if the disk is bad",
         facts.me
     );
     facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::False, "SyncFailed", message)
@@ -174,8 +175,8 @@ fn reason(kind: ErrorKind) -> &'static str {
 
 fn deletes_refused(why: &str) -> String {
     format!(
-        "It denies deletes ({why}): nothing is lost, but old log records and checkpoints stay in the bucket and are paid for. Allow \
-         `s3:DeleteObject` in the bucket's policy or the role"
+        "It denies deletes ({why}): nothing is lost, but old log records and checkpoints stay in the bucket and \
+         are billed. Allow `s3:DeleteObject` in the bucket's policy or the role"
     )
 }
 
@@ -195,7 +196,7 @@ fn denied(facts: &NodeFacts) -> String {
 fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &StoreUnreachable) -> String {
     let since = seconds(outage.since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let waits = match (here.commit.dirty_bytes, here.durability) {
-        (None, _) => "It is not known yet what waits to be uploaded".to_owned(),
+        (None, _) => "The amount of data that waits to be uploaded is not known yet".to_owned(),
         (Some(0), _) => "Nothing waits to be uploaded".to_owned(),
         (Some(bytes), None | Some(Durability::Local)) => format!("{bytes} bytes wait to be uploaded"),
         (Some(bytes), Some(Durability::Object)) => {
@@ -214,8 +215,9 @@ fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &St
              continue within 10 seconds once it is restored. {waits}. Last error: {error}"
         ),
         ErrorKind::Blocked(_) | ErrorKind::Throttled | ErrorKind::Conflict | ErrorKind::Invalid => format!(
-            "ObjectStore {store} answers and does not serve all requests of node {me}{since}. {waits}; nothing is lost, and \
-             what waits continues within 30 seconds once that is corrected, without a detach. Last error: {error}"
+            "ObjectStore {store} answers, but does not serve all requests of node {me}{since}. {waits}; nothing \
+             is lost, and waiting requests continue within 30 seconds once the cause is fixed, without a detach. \
+             Last error: {error}"
         ),
         ErrorKind::NotFound
         | ErrorKind::Unavailable
@@ -232,8 +234,8 @@ fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Con
     let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
         if unkept(here) == Some(Errno::ENOSPC) {
             let message = format!(
-                "no commit ends, and flushes that wait for one and a detach wait: the disk under node.state_dir of node {} is \
-                 full: make room on it",
+                "commits, a detach, and flushes that need a commit wait: the disk under node.state_dir of node \
+                 {} is full: free space on it",
                 facts.me
             );
             return facts.conditions(now).build(WRITABLE, ConditionStatus::False, "LocalDiskFull", message);
@@ -255,26 +257,27 @@ fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Con
         Delay::CacheFull => (
             "CacheFull",
             format!(
-                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the \
-                 volume are still to be uploaded. Writes resume when there is room. Enlarge data.cache_size or the disk, or move \
-                 volumes to other nodes"
+                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the volume \
+                 are still to be uploaded. Writes resume when space is free. Enlarge data.cache_size or the \
+                 disk, or move volumes to other nodes"
             ),
         ),
         Delay::Unreadable => (
             "DirtyUnreadable",
             format!(
-                "the disk of node {me} cannot read what is to be uploaded first (LocalDataReadable), and {bytes} bytes wait"
+                "the disk of node {me} cannot read data that must be uploaded next (LocalDataReadable), and \
+                 {bytes} bytes wait"
             ),
         ),
         Delay::RunDirFull => (
             "RunDirectoryFull",
             format!(
-                "the tmpfs of node.run_dir on node {me} is full. Detaches still work. Remove what else fills it, or enlarge it \
-                 (mount -o remount,size=...)"
+                "the tmpfs of node.run_dir on node {me} is full. Detaches still work. Remove other files from \
+                 it, or enlarge it (mount -o remount,size=...)"
             ),
         ),
         Delay::DiskFull => {
-            ("LocalDiskFull", format!("the disk under node.state_dir of node {me} is full: make room on it"))
+            ("LocalDiskFull", format!("the disk under node.state_dir of node {me} is full: free space on it"))
         }
     };
     facts.conditions(now).build(
@@ -304,8 +307,8 @@ fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Con
                  or the run directory of the node was full"
             ),
             (1.., _, 1..) => format!(
-                "writes do not wait; since the attach {pages} pages were not written (ENOSPC): they found no memory, and the spill \
-                 file was at its limit or the disk of the node was full"
+                "writes do not wait; since the attach {pages} pages were not written (ENOSPC): memory was full, \
+                 and the spill file was at its limit or the disk of the node was full"
             ),
         };
         return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message);
@@ -315,8 +318,9 @@ fn memory_writable(facts: &NodeFacts, memory: &MemoryFigures, now: &Time) -> Con
         1.. => (format!(" and all {spill_limit_bytes} bytes of the node's disk"), " or spec.memory.spill"),
     };
     let message = format!(
-        "writes fail with ENOSPC: the content takes all {} bytes of memory{of_disk} that the volume may have, and {pages} pages \
-         were not written. Raise spec.memory.limit{or_more}, or delete files and trim the file system",
+        "writes fail with ENOSPC: the content uses all {} bytes of memory{of_disk} that the volume may use, and \
+         {pages} pages were not written. Raise spec.memory.limit{or_more}, or delete files and trim the file \
+         system",
         memory.limit_bytes
     );
     facts.conditions(now).build(WRITABLE, ConditionStatus::False, "MemoryFull", message)

@@ -73,7 +73,7 @@ pub(super) async fn run<V: Volumes>(
             Ok(Some(found)) => {
                 let now = Draining::of(&found);
                 if *known.borrow() != now {
-                    tracing::info!(draining = ?now, "the Node said whether it is being drained");
+                    tracing::info!(draining = ?now, "the drain state of the Node changed");
                     volumes.set_draining(matches!(now, Draining::Yes(_))).await;
                     known.send_replace(now);
                 }

@@ -101,7 +101,7 @@ pub(super) async fn taken<V: Volumes>(volumes: &V, volume: &VolumeId, uid: Snaps
 /// Returns the condition's message while the snapshot is not taken.
 pub(super) fn message(progress: GroupProgress) -> &'static str {
     match progress {
-        GroupProgress::Preparing => "what is dirty is being committed before the snapshots of its group",
+        GroupProgress::Preparing => "dirty data is being committed before the snapshots of its group",
         GroupProgress::Prepared => "the volume is prepared for the snapshots of its group",
         GroupProgress::Held => {
             "writes to the volume wait for the snapshots of its group, some seconds at most"

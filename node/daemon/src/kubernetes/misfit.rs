@@ -16,7 +16,7 @@ use crate::node::{MemoryAttach, MemoryIdentity, NodeVolumeStatus};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Misfit {
     /// A user attached it: it stays.
-    OfAPerson,
+    AttachedByUser,
     /// It belongs to another backend, another object, or an attach that a later one replaced: it is detached.
     Other,
     /// It belongs to this Volume, but no growth leads to the changed spec: its content is not dropped without
@@ -37,7 +37,7 @@ pub(super) fn misfit(facts: &NodeFacts, here: &NodeVolumeStatus) -> Option<Misfi
         return (facts.spec.is_memory() && here.attached.is_some()).then_some(Misfit::Other);
     };
     if identity.owner.is_none() {
-        return Some(Misfit::OfAPerson);
+        return Some(Misfit::AttachedByUser);
     }
     let epoch = here.attached.as_ref()?.epoch;
     if !facts.spec.is_memory() || identity.owner != facts.uid || facts.is_outdated(epoch) {

@@ -1,7 +1,7 @@
 //! Names of this node's volumes in the cluster, for the metrics.
 //!
-//! Owns: nothing; each scrape reads the Volumes shown by `own_volumes`. On failure: if the API server has not
-//! responded since the start, there are no names.
+//! Owns: nothing; each scrape reads the Volumes shown by `own_volumes`.
+//! On failure: if the API server has not responded since the start, there are no names.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};

@@ -22,7 +22,7 @@ pub(crate) enum ObjectStoreError {
         /// The problem of its configuration.
         source: StoreConfigError,
     },
-    /// It does not prevent two nodes from writing one volume.
+    /// The ObjectStore does not prevent two nodes from writing one volume.
     #[error("ObjectStore {store}: {message}")]
     Unfenced {
         /// The ObjectStore.
@@ -60,7 +60,7 @@ pub(crate) async fn read(client: &Client, name: &str) -> Result<S3Config, Object
     read_probed(client, name).await.map(|found| found.config)
 }
 
-/// Does the same for an attach, for which only one create of a record may succeed.
+/// Like [`read`], for an attach, which relies on a store in which only one create of a record can succeed.
 ///
 /// # Errors
 /// [`ObjectStoreError::Unfenced`] if the operator's last probe found two successful creates;

@@ -208,7 +208,8 @@ impl Operations {
             let ended = AssertUnwindSafe(operation).catch_unwind().await.unwrap_or_else(|_panic| {
                 Err(OperationFailure {
                     reason: "NodeFailed",
-                    message: "the operation ended by a bug of the daemon; its log says more".to_owned(),
+                    message: "a bug of the daemon ended the operation; the log of the daemon has the panic"
+                        .to_owned(),
                     retry: Retry::Rarely,
                 })
             });

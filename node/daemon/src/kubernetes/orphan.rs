@@ -109,9 +109,9 @@ pub(super) async fn run<V: Volumes>(
     let mut is_reported = false;
     loop {
         tokio::time::sleep(LOOK_EVERY.delay(1, fastrand::f64())).await;
-        let here = served(&volumes);
+        let served_here = served(&volumes);
         let watched = known.state();
-        if here.is_subset(&ids(watched.iter().map(AsRef::as_ref))) {
+        if served_here.is_subset(&ids(watched.iter().map(AsRef::as_ref))) {
             (absent, is_reported) = (Absent::default(), false);
             continue;
         }
@@ -121,16 +121,16 @@ pub(super) async fn run<V: Volumes>(
             Err(error) => {
                 tracing::debug!(
                     error = holdfast_service::chain(&error),
-                    "volumes without an object were not looked for"
+                    "the search for volumes without an object failed"
                 );
                 None
             }
         };
         if !is_reported && listed.as_ref().is_some_and(BTreeSet::is_empty) {
-            events.publish(none_listed(&here)).await;
+            events.publish(none_listed(&served_here)).await;
             is_reported = true;
         }
-        for volume in absent.judge(&here, listed.as_ref(), Instant::now()) {
+        for volume in absent.judge(&served_here, listed.as_ref(), Instant::now()) {
             let (volumes, events) = (volumes.clone(), events.clone());
             detaches.begin(volume.clone(), async move { detach(&volumes, &volume, &events).await });
         }
@@ -154,7 +154,7 @@ fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     volumes
         .list()
         .into_iter()
-        .filter(|here| !here.is_of_a_person())
+        .filter(|here| !here.is_attached_by_user())
         .filter(|here| is_idle(here.state))
         .map(|here| here.volume)
         .collect()
@@ -168,25 +168,25 @@ async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, events: &NodeEvents)
             EventType::Normal,
             "OrphanDetached",
             format!(
-                "volume {volume} had no Volume object any more. It was detached, and its content dropped"
+                "volume {volume} no longer had a Volume object. It was detached, and its content dropped"
             ),
         ),
         Ok(()) => (
             EventType::Normal,
             "OrphanDetached",
             format!(
-                "volume {volume} had no Volume object any more. It was committed and detached; its data stays in the store"
+                "volume {volume} no longer had a Volume object. It was committed and detached; its data stays in the store"
             ),
         ),
         Err(failure) if failure.kind == FailureKind::Fenced => (
             EventType::Warning,
             "OrphanDetached",
-            format!("volume {volume} had no Volume object any more. {failure}"),
+            format!("volume {volume} no longer had a Volume object. {failure}"),
         ),
         Err(failure) => (
             EventType::Warning,
             "OrphanInUse",
-            format!("volume {volume} has no Volume object any more and is still served here. {failure}"),
+            format!("volume {volume} no longer has a Volume object, and is still served here. {failure}"),
         ),
     };
     tracing::warn!(%volume, reason, message);

@@ -2,10 +2,12 @@
 //!
 //! Owns: the other parts' view of Volumes. A watch delivers those granted to this node; the API server sends
 //! no changes of any others. Local volumes without a grant are looked up by id: a volume whose writer was cut
-//! off, files left by a past attach. The cache of a volume without a Volume is removed. Runs on: the daemon's
-//! tokio runtime. Invariants: a looked-up Volume never replaces one of the watch. It may be stale: the status
-//! is written under the resource version that was read. On failure: the watch restarts with a list, a lookup
-//! is repeated in the next round; until then the last seen state stays.
+//! off, files left by a past attach. The cache of a volume without a Volume is removed.
+//! Runs on: the daemon's tokio runtime.
+//! Invariants: a looked-up Volume never replaces one of the watch. It may be stale: the status is written
+//! under the resource version that was read.
+//! On failure: the watch restarts with a list, a lookup is repeated in the next round; until then the last
+//! seen state stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -56,7 +58,7 @@ pub(super) async fn run<V: Volumes>(
                 Some(Ok(event)) => own.follow(event).await,
                 Some(Err(error)) => tracing::warn!(
                     error = chain(&error),
-                    "the Volumes of this node are not watched; what is served stays served. If a field label is \
+                    "the Volumes of this node are not watched; served volumes stay served. If a field label is \
                      not supported, the CRDs are those of an earlier version"
                 ),
                 None => return,
@@ -148,8 +150,8 @@ impl<V: Volumes> OwnVolumes<V> {
         if self.claims == Claims::Unlisted {
             return;
         }
-        let found = match self.lookup().await {
-            Ok(found) => found,
+        let volumes = match self.lookup().await {
+            Ok(volumes) => volumes,
             Err(error) => {
                 tracing::debug!(
                     error = chain(&error),
@@ -159,11 +161,11 @@ impl<V: Volumes> OwnVolumes<V> {
             }
         };
         let gone: Vec<String> =
-            self.looked_up.keys().filter(|name| !found.contains_key(*name)).cloned().collect();
+            self.looked_up.keys().filter(|name| !volumes.contains_key(*name)).cloned().collect();
         for volume in gone.into_iter().filter_map(|name| self.looked_up.remove(&name)) {
             self.writer.apply_watcher_event(&Event::Delete(volume));
         }
-        for (name, volume) in found {
+        for (name, volume) in volumes {
             let is_known = |known: &Volume| known.resource_version() == volume.resource_version();
             if !self.looked_up.get(&name).is_some_and(is_known) {
                 self.writer.apply_watcher_event(&Event::Apply(volume.clone()));
@@ -178,21 +180,21 @@ impl<V: Volumes> OwnVolumes<V> {
         let watched = self.store.state();
         let watched = watched.iter().filter(|volume| !self.looked_up.contains_key(&volume.name_any()));
         let watched: BTreeSet<VolumeId> = watched.filter_map(|volume| identity(volume)).collect();
-        let here: BTreeSet<_> = self.volumes.list().into_iter().map(|here| here.volume).collect();
-        let here: BTreeSet<_> = here.difference(&watched).cloned().collect();
+        let local: BTreeSet<_> = self.volumes.list().into_iter().map(|local| local.volume).collect();
+        let local: BTreeSet<_> = local.difference(&watched).cloned().collect();
         let kept = self.volumes.unserved_volumes().into_iter();
-        let kept: BTreeSet<_> = kept.filter(|id| !watched.contains(id) && !here.contains(id)).collect();
+        let kept: BTreeSet<_> = kept.filter(|id| !watched.contains(id) && !local.contains(id)).collect();
         let now = Instant::now();
         let due = self.schedule.due(&kept, now);
         // Files whose lookup is not due keep their last seen state.
         let is_kept =
             |volume: &Volume| identity(volume).is_some_and(|id| kept.contains(&id) && !due.contains(&id));
-        let mut found = self.looked_up.clone();
-        found.retain(|_, volume| is_kept(volume));
+        let mut shown = self.looked_up.clone();
+        shown.retain(|_, volume| is_kept(volume));
         let mut add = |volumes: Vec<Volume>| {
-            found.extend(volumes.into_iter().map(|volume| (volume.name_any(), volume)))
+            shown.extend(volumes.into_iter().map(|volume| (volume.name_any(), volume)))
         };
-        for id in here.iter().chain(&due) {
+        for id in local.iter().chain(&due) {
             let volumes = self.list(&format!("status.volumeId={id}")).await?;
             self.schedule.looked_up(id, volumes.iter().any(|volume| grant(volume).is_some()), now);
             if volumes.is_empty() && kept.contains(id) {
@@ -208,8 +210,8 @@ impl<V: Volumes> OwnVolumes<V> {
             add(claimed);
         }
         // The watch has delivered the Volumes granted to this node, or is about to.
-        found.retain(|_, volume| grant(volume) != Some(&self.me));
-        Ok(found)
+        shown.retain(|_, volume| grant(volume) != Some(&self.me));
+        Ok(shown)
     }
 
     /// Removes the cache of a volume without a Volume, once it is a day old. If the Volume returns, it lacks

@@ -108,14 +108,16 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
         }
         (Some(Doing::Detaching), _) => report_detach(facts, now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
-        (None, Some(here)) if misfit(facts, here) == Some(Misfit::OfAPerson) => plan_beside(facts, now),
+        (None, Some(here)) if misfit(facts, here) == Some(Misfit::AttachedByUser) => {
+            plan_name_taken(facts, now)
+        }
         (None, Some(here)) => plan_present(facts, here, now),
         (None, None) => plan_absent(facts, now),
     }
 }
 
 /// Plans for a Volume whose id is taken by a user's memory volume, which stays: the Volume is not attached.
-fn plan_beside(facts: &NodeFacts, now: &Time) -> NodePlan {
+fn plan_name_taken(facts: &NodeFacts, now: &Time) -> NodePlan {
     if facts.requested() && facts.granted() {
         return report(facts, NAME_TAKEN, now);
     }
@@ -278,7 +280,7 @@ fn report_detach(facts: &NodeFacts, now: &Time) -> NodePlan {
 }
 
 fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
-    let wanted = facts.requested() && facts.granted();
+    let is_wanted = facts.requested() && facts.granted();
     // This claim outlived the device: the host was lost, and only unflushed data with it. The flushed data is
     // on this node's disk only, so it is committed before another node may start. An attach that failed after
     // its record was created reported no epoch; its files are here, and the log shows this node as attached
@@ -293,8 +295,8 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         && !matches!(facts.last, Some(OperationOutcome::Detached | OperationOutcome::Preserve))
         && !facts.is_held_elsewhere()
         && !(facts.is_discardable() && facts.status.epoch.is_some());
-    if wanted || left_behind {
-        let ublk_only = wanted && facts.spec.needs_ublk();
+    if is_wanted || left_behind {
+        let ublk_only = is_wanted && facts.spec.needs_ublk();
         if let Some(OperationOutcome::Failed(failure)) = &facts.last
             && !facts.wait.is_zero()
             // A failure for lack of ublk does not apply to an attach that needs none.
@@ -316,7 +318,7 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {
         let claim = NodeStep::Claim(Box::new(claimed));
         let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
         // Data that exists on this node only is committed over any transport.
-        return NodePlan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces, ublk_only }], SOON);
+        return NodePlan::of(vec![claim, NodeStep::Attach { grow: is_wanted, replaces, ublk_only }], SOON);
     }
     if facts.claimed() {
         return NodePlan { steps: vec![NodeStep::Report(Box::new(cleared(facts, now)))], again: None };
@@ -363,7 +365,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     let (nothing, is_memory) = (VolumeStatus::default(), facts.spec.is_memory());
     let mine = if facts.claimed() { &facts.status } else { &nothing };
     // Before the volume is on a ring thread, its dirty data is unknown.
-    let known = here.filter(|here| here.commit.dirty_bytes.is_some());
+    let on_ring = here.filter(|here| here.commit.dirty_bytes.is_some());
     let mut conditions = vec![attached];
     if let Some(here) = here {
         conditions.extend(conditions::of(facts, here, now));
@@ -383,7 +385,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         durability: here.and_then(|here| here.durability).map(durability),
         max_dirty_age: here.and_then(|here| here.max_dirty_age).map(|age| TimeSpan(age).to_string()),
         limits: here.and_then(|here| limits::reported(here.limits.limits)),
-        durable_through: known.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
+        durable_through: on_ring.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
         conditions,
         ..VolumeStatus::default()
     }
@@ -429,22 +431,23 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     if reason == NOT_CONFIGURED {
         let why = facts.unconfigured.as_ref().map_or("", |failed| failed.why.as_str());
         return format!(
-            "served by node {me} with the settings of status.durability, status.maxDirtyAge and status.limits. Those of the spec are not in \
-             effect: {why}. Node {me} tries it again"
+            "served by node {me} with the settings of status.durability, status.maxDirtyAge and status.limits. \
+             Those of the spec are not in effect: {why}. Node {me} tries again"
         );
     }
     if reason == UNSERVED {
         return format!(
-            "no device serves the volume on node {me}: an attach failed half way, or another program removed its device. \
-             Node {me} detaches it, then attaches it again"
+            "no device serves the volume on node {me}: an attach failed halfway, or another program removed its \
+             device. Node {me} detaches it, then attaches it again"
         );
     }
     match facts.here.as_ref().and_then(|here| misfit(facts, here)) {
-        Some(Misfit::OfAPerson) => {
+        Some(Misfit::AttachedByUser) => {
             let id = facts.status.volume_id.as_deref().unwrap_or_default();
             return format!(
-                "status.volumeId: a person attached a memory volume {id} on node {me}. It stays, and the Volume is not attached. \
-                 Run `holdfast-node detach {id}` on that node, which drops the content of that volume"
+                "status.volumeId: a user attached a memory volume {id} on node {me}. It stays, and the Volume is \
+                 not attached. Run `holdfast-node detach {id}` on that node, which drops the content of that \
+                 volume"
             );
         }
         Some(Misfit::Differs { field, attached, asked }) => {
@@ -467,7 +470,7 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
         }
         DETACHING => format!("node {me} writes the final commit"),
         "Fenced" => {
-            format!("another writer took the volume from node {me}; what was not uploaded is kept there")
+            format!("another writer took the volume from node {me}, which keeps its unuploaded data")
         }
         _ => format!("node {me} attaches the volume"),
     }
@@ -485,7 +488,7 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
         }
         Some(OperationOutcome::Preserve) => {
             format!(
-                "another writer took the volume; what node {me} had not uploaded is kept in its state directory"
+                "another writer took the volume; node {me} keeps its unuploaded data in its state directory"
             )
         }
         Some(

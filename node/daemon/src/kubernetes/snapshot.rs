@@ -148,7 +148,7 @@ fn report(
     match outcome {
         StepOutcome::Taken(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
             let at = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
-            let message = "the snapshot holds what the volume held at one point, as after a power cut";
+            let message = "the snapshot holds the volume's content at one point, as after a power cut";
             VolumeSnapshotStatus {
                 snapshot_id: Some(format!("{volume}@{seq}")),
                 taken_time: at.map(Time),

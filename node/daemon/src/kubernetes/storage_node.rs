@@ -1,6 +1,6 @@
 //! Maintains this node's StorageNode: its capabilities and readiness. The Node of that name owns it, so that
-//! both are deleted together. After the deletion of the Node, it stays the owner: the API server's garbage
-//! collector deletes what names a Node that is gone.
+//! both are deleted together. A StorageNode written after the deletion of its Node still names that owner:
+//! the API server's garbage collector then deletes it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ const DRAINING: &str = "Draining";
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
 /// Interval at which figures (free space, number of volumes) are written.
 const FIGURES_EVERY: Duration = Duration::from_secs(60);
-/// Maximum number of fenced writers' data listed; the number of the others is reported.
+/// Maximum number of listed entries of fenced writers' data; of the others, only the number is reported.
 const LISTED_FENCED: usize = 64;
 /// Free space is published in steps of this many bytes, so that it is not written at every check.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
@@ -265,7 +265,10 @@ fn fenced_data(state_dir: &Path, reported: (Vec<FencedData>, usize)) -> (Vec<Fen
     let mut kept = match fenced::list(state_dir) {
         Ok(kept) => kept,
         Err(error) => {
-            tracing::warn!(error = holdfast_service::chain(&error), "what fenced writers left is not known");
+            tracing::warn!(
+                error = holdfast_service::chain(&error),
+                "the data of fenced writers could not be listed"
+            );
             return reported;
         }
     };
@@ -377,7 +380,7 @@ fn are_kept(
         }
         (_, 0) => return None,
         (_, devices) => {
-            let means = "Requests to them fail if the daemon ends, so an upgrade of it waits";
+            let means = "Requests to them would fail if the daemon exited, so its upgrade waits";
             let fix = "Check the pod of the DaemonSet holdfast-keeper on this node";
             let message = format!("no keeper holds the connections of {devices} devices. {means}. {fix}");
             (ConditionStatus::False, "NotKept", message)
@@ -389,7 +392,7 @@ fn are_kept(
 /// Reports a drain. Until the Node was seen, the condition keeps its value.
 fn is_draining(draining: &Draining, conditions: &ConditionBuilder<'_>) -> Option<Condition> {
     let means =
-        "Volumes upload what is dirty after a second or a mebibyte, so that their last commits are small";
+        "Volumes upload dirty data after a second or a mebibyte, so that their last commits are small";
     let (reason, sign) = match draining {
         Draining::Unknown => return find_condition(conditions.previous, DRAINING).cloned(),
         Draining::No => {
@@ -410,8 +413,9 @@ fn kernel_teardown_fixed(release: &str, conditions: &ConditionBuilder<'_>) -> Co
             ConditionStatus::False,
             "MayCrash",
             format!(
-                "Linux {release} does not say whether it has the fix of CVE-2024-46735. Without it the host crashes when \
-                 a daemon ends while it recovers a device. Boot a build with that fix, or Linux 7.1 or newer"
+                "Linux {release} does not say whether it has the fix of CVE-2024-46735. Without it, the host \
+                 crashes when a daemon exits while it recovers a device. Boot a build with that fix, or Linux \
+                 7.1 or newer"
             ),
         ),
         Some(true) => (ConditionStatus::True, "Fixed", format!("Linux {release} is 7.1 or newer")),
@@ -419,8 +423,8 @@ fn kernel_teardown_fixed(release: &str, conditions: &ConditionBuilder<'_>) -> Co
             ConditionStatus::False,
             "OldKernel",
             format!(
-                "Linux {release} is older than 7.1 and has known faults in the end of a ublk server. After an end of the \
-                 daemon its devices may not be recovered. Boot Linux 7.1 or newer"
+                "Linux {release} is older than 7.1 and has known faults in the teardown of a ublk server. After \
+                 an exit of the daemon, its devices may be unrecoverable. Boot Linux 7.1 or newer"
             ),
         ),
         None => (
@@ -442,7 +446,7 @@ fn sectors_atomic(
         None => (
             ConditionStatus::Unknown,
             "NoBlockDevice",
-            format!("the file system of {state_dir} shows no block device"),
+            format!("the file system of {state_dir} exposes no block device"),
         ),
         Some(disk) => {
             let StateDisk { device, physical_block_bytes } = disk;

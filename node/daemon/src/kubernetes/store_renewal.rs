@@ -1,9 +1,9 @@
 //! Applies changes of ObjectStores and their Secrets to the attached volumes.
 //!
 //! Owns: the times at which a store's configuration is read again: when the ObjectStore changed (its uid, its
-//! spec, or `status.credentialsVersion`, which the operator changes with its Secrets), when the store does
-//! not respond to a volume or denies its requests, after a volume arrived on this node, whose attach may have
-//! read an earlier version, and after a failed read; in the last three cases at most once in [`RETRY`].
+//! spec, or `status.credentialsVersion`, which the operator changes with its Secrets); and, at most once in
+//! [`RETRY`], while the store does not respond to a volume or denies its requests, after a volume whose
+//! attach may have read an earlier version arrived on this node, and after a failed read.
 //! Does not own: validation and replacement of a configuration (the data plane).
 //! Runs on: the daemon's tokio runtime.
 //! On failure: the previous configuration stays in use; the volumes' condition `StoreReachable` has the

@@ -334,8 +334,9 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 Err(_elapsed) => Err(OperationFailure {
                     reason: "GrowthWaits",
                     message: format!(
-                        "the volume does not have {} bytes after {} s: a record of its log says so first, and waits for the \
-                         upload in progress or for the object store; the node retries the growth",
+                        "the volume does not have {} bytes after {} s: the log must record the new size first, \
+                         which waits for the upload in progress or for the object store; the node retries the \
+                         growth",
                         to.bytes,
                         GROW_WITHIN.as_secs()
                     ),

@@ -6,7 +6,7 @@
 //!
 //! Owns: that file, from which a restarted daemon resumes before it has asked the API server.
 //! Does not own: the limits (`holdfast_engine::limit`), or the detection of a drain.
-//! On failure: the volumes still commit early; a restarted daemon does so only after the next request.
+//! On failure: the volumes still commit early, but those of a restarted daemon only after the next request.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +24,7 @@ const FILE: &str = "draining";
 /// Makes the volumes to be recovered commit early if the previous daemon was asked to.
 pub(super) async fn resume(run_dir: &Path, rings: &Rings) {
     if run_dir.join(FILE).exists() {
-        tracing::info!("the node was being drained: its volumes commit soon");
+        tracing::info!("the node was being drained: its volumes commit early");
         commit_soon(rings, true).await;
     }
 }
@@ -47,7 +47,7 @@ impl Node {
             }
         };
         if let Err(error) = remembered {
-            tracing::warn!(file = %file.display(), %error, draining, "a restarted daemon will not know this");
+            tracing::warn!(file = %file.display(), %error, draining, "the drain state was not recorded for a restarted daemon");
         }
         commit_soon(&self.0.rings, draining).await;
     }

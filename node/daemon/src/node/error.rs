@@ -86,7 +86,8 @@ pub(crate) enum NodeError {
     },
     /// A limit of memory volumes was requested for a volume of an object store.
     #[error(
-        "memory: {volume} is a volume of an object store, which has no limits of memory. Nothing was changed. Give its size alone"
+        "memory: {volume} is a volume of an object store, which has no memory limits. Nothing was changed. Give \
+         only its size"
     )]
     NotOfMemory {
         /// The volume.
@@ -131,9 +132,9 @@ pub(crate) enum NodeError {
     MemoryDeviceCannotGrow(VolumeId),
     /// The node's limit leaves no room for a memory volume.
     #[error(
-        "memory.limit_bytes: {volume} may take {most} of memory with its table, and {left} of data.memory_volumes ({limit}) is \
-         left on this node. Nothing was changed. Give a lower limit, detach other memory volumes, or raise \
-         data.memory_volumes (chart: node.memoryVolumes)"
+        "memory.limit_bytes: {volume} may use {most} of memory with its table, but only {left} of \
+         data.memory_volumes ({limit}) is left on this node. Nothing was changed. Give a lower limit, detach \
+         other memory volumes, or raise data.memory_volumes (chart: node.memoryVolumes)"
     )]
     MemoryLimit {
         /// The volume.
@@ -147,9 +148,9 @@ pub(crate) enum NodeError {
     },
     /// The node's limit of spill files leaves no room for that of a memory volume.
     #[error(
-        "memory.spill_bytes: {volume} may take {most} of node.state_dir, and {left} of data.memory_spill ({limit}) is left on \
-         this node. Nothing was changed. Give less, detach other memory volumes, or raise data.memory_spill (chart: \
-         node.memorySpill)"
+        "memory.spill_bytes: {volume} may use {most} of node.state_dir, but only {left} of data.memory_spill \
+         ({limit}) is left on this node. Nothing was changed. Give less, detach other memory volumes, or raise \
+         data.memory_spill (chart: node.memorySpill)"
     )]
     MemorySpill {
         /// The volume.
@@ -163,9 +164,9 @@ pub(crate) enum NodeError {
     },
     /// The state disk has no room for the spill file of a memory volume.
     #[error(
-        "memory.spill_bytes: {volume} may take {most} more of node.state_dir, and the disk of {} has {left} free for spill \
-         files. Nothing was changed. Give less, detach other memory volumes, free space on that disk, or \
-         lower data.cache_size, if it is set: space used by the cache does not count as free",
+        "memory.spill_bytes: {volume} may use {most} more of node.state_dir, but the disk of {} has only {left} \
+         free for spill files. Nothing was changed. Give less, detach other memory volumes, free space on that \
+         disk, or lower data.cache_size, if it is set: space used by the cache does not count as free",
         state_dir.display()
     )]
     MemorySpillRoom {
@@ -180,8 +181,8 @@ pub(crate) enum NodeError {
     },
     /// The run directory has no room for a memory volume.
     #[error(
-        "memory.limit_bytes: {volume} may take {most} more with its table, and {} has {left} free for memory volumes. \
-         Nothing was changed. Give a lower limit (--memory-limit), or enlarge that tmpfs",
+        "memory.limit_bytes: {volume} may use {most} more with its table, but {} has only {left} free for memory \
+         volumes. Nothing was changed. Give a lower limit (--memory-limit), or enlarge that tmpfs",
         run_dir.display()
     )]
     MemoryRoom {
@@ -262,8 +263,8 @@ pub(crate) enum NodeError {
     MemoryNeedsUblk(#[source] Unsupported),
     /// The volume requires ublk, which this node does not use.
     #[error(
-        "spec.transport: volume {0} is for ublk, and this node serves by FUSE. Nothing was attached. Use a node with ublk, load \
-         ublk_drv on this one, or remove spec.transport"
+        "spec.transport: volume {0} requires ublk, but this node serves volumes over FUSE. Nothing was attached. \
+         Use a node with ublk, load ublk_drv on this one, or remove spec.transport"
     )]
     UblkNeeded(VolumeId),
     /// The volume's state does not permit the attach.
@@ -289,8 +290,9 @@ pub(crate) enum NodeError {
     },
     /// A store's bucket or prefix was changed while volumes use it.
     #[error(
-        "object store {name}: bucket and prefix changed from {used} to {wanted}, and volume {volume} is attached from the \
-         first. It stays there. Detach its volumes, or give the second a store of its own"
+        "object store {name}: bucket and prefix changed from {used} to {wanted}, and volume {volume} is attached \
+         from the former. It stays there. Detach the store's volumes, or configure the new location as another \
+         store"
     )]
     StoreMoved {
         /// The store's name.
@@ -356,7 +358,7 @@ pub(crate) enum NodeError {
     #[error(transparent)]
     Snapshot(SnapshotError),
     /// Other writers created the next record at each attempt.
-    #[error("volume {0} is being attached by other nodes at the same time")]
+    #[error("other nodes are attaching volume {0} at the same time")]
     Contended(VolumeId),
     /// A local file could not be used.
     #[error("{} could not be {action}", path.display())]
@@ -450,8 +452,9 @@ pub(crate) enum NodeError {
     /// The record of an attached volume was written by another installation, or before the state directory
     /// was replaced.
     #[error(
-        "node.run_dir records a device of volume {0} that another installation made: the identity of node.state_dir differs. \
-         The device is left alone. Mount or restore the state directory that served the volume"
+        "node.run_dir records a device of volume {0} that another installation added: the identity of \
+         node.state_dir differs. The device is left alone. Mount or restore the state directory that served the \
+         volume"
     )]
     OtherInstallation(VolumeId),
     /// An earlier version, with another layout of the run directory, attached the volume.
@@ -485,7 +488,7 @@ pub(crate) enum NodeError {
     )]
     RingsFull(usize),
     /// The volume was already released from its ring.
-    #[error("volume {0} is not on its ring any more; nothing was done; attach it again")]
+    #[error("volume {0} is no longer on its ring; nothing was done; attach it again")]
     NotOnRing(VolumeId),
     /// A ring thread could not be started.
     #[error("a ring thread could not be started; raise the process's limit of threads")]
@@ -510,7 +513,7 @@ pub(crate) enum NodeError {
     },
     /// The volume was fenced.
     #[error(
-        "volume {0} is fenced: another writer holds it. `holdfast-node fenced list` shows what was not uploaded"
+        "volume {0} is fenced: another writer holds it. `holdfast-node fenced list` shows its unuploaded data"
     )]
     Fenced(VolumeId),
 }
@@ -529,7 +532,7 @@ pub(crate) enum LocalDamage {
     LiveMap(#[from] LiveMapError),
     /// A record of another version of the daemon.
     #[error(
-        "it has version {found}, this daemon knows {known}: run the version that wrote it, or restart the host"
+        "it has version {found}, but this daemon supports {known}: run the version that wrote it, or restart the host"
     )]
     Version {
         /// The version in the record.
@@ -554,7 +557,7 @@ pub(crate) enum LocalDamage {
     #[error(transparent)]
     MemoryTable(#[from] RecoverError),
     /// The spill file of a memory volume.
-    #[error("{pages} pages that the volume has there are missing: restore the file, or restart the host")]
+    #[error("{pages} pages of the volume are missing in it: restore the file, or restart the host")]
     SpillFile {
         /// Missing pages of the volume.
         pages: u64,
@@ -678,11 +681,11 @@ pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(
 /// Reason why a log does not belong to the writer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ForeignLog {
-    /// There is no log.
-    #[error("there is no log of it")]
+    /// The volume has no log.
+    #[error("it has no log there")]
     Absent,
     /// The log belongs to another volume of this name.
-    #[error("the log there is that of another volume of the same name")]
+    #[error("the log there belongs to another volume of the same name")]
     OtherVolume,
     /// The log lacks the attach: the bucket is a copy from before it, or another bucket.
     #[error("the log there lacks the attach of this node, epoch {0}")]

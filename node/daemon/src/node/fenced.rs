@@ -45,7 +45,7 @@ pub(crate) struct Contents {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FencedError {
     /// No directory of this name.
-    #[error("nothing fenced is called {name}: {}", names(.known))]
+    #[error("no data of a fenced writer is called {name}: {}", names(.known))]
     Unknown {
         /// The requested name.
         name: String,
@@ -83,8 +83,8 @@ pub(crate) enum FencedError {
 
 fn names(known: &[String]) -> String {
     match known {
-        [] => "nothing fenced is kept here (is --state-dir the daemon's node.state_dir?)".to_owned(),
-        known => format!("there is {}", known.join(", ")),
+        [] => "none is kept here (is --state-dir the daemon's node.state_dir?)".to_owned(),
+        known => format!("existing names: {}", known.join(", ")),
     }
 }
 

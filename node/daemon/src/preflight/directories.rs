@@ -136,7 +136,7 @@ pub(super) fn check_state(dir: &Path, file_system: Result<&i64, &io::Error>) -> 
         Some((name, Fitness::Local)) => Check::pass(STATE, format!("{dir} is on {name}")),
         Some((name, Fitness::Volatile)) => {
             let found = format!(
-                "{dir} is on {name}, which ends with the host or the container. What was not uploaded would be lost with it"
+                "{dir} is on {name}, which ends with the host or the container. Unuploaded data would be lost with it"
             );
             Check::fail(STATE, found, FIX)
         }

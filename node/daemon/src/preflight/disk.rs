@@ -67,7 +67,7 @@ pub(super) fn check(facts: &DiskFacts) -> [Check; 3] {
     let direct = match (&facts.sector, facts.is_direct) {
         (Ok(()), true) => Check::pass("direct I/O", format!("with {SECTOR_BYTES} bytes, aligned to that")),
         (Ok(()), false) => {
-            let found = "the file system has none. When a write fails, what is read afterwards may be older";
+            let found = "the file system has none. After a failed write, reads may return older data";
             Check::warn("direct I/O", found, OTHER)
         }
         (Err(error), _) => {
@@ -85,7 +85,7 @@ pub(super) fn check(facts: &DiskFacts) -> [Check; 3] {
     let hole = match &facts.hole {
         Ok(()) => Check::pass("hole punching", "works"),
         Err(error) => {
-            let found = format!("failed ({error}). What volumes discard and evict would stay on the disk");
+            let found = format!("failed ({error}). Space that volumes discard or evict would not be freed");
             Check::fail("hole punching", found, OTHER)
         }
     };
@@ -101,8 +101,8 @@ pub(super) fn check_sectors(disk: Option<&StateDisk>) -> Check {
         ),
         Some(disk) => {
             let found = format!(
-                "{} has physical blocks of {} bytes. A power cut may mix two writes in a sector that was overwritten and \
-                 not flushed yet",
+                "{} has physical blocks of {} bytes. A power cut may mix two writes in a sector that was \
+                 overwritten and not flushed yet",
                 disk.device, disk.physical_block_bytes
             );
             Check::warn(
@@ -112,7 +112,7 @@ pub(super) fn check_sectors(disk: Option<&StateDisk>) -> Check {
             )
         }
         None => {
-            let found = "the file system shows no block device, nor whether it writes 4096 bytes at once";
+            let found = "the file system exposes no block device, so it is unknown whether 4096 bytes are written atomically";
             Check::warn(NAME, found, "put node.state_dir on ext4 or xfs on a disk of the node")
         }
     }

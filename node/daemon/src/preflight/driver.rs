@@ -73,12 +73,12 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
     const NAME: &str = "ublk driver";
     if let (TransportChoice::Only(Transport::Fuse), Some(fuse)) = (choice, &facts.fuse) {
         return vec![match fuse {
-            Ok(()) => Check::pass(TRANSPORT, "fuse, as data.transport asks for"),
+            Ok(()) => Check::pass(TRANSPORT, "fuse, as data.transport requests"),
             Err(without @ Unsupported::NoKeeper { .. }) => {
                 Check::warn(TRANSPORT, chain(without), fix(without, facts.module))
             }
             Err(refusal) => {
-                let found = format!("data.transport asks for fuse: {}", chain(refusal));
+                let found = format!("data.transport requests fuse: {}", chain(refusal));
                 Check::fail(TRANSPORT, found, "set data.transport = \"auto\"")
             }
         }];
@@ -89,7 +89,7 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
             vec![Check::pass(NAME, found), check_features(features), check_transport(features, choice)]
         }
         Err(Unsupported::NoFeatures { .. }) if !facts.has_ring => {
-            let found = format!("{CONTROL_PATH} is there. It cannot be asked without io_uring");
+            let found = format!("{CONTROL_PATH} exists. It cannot be queried without io_uring");
             vec![Check::fail(NAME, found, "permit io_uring first")]
         }
         Err(unsupported) => {
@@ -109,7 +109,7 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
             let slower = "fuse. Each request passes a loop device and FUSE, and is copied twice";
             let transport = match &facts.fuse {
                 Some(Ok(())) => Check::warn(TRANSPORT, slower, fix),
-                // It starts together with the daemon.
+                // The keeper starts together with the daemon.
                 Some(Err(without @ Unsupported::NoKeeper { .. })) => {
                     let found = format!("{slower}. Now there is none: {}", chain(without));
                     Check::warn(TRANSPORT, found, self::fix(without, driver))
@@ -166,7 +166,7 @@ fn check_features(features: &Features) -> Check {
         .filter_map(|(has, lack)| (!has).then_some(lack))
         .collect();
     match found[..] {
-        [] => Check::pass(NAME, "all that a daemon makes use of"),
+        [] => Check::pass(NAME, "all features that a daemon uses"),
         [only] if features.can_skip_partitions() => Check::warn(NAME, only, "boot Linux 6.16 or newer"),
         _ => Check::warn(NAME, found.join("; "), "boot Linux 7.0 or newer"),
     }
@@ -187,7 +187,7 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
         }
         (Ok(transport), TransportChoice::Auto) => Check::pass(NAME, transport.name()),
         (Ok(transport), TransportChoice::Only(_)) => {
-            Check::pass(NAME, format!("{transport}, as data.transport asks for"))
+            Check::pass(NAME, format!("{transport}, as data.transport requests"))
         }
         (Err(refusal), TransportChoice::Auto) => {
             Check::fail(NAME, chain(&refusal), "boot Linux 6.12 or newer")
@@ -198,7 +198,7 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
                 Transport::UserCopy | Transport::KernelCopy => "6.12",
                 Transport::Fuse => "6.9",
             };
-            let found = format!("data.transport asks for {asked}: {}", chain(&refusal));
+            let found = format!("data.transport requests {asked}: {}", chain(&refusal));
             Check::fail(NAME, found, format!("boot Linux {since} or newer, or set data.transport = \"auto\""))
         }
     }

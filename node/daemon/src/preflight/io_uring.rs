@@ -51,7 +51,7 @@ pub(super) fn check(facts: &RingFacts) -> Check {
     let error = match &facts.made {
         Ok(()) => {
             let files = facts.open_files.as_ref().map_or_else(ToString::to_string, ToString::to_string);
-            return Check::pass(NAME, format!("a ring was made. The limit of open files is {files}"));
+            return Check::pass(NAME, format!("a ring was created. The limit of open files is {files}"));
         }
         Err(error) => error,
     };

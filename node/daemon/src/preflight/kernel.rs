@@ -26,8 +26,8 @@ pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
     }
     if release.may_crash_on_recovery() {
         let found = format!(
-            "Linux {release} does not say whether it has the fix of CVE-2024-46735. Without it the host crashes when \
-             a daemon ends while it recovers a device"
+            "Linux {release} does not say whether it has the fix of CVE-2024-46735. Without it, the host crashes \
+             when a daemon exits while it recovers a device"
         );
         return Check::warn(
             NAME,
@@ -36,11 +36,11 @@ pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
         );
     }
     match release.is_teardown_fixed() {
-        Some(true) => Check::pass(NAME, format!("Linux {release} has none of the faults that are known")),
+        Some(true) => Check::pass(NAME, format!("Linux {release} has none of the known faults")),
         Some(false) => {
             let found = format!(
-                "Linux {release} has known faults in the end of a ublk server. After an end of the daemon its devices \
-                 may not be recovered"
+                "Linux {release} has known faults in the teardown of a ublk server. After an exit of the daemon, \
+                 its devices may be unrecoverable"
             );
             Check::warn(NAME, found, NEWEST)
         }
@@ -61,12 +61,13 @@ pub(super) fn check_pid_namespace(release: Option<&KernelRelease>, is_of_host: b
     match release.filter(|release| release.compares_pids_of_namespaces()) {
         Some(release) => {
             let found = format!(
-                "one of its own. Linux {release} refuses a ublk server in one (EINVAL of START_DEV and END_USER_RECOVERY)"
+                "not the host's. Linux {release} refuses a ublk server in a separate one (EINVAL of START_DEV \
+                 and END_USER_RECOVERY)"
             );
             Check::fail(NAME, found, FIX)
         }
         None => {
-            let found = "one of its own. The daemon does not see a shutdown of the host, which may wait for its devices";
+            let found = "not the host's. The daemon does not see a shutdown of the host, which may wait for its devices";
             Check::warn(NAME, found, FIX)
         }
     }

@@ -57,7 +57,8 @@ pub(super) fn check(facts: &MemoryFacts) -> Check {
     let need = about(needed);
     if let Some(most) = most.filter(|most| *most < needed) {
         let found = format!(
-            "the daemon may use {need} for uploads, indexes and memory volumes, and may have {} at most. The kernel kills it at the limit",
+            "the daemon may use {need} for uploads, indexes and memory volumes, but its limit is {}. The kernel \
+             kills it at the limit",
             about(most)
         );
         return Check::fail(
@@ -69,7 +70,7 @@ pub(super) fn check(facts: &MemoryFacts) -> Check {
     match available {
         Some(available) if available < needed => {
             let found = format!(
-                "the daemon may use {need} for uploads, indexes and memory volumes, and {} are available now",
+                "the daemon may use {need} for uploads, indexes and memory volumes, but only {} are available now",
                 about(available)
             );
             Check::warn(

@@ -38,7 +38,7 @@ pub(super) fn verdict(name: &str, bucket: &str, probed: Result<Probed, Unfit>) -
         }
         Err(Unfit::Probe(failure)) => return unfit(&name, &failure),
     };
-    let found = format!("bucket {bucket} accepts the credentials and keeps create-once PUTs");
+    let found = format!("bucket {bucket} accepts the credentials and enforces create-once PUTs");
     let side = match clock {
         ServerClock::Ahead(_) => "ahead of",
         ServerClock::Behind(_) => "behind",
@@ -49,7 +49,7 @@ pub(super) fn verdict(name: &str, bucket: &str, probed: Result<Probed, Unfit>) -
         return Check::pass(&name, found);
     }
     let found = format!(
-        "{found}. The server's clock is {} {side} this host's; S3 refuses requests from 15 minutes on",
+        "{found}. The server's clock is {} {side} this host's; S3 rejects requests from a difference of 15 minutes",
         TimeSpan(Duration::from_secs(difference.as_secs()))
     );
     Check::warn(&name, found, "synchronize the clock of this host (NTP)")
@@ -62,6 +62,6 @@ fn unfit(name: &str, failure: &ProbeFailure) -> Check {
         said.split_once("; ").unwrap_or((&said, "correct the store's section of the configuration"));
     let cause = failure.source().map(|cause| format!(" ({})", chain(cause))).unwrap_or_default();
     let is_left = matches!(failure, ProbeFailure::NotAllowed { action: "delete objects", .. });
-    let left = if is_left { ". Test objects below probe/ are left; a later probe deletes them" } else { "" };
+    let left = if is_left { ". Test objects remain below probe/; a later probe deletes them" } else { "" };
     Check::fail(name, format!("{state}{cause}{left}"), fix)
 }

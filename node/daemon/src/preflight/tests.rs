@@ -52,8 +52,8 @@ fn a_kernel_is_checked_for_its_known_faults() {
             &["while it recovers a ublk device", "CVE-2024-46735", "boot Linux 7.1"],
         ),
         ("6.8.0-1015-aws", "WARN", &["CVE-2024-46735", "6.8.0-50 or newer"]),
-        ("6.12.117+deb13-cloud-amd64", "WARN", &["end of a ublk server", "boot Linux 7.1"]),
-        ("6.18.44", "WARN", &["end of a ublk server", "boot Linux 7.1"]),
+        ("6.12.117+deb13-cloud-amd64", "WARN", &["teardown of a ublk server", "boot Linux 7.1"]),
+        ("6.18.44", "WARN", &["teardown of a ublk server", "boot Linux 7.1"]),
         ("custom", "WARN", &["names no version", "docs/kernels.md"]),
     ] {
         expect_verdict(&kernel::check(Ok(&KernelRelease::new(release))), verdict, words);
@@ -154,7 +154,7 @@ fn without_the_driver_fuse_serves_with_a_warning() {
     expect_verdict(&checks[0], "WARN", &["/dev/ublk-control", "CONFIG_BLK_DEV_UBLK"]);
     expect_verdict(&checks[1], "WARN", &["fuse", "copied twice"]);
     let only = TransportChoice::Only(Transport::Fuse);
-    expect_verdict(&driver::check(&facts(Ok(())), only)[0], "PASS", &["as data.transport asks"]);
+    expect_verdict(&driver::check(&facts(Ok(())), only)[0], "PASS", &["as data.transport requests"]);
     let release = KernelRelease::new("6.1.0");
     let without = || Err(Unsupported::NoKeeper { socket: "/run/keeper.sock".into(), found: "none serves" });
     for (choice, at) in [(TransportChoice::Auto, 1), (only, 0)] {
@@ -207,7 +207,7 @@ fn features_decide_growth_partitions_and_the_transport() {
     let [_, _, transport] = auto(REQUIRED);
     expect_verdict(&transport, "FAIL", &["lacks USER_COPY", "boot Linux 6.12"]);
     let only = |bits, transport| check(bits, TransportChoice::Only(transport))[2].clone();
-    expect_verdict(&only(ALL, Transport::UserCopy), "PASS", &["as data.transport asks"]);
+    expect_verdict(&only(ALL, Transport::UserCopy), "PASS", &["as data.transport requests"]);
     let lacks = "or set data.transport = \"auto\"";
     expect_verdict(
         &only(REQUIRED | USER_COPY, Transport::ZeroCopy),
@@ -229,10 +229,10 @@ fn memory_is_compared_with_what_the_daemon_may_use() {
     expect_verdict(
         &memory::check(&facts(Some(256 << 20), 1 << 30)),
         "FAIL",
-        &["256Mi at most", "data.upload_memory"],
+        &["its limit is 256Mi", "data.upload_memory"],
     );
     let small = MemoryFacts { total: Some(256 << 20), ..facts(None, 0) };
-    expect_verdict(&memory::check(&small), "FAIL", &["256Mi at most"]);
+    expect_verdict(&memory::check(&small), "FAIL", &["its limit is 256Mi"]);
     expect_verdict(
         &memory::check(&facts(Some(1 << 30), 100 << 20)),
         "WARN",
@@ -267,13 +267,13 @@ fn each_operation_of_the_disk_can_fail() {
         expect_verdict(&check, "PASS", &[]);
     }
     let [direct, ..] = disk::check(&DiskFacts { is_direct: false, ..good() });
-    expect_verdict(&direct, "WARN", &["may be older", "ext4 or xfs"]);
+    expect_verdict(&direct, "WARN", &["may return older data", "ext4 or xfs"]);
     let [direct, ..] = disk::check(&DiskFacts { sector: Err(errno(libc::EINVAL)), ..good() });
     expect_verdict(&direct, "FAIL", &["4096 bytes", "Invalid argument", "ext4 or xfs"]);
     let [_, sync, _] = disk::check(&DiskFacts { sync: Err(errno(libc::EIO)), ..good() });
     expect_verdict(&sync, "FAIL", &["would not be durable", "another one"]);
     let [_, _, hole] = disk::check(&DiskFacts { hole: Err(errno(libc::EOPNOTSUPP)), ..good() });
-    expect_verdict(&hole, "FAIL", &["discard and evict", "ext4 or xfs"]);
+    expect_verdict(&hole, "FAIL", &["discard or evict", "ext4 or xfs"]);
 
     let sectors = |physical_block_bytes| {
         disk::check_sectors(Some(&StateDisk { device: "sda".to_owned(), physical_block_bytes }))

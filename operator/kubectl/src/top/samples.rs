@@ -1,6 +1,7 @@
 //! Samples of a metrics text in the OpenMetrics or Prometheus format.
 //!
-//! Owns: names, labels and values. Does not own: types, units, timestamps and exemplars, which are skipped.
+//! Owns: names, labels and values.
+//! Does not own: types, units, timestamps and exemplars, which are skipped.
 
 /// One sample.
 #[derive(Debug, PartialEq)]
@@ -23,11 +24,13 @@ impl Sample<'_> {
 /// A line is not a sample, or the end marker is missing.
 pub(super) fn samples(text: &str) -> Result<Vec<Sample<'_>>, String> {
     if text.lines().next_back() != Some("# EOF") {
-        return Err("its answer is no complete text of metrics".to_owned());
+        return Err("its answer is not a complete metrics text".to_owned());
     }
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
-        .map(|line| sample(line).ok_or_else(|| format!("its answer has a line that is no sample: {line:?}")))
+        .map(|line| {
+            sample(line).ok_or_else(|| format!("its answer has a line that is not a sample: {line:?}"))
+        })
         .collect()
 }
 
@@ -93,11 +96,11 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        assert!(samples("a 1.0\n").unwrap_err().contains("no complete text"), "it was cut");
+        assert!(samples("a 1.0\n").unwrap_err().contains("not a complete metrics text"), "it was cut");
         assert!(samples("").is_err());
         for line in ["a", "a{b=\"c} 1", "a{b=\"c\"} x", "a{b} 1"] {
             let refused = samples(&format!("{line}\n# EOF\n")).unwrap_err();
-            assert!(refused.contains("no sample"), "{refused}");
+            assert!(refused.contains("not a sample"), "{refused}");
         }
     }
 }

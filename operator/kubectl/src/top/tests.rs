@@ -62,7 +62,7 @@ fn a_serving_node_without_a_daemon_is_named() {
     assert!(!is_complete, "{text}");
     assert!(
         text.ends_with(
-            "Node b does not answer, and its volumes are missing: no pod of the daemon is there\n"
+            "Node b does not answer, and its volumes are missing: no pod of the daemon runs there\n"
         )
     );
 }
@@ -105,7 +105,7 @@ fn a_volume_whose_counters_began_again_is_named() {
     let (text, is_complete) = outcome_of(&[], vec![("b", Ok(rows))]);
     assert!(is_complete, "nothing is missing but a rate: {text}");
     assert!(
-        text.ends_with("\n\nVolume pvc-1 has no rates: its counters began again between the two reads.\n")
+        text.ends_with("\n\nVolume pvc-1 has no rates: its counters were reset between the two reads.\n")
     );
 }
 

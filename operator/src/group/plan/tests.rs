@@ -548,7 +548,7 @@ fn a_daemon_of_the_previous_release_fails_the_attempt() {
         // The daemon removes the fields that it does not write.
         (member.snapshot_id, member.group_progress) = (Some("id-of-data@5".to_owned()), None);
         member.conditions = vec![taken];
-        world.assert_fails_and_begins_again("Volume `data`: node a took its snapshot by itself");
+        world.assert_fails_and_begins_again("Volume `data`: node a took its snapshot on its own");
     }
 }
 
@@ -637,7 +637,7 @@ fn a_taken_name_is_an_obstacle_and_is_not_overwritten() {
         assert!(world.reconcile().is_ok());
     }
     assert_eq!((world.ready().reason.as_str(), &world.snapshots["g-1-1"]), (NAME_TAKEN, &foreign));
-    assert!(world.ready().message.contains("VolumeSnapshot `g-1-1` is to hold Volume `wal`"));
+    assert!(world.ready().message.contains("VolumeSnapshot `g-1-1` has the name that Volume `wal` needs"));
     world.snapshots.remove("g-1-1");
     assert!(world.run().is_ok());
     world.assert_complete();

@@ -354,7 +354,7 @@ async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
     assert!(has_tombstone(&fake.bucket(), "gone"));
     let notes: Vec<String> = std::iter::from_fn(|| fake.event()).filter_map(|event| event.note).collect();
     let has_note =
-        |part: &str| notes.iter().any(|note| note.contains("time is over (2)") && note.contains(part));
+        |part: &str| notes.iter().any(|note| note.contains("retention has ended (2)") && note.contains(part));
     assert!(has_note("damaged: ") && has_note("strange: object trash/strange/"), "{notes:?}");
 }
 

@@ -47,9 +47,9 @@ fn new_volume() -> ClusterFacts {
         acknowledged: None,
         store: StoreFact::Ready,
         trash: Some(terms()),
-        snapshot: SnapshotFact::NotLooked,
+        snapshot: SnapshotFact::NotRead,
         is_clone_name_taken: false,
-        source: SourceFact::NotLooked,
+        source: SourceFact::NotRead,
         node_known: true,
     }
 }
@@ -294,7 +294,7 @@ fn only_needed_facts_are_looked_up() {
     assert!(ClusterFacts { deleting: true, ..existing("a", "a", "a") }.needs_store());
     assert_eq!(existing("a", "a", "a").node_in_question(), None);
     assert_eq!(existing("b", "a", "a").node_in_question(), Some("b"));
-    let facts = ClusterFacts { store: StoreFact::NotLooked, ..existing("a", "a", "a") };
+    let facts = ClusterFacts { store: StoreFact::NotRead, ..existing("a", "a", "a") };
     assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
 }
 
@@ -309,7 +309,7 @@ fn ready_compares_the_volume_with_its_spec() {
     let full = ClusterFacts { store: StoreFact::Missing, ..new_volume() };
     let deleted = ClusterFacts { deleting: true, ..existing("a", "a", "a") };
     for (facts, expected, says) in [
-        (existing("", "", ""), ("True", "Detached"), "no node is asked"),
+        (existing("", "", ""), ("True", "Detached"), "spec.nodeName names no node"),
         (existing("a", "a", "a"), ("True", "Attached"), "node a serves"),
         (existing("a", "", ""), ("False", "Attaching"), "node a may serve"),
         (attaching, ("False", "Attaching"), "see the condition Attached"),
@@ -449,7 +449,7 @@ fn an_interrupted_restore_continues_with_the_recorded_snapshot() {
     let begun = plan(&restored(None, taken("data@17", "store")), &now());
     let OperatorStep::Report(intent) = &begun[0] else { panic!("a report") };
     for later in [
-        SnapshotFact::NotLooked,
+        SnapshotFact::NotRead,
         SnapshotFact::Missing,
         SnapshotFact::Deleting,
         taken("other@3", "elsewhere"),
@@ -536,7 +536,7 @@ fn a_snapshot_that_cannot_be_restored_names_the_field() {
 
 #[test]
 fn snapshots_are_looked_up_only_for_empty_volumes() {
-    let facts = restored(None, SnapshotFact::NotLooked);
+    let facts = restored(None, SnapshotFact::NotRead);
     assert_eq!(reason_of(last_report(&plan(&facts, &now())), PROVISIONED), ("False", "Provisioning"));
     let unready = ClusterFacts { store: StoreFact::Unprobed, ..facts.clone() };
     let deleted = ClusterFacts { deleting: true, ..facts.clone() };
@@ -554,7 +554,7 @@ fn an_identity_of_another_volume_is_not_provisioned() {
         let status = last_report(&steps);
         assert_eq!((status.phase, status.volume_id.as_deref()), (Some(VolumePhase::Failed), None));
         assert_eq!(reason_of(status, PROVISIONED), ("False", "IdTaken"));
-        assert!(status.conditions[0].message.starts_with("spec.volumeID: Volume `first` has"));
+        assert!(status.conditions[0].message.starts_with("spec.volumeID: Volume `first` also has"));
     }
 }
 
@@ -815,8 +815,7 @@ fn a_clone_begins_with_its_snapshot_and_drops_it() {
 
 #[test]
 fn a_deleted_clone_leaves_no_snapshot() {
-    let mut facts =
-        ClusterFacts { deleting: true, ..cloned(None, SnapshotFact::NotLooked, original("store")) };
+    let mut facts = ClusterFacts { deleting: true, ..cloned(None, SnapshotFact::NotRead, original("store")) };
     assert_eq!(names(&plan(&facts, &now())), ["drop", "finalizer-"]);
     facts.status.volume_id = Some("uid-1".to_owned());
     assert_eq!(names(&plan(&facts, &now())), ["report", "drop", "remove", "finalizer-"]);
@@ -845,7 +844,7 @@ fn a_volume_that_cannot_be_cloned_names_the_field() {
         (itself, VolumePhase::Failed, "InvalidSource", "spec.source.volume.name: "),
         (taken, VolumePhase::Failed, "SnapshotNameTaken", "spec.source.volume.name: "),
         (
-            cloned(None, failed, SourceFact::NotLooked),
+            cloned(None, failed, SourceFact::NotRead),
             VolumePhase::Failed,
             "SnapshotFailed",
             "spec.source.volume.name: ",

@@ -261,11 +261,11 @@ impl FuseDevices {
     /// the last program has closed it.
     pub(in crate::node) fn keep(&self, device: Device) -> Result<(), ControlError> {
         let bound = of_tag(device)?;
-        if !bound.awaits_clear().map_err(file(bound.path(), "looked at"))? {
+        if !bound.awaits_clear().map_err(file(bound.path(), "checked"))? {
             return Ok(());
         }
         bound.keep_bound(own_program(LOOP_DEVICE)).map_err(file(bound.path(), "kept"))?;
-        // It may have been closed before that.
+        // The kernel may have cleared the device before the cancellation.
         of_tag(device)?;
         log_kept(bound);
         Ok(())
@@ -276,7 +276,7 @@ impl FuseDevices {
         let connection = self.0.connections.get(device.tag());
         let connection = connection.ok_or(ControlError::NotFound { id: device.id() })?;
         let bound = of_tag(device)?;
-        connection.grow(sectors * SECTOR_BYTES).map_err(file(FUSE_PATH, "told the new size"))?;
+        connection.grow(sectors * SECTOR_BYTES).map_err(file(FUSE_PATH, "used to grow a device"))?;
         bound.grow(own_program(LOOP_DEVICE)).map_err(file(bound.path(), "grown"))?;
         let found = sectors_of(bound)?;
         if found == sectors {
@@ -300,7 +300,7 @@ impl FuseDevices {
 
     /// Returns true once a device is cleared and reset to the kernel's defaults; waits for at most `within`.
     fn is_cleared(device: Device, bound: LoopDevice, within: Duration) -> Result<bool, ControlError> {
-        let is_cleared = bound.await_cleared(within).map_err(file(bound.path(), "looked at"))?;
+        let is_cleared = bound.await_cleared(within).map_err(file(bound.path(), "checked"))?;
         if is_cleared {
             Self::restore_queue(device.id());
         }
@@ -336,7 +336,7 @@ impl FuseDevices {
             Ok(())
         });
         if let Err(error) = kept {
-            tracing::warn!(device = id, %error, "it is unknown if a program asked the kernel to detach the device");
+            tracing::warn!(device = id, %error, "it is unknown whether a program asked the kernel to detach the device");
         }
         Ok(())
     }
@@ -385,7 +385,7 @@ impl FuseDevices {
             return Ok(());
         }
         bound.keep_bound(own_program(LOOP_DEVICE)).map_err(file(bound.path(), "kept"))?;
-        // It may have been closed before that.
+        // The kernel may have cleared the device before the cancellation.
         if Self::is_cleared(device, bound, Duration::ZERO)? {
             return Ok(());
         }
@@ -401,7 +401,7 @@ impl FuseDevices {
             }
             bound => bound?,
         };
-        // It was never served, or a program opened it during the clear.
+        // The device was never served, or a program opened it during the clear.
         bound.clear(own_program(LOOP_DEVICE), false).map_err(file(bound.path(), "cleared"))?;
         if Self::is_cleared(device, bound, CLEARED_WITHIN)? {
             return Ok(());

@@ -117,7 +117,7 @@ impl KeptConnections {
             return Ok(());
         }
         let found = match self.0.keeper.watch() {
-            Ok(watch) if watch.is_ending() => "it is about to end",
+            Ok(watch) if watch.is_ending() => "it is about to exit",
             Ok(_) => return Ok(()),
             Err(error) if is_absent(&error) => "none serves",
             Err(_) => "it does not answer",
@@ -204,13 +204,14 @@ impl KeptConnections {
                 match devices.follow_keeper(is_next) {
                     Ok(()) => is_logged = false,
                     Err(error) => {
-                        // Including one that had a connection only briefly.
+                        // This includes a keeper that had a connection only briefly.
                         let unkept = devices.lose(false);
                         if !std::mem::replace(&mut is_logged, true) {
                             tracing::error!(
                                 error = chain(&error),
                                 devices = unkept,
-                                "the keeper of FUSE connections does not run: an end of this daemon fails the requests to its devices"
+                                "no keeper of FUSE connections runs: an exit of this daemon would fail the \
+                                 requests to its devices"
                             );
                         }
                         thread::sleep(again_after);
@@ -252,7 +253,7 @@ impl KeptConnections {
                 }
                 tracing::warn!(
                     devices,
-                    "the keeper of FUSE connections was told to end, and waits for another one"
+                    "the keeper of FUSE connections was asked to exit, and waits for another one"
                 );
                 if self.0.starts == KeeperStart::ByDaemon {
                     self.replace(&mut watch)?;
@@ -275,8 +276,7 @@ impl KeptConnections {
             // A keeper without connections exits after a request: the last device may be gone by now.
             return self.0.keeper.list().map(drop);
         }
-        let waits =
-            "a keeper was started to take the place of one that was told to end, and does not have it";
+        let waits = "a keeper was started to replace one that was asked to exit, but has not replaced it";
         Err(io::Error::new(io::ErrorKind::TimedOut, waits))
     }
 
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!(kept.unkept(), 0);
         keeper.tell_to_end();
         until("it is not counted as keeping", || kept.unkept() == 1);
-        assert!(keeper_of(&kept).unwrap_err().contains("about to end"));
+        assert!(keeper_of(&kept).unwrap_err().contains("about to exit"));
     }
 
     /// The daemon gives the next keeper all connections: after a replacement, and after a kill.

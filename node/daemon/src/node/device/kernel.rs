@@ -178,13 +178,13 @@ impl Devices for Kernel {
 
     fn start(&self, device: Device) -> Result<(), ControlError> {
         if is_fuse(device) {
-            // It was bound when it was added.
+            // A FUSE device was bound when it was added.
             return Ok(());
         }
         self.udev.await_rules();
         device.start()?;
         match device.tune() {
-            // It serves, only slower.
+            // The device serves all the same, only slower.
             Err(error @ ControlError::NotEnded { .. }) => {
                 tracing::warn!(
                     device = device.id(),

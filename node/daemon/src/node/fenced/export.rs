@@ -193,7 +193,7 @@ impl Fresh {
 
     fn put_in_place(self, target: &Path) -> Result<(), FencedError> {
         self.handle.sync_all().map_err(file(&self.path, "synced"))?;
-        fs::rename(&self.path, target).map_err(file(target, "put in its place"))?;
+        fs::rename(&self.path, target).map_err(file(target, "moved into place"))?;
         let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Ok(sync_dir(dir)?)
     }
@@ -202,7 +202,7 @@ impl Fresh {
 impl Drop for Fresh {
     fn drop(&mut self) {
         match fs::remove_file(&self.path) {
-            // It has its final name.
+            // The file has its final name.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => tracing::warn!(path = %self.path.display(), %error, "a partial export stays"),
             Ok(()) => {}

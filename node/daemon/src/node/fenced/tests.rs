@@ -299,7 +299,7 @@ fn a_damaged_map_is_named_and_still_listed() {
 fn preserved_data_is_deleted_only_with_confirmation() {
     let state = state();
     let unknown = find(state.path(), "disk-2").unwrap_err();
-    assert_eq!(unknown.to_string(), "nothing fenced is called disk-2: there is disk-1");
+    assert_eq!(unknown.to_string(), "no data of a fenced writer is called disk-2: existing names: disk-1");
     let outside = find(state.path(), "../fenced/disk-1").unwrap_err();
     assert_eq!(outside.kind(), FailureKind::NotFound);
     let refused = find(state.path(), "disk-1").unwrap().delete(false).unwrap_err();

@@ -29,7 +29,7 @@ pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<Fi
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             tracing::warn!(
                 path = %path.display(),
-                "the filesystem has no direct I/O: when a write of this file fails, what is read afterwards may be older"
+                "the filesystem has no direct I/O: after a failed write of this file, reads may return older data"
             );
             options.custom_flags(0).open(path)
         }

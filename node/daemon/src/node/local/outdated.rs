@@ -46,7 +46,7 @@ impl OutdatedFiles<'_> {
     pub(crate) fn unserved_volumes(&self) -> Vec<VolumeId> {
         let dir = state_volumes(&self.dirs.state);
         let volumes = volumes_under(&dir).unwrap_or_else(|error| {
-            tracing::warn!(error = chain(&error), "files of volumes were not looked for");
+            tracing::warn!(error = chain(&error), "the search for volumes with local files failed");
             Vec::new()
         });
         volumes.into_iter().filter(|volume| self.has_unserved_files(volume)).collect()
@@ -75,7 +75,8 @@ impl OutdatedFiles<'_> {
         // Read last: the result of a concurrent attach is newer than this log, and stays.
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         match worth(&manifest, Some(&found)) {
-            // If the log was set back, this may be the only copy of what it lacks: an attach decides.
+            // If the log was set back, this may be the only copy of data that the log lacks: an attach
+            // decides.
             LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
             LocalData::Foreign(_) if found.pages.holds_dirty() => {
                 LocalState::preserve(&local, found.header.epoch).await

@@ -85,7 +85,7 @@ impl Owner {
         Self::wait_with(config, Arc::new(kernel)).await
     }
 
-    /// Does the same with this implementation of the devices.
+    /// Implements [`Self::wait`] with this implementation of the devices.
     pub(in crate::node) async fn wait_with(
         config: NodeConfig,
         devices: Arc<dyn Devices>,
@@ -96,7 +96,7 @@ impl Owner {
         for dir in [trash_dir(&config.state_dir), fenced_dir(&config.state_dir)] {
             // Freeing space on a full disk must not depend on free space.
             if let Err(error) = fs::create_dir_all(&dir) {
-                tracing::warn!(directory = %dir.display(), %error, "a directory was not made before it is needed");
+                tracing::warn!(directory = %dir.display(), %error, "a directory could not be created in advance");
             }
         }
         check_dirs(&config)?;
@@ -188,12 +188,12 @@ async fn lock(dir: &Path) -> Result<File, NodeError> {
         "another holdfast-node held the lock; this one serves nothing and waits until that one has ended"
     );
     let (locked, mut answer) = oneshot::channel();
-    // Not a thread of the runtime, whose shutdown would wait for it.
+    // A separate thread: the shutdown of the runtime would wait for a thread of its own.
     let waiting = std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
         // The receiver is gone if the daemon was stopped in the meantime.
         drop(locked.send(lock.lock().map(|()| lock)));
     });
-    waiting.map_err(file(&path, "waited for"))?;
+    waiting.map_err(file(&path, "locked"))?;
     loop {
         match tokio::time::timeout(REMIND_EVERY, &mut answer).await {
             Ok(Ok(locked)) => return locked.map_err(file(&path, "locked")),
@@ -211,8 +211,8 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     let installation = Installation::of(state_dir)?;
     let state_id = installation.to_string();
     let (owner_path, last_path) = (run_dir.join("owner"), state_dir.join("run"));
-    let found = read::<RunOwner>(&owner_path)?;
-    let owner = match found.clone() {
+    let recorded = read::<RunOwner>(&owner_path)?;
+    let owner = match recorded.clone() {
         Some(owner) if owner.state_id == state_id => owner,
         Some(RunOwner { state_dir, .. }) if !volumes_under(&run_volumes(run_dir))?.is_empty() => {
             return Err(NodeError::RunDirTaken { run_dir: run_dir.clone(), state_dir });
@@ -235,12 +235,12 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
         tracing::warn!(
             run_dir = %run_dir.display(),
             last_run_dir = %last.run_dir.display(),
-            "the live maps of attached volumes were gone, and so were their devices; what was flushed is recovered, as after a restart \
-             of the host"
+            "the live maps of attached volumes were gone, and so were their devices; flushed data is recovered, \
+             as after a restart of the host"
         );
     }
     // Unchanged records are not written: volumes are recovered from a full tmpfs, too.
-    if found.as_ref() != Some(&owner) {
+    if recorded.as_ref() != Some(&owner) {
         write(&owner_path, &owner)?;
     }
     if last.as_ref() != Some(&now) {

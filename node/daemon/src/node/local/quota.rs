@@ -31,9 +31,9 @@ use crate::node::volume::table::NodeVolumes;
 use crate::node::{NodeConfig, ticks};
 use holdfast_serve::Message;
 
-/// Longest time for which a measurement holds.
+/// Longest time for which a measurement stays valid.
 const AT_LEAST_EACH: Duration = Duration::from_secs(60);
-/// Parts of the disk: a measurement holds while as many of them are free.
+/// Number of parts of the disk: a measurement stays valid while the number of free parts does not change.
 const DISK_PARTS: u64 = 256;
 
 /// Allowance of a volume until the next measurement.
@@ -43,9 +43,9 @@ struct Space {
     room_bytes: u64,
 }
 
-/// Things on which a measurement depends: while they stay the same, so does its result.
+/// Inputs of a measurement: while they do not change, its result does not either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Surroundings {
+struct MeasurementInputs {
     /// Ticks at which volumes of the ring threads did something.
     busy_ticks: u64,
     /// The volumes on the ring threads.
@@ -54,14 +54,14 @@ struct Surroundings {
     free_parts: u64,
 }
 
-/// The last measurement: when it was, and of what.
+/// Time and inputs of the last measurement.
 #[derive(Debug, Clone, Copy)]
-struct LastMeasured(Instant, Surroundings);
+struct LastMeasured(Instant, MeasurementInputs);
 
 impl LastMeasured {
-    /// True if a measurement now would find the same, as far as can be told.
-    fn holds(last: Option<Self>, now: Instant, surroundings: Surroundings) -> bool {
-        last.is_some_and(|Self(at, measured)| measured == surroundings && now - at < AT_LEAST_EACH)
+    /// Returns true if a new measurement would probably have the same result.
+    fn holds(last: Option<Self>, now: Instant, inputs: MeasurementInputs) -> bool {
+        last.is_some_and(|Self(at, measured)| measured == inputs && now - at < AT_LEAST_EACH)
     }
 }
 
@@ -104,7 +104,7 @@ impl CacheQuota {
         }
     }
 
-    /// Measures unless the last measurement holds. Returns whether files wait to be deleted.
+    /// Measures unless the last measurement is still valid. Returns true if files wait to be deleted.
     fn measure_if_due(
         &self,
         needed: &mut Needed,
@@ -112,19 +112,19 @@ impl CacheQuota {
     ) -> Result<bool, NodeError> {
         let state_dir = &self.dirs.state;
         let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
-        let (now, surroundings) = (Instant::now(), self.surroundings(&disk));
-        if LastMeasured::holds(*last, now, surroundings) {
+        let (now, inputs) = (Instant::now(), self.inputs(&disk));
+        if LastMeasured::holds(*last, now, inputs) {
             return Ok(false);
         }
         let SpaceMeasured { has_trash, is_settled } = self.measure_space(&disk, needed)?;
-        *last = (is_settled && !has_trash).then_some(LastMeasured(now, surroundings));
+        *last = (is_settled && !has_trash).then_some(LastMeasured(now, inputs));
         Ok(has_trash)
     }
 
-    fn surroundings(&self, disk: &Disk) -> Surroundings {
+    fn inputs(&self, disk: &Disk) -> MeasurementInputs {
         let mut volumes = DefaultHasher::new();
         self.volumes.for_each_present(|_, present| Arc::as_ptr(present).hash(&mut volumes));
-        Surroundings {
+        MeasurementInputs {
             busy_ticks: self.rings.iter().map(|ring| ring.status().busy_ticks).sum(),
             volumes: volumes.finish(),
             free_parts: disk.free_bytes / (disk.capacity_bytes / DISK_PARTS).max(1),
@@ -149,8 +149,8 @@ impl CacheQuota {
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
             // If the inbox is full, the next measurement follows soon.
-            let is_heard = present.ring.offer(Message::Event { key: present.key, event });
-            is_settled &= is_heard && excess_bytes == 0;
+            let is_sent = present.ring.offer(Message::Event { key: present.key, event });
+            is_settled &= is_sent && excess_bytes == 0;
         }
         Ok(SpaceMeasured { has_trash, is_settled })
     }
@@ -322,15 +322,15 @@ mod tests {
     /// 512 idle volumes were measured four times a second.
     #[test]
     fn a_measurement_holds_until_something_changes() {
-        let measured = Surroundings { busy_ticks: 7, volumes: 0xabc, free_parts: 100 };
+        let measured = MeasurementInputs { busy_ticks: 7, volumes: 0xabc, free_parts: 100 };
         let at = Instant::now();
         let last = Some(LastMeasured(at, measured));
         let soon = at + Duration::from_millis(250);
         assert!(LastMeasured::holds(last, soon, measured));
         for changed in [
-            Surroundings { busy_ticks: 8, ..measured },
-            Surroundings { volumes: 0xabd, ..measured },
-            Surroundings { free_parts: 99, ..measured },
+            MeasurementInputs { busy_ticks: 8, ..measured },
+            MeasurementInputs { volumes: 0xabd, ..measured },
+            MeasurementInputs { free_parts: 99, ..measured },
         ] {
             assert!(!LastMeasured::holds(last, soon, changed), "{changed:?}");
         }

@@ -41,7 +41,7 @@ pub(in crate::node) fn replace_reserved(path: &Path, bytes: &[u8]) -> Result<(),
     exchange(path, &spare, bytes.len() as u64)
 }
 
-/// Does the same on a disk: a power failure leaves the old or the new version, too.
+/// Like [`replace_reserved`], for a file on a disk: a power failure also leaves the old or the new version.
 ///
 /// # Errors
 /// An error of the disk; the old version stays.
@@ -59,8 +59,8 @@ pub(in crate::node) fn replace_synced(path: &Path, bytes: &[u8]) -> Result<(), N
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// Does the same for a version of less than a page that ends at the end of its file. It keeps its page: later
-/// ones allocate nothing, either.
+/// Like [`replace_synced`], for a version of less than a page that ends at the end of its file. The file
+/// keeps its page, so that later versions allocate nothing, either.
 ///
 /// # Errors
 /// An error of the disk; the old version stays.

@@ -47,8 +47,8 @@ impl StateDisk {
                     directory = %state_dir.display(),
                     device = disk.device,
                     physical_block_bytes = disk.physical_block_bytes,
-                    "node.state_dir is on a disk with physical blocks smaller than {SECTOR_BYTES} bytes. A power cut may mix \
-                     two writes in a sector that was overwritten and not flushed yet"
+                    "node.state_dir is on a disk with physical blocks smaller than {SECTOR_BYTES} bytes. A power \
+                     cut may mix two writes in a sector that was overwritten and not flushed yet"
                 );
                 Some(disk)
             }
@@ -56,7 +56,7 @@ impl StateDisk {
                 tracing::info!(
                     directory = %state_dir.display(),
                     %error,
-                    "the block device under node.state_dir is not known, nor whether it writes {SECTOR_BYTES} bytes at once"
+                    "the block device under node.state_dir is unknown, so it may not write {SECTOR_BYTES} bytes atomically"
                 );
                 None
             }

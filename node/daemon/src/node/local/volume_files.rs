@@ -16,7 +16,7 @@
 //! <run>/volumes.d/<id>/attached     record for the recovery of the device by a restarted daemon (tmpfs)
 //! <run>/volumes.d/<id>/attached.new space for its next version
 //! ```
-//! Nothing else below `<run>` is removed, or read, except for records of earlier versions.
+//! No other file below `<run>` is removed or, except for records of earlier versions, read.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -179,14 +179,14 @@ impl Local {
     pub(crate) fn open_files(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
         let files = self.open_or_make(sectors)?;
         if let Err(error) = self.reserve_commits(&files.map, sectors) {
-            // A device that waits for this process must not wait for space, and commits request it again.
+            // The device must be served without waiting for space; commits request the space again.
             tracing::warn!(volume = %self.volume, error = &error as &dyn std::error::Error,
-                "no room for what commits of the volume write: they fail where the disk is full");
+                "no space was reserved for the volume's commits: they fail while the disk is full");
         }
         Ok(files)
     }
 
-    /// Does the same for any volume; missing files are created.
+    /// Like [`Self::open_files`], for any volume; creates missing files.
     fn open_or_make(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
         let dir = self.dir();
         let side = |name| {
@@ -198,8 +198,12 @@ impl Local {
         let map = open_direct(&self.map_path(), file_bytes(pages))?;
         if let Err(error) = allocate_journal(&map, pages) {
             // Flushes work without it.
-            tracing::warn!(volume = %self.volume, %error, "no room for the journal of the durable map: \
-                flushes of scattered writes cost more until the volume is attached again");
+            tracing::warn!(
+                volume = %self.volume,
+                %error,
+                "no space for the journal of the durable map: flushes of scattered writes cost more until the \
+                 volume is attached again"
+            );
         }
         sync_dir(&dir)?;
         Ok(VolumeFiles { sides: [a, b], map })

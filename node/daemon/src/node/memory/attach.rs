@@ -255,7 +255,7 @@ impl Node {
             present.threads.push(ServingThread { ring, key });
         }
         let present = Arc::new(present);
-        self.0.memory.came(volume, Arc::clone(&present));
+        self.0.memory.add_present(volume, Arc::clone(&present));
         Ok(present)
     }
 

@@ -161,7 +161,7 @@ pub(super) fn trash_left_spill_files(dirs: &LocalDirs) -> Result<(), NodeError> 
 /// It cannot be listed.
 pub(super) fn attached_memory(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
     let dir = memory_dir(run_dir);
-    if !dir.try_exists().map_err(file(&dir, "looked for"))? {
+    if !dir.try_exists().map_err(file(&dir, "checked"))? {
         return Ok(Vec::new());
     }
     volumes_under(&dir)
@@ -399,7 +399,7 @@ impl MemoryLocal {
     /// # Errors
     /// An error of the run directory.
     pub(super) fn has_files(&self) -> Result<bool, NodeError> {
-        self.dir.try_exists().map_err(file(&self.dir, "looked for"))
+        self.dir.try_exists().map_err(file(&self.dir, "checked"))
     }
 
     /// Returns the head of the table; `None` if it is unreadable.

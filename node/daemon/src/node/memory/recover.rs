@@ -133,7 +133,7 @@ impl Node {
         let present = match &progress.present {
             Some(present) => Arc::clone(present),
             None => {
-                // Not earlier: the last server may have written until its exit.
+                // Opened only now: the last server may have written until its exit.
                 let files = local.clone();
                 let read = record.clone();
                 let opened = blocking(move || files.open(&read)).await?;
@@ -152,8 +152,11 @@ impl Node {
         present.unless_refused(device, blocking(move || Ok(ends.end_recovery(device)?))).await?;
         // The predecessor died during a growth.
         if let Err(error) = present.grow_device(&kernel, device).await {
-            // It serves with its current size; the next request for the growth resumes it.
-            tracing::warn!(error = chain(&error), "the device of a memory volume that was to grow did not");
+            // The device serves with its current size; the next request for the growth resumes the growth.
+            tracing::warn!(
+                error = chain(&error),
+                "the device of a memory volume did not grow; its recorded growth is incomplete"
+            );
         }
         self.0.memory.set(volume, MemoryState::Serving(device));
         tracing::info!(device = device.id(), "recovered a memory volume");
@@ -192,8 +195,8 @@ impl Node {
         let files = local.clone();
         blocking(move || files.remove()).await?;
         tracing::warn!(
-            "removed the files of a memory volume without a device: its attach or detach did not end, or another program \
-             removed the device"
+            "removed the files of a memory volume without a device: its attach or detach was interrupted, or \
+             another program removed the device"
         );
         Ok(None)
     }

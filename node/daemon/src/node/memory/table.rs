@@ -197,7 +197,7 @@ impl MemoryTable {
     }
 
     /// Publishes that a volume was added to its ring threads.
-    pub(super) fn came(&self, volume: &VolumeId, present: Arc<PresentMemory>) {
+    pub(super) fn add_present(&self, volume: &VolumeId, present: Arc<PresentMemory>) {
         if let Some(entry) = self.0.lock().get_mut(volume) {
             entry.most = MostBytes::from(&present.shape());
             entry.present = Some(present);

@@ -36,8 +36,8 @@ impl RingHandle {
         }
     }
 
-    /// Sends a message that another one follows soon, or drops it if the inbox is full, so that this ring
-    /// thread holds up no other. Returns true if it was sent.
+    /// Sends a message that a newer one will soon replace; drops it if the inbox is full, so that a busy ring
+    /// thread does not delay the others. Returns true if it was sent.
     pub(in crate::node) fn offer(&self, message: Message) -> bool {
         self.send_now(message).is_none()
     }

@@ -153,7 +153,7 @@ impl BlockSlab {
         let memory = memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(io::Error::from);
         let memory = memory
             .and_then(|memory| memory.set_len(u64::from(MEMORY_SLOTS) * BLOCK_BYTES).map(|()| memory))
-            .map_err(file(Path::new(name), "made in memory"))?;
+            .map_err(file(Path::new(name), "created in memory"))?;
         // A removed or truncated slab has no others.
         let known = u32::try_from(known).unwrap_or(u32::MAX).min(slots);
         let old = kept.iter().flat_map(|kept| kept.entries(known));
@@ -182,7 +182,7 @@ impl BlockSlab {
         &self.disk.file
     }
 
-    /// Returns the memory file, for the same purpose.
+    /// Returns the memory file, for reading slots through a ring.
     pub(crate) fn memory_file(&self) -> &File {
         &self.memory.file
     }
@@ -348,8 +348,8 @@ impl BlockSlab {
             tracing::warn!(
                 error = error as &dyn Error,
                 held_back,
-                "the slab in node.state_dir did not take a fetched block: it was served from memory; make room on that \
-                 filesystem or check its disk"
+                "the slab in node.state_dir did not store a fetched block: it was served from memory; free space \
+                 on that filesystem or check its disk"
             );
         }
     }

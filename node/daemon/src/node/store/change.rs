@@ -74,8 +74,8 @@ impl NodeStores {
         Ok(store)
     }
 
-    /// Does the same for a probed bucket: if a second create of a key succeeded, two nodes could write one
-    /// volume.
+    /// Like [`Self::connected`], and probes the bucket: if a second create of a key succeeded, two nodes
+    /// could write one volume.
     pub(in crate::node) async fn probed(
         &self,
         name: &str,
@@ -163,7 +163,8 @@ impl NodeStores {
                 && let Err(error) = present.remember()
             {
                 tracing::error!(%volume, error = &error as &dyn std::error::Error,
-                    "the record of an attached volume was not rewritten: a restarted daemon begins with the old configuration");
+                    "the record of an attached volume was not rewritten: a restarted daemon starts with the old \
+                     configuration");
             }
         });
         Ok(())

@@ -1,8 +1,8 @@
 //! Identity of object stores, and their clients, which may be replaced while volumes use them.
 //!
 //! Owns: one store for each name and location (bucket and prefix), shared by all volumes in it; the record of
-//! a store that survives a restart. Does not own: the times at which a configuration is read again
-//! (`change.rs` and the edges).
+//! a store that survives a restart.
+//! Does not own: the times at which a configuration is read again (`change.rs` and the edges).
 //! Invariants: a store never changes its location; each new request uses the newest configuration.
 //! On failure: with an unusable configuration (no trusted authorities), each request fails as "not
 //! available", and the next one tries again. Devices are recovered without it.

@@ -1,7 +1,8 @@
 //! The table of the slab on disk, next to its file: the contents that earlier processes wrote to its slots.
 //!
-//! Owns: the file. Does not own: its format (`holdfast_format::slab_table`), or the comparison of a slot with
-//! its entry, before which the slot is not used.
+//! Owns: the file.
+//! Does not own: its format (`holdfast_format::slab_table`), or the comparison of a slot with its entry,
+//! before which the slot is not used.
 //! On failure: the daemon serves without it, and blocks written to the slab meanwhile are fetched again after
 //! a restart. If an entry was not written, the older one does not match the slot's content.
 
@@ -104,7 +105,7 @@ fn open(path: &Path, length: u64) -> io::Result<File> {
             tracing::warn!(
                 path = %path.display(),
                 error = &error as &dyn Error,
-                "the table of the slab was made again; all blocks are fetched again"
+                "the table of the slab was recreated; all blocks are fetched again"
             );
         }
         file.set_len(0)?;
@@ -115,7 +116,7 @@ fn open(path: &Path, length: u64) -> io::Result<File> {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(error) => {
             let error = io::Error::from(error);
-            tracing::warn!(path = %path.display(), error = &error as &dyn Error, "the table of the slab found no room");
+            tracing::warn!(path = %path.display(), error = &error as &dyn Error, "the disk has no space for the table of the slab");
         }
     }
     Ok(file)

@@ -55,7 +55,7 @@ impl Sweeps<'_> {
             "store swept"
         );
         if let Some(error) = &report.uploads.failed {
-            tracing::warn!(error = chain(error), "unfinished uploads stay, and are paid for; {ABORT_RIGHTS}");
+            tracing::warn!(error = chain(error), "unfinished uploads stay and are billed; {ABORT_RIGHTS}");
         }
         Ok(report)
     }

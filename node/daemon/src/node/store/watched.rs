@@ -4,7 +4,8 @@
 //! volumes are attached), and the record of the last responses and failures. All of this node's requests to
 //! the store pass through here; the first response ends an outage. A rejection is a response, and concerns
 //! only one kind of request: a full bucket rejects uploads but serves reads, and only a served request of the
-//! same kind ends that condition. Does not own: retries, which are done by the store and its callers.
+//! same kind ends that condition.
+//! Does not own: retries, which are done by the store and its callers.
 //! Invariants: an outage begins after the last response, regardless of when the failed requests ended; a
 //! rejection begins after the last served request of its kind; a request ends with the client that it started
 //! with.

@@ -336,7 +336,7 @@ fn a_volume_too_large_for_the_run_directory_is_refused() {
     daemon(&dirs, &kernel, async |node| {
         let error = node.attach_memory(of("large", 2 * free, free)).await.unwrap_err();
         let message = error.to_string();
-        assert!(message.starts_with("memory.limit_bytes: large may take "), "{message}");
+        assert!(message.starts_with("memory.limit_bytes: large may use "), "{message}");
         assert!(message.contains("lower limit (--memory-limit)"), "{message}");
         assert!(node.list().is_empty() && !dirs.run.path().join("memory.d/large").exists());
         // Two that fit separately but not together, although neither has written anything.
@@ -626,11 +626,11 @@ fn a_lost_spill_file_keeps_its_device_paused() {
     };
     fs::rename(&path, &kept).unwrap();
     daemon(&dirs, &kernel, async |node| {
-        paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
+        paused(&node, "is damaged: 4 pages of the volume are missing in it").await;
         // The file of another attach has another name.
         fs::copy(&kept, path.with_file_name("spill-0000000000000001")).unwrap();
         File::create_new(&path).unwrap().set_len((SECTORS + 1) * SECTOR_BYTES).unwrap();
-        paused(&node, "is damaged: 4 pages that the volume has there are missing").await;
+        paused(&node, "is damaged: 4 pages of the volume are missing in it").await;
         File::options().write(true).open(&path).unwrap().set_len(SECTOR_BYTES).unwrap();
         paused(&node, "is damaged: it has 4096 bytes").await;
         fs::rename(&kept, &path).unwrap();
@@ -693,10 +693,7 @@ fn spill_files_stay_within_the_limit_of_the_node() {
         let error = node.attach_memory(other(5)).await.unwrap_err();
         assert_eq!(error.kind(), FailureKind::Full);
         let message = error.to_string();
-        assert!(
-            message.starts_with("memory.spill_bytes: other may take 20Ki of node.state_dir"),
-            "{message}"
-        );
+        assert!(message.starts_with("memory.spill_bytes: other may use 20Ki of node.state_dir"), "{message}");
         assert!(message.contains("16Ki of data.memory_spill (48Ki) is left"), "{message}");
     };
     runtime.block_on(async {

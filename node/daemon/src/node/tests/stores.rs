@@ -254,7 +254,7 @@ fn credentials_of_another_tenant_are_refused() {
     let tenants = beside.block_on(Tenants::start());
     run_node_test(async {
         let node = committed(&dirs, &tenants.own).await;
-        refused(&node, &tenants.other(), "there is no log of it").await;
+        refused(&node, &tenants.other(), "it has no log there").await;
         holdfast_log::provision(&*tenants.other, &volume(), Creation::plain(SECTORS, Nonce([9; 16]), 0))
             .await
             .unwrap();
@@ -332,7 +332,7 @@ fn every_volume_of_a_store_is_checked() {
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
         leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
         node.resumed(&volume()).await;
-        refused(&node, &tenants.other(), "there is no log of it").await;
+        refused(&node, &tenants.other(), "it has no log there").await;
         node.shutdown().await;
     });
 }

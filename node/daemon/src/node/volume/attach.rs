@@ -89,7 +89,7 @@ impl Node {
             state.apply(&StateEvent::AttachFailed);
             return;
         }
-        // Before the entry is removed: an attach that finds no entry creates these files.
+        // Removed before the table entry: an attach that finds no entry creates these files.
         if let Err(error) = self.0.dirs.of(volume).forget_attached() {
             tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the files of a failed attach were not removed");
         }
@@ -295,7 +295,7 @@ impl Node {
         self.0.tasks.spawn(Arc::new(work).run(receiver));
         let place = RingPlace { ring, key, published };
         let present = Arc::new(Present::new(state, local, store, place, terms));
-        self.0.volumes.came(Arc::clone(&present));
+        self.0.volumes.add_present(Arc::clone(&present));
         Ok(present)
     }
 }
@@ -308,7 +308,7 @@ fn log_acquired(volume: &VolumeId, acquired: &Acquired<AttachFiles>) {
             replaced_epoch = epoch.0,
             replaced_node = node,
             attached_since_unix_ms = since_unix_ms,
-            "replaced a writer that was attached: what it had not uploaded is not in the volume"
+            "replaced a writer that was attached: data that it had not uploaded is not in the volume"
         );
     }
     if let Some(Preserved { epoch, why }) = acquired.preserved {

@@ -43,10 +43,10 @@ use holdfast_serve::{BackgroundWork, ColdRead, UsedBlocks};
 
 /// Interval at which the counts of suppressed log lines are written.
 const LINES_EVERY: Duration = Duration::from_secs(10);
+/// Number of such writes after the last work has ended; the first may follow immediately.
+const LOOKS: u32 = 2;
 /// Maximum time for storing the prefetch list of a volume that has left the node.
 const STORE_WITHIN: Duration = Duration::from_secs(10);
-/// Looks at them after the last work: the first may come at once.
-const LOOKS: u32 = 2;
 /// Maximum pieces of work received at a time: the parts of a few large requests.
 const PIECES: usize = 64;
 
@@ -98,10 +98,10 @@ impl WorkLines {
         let rest = |now_ms| if is_end { Rest::All } else { Rest::Due(now_ms) };
         self.cold.write(rest(now()));
         if let Some(times) = self.cold_failed.take_suppressed(rest(now())) {
-            tracing::error!(times, "cold reads failed, since the last line about it");
+            tracing::error!(times, "cold reads failed since the last line about them");
         }
         if let Some(times) = self.block_unreadable.take_suppressed(rest(now())) {
-            tracing::warn!(times, "block cache reads failed, since the last line about it");
+            tracing::warn!(times, "block cache reads failed since the last line about them");
         }
     }
 }

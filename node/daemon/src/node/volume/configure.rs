@@ -4,8 +4,8 @@
 //! 2. the planner on the ring thread applies them, the limits apply to all later requests, and both are shown
 //!    as in effect.
 //!
-//! In this order a restarted daemon never serves with less than a caller was promised. On failure: the volume
-//! serves with the settings in its status; the same request may be retried.
+//! In this order, a restarted daemon serves with every setting that was reported as in effect.
+//! On failure: the volume serves with the settings in its status; the same request may be retried.
 
 use holdfast_engine::settings::Settings;
 use holdfast_serve::{IoLimits, Message};

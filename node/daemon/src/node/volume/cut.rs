@@ -57,7 +57,7 @@ impl Snapshots<'_> {
                     SnapshotAnswer::Refused(of, why) if of == uid => Some(Err(refused(volume, why))),
                     SnapshotAnswer::Cut(..) | SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..) => None,
                 });
-                let late = busy("committing what is dirty before a group of snapshots");
+                let late = busy("committing dirty data before a group of snapshots");
                 tokio::time::timeout(PREPARES_WITHIN, prepared).await.unwrap_or(Err(late))
             }
             CutStep::Hold => {

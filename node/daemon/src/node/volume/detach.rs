@@ -32,7 +32,7 @@ impl Node {
         self.release(&present).await
     }
 
-    /// Does the same for a volume that was looked up.
+    /// Like [`Self::detach`], for a volume that was looked up.
     #[tracing::instrument(
         name = "detach",
         skip_all,
@@ -89,7 +89,7 @@ impl Node {
             matches!(state.writer(), None | Some(WriterState::Detached | WriterState::Preserved { .. }))
         });
         let end = end.await;
-        // Before another process may take the files for those of a detached volume.
+        // Preserved before another process may take the files for those of a detached volume.
         if let Some(WriterState::Preserved { complete }) = end.writer() {
             let (local, epoch) = (present.local.clone(), Epoch(present.terms.epoch));
             let named = present.volume().clone();
@@ -99,7 +99,7 @@ impl Node {
         }
         present.await_deletion().await;
         present.leave_ring().await?;
-        // Before the entry is removed: an attach that finds no entry creates these files.
+        // Removed before the table entry: an attach that finds no entry creates these files.
         present.local.forget_attached()?;
         Ok(end)
     }
@@ -110,7 +110,7 @@ impl Node {
 /// preserved along with it, before anything is moved. A failed call may be retried.
 fn preserve(volume: &VolumeId, local: &Local, epoch: Epoch, complete: bool) -> Result<(), NodeError> {
     let dir = local.dir();
-    if !dir.try_exists().map_err(file(&dir, "looked for"))? {
+    if !dir.try_exists().map_err(file(&dir, "checked"))? {
         // An earlier attempt got this far.
         return Ok(());
     }
@@ -118,15 +118,15 @@ fn preserve(volume: &VolumeId, local: &Local, epoch: Epoch, complete: bool) -> R
         local.keep_live_map()?;
         let kept = local.preserve(epoch)?;
         tracing::error!(%volume, kept = %kept.display(),
-            "volume fenced and the local disk fails; preserved all of it");
+            "volume fenced while the local disk fails; preserved all local data");
         return Ok(());
     }
     let all_committed = matches!(local.read_map(), Ok(Some(map)) if !map.pages.holds_dirty());
     if all_committed {
-        tracing::warn!(%volume, "the volume was fenced: everything was uploaded before");
+        tracing::warn!(%volume, "the volume was fenced; all of its data had been uploaded");
         return local.discard();
     }
     let kept = local.preserve(epoch)?;
-    tracing::error!(%volume, kept = %kept.display(), "volume fenced; preserved what was not uploaded");
+    tracing::error!(%volume, kept = %kept.display(), "volume fenced; preserved its unuploaded data");
     Ok(())
 }

@@ -343,7 +343,7 @@ pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) -> D
         Ok(()) => Deletion::Ended,
         Err(ControlError::TimedOut { .. }) => Deletion::Waits,
         Err(error) => {
-            // It has no block device, and its tag identifies its owner.
+            // A stopped device has no block device, and its tag identifies its owner.
             tracing::warn!(
                 device = device.id(),
                 error = chain(&error),

@@ -3,7 +3,8 @@
 //! A bucket of the same name may be a different one: on another server, of another tenant of the same server,
 //! or a copy without the newest records. A writer that continued there would split its volume.
 //!
-//! Owns: the proof that a log is the same one. Does not own: the times of this check (`store/change.rs`).
+//! Owns: the proof that a log is the same one.
+//! Does not own: the times of this check (`store/change.rs`).
 
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::settings::Pending;

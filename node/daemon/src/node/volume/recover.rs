@@ -51,12 +51,12 @@ const AGAIN_AFTER: Backoff =
 const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// Record and device of a volume left by a predecessor.
-struct Found {
+struct FoundDevice {
     record: AttachedRecord,
     device: Option<Device>,
 }
 
-impl Found {
+impl FoundDevice {
     /// Returns `None` if the attach did not get as far as a device.
     fn find(
         local: &Local,
@@ -77,7 +77,7 @@ impl Found {
 }
 
 /// State of a volume left by a predecessor.
-struct Left {
+struct LeftVolume {
     record: AttachedRecord,
     /// The device, whose last server has exited.
     device: Option<Device>,
@@ -89,11 +89,11 @@ struct Left {
     files: VolumeFiles,
 }
 
-impl Left {
+impl LeftVolume {
     /// Reads the files of a volume, once the last server of its device has exited: until then, its writes may
     /// still change them. `None` if the detach had started to clear the files.
-    fn read(local: &Local, devices: &dyn Devices, found: Found) -> Result<Option<Self>, NodeError> {
-        let Found { record, device } = found;
+    fn read(local: &Local, devices: &dyn Devices, found: FoundDevice) -> Result<Option<Self>, NodeError> {
+        let FoundDevice { record, device } = found;
         let device_sectors = match device {
             Some(device) => devices.sectors(device)?,
             None => record.sectors,
@@ -172,7 +172,7 @@ impl Node {
             join_all(tries).await
         };
         if tokio::time::timeout(within, first).await.is_err() {
-            tracing::error!("some devices are not recovered yet; the others are served meanwhile");
+            tracing::error!("some devices are not recovered yet; the others are already served");
         }
         Ok(())
     }
@@ -190,29 +190,29 @@ impl Node {
         }
     }
 
-    #[tracing::instrument(skip_all, fields(volume = %one.volume, epoch, device))]
-    async fn recover(self, mut one: Recovery) {
+    #[tracing::instrument(skip_all, fields(volume = %recovery.volume, epoch, device))]
+    async fn recover(self, mut recovery: Recovery) {
         let _alone = ExitOnPanic("the recovery of a volume");
-        let Err(error) = self.try_recover(&mut one).await else { return };
-        one.failed(&error);
-        one.quiesce_within = QUIESCE_AGAIN_WITHIN;
+        let Err(error) = self.try_recover(&mut recovery).await else { return };
+        recovery.failed(&error);
+        recovery.quiesce_within = QUIESCE_AGAIN_WITHIN;
         let node = self.clone();
-        self.0.tasks.spawn(node.recover_again(one).in_current_span());
+        self.0.tasks.spawn(node.recover_again(recovery).in_current_span());
     }
 
-    async fn recover_again(self, mut one: Recovery) {
+    async fn recover_again(self, mut recovery: Recovery) {
         let _alone = ExitOnPanic("the recovery of a volume");
         let mut was_flushed = false;
         let mut attempt = 1;
         let mut pause = AGAIN_AFTER.delay(attempt, fastrand::f64());
         loop {
             tokio::time::sleep(pause).await;
-            match self.try_recover(&mut one).await {
+            match self.try_recover(&mut recovery).await {
                 Ok(()) => {
-                    return tracing::warn!(volume = %one.volume, "volume recovered after a retry");
+                    return tracing::warn!(volume = %recovery.volume, "volume recovered after a retry");
                 }
                 Err(error) => {
-                    one.failed(&error);
+                    recovery.failed(&error);
                     if let NodeError::Device(ControlError::KernelLostDevice { id }) = error {
                         if was_flushed {
                             pause = LOST_AGAIN_AFTER;
@@ -230,33 +230,34 @@ impl Node {
     }
 
     /// Resumes where the last attempt ended.
-    async fn try_recover(&self, one: &mut Recovery) -> Result<(), NodeError> {
-        let (present, is_new) = match &one.present {
+    async fn try_recover(&self, recovery: &mut Recovery) -> Result<(), NodeError> {
+        let (present, is_new) = match &recovery.present {
             Some(present) => (Arc::clone(present), false),
             None => {
-                let Some(present) = self.resume(one).await? else {
-                    // It never served.
-                    self.0.volumes.forget(&one.volume, &one.state);
+                let Some(present) = self.resume(recovery).await? else {
+                    // The volume never served.
+                    self.0.volumes.forget(&recovery.volume, &recovery.state);
                     return Ok(());
                 };
-                (Arc::clone(one.present.insert(present)), true)
+                (Arc::clone(recovery.present.insert(present)), true)
             }
         };
         let device = present.device();
         let served = match device {
-            Some(device) => self.serve_again(&present, device, one).await,
+            Some(device) => self.serve_again(&present, device, recovery).await,
             None => Ok(()),
         };
         if is_new {
-            self.load_manifest(one.volume.clone(), Arc::clone(&present));
+            self.load_manifest(recovery.volume.clone(), Arc::clone(&present));
         }
         served?;
         serve(&present, &StateEvent::Recovered);
         if let Some(device) = device {
             let one_at_a_time = Arc::clone(&present.growing).lock_owned().await;
             if let Err(error) = self.0.devices.grow(&present, device, one_at_a_time).await {
-                // It serves with its current size; the next request for the growth resumes it.
-                tracing::warn!(volume = %one.volume, error = chain(&error), "a device that was to grow did not");
+                // The device serves with its current size; the next request for the growth resumes the
+                // growth.
+                tracing::warn!(volume = %recovery.volume, error = chain(&error), "the device of a volume did not grow; its recorded growth is incomplete");
             }
         }
         // Without a device nothing writes: the previous process died during an attach. The next attach starts
@@ -271,20 +272,20 @@ impl Node {
     /// Background work from here on (flush rounds, uploads) cannot collide with writes of the last server.
     pub(in crate::node) async fn resume(
         &self,
-        one: &mut Recovery,
+        recovery: &mut Recovery,
     ) -> Result<Option<Arc<Present>>, NodeError> {
-        let local = self.0.dirs.of(&one.volume);
-        let Some(left) = self.left(one, &local).await? else {
-            one.state.apply(&StateEvent::Found { device: None, is_detaching: false });
+        let local = self.0.dirs.of(&recovery.volume);
+        let Some(left) = self.left(recovery, &local).await? else {
+            recovery.state.apply(&StateEvent::Found { device: None, is_detaching: false });
             return Ok(None);
         };
         let (device, is_detaching) = (left.device, left.record.detaching);
         let device_sectors = left.device_sectors;
         let span = tracing::Span::current();
         span.record("epoch", left.record.epoch).record("device", device.map(|device| device.id()));
-        let joining = self.joining(one, local.clone(), left)?;
-        // Before the volume is published: its record is written from its state.
-        one.state.apply(&StateEvent::Found { device, is_detaching });
+        let joining = self.joining(recovery, local.clone(), left)?;
+        // Applied before the volume is published: its record is written from this state.
+        recovery.state.apply(&StateEvent::Found { device, is_detaching });
         let present = match self.add_to_ring(joining).await {
             // The attach died while it created the live map: the volume never served.
             Err(NodeError::Damaged { source: LocalDamage::LiveMap(LiveMapError::Head), .. })
@@ -301,25 +302,33 @@ impl Node {
 
     /// Reads the state of a volume left by the previous process, after the kernel has started the recovery of
     /// its device.
-    async fn left(&self, one: &mut Recovery, local: &Local) -> Result<Option<Left>, NodeError> {
+    async fn left(&self, recovery: &mut Recovery, local: &Local) -> Result<Option<LeftVolume>, NodeError> {
         let (kernel, installation) = (self.0.devices.kernel(), self.0.installation);
         let found = blocking({
             let (local, kernel) = (local.clone(), Arc::clone(kernel));
-            move || Found::find(&local, &kernel, installation)
+            move || FoundDevice::find(&local, &kernel, installation)
         });
         let Some(found) = found.await? else { return Ok(None) };
-        if let Some(device) = found.device.filter(|device| one.begun != Some(*device)) {
-            self.0.devices.begin_recovery(device, one.quiesce_within).await?;
-            one.begun = Some(device);
+        if let Some(device) = found.device.filter(|device| recovery.begun != Some(*device)) {
+            self.0.devices.begin_recovery(device, recovery.quiesce_within).await?;
+            recovery.begun = Some(device);
         }
         let (local, kernel) = (local.clone(), Arc::clone(kernel));
-        blocking(move || Left::read(&local, &*kernel, found)).await
+        blocking(move || LeftVolume::read(&local, &*kernel, found)).await
     }
 
     /// Reserves a place on a ring thread for a volume, and combines it with the left state.
-    fn joining(&self, one: &Recovery, local: Local, left: Left) -> Result<Joining, NodeError> {
-        let Left { record, device, device_sectors: _, header_generation, header, pending, live_map, files } =
-            left;
+    fn joining(&self, recovery: &Recovery, local: Local, left: LeftVolume) -> Result<Joining, NodeError> {
+        let LeftVolume {
+            record,
+            device,
+            device_sectors: _,
+            header_generation,
+            header,
+            pending,
+            live_map,
+            files,
+        } = left;
         let AttachedRecord {
             version: _,
             tag,
@@ -346,7 +355,7 @@ impl Node {
         let (ring, place) = self.0.rings.reserve(shape.need())?;
         let displaced = displaced.map(Into::into);
         Ok(Joining {
-            state: Arc::clone(&one.state),
+            state: Arc::clone(&recovery.state),
             local,
             store: VolumeStore { name: store_name, objects, requests: Arc::default(), log },
             terms: WriterTerms {
@@ -375,11 +384,11 @@ impl Node {
         &self,
         present: &Present,
         device: Device,
-        one: &mut Recovery,
+        recovery: &mut Recovery,
     ) -> Result<(), NodeError> {
-        if !one.is_armed {
+        if !recovery.is_armed {
             self.0.devices.arm(present, device).await?;
-            one.is_armed = true;
+            recovery.is_armed = true;
         }
         self.0.devices.serve_again(present, device).await
     }
@@ -461,8 +470,8 @@ fn device_of(
     match (served, found) {
         (Some(device), _) => Ok(Some(device)),
         (None, Some(unused)) => {
-            // It was added but not started, or it is stopped. The volume does not wait for programs that have
-            // it open.
+            // The device was added but not started, or is stopped. The volume does not wait for programs that
+            // have it open.
             let devices = Arc::clone(devices);
             tokio::spawn(run_blocking(move || delete_stopped(&*devices, unused)));
             Ok(None)

@@ -79,7 +79,7 @@ impl LeftDevices {
                 match run_blocking(move || or_gone(kernel.stop(device))).await {
                     Ok(()) => tracing::warn!(
                         device = device.id(),
-                        "a device was stopped below its users; the next attach recovers what was flushed"
+                        "a device in use was stopped; the next attach recovers the flushed data"
                     ),
                     Err(error) => {
                         tracing::error!(

@@ -132,9 +132,9 @@ impl Scrubs<'_> {
             (None, Some((name, config))) => self.stores.connected(&name, &config).await?,
             (None, None) => return Err(NodeError::StoreNeeded(volume)),
         };
-        let found = scrub(&*objects, &volume, &on_progress).await?;
-        if !found.manifest.exists() {
-            let deleted = found.manifest.is_deleted();
+        let report = scrub(&*objects, &volume, &on_progress).await?;
+        if !report.manifest.exists() {
+            let deleted = report.manifest.is_deleted();
             return Err(if deleted {
                 AttachRefused::Deleted(volume)
             } else {
@@ -142,15 +142,15 @@ impl Scrubs<'_> {
             }
             .into());
         }
-        let left = if repair && !found.is_harmless() {
-            repair_found(&*objects, &volume, present.as_deref(), &found).await?;
+        let left = if repair && !report.is_harmless() {
+            repair_found(&*objects, &volume, present.as_deref(), &report).await?;
             Some(scrub(&*objects, &volume, &on_progress).await?)
         } else {
             None
         };
-        let mut findings = compare(&found, left.as_ref());
+        let mut findings = compare(&report, left.as_ref());
         findings.extend(self.scrub_map(&volume, repair).await);
-        let Report { records, checkpoints, segments, frames, read_bytes, .. } = found;
+        let Report { records, checkpoints, segments, frames, read_bytes, .. } = report;
         Ok(Scrubbed { records, checkpoints, segments, frames, read_bytes, findings })
     }
 

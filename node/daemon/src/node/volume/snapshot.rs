@@ -68,7 +68,7 @@ impl Snapshots<'_> {
     /// Deletes a snapshot of a volume. Repeating it is a no-op.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::list`].
     pub(crate) async fn delete(&self, at: VolumeInStore, seq: Seq) -> Result<(), NodeError> {
         let (_, objects) = self.place_of(&at).await?;
         Ok(forget(&*objects, &at.volume, seq).await?)

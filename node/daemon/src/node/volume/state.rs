@@ -21,7 +21,8 @@
 //! The variants are this process's operations on the volume. Those with a ring thread have two parts that
 //! change independently: the [`WriterState`], reported by the ring thread, and the [`BlockDevice`].
 //!
-//! Owns: the legal transitions. Does not own: the actions (`attach.rs`, `recover.rs`, `detach.rs`).
+//! Owns: the legal transitions.
+//! Does not own: the actions (`attach.rs`, `recover.rs`, `detach.rs`).
 //! Runs on: any thread; the cell is locked while a state is copied.
 //! Invariants: the cell is the only source of a volume's state: command line, gRPC, conditions and metrics
 //! derive from it.
@@ -483,7 +484,7 @@ impl StateCell {
         outcome
     }
 
-    /// Does the same for an event that must be legal.
+    /// Like [`Self::try_apply`], for an event that must be legal.
     ///
     /// # Panics
     /// If the event is illegal: a bug.

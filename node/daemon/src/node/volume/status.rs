@@ -155,7 +155,7 @@ pub(crate) struct DiskStatus {
 
 impl NodeVolumeStatus {
     /// Returns true for a memory volume that a user attached: it has no Volume object.
-    pub(crate) fn is_of_a_person(&self) -> bool {
+    pub(crate) fn is_attached_by_user(&self) -> bool {
         self.memory_identity.as_ref().is_some_and(|identity| identity.owner.is_none())
     }
 
@@ -306,7 +306,7 @@ fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) ->
                 let lasting = |outage: &&StoreUnreachable| {
                     outage.since.elapsed().is_ok_and(|passed| passed >= STORE_FAULT_AFTER)
                 };
-                let served = "what is on the node is served, and uploads wait for the object store";
+                let served = "local data is served, and uploads wait for the object store";
                 outage.filter(lasting).map(|outage| with_store_fault(served, Some(outage)))
             }
         }),
@@ -336,9 +336,9 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     let remedy = if has_device {
         "write or discard them"
     } else {
-        "the detach waits until it can. Or let another node take the volume over, without what is not uploaded \
-         (`attach --take-over` there, or the annotation holdfast.dev/force-detach). Then `holdfast-node fenced export` here \
-         has the data that was not uploaded, except these bytes"
+        "the detach waits until it can. Or let another node take the volume over, without the unuploaded data \
+         (`attach --take-over` there, or the annotation holdfast.dev/force-detach). Then `holdfast-node fenced \
+         export` here exports that data, except these bytes"
     };
     Some(format!(
         "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {remedy}"
@@ -349,7 +349,7 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
 fn unkept(status: &Status) -> Option<String> {
     let (errno, _) = status.unkept?;
     Some(if errno == Errno::ENOSPC {
-        "no commit ends: the disk under node.state_dir is full; make room on it".to_owned()
+        "commits wait: the disk under node.state_dir is full; free space on it".to_owned()
     } else {
         let error = std::io::Error::from_raw_os_error(errno.0);
         format!(
@@ -369,7 +369,7 @@ enum Fault {
 fn fault(status: &Status) -> Option<Fault> {
     if status.parked > 0 {
         Some(Fault::Local(if status.full.run_dir {
-            "writes wait: the run directory (node.run_dir) is full; make room in that tmpfs or enlarge it"
+            "writes wait: the run directory (node.run_dir) is full; free space in that tmpfs or enlarge it"
         } else if status.full.disk {
             "requests wait: the local disk is full"
         } else if status.full.cache {
@@ -381,7 +381,7 @@ fn fault(status: &Status) -> Option<Fault> {
         let said = "the local disk failed a sync: flushes wait for uploads until the next attach";
         Some(Fault::Local(said))
     } else if status.repairing {
-        Some(Fault::Local("what is damaged in the store is being repaired"))
+        Some(Fault::Local("damage in the store is being repaired"))
     } else {
         None
     }
@@ -432,7 +432,8 @@ mod tests {
             ..Status::default()
         };
         assert!(message(&serving, &full, None).unwrap().contains("the run directory (node.run_dir) is full"));
-        for (errno, part) in [(Errno::ENOSPC, "is full; make room"), (Errno::EROFS, "(Read-only file system")]
+        for (errno, part) in
+            [(Errno::ENOSPC, "is full; free space"), (Errno::EROFS, "(Read-only file system")]
         {
             let unkept = Status { unkept: Some((errno, 1)), dirty_bytes: 1, ..Status::default() };
             for state in [&serving, &detaching] {

@@ -194,7 +194,7 @@ impl NodeVolumes {
     }
 
     /// Publishes that a volume was added to a ring thread.
-    pub(in crate::node) fn came(&self, present: Arc<Present>) {
+    pub(in crate::node) fn add_present(&self, present: Arc<Present>) {
         let (volume, state) = (present.volume().clone(), Arc::clone(&present.state));
         self.entries().insert(volume, Entry { state, present: Some(present) });
     }

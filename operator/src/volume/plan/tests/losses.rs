@@ -308,7 +308,7 @@ fn many_unread_losses_are_summed_up() {
         find_condition(&status.conditions, DATA_LOST).map(|lost| lost.message.clone()).unwrap_or_default()
     };
     let said = message(&status);
-    for part in ["node n23 was cut off", "node n15 was", "11 times more", "acknowledge-loss=14): 1000 bytes"]
+    for part in ["node n23 was cut off", "node n15 was", "11 more times", "acknowledge-loss=14): 1000 bytes"]
     {
         assert!(said.contains(part), "{part}: {said}");
     }

@@ -136,7 +136,7 @@ fn only_a_full_spill_file_is_reported() {
     };
     serving(PAGES - 1, 0, "28672 bytes (limit 32768) are spilled to the disk of node a");
     serving(PAGES, 0, "32768 bytes (limit 32768) are spilled");
-    serving(PAGES - 1, 3, "3 pages were not written (ENOSPC): they found no memory");
+    serving(PAGES - 1, 3, "3 pages were not written (ENOSPC): memory was full");
     let (status, reason, message) = writable(PAGES, 3);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "MemoryFull"));
     assert!(

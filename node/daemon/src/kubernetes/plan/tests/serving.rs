@@ -120,7 +120,7 @@ fn writes_that_wait_are_reported_with_the_reason() {
 fn a_commit_blocked_by_the_disk_is_reported() {
     use holdfast_engine::event::Errno;
     for (errno, condition, reason, part) in [
-        (Errno::ENOSPC, "Writable", "LocalDiskFull", "node.state_dir of node a is full: make room"),
+        (Errno::ENOSPC, "Writable", "LocalDiskFull", "node.state_dir of node a is full: free space"),
         (Errno::EROFS, "LocalDiskHealthy", "WriteFailed", "(Read-only file system"),
         (Errno::EIO, "LocalDiskHealthy", "WriteFailed", "(Input/output error"),
     ] {

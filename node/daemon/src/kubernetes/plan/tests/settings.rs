@@ -95,7 +95,7 @@ fn unapplied_settings_are_reported_with_the_reason() {
     assert_eq!(step_names(&failing), ["report", "configure"]);
     assert_eq!(reason(&failing), ("True".to_owned(), "NotConfigured".to_owned()));
     let text = written_status(&failing).unwrap().conditions[0].message.clone();
-    assert!(text.contains("not in effect: the tmpfs is full: make room. Node a tries it again"), "{text}");
+    assert!(text.contains("not in effect: the tmpfs is full: make room. Node a tries again"), "{text}");
     facts.spec.max_dirty_age = "30s".to_owned();
     assert_eq!(step_names(&plan(&facts, &now())), [""; 0], "the spec is what is in effect");
     facts.spec.max_dirty_age = "6s".to_owned();
