@@ -159,7 +159,7 @@ const ROWS: &[DialectRow] = &[
         answers(None, "503 Service Unavailable", "ServiceUnavailable", "Try again"),
         "ServerFails",
         "endpoint: the server reports an internal error (HTTP 503 ServiceUnavailable)",
-        "look at the server",
+        "check the server",
     ),
     row(
         "bodies-cut",
@@ -181,7 +181,7 @@ const ROWS: &[DialectRow] = &[
         Dialect::ErrorsIn200,
         "ServerFails",
         "endpoint: the server reports an internal error (HTTP 200 InternalError)",
-        "look at the server",
+        "check the server",
     ),
     row("portal", Dialect::Page("200 OK"), "NotS3", NOT_S3, "in front of it"),
     row("portal-403", Dialect::Page(FORBIDDEN), "NotS3", NOT_S3, "in front of it"),

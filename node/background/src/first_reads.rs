@@ -13,10 +13,10 @@ const FEWEST: usize = 32;
 
 /// The recording of one fork.
 #[derive(Debug, Default)]
-pub struct FirstReads(Recording);
+pub struct FirstReads(ReadsPhase);
 
 #[derive(Debug, Default)]
-enum Recording {
+enum ReadsPhase {
     #[default]
     New,
     Ongoing {
@@ -30,11 +30,11 @@ enum Recording {
 impl FirstReads {
     /// Records a read of the store. Returns true if it begins the recording.
     pub fn read(&mut self, range: SectorRange) -> bool {
-        let begins = matches!(self.0, Recording::New);
+        let begins = matches!(self.0, ReadsPhase::New);
         if begins {
-            self.0 = Recording::Ongoing { blocks: Vec::new(), known: HashSet::new() };
+            self.0 = ReadsPhase::Ongoing { blocks: Vec::new(), known: HashSet::new() };
         }
-        if let Recording::Ongoing { blocks, known } = &mut self.0 {
+        if let ReadsPhase::Ongoing { blocks, known } = &mut self.0 {
             let read = range.split_at_multiples(BLOCK_SECTORS).map(|part| part.start.block());
             let room = MAX_PREFETCH_BLOCKS - blocks.len();
             blocks.extend(read.filter(|block| known.insert(*block)).take(room));
@@ -46,18 +46,18 @@ impl FirstReads {
     /// next read begins another recording.
     pub fn blocks(&mut self) -> Option<Vec<Block>> {
         match &self.0 {
-            Recording::Ongoing { blocks, .. } if blocks.len() >= FEWEST => Some(blocks.clone()),
-            Recording::New | Recording::Ongoing { .. } => {
-                self.0 = Recording::New;
+            ReadsPhase::Ongoing { blocks, .. } if blocks.len() >= FEWEST => Some(blocks.clone()),
+            ReadsPhase::New | ReadsPhase::Ongoing { .. } => {
+                self.0 = ReadsPhase::New;
                 None
             }
-            Recording::Ended => None,
+            ReadsPhase::Ended => None,
         }
     }
 
     /// Ends the recording: no later read begins another one.
     pub fn end(&mut self) {
-        self.0 = Recording::Ended;
+        self.0 = ReadsPhase::Ended;
     }
 }
 

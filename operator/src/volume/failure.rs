@@ -294,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Regression, found in review: without the log, a Volume whose node was lost kept the condition of its last
-    /// plan, such as the request for a node that it had by then.
+    /// Regression, found in review: without the log, a Volume whose node was lost kept the condition of its
+    /// last plan, such as the request for a node that it had by then.
     #[test]
     fn a_node_that_waits_for_the_log_is_told_so() {
         let failure = VolumeFailure::from(LogFailure::NoLog("v".parse().expect("a volume id")));

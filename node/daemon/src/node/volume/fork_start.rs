@@ -27,12 +27,12 @@ const FETCH_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(crate) struct ForkStart {
     reads: Mutex<FirstReads>,
-    source: Mutex<Source>,
+    source: Mutex<ForkSource>,
 }
 
 /// The snapshot of a fork, as far as known.
 #[derive(Default)]
-enum Source {
+enum ForkSource {
     #[default]
     Unknown,
     /// Being read.
@@ -62,9 +62,9 @@ impl ForkStart {
             return None;
         }
         let mut source = self.source.lock();
-        let is_new = matches!(*source, Source::Unknown);
+        let is_new = matches!(*source, ForkSource::Unknown);
         if is_new {
-            *source = Source::Asked;
+            *source = ForkSource::Asked;
         }
         Some(FirstReadWork { prefetch: is_new.then(|| runs.clone()) })
     }
@@ -77,7 +77,7 @@ impl ForkStart {
         (volume, objects, ahead): (&VolumeId, &dyn ObjectStore, &VolumeAhead),
     ) {
         match list_of(objects, volume).await {
-            Ok(SourceList::Unlisted(snapshot)) => *self.source.lock() = Source::Unlisted(snapshot),
+            Ok(SourceList::Unlisted(snapshot)) => *self.source.lock() = ForkSource::Unlisted(snapshot),
             Ok(SourceList::List(list)) => {
                 // It is not recorded again.
                 self.reads.lock().end();
@@ -98,8 +98,8 @@ impl ForkStart {
     /// Ends the recording and stores its list. With few blocks, the next read begins another recording.
     pub(crate) async fn store_list(&self, cold: &ColdReads, objects: &dyn ObjectStore) {
         let snapshot = match &*self.source.lock() {
-            Source::Unlisted(snapshot) => snapshot.clone(),
-            Source::Unknown | Source::Asked => return,
+            ForkSource::Unlisted(snapshot) => snapshot.clone(),
+            ForkSource::Unknown | ForkSource::Asked => return,
         };
         let Some(blocks) = self.reads.lock().blocks() else { return };
         let list = PrefetchList::new(snapshot, blocks);
