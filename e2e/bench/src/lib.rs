@@ -36,6 +36,7 @@ mod nvme_tcp;
 mod proof;
 mod proof_faults;
 mod proof_turns;
+mod references;
 mod ring;
 mod soak;
 mod without_ublk;

@@ -75,6 +75,7 @@ pub const GUEST_PACKAGES: &[&str] = &[
     "kmod",
     "procps",
     "psmisc",
+    "qemu-utils",
     "strace",
     "util-linux",
     "xfsprogs",
