@@ -10,6 +10,7 @@ use super::daemon::{Bench, STATE_DIR};
 use super::fio::{self, Job, Measured};
 use super::kublk::{self, Kublk, Mode};
 use super::references::{Reference, ServedFile};
+use super::zerofs::{self, ZeroFs};
 use super::{Bar, Figure, median};
 
 /// Delayed uploads: no volume is sealed while it is measured.
@@ -90,6 +91,7 @@ impl OtherServer {
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     kublk::share(world)?;
+    let zerofs = zerofs::share(world);
     let mut bench = Bench::start(world, HELD_BACK)?;
     let mut figures = Vec::new();
     for (transport, mode, prefix) in
@@ -98,6 +100,9 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         bench.restart_with(transport, HELD_BACK)?;
         report::step(format_args!("{transport}: one device"));
         figures.extend(one_device(&bench, mode, prefix)?);
+        if mode == Mode::ZeroCopy {
+            figures.extend(against_zerofs(&bench, &zerofs)?);
+        }
         report::step(format_args!("{transport}: {DEVICES} devices"));
         figures.extend(many_devices(&bench, mode, prefix)?);
     }
@@ -159,6 +164,39 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     }
     figures.extend(cached(bench, prefix, reference)?);
     Ok(figures)
+}
+
+/// Compares random requests to a filled volume to those to ZeroFS, alternately in each round.
+fn against_zerofs(bench: &Bench, built: &Result<()>) -> Result<[Figure; 2]> {
+    const VOLUME: &str = "against-zerofs";
+    let jobs = ["randread", "randwrite"].map(|pattern| Job::of(&[], pattern, 12_000));
+    let names = ["randread4k_vs_zerofs", "randwrite4k_vs_zerofs"];
+    if let Err(error) = built {
+        let figure = |name: &str| Figure {
+            name: name.to_owned(),
+            value: f64::NAN,
+            unit: "ratio",
+            against: format!("not run: {error:#}"),
+            bar: None,
+        };
+        return Ok(names.map(figure));
+    }
+    bench.create(VOLUME, "256Mi")?;
+    let device = bench.attach(VOLUME, &[])?;
+    bench.vm.exec(&fill(&device, 256))?;
+    let zerofs = ZeroFs::start(bench)?;
+    let (mut ours, mut theirs) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
+    for _ in 0..ROUNDS {
+        for (job, (ours, theirs)) in jobs.iter().zip(ours.iter_mut().zip(&mut theirs)) {
+            ours.push(fio::run(&bench.vm, &Job { targets: &[&device], ..job.clone() })?.iops);
+            theirs.push(zerofs.measure(job)?);
+        }
+    }
+    zerofs.end()?;
+    discard_and_detach(bench, VOLUME, &device)?;
+    let [[read, write], [their_read, their_write]] = [ours, theirs].map(|rates| rates.map(median));
+    let [read, write] = [(read, their_read), (write, their_write)];
+    Ok([(names[0], read), (names[1], write)].map(|(name, pair)| ratio(name.to_owned(), pair, "IOPS", None)))
 }
 
 /// Compares first writes with writes to filled space, without a volume and with a side that is allocated and

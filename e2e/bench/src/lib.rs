@@ -40,6 +40,7 @@ mod references;
 mod ring;
 mod soak;
 mod without_ublk;
+mod zerofs;
 
 /// Number of lines shown of each log when a benchmark fails.
 const LOG_LINES: usize = 60;
