@@ -34,7 +34,8 @@ fn samples() -> BTreeSet<String> {
     let suffixes = |kind| match kind {
         "gauge" => &[""][..],
         "counter" => &["_total"],
-        _ => &["_bucket", "_sum", "_count"],
+        // The last one is that of a native histogram, which Prometheus converts it to.
+        _ => &["_bucket", "_sum", "_count", ""],
     };
     let names = kinds.iter().flat_map(|(name, kind)| {
         suffixes(*kind).iter().map(move |suffix| format!("holdfast_{name}{suffix}"))
@@ -145,6 +146,39 @@ fn dashboard_shows_existing_metrics() {
             );
         }
     }
+}
+
+/// A native histogram has no samples of buckets: `docs/monitoring.md#native-histograms`.
+#[test]
+fn queries_of_histograms_work_with_classic_and_native_ones() {
+    let dashboard: Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
+    let (text, mut queries) = (read(ALERTS), Vec::new());
+    strings(&dashboard, &["expr"], &mut queries);
+    queries.extend(text.lines().filter_map(|line| line.trim().strip_prefix("expr: ")));
+    let samples = samples();
+    let is_histogram = |name: &str| samples.contains(&format!("{name}_bucket"));
+    let mut found = 0;
+    for query in queries {
+        let classic: BTreeSet<&str> = ["_bucket", "_sum", "_count"]
+            .into_iter()
+            .flat_map(|suffix| named(query).into_iter().filter_map(move |name| name.strip_suffix(suffix)))
+            .filter(|name| is_histogram(name))
+            .collect();
+        let native: BTreeSet<&str> = named(query).into_iter().filter(|name| is_histogram(name)).collect();
+        assert_eq!(classic, native, "the query lacks one of both kinds: {query}");
+        if let Some(name) = native.first() {
+            let quantile = |part: &str| part.trim().starts_with("histogram_quantile(");
+            let [first, second] = query.split(" or ").collect::<Vec<_>>()[..] else {
+                panic!("the kinds of {name} are not alternatives: {query}");
+            };
+            assert!(quantile(first) && quantile(second), "{query}");
+            // Without the parts that differ, both select and aggregate the same.
+            let native = first.replace(", le)", ")").replace("_bucket", "");
+            assert_eq!(native, second, "the kinds of {name} are queried differently");
+            found += 1;
+        }
+    }
+    assert!(found > 3, "{DASHBOARD} has {found} queries of histograms");
 }
 
 #[test]

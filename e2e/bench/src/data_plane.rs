@@ -9,6 +9,8 @@ use holdfast_lab::world::World;
 use super::daemon::{Bench, STATE_DIR};
 use super::fio::{self, Job, Measured};
 use super::kublk::{self, Kublk, Mode};
+use super::references::{Reference, ServedFile};
+use super::zerofs::{self, ZeroFs};
 use super::{Bar, Figure, median};
 
 /// Delayed uploads: no volume is sealed while it is measured.
@@ -41,8 +43,55 @@ fn rows() -> [RequestJob; 6] {
     ]
 }
 
+/// Another server of the same file, which only zero copy is compared with: it does the same for both
+/// transports, or works with one only.
+#[derive(Debug, Clone, Copy)]
+enum OtherServer {
+    /// `kublk` with its own batches; with user copy its device did not appear within 600 s.
+    KublkBatches,
+    Reference(Reference),
+}
+
+impl OtherServer {
+    const ALL: [Self; 3] =
+        [Self::KublkBatches, Self::Reference(Reference::Loop), Self::Reference(Reference::Nbd)];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::KublkBatches => "kublk_batches",
+            Self::Reference(Reference::Loop) => "loop",
+            Self::Reference(Reference::Nbd) => "nbd",
+        }
+    }
+
+    /// Returns the rows of its comparison. Sequential requests gain nothing from batches.
+    fn rows(self, all: &[RequestJob]) -> &[RequestJob] {
+        match self {
+            Self::KublkBatches => &all[..2],
+            Self::Reference(_) => all,
+        }
+    }
+
+    fn measure(self, vm: &Vm, all: &[RequestJob], file: &str, results: &mut [Vec<f64>]) -> Result<()> {
+        let rows = self.rows(all);
+        match self {
+            Self::KublkBatches => {
+                let served = Kublk::serve(vm, 9, file, Mode::ZeroCopyBatches)?;
+                measure(vm, rows, &served.device(), results)?;
+                served.remove()
+            }
+            Self::Reference(kind) => {
+                let served = ServedFile::open(vm, kind, file)?;
+                measure(vm, rows, served.device(), results)?;
+                served.close()
+            }
+        }
+    }
+}
+
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     kublk::share(world)?;
+    let zerofs = zerofs::share(world);
     let mut bench = Bench::start(world, HELD_BACK)?;
     let mut figures = Vec::new();
     for (transport, mode, prefix) in
@@ -51,6 +100,9 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         bench.restart_with(transport, HELD_BACK)?;
         report::step(format_args!("{transport}: one device"));
         figures.extend(one_device(&bench, mode, prefix)?);
+        if mode == Mode::ZeroCopy {
+            figures.extend(against_zerofs(&bench, &zerofs)?);
+        }
         report::step(format_args!("{transport}: {DEVICES} devices"));
         figures.extend(many_devices(&bench, mode, prefix)?);
     }
@@ -70,26 +122,17 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     vm.exec(&format!("{} {}", fill(&device, 256), fill(&file, 256)))?;
     let rows = rows();
     let (mut ours, mut theirs) = (vec![Vec::new(); rows.len()], vec![Vec::new(); rows.len()]);
-    // `kublk` with its own batches, for zero copy only: with user copy its device did not appear within 600
-    // s. Sequential requests gain nothing from batches.
-    let mut batched = vec![Vec::new(); if mode == Mode::ZeroCopy { 2 } else { 0 }];
-    // The loop device is the same for both transports.
-    let mut looped = vec![Vec::new(); if mode == Mode::ZeroCopy { rows.len() } else { 0 }];
+    let others: &[OtherServer] = if mode == Mode::ZeroCopy { &OtherServer::ALL } else { &[] };
+    let mut of_others =
+        others.iter().map(|other| vec![Vec::new(); other.rows(&rows).len()]).collect::<Vec<_>>();
     let mut fresh = Vec::new();
     for round in 0..ROUNDS {
         measure(vm, &rows, &device, &mut ours)?;
         let reference = Kublk::serve(vm, 9, &file, mode)?;
         measure(vm, &rows, &reference.device(), &mut theirs)?;
         reference.remove()?;
-        if !batched.is_empty() {
-            let reference = Kublk::serve(vm, 9, &file, Mode::ZeroCopyBatches)?;
-            measure(vm, &rows[..batched.len()], &reference.device(), &mut batched)?;
-            reference.remove()?;
-        }
-        if !looped.is_empty() {
-            let reference = LoopReference::open(vm, &file)?;
-            measure(vm, &rows, &reference.path, &mut looped)?;
-            reference.close()?;
+        for (other, results) in others.iter().zip(&mut of_others) {
+            other.measure(vm, &rows, &file, results)?;
         }
         bench.create(&volume(round), "256Mi")?;
         let unwritten = bench.attach(&volume(round), &[])?;
@@ -99,10 +142,10 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     vm.exec(&format!("rm {file}"))?;
     discard_and_detach(bench, &name, &device)?;
     let (filled, reference) = (median(ours[1].clone()), median(theirs[0].clone()));
-    let mut others = Vec::new();
-    for (theirs, name) in [(batched, "kublk_batches"), (looped, "loop")] {
-        others.extend(rows.iter().zip(ours.iter().zip(theirs)).map(|(row, (ours, theirs))| {
-            let name = format!("{prefix}{}_vs_{name}", row.name);
+    let mut against_others = Vec::new();
+    for (other, theirs) in others.iter().zip(of_others) {
+        against_others.extend(rows.iter().zip(ours.iter().zip(theirs)).map(|(row, (ours, theirs))| {
+            let name = format!("{}_vs_{}", row.name, other.name());
             ratio(name, (median(ours.clone()), median(theirs)), "IOPS", None)
         }));
     }
@@ -115,12 +158,45 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
         .collect();
     let name = format!("{prefix}randwrite4k_fresh_vs_filled");
     figures.push(ratio(name, (median(fresh), filled), "IOPS", Some(0.7)));
-    figures.extend(others);
+    figures.extend(against_others);
     if mode == Mode::ZeroCopy {
         figures.extend(first_writes(bench, filled)?);
     }
     figures.extend(cached(bench, prefix, reference)?);
     Ok(figures)
+}
+
+/// Compares random requests to a filled volume to those to ZeroFS, alternately in each round.
+fn against_zerofs(bench: &Bench, built: &Result<()>) -> Result<[Figure; 2]> {
+    const VOLUME: &str = "against-zerofs";
+    let jobs = ["randread", "randwrite"].map(|pattern| Job::of(&[], pattern, 12_000));
+    let names = ["randread4k_vs_zerofs", "randwrite4k_vs_zerofs"];
+    if let Err(error) = built {
+        let figure = |name: &str| Figure {
+            name: name.to_owned(),
+            value: f64::NAN,
+            unit: "ratio",
+            against: format!("not run: {error:#}"),
+            bar: None,
+        };
+        return Ok(names.map(figure));
+    }
+    bench.create(VOLUME, "256Mi")?;
+    let device = bench.attach(VOLUME, &[])?;
+    bench.vm.exec(&fill(&device, 256))?;
+    let zerofs = ZeroFs::start(bench)?;
+    let (mut ours, mut theirs) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
+    for _ in 0..ROUNDS {
+        for (job, (ours, theirs)) in jobs.iter().zip(ours.iter_mut().zip(&mut theirs)) {
+            ours.push(fio::run(&bench.vm, &Job { targets: &[&device], ..job.clone() })?.iops);
+            theirs.push(zerofs.measure(job)?);
+        }
+    }
+    zerofs.end()?;
+    discard_and_detach(bench, VOLUME, &device)?;
+    let [[read, write], [their_read, their_write]] = [ours, theirs].map(|rates| rates.map(median));
+    let [read, write] = [(read, their_read), (write, their_write)];
+    Ok([(names[0], read), (names[1], write)].map(|(name, pair)| ratio(name.to_owned(), pair, "IOPS", None)))
 }
 
 /// Compares first writes with writes to filled space, without a volume and with a side that is allocated and
@@ -232,28 +308,6 @@ fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> 
     let p99 = ratio(name("p99"), pair(|done| done.p99_us), "us, 99th percentile", None);
     let p99 = Figure { bar: Some(Bar::AtMost(1.0)), ..p99 };
     Ok(vec![ratio(name("randread4k"), pair(|done| done.iops), "IOPS", Some(0.97)), p99])
-}
-
-/// A loop device with direct I/O on a file, and the queue attributes of the other devices.
-struct LoopReference<'a> {
-    vm: &'a Vm,
-    path: String,
-}
-
-impl<'a> LoopReference<'a> {
-    fn open(vm: &'a Vm, file: &str) -> Result<Self> {
-        let open = format!("losetup --direct-io=on --sector-size=4096 --find --show {file}");
-        let path = vm.exec(&format!("modprobe loop; {open}"))?.trim().to_owned();
-        vm.exec(&format!(
-            "cd /sys/block/{}/queue; echo none > scheduler; if [ -e wbt_lat_usec ]; then echo 0 > wbt_lat_usec; fi",
-            path.trim_start_matches("/dev/")
-        ))?;
-        Ok(Self { vm, path })
-    }
-
-    fn close(self) -> Result<()> {
-        self.vm.exec(&format!("losetup --detach {}", self.path)).map(drop)
-    }
 }
 
 fn read_all(vm: &Vm, devices: &[String]) -> Result<Measured> {

@@ -6,6 +6,8 @@ use anyhow::{Context, Result};
 use holdfast_lab::vm::Vm;
 use holdfast_lab::world::World;
 
+use super::references::equalize_queue;
+
 /// Maximum wait for a device to appear, in the machine's time.
 const APPEAR: Duration = Duration::from_secs(30);
 
@@ -54,9 +56,7 @@ impl<'a> Kublk<'a> {
             .context("start kublk")?;
         let served = Self { vm, id };
         vm.wait_block_device(&served.device(), APPEAR)?;
-        vm.exec(&format!(
-            "cd /sys/block/ublkb{id}/queue; echo none > scheduler; if [ -e wbt_lat_usec ]; then echo 0 > wbt_lat_usec; fi"
-        ))?;
+        equalize_queue(vm, &served.device())?;
         Ok(served)
     }
 

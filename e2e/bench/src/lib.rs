@@ -36,9 +36,11 @@ mod nvme_tcp;
 mod proof;
 mod proof_faults;
 mod proof_turns;
+mod references;
 mod ring;
 mod soak;
 mod without_ublk;
+mod zerofs;
 
 /// Number of lines shown of each log when a benchmark fails.
 const LOG_LINES: usize = 60;

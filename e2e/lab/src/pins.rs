@@ -73,8 +73,10 @@ pub const GUEST_PACKAGES: &[&str] = &[
     "iproute2",
     "jq",
     "kmod",
+    "nbd-client",
     "procps",
     "psmisc",
+    "qemu-utils",
     "strace",
     "util-linux",
     "xfsprogs",
@@ -158,6 +160,9 @@ pub const VERSITYGW: &str = "1.8.0";
 pub const SEAWEEDFS: &str = "0.0.0-20261109003541-7506e5f91cd6";
 /// Version of trueno-ublk, a compressed ramdisk on ublk that memory volumes are compared with.
 pub const TRUENO_UBLK: &str = "0.3.1";
+/// Version of ZeroFS, a file system in an object store that the data plane is compared with: the newest one
+/// of the Rust registry.
+pub const ZEROFS: &str = "0.19.1";
 /// Version of helm, which renders and checks the chart.
 pub const HELM: &str = "4.3.1";
 /// Version of csi-sanity, the CSI project's own tests.

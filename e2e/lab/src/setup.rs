@@ -34,8 +34,8 @@ pub mod kernel;
 pub mod kublk;
 mod lanes;
 pub mod llvm;
+mod registry;
 pub mod root_fs;
-pub mod trueno;
 
 /// Packages with tested programs and examples. `holdfast-s3` has none: with it, the AWS SDK, kube and rustls
 /// get the same features as in the workspace's tests, and are compiled once for both.
@@ -197,7 +197,15 @@ impl Toolbox {
     /// # Errors
     /// If it cannot be built.
     pub fn trueno_ublk(&self) -> Result<PathBuf> {
-        trueno::prepare(&self.cache)
+        registry::TRUENO.prepare(&self.cache)
+    }
+
+    /// Returns a file system in an object store that serves block devices by NBD.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub fn zerofs(&self) -> Result<PathBuf> {
+        registry::ZERO_FS.prepare(&self.cache)
     }
 
     /// Returns tools that read the compiler's profiles.

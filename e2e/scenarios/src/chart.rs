@@ -53,6 +53,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(has_line(&all, kind), "{kind} is not rendered");
     }
     apply_rendered(world, "all", &all)?;
+    native_histograms(world, &all)?;
     selinux(world, &defaults)?;
     ensure!(
         has_line(&defaults, "- {name: udev, mountPath: /run/udev}"),
@@ -68,6 +69,26 @@ pub(super) fn run(world: &World) -> Result<()> {
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
     let alone = render(world, "alone", &alone)?;
     ensure!(!has_line(&alone, BUDGET), "a budget keeps the only instance on its node");
+    Ok(())
+}
+
+/// The PodMonitor asks for native histograms if a value does.
+fn native_histograms(world: &World, all: &[String]) -> Result<()> {
+    const CONVERTED: &str = "convertClassicHistogramsToNHCB: true";
+    let monitor = |rendered: &[String]| {
+        rendered.iter().find(|object| has_line(std::slice::from_ref(object), "kind: PodMonitor")).cloned()
+    };
+    let with = monitor(all).context("a PodMonitor was rendered")?;
+    ensure!(
+        with.lines().any(|line| line == format!("  {CONVERTED}")),
+        "its spec lacks `{CONVERTED}`:\n{with}"
+    );
+    let classic = render(world, "classic", &json!({ "monitoring": { "podMonitor": { "enabled": true } } }))?;
+    let classic = monitor(&classic).context("a PodMonitor was rendered")?;
+    ensure!(
+        !classic.contains(CONVERTED),
+        "histograms are converted although no value asks for it:\n{classic}"
+    );
     Ok(())
 }
 
@@ -415,7 +436,7 @@ fn all_values() -> serde_json::Value {
     let labels = json!({ "release": "prometheus" });
     json!({
         "monitoring": {
-            "podMonitor": { "enabled": true, "labels": labels, "interval": "15s" },
+            "podMonitor": { "enabled": true, "labels": labels, "interval": "15s", "nativeHistograms": true },
             "prometheusRule": { "enabled": true, "labels": labels, "oldestDirtySeconds": 900 },
             "dashboard": { "enabled": true },
         },

@@ -15,4 +15,5 @@ mod late_reads;
 mod proxy;
 mod server;
 mod tls;
+mod two_stores;
 mod versitygw;
