@@ -290,7 +290,10 @@ fn a_damaged_table_keeps_its_device_paused() {
     daemon(&dirs, &kernel, async |node| {
         let status = wait(&node, |status| status.state == VolumeState::Quiesced).await;
         let message = status.message.unwrap();
-        assert!(message.contains("scratch/table is damaged: the checksum of the table's head is wrong"), "{message}");
+        assert!(
+            message.contains("scratch/table is damaged: the checksum of the table's head is wrong"),
+            "{message}"
+        );
         flip_a_bit(&table);
         wait(&node, |status| status.state == VolumeState::Attached).await;
     });
