@@ -107,7 +107,7 @@ fn inherited(run: &Run) -> Option<Run> {
     })
 }
 
-fn take_volume(fields: &mut Reader<'_>) -> Result<VolumeId, DecodeError> {
+pub(crate) fn take_volume(fields: &mut Reader<'_>) -> Result<VolumeId, DecodeError> {
     let name = fields.text()?;
     VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))
 }

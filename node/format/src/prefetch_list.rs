@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use holdfast_types::{Block, Seq, SnapshotName};
 
+use crate::fork::take_volume;
 use crate::limit::{MAX_PREFETCH_BLOCKS, MAX_SECTORS};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -70,9 +71,7 @@ impl PrefetchList {
     /// The first violation of the format.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Reader::new(WHAT, wire::open(Kind::PrefetchList, WHAT, bytes)?);
-        let name = fields.text()?;
-        let volume = name.try_into().map_err(|_| fields.bad("volume id length", bytes.len() as u64))?;
-        let snapshot = SnapshotName { volume, seq: Seq(fields.u64()?) };
+        let snapshot = SnapshotName { volume: take_volume(&mut fields)?, seq: Seq(fields.u64()?) };
         let (count, mut blocks) = (fields.count(EXTENT_BYTES)?, 0);
         let mut extents = Vec::with_capacity(count);
         for _ in 0..count {
