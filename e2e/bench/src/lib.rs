@@ -79,7 +79,7 @@ pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "data-plane",
         about: "requests of volumes against the kernel's own server: both transports, one device and 16",
-        expected: Duration::from_secs(400),
+        expected: Duration::from_secs(550),
         profile: Profile::Release,
         run: data_plane::run,
     },
