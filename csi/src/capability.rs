@@ -104,7 +104,7 @@ pub(crate) enum UnsupportedCapability {
     NoAccessType,
     /// The mode is missing or unknown.
     #[error(
-        "volume_capability.access_mode: is missing or unknown; ask for ReadWriteOnce, ReadWriteOncePod or ReadOnlyMany"
+        "volume_capability.access_mode: is missing or unknown; specify ReadWriteOnce, ReadWriteOncePod or ReadOnlyMany"
     )]
     NoAccessMode,
     /// The mode needs writers on several nodes at a time, or is not one that Kubernetes uses.

@@ -8,8 +8,8 @@
 //! writes before all are prepared; in an attempt that has not failed, no node is asked to unblock them before
 //! all are blocked. Each write carries the resource version on which its plan is based. A VolumeSnapshot that
 //! another client created is never written.
-//! On failure: an attempt fails if one of its volumes could not be held, moved or changed; the next attempt
-//! then begins. All other steps are retried; every step is idempotent.
+//! On failure: an attempt fails if one of its volumes was not held, or has moved or changed; the next
+//! attempt then begins. All other steps are retried; every step is idempotent.
 
 pub(crate) mod apply;
 pub(crate) mod controller;

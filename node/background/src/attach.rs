@@ -85,7 +85,7 @@ pub enum AttachError<L: Error + 'static> {
     #[error(transparent)]
     Log(#[from] LogFailure),
     /// Other writers created the next record at every attempt.
-    #[error("other nodes are attaching volume {0} at the same time")]
+    #[error("other writers extend the log of volume {0} at the same time")]
     Contended(VolumeId),
     /// The local files failed.
     #[error(transparent)]

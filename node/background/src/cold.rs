@@ -59,7 +59,10 @@ impl ColdLines {
             tracing::warn!(times, "cold reads waited since the last line about them");
         }
         if let Some(times) = self.unconfirmed.take_suppressed(rest) {
-            tracing::warn!(times, "cold reads failed once since the last line about them");
+            tracing::warn!(
+                times,
+                "cold reads failed and were retried to confirm it, since the last line about them"
+            );
         }
     }
 }

@@ -1,15 +1,13 @@
 //! Contents of the slots of a file of blocks: the node's slab, or its substitute in memory.
 //!
-//! Owns: the numbers of the slots, the free slots, and the index from contents to slots.
-//! Does not own: the file. A slot's content is written before it is published, and never changes while a
-//! [`Slot`] is held. Contents that were prefetched and not read yet use at most a quarter of the slots: the
-//! oldest of them makes room for the next, and none that were read. Contents of an earlier process are in the
-//! slots that its table named (`holdfast_format::slab_table`). None is returned before its bytes are verified
-//! with their proof; mismatches are forgotten.
-//! Runs on: any executor that polls its futures.
-//! On failure: if the disk has no space for a never-written slot, the index evicts a written one, and grows
-//! again once the disk has space. A content that fits no slot is returned to the caller: nothing waits for a
-//! disk.
+//! Owns: the numbers of the slots, the free slots, and the index from contents to slots. Does not own: the
+//! file. Invariants: a slot's content is written before it is published, and never changes while a [`Slot`]
+//! is held. Contents that were prefetched and not read yet use at most a quarter of the slots: the oldest of
+//! them makes room for the next, and none that were read. Contents of an earlier process are in the slots
+//! that its table named (`holdfast_format::slab_table`). None is returned before its bytes are verified with
+//! their proof; mismatches are forgotten. Runs on: any executor that polls its futures. On failure: if the
+//! disk has no space for a never-written slot, the index evicts a written one, and grows again once the disk
+//! has space. A content that fits no slot is returned to the caller: nothing waits for a disk.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;

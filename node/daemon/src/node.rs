@@ -364,8 +364,7 @@ impl Node {
         }
     }
 
-    /// Implements [`Self::serve`] with this implementation of the devices, and with this maximum wait for the
-    /// recovery.
+    /// Like [`Self::serve`], with this implementation of the devices and this maximum wait for the recovery.
     async fn serve_with(
         owner: Owner,
         devices: Arc<dyn Devices>,

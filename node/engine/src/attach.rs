@@ -84,15 +84,15 @@ pub enum Missing {
     /// No local files exist.
     Absent,
     /// They are not that writer's data.
-    Foreign(Foreign),
+    Differs(Foreign),
 }
 
 impl Missing {
     /// Returns the instructions for getting that writer's data.
     fn remedy(self) -> &'static str {
         match self {
-            Self::Foreign(Foreign::LogSetBack) => "Restore the bucket's newest state",
-            Self::Absent | Self::Foreign(Foreign::OtherVolume | Foreign::Superseded | Foreign::Older) => {
+            Self::Differs(Foreign::LogSetBack) => "Restore the bucket's newest state",
+            Self::Absent | Self::Differs(Foreign::OtherVolume | Foreign::Superseded | Foreign::Older) => {
                 "Mount or restore the state directory"
             }
         }
@@ -241,8 +241,8 @@ fn displace(
             return Ok(None);
         }
         LocalData::Absent => Missing::Absent,
-        LocalData::Ours { .. } => Missing::Foreign(Foreign::Superseded),
-        LocalData::Foreign(why) => Missing::Foreign(why),
+        LocalData::Ours { .. } => Missing::Differs(Foreign::Superseded),
+        LocalData::Foreign(why) => Missing::Differs(why),
     };
     let is_named = match claim.replaces {
         Some(named) => !(safeguard(CheckExpectedEpoch) && named != epoch),
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(lost(None), Missing::Absent);
         // The intent of an attach that never reached the log is not that writer's data.
         let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
-        assert_eq!(lost(Some(&on_disk(&intent))), Missing::Foreign(Foreign::Superseded));
+        assert_eq!(lost(Some(&on_disk(&intent))), Missing::Differs(Foreign::Superseded));
         assert_eq!(acquired(&held, None, MINE).0, LocalData::Absent);
         // A stale epoch in the grant does not change the error.
         assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
@@ -578,7 +578,7 @@ mod tests {
         assert_eq!(worth(&before, Some(&on_disk(&fresh))), LocalData::Ours { trust_clean: false });
         assert!(matches!(
             refused(&at(6), Some(&on_disk(&header)), None),
-            Some(AttachRefused::LocalStateMissing { missing: Missing::Foreign(Foreign::Older), .. })
+            Some(AttachRefused::LocalStateMissing { missing: Missing::Differs(Foreign::Older), .. })
         ));
     }
 

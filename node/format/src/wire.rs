@@ -60,13 +60,13 @@ pub enum Kind {
 #[non_exhaustive]
 pub enum DecodeError {
     /// Fewer bytes than the structure requires.
-    #[error("{what} is truncated: it has {have} of the {need} bytes needed")]
+    #[error("{what} is truncated: {have} bytes are left where {need} are needed")]
     Short {
         /// The structure.
         what: &'static str,
-        /// Bytes found.
+        /// Bytes left.
         have: usize,
-        /// Bytes needed.
+        /// Bytes of the next field.
         need: usize,
     },
     /// Not one of Holdfast's structures.

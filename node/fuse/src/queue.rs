@@ -507,8 +507,8 @@ impl FuseBuffers {
         // SAFETY: the mapping made above; a kernel that ignores the advice does no harm.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_NOHUGEPAGE) };
         // Otherwise, after a fork, the kernel would copy each page before writing a request to it, and might
-        // wait for memory. SAFETY: the mapping made above; the advice removes it from children only, which do
-        // not use it.
+        // wait for memory.
+        // SAFETY: the mapping made above; the advice removes it from children only, which do not use it.
         unsafe { libc::madvise(address, Self::BYTES, libc::MADV_DONTFORK) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
         Ok(Self { memory, prepared: vec![false; DEPTH.into()].into() })

@@ -34,7 +34,7 @@ pub enum LogFailure {
     },
     /// An object belongs to another position.
     #[error(
-        "object {key} has the content of seq {seq} of volume {volume}: it was overwritten, or copied there"
+        "object {key} has the content of seq {seq} of volume {volume}: it was overwritten, or copied to this key"
     )]
     Misplaced {
         /// Key of the object.
@@ -56,7 +56,7 @@ pub enum LogFailure {
     },
     /// An object of the trash is invalid.
     #[error(
-        "object {key} is not a valid object of the trash: a newer version wrote it, \
+        "object {key} is not a valid object of the trash, without a retention or a decision: a newer version wrote it, \
          or it was overwritten"
     )]
     NotOfTrash {

@@ -241,8 +241,8 @@ pub async fn read_snapshot(
 }
 
 /// Reads the root of a snapshot that was taken for `uid`: two more GETs, and others if its record was
-/// truncated. Returns `None` if the root does not exist or has another uid: the bucket was restored, or is a
-/// different one.
+/// truncated. Returns `None` if the log does not register this uid at that seq, or the root is missing: the
+/// bucket was restored, or is a different one.
 ///
 /// # Errors
 /// [`LogFailure`], except for a missing root.

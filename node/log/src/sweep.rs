@@ -19,7 +19,7 @@
 //! - an origin is stored after its snapshot was registered; a log read after the LIST that showed the origin
 //!   does not contain the snapshot, or its mark is old.
 //!
-//! Thus a log may be read too early and a mark too late, but not the reverse. This relies on LIST to show all
+//! Thus a log may be read early and a mark late; the reverse would be unsafe. This relies on LIST to show all
 //! objects stored before the request, as in S3. `grace` is a second safeguard. An age is the difference of
 //! two times in one LIST response: both come from the store, so this host's clock does not matter.
 //!

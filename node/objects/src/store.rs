@@ -184,7 +184,7 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// are never created again.
     ///
     /// # Errors
-    /// Reason why the store did not delete one of them; any of the others may be deleted.
+    /// Reason why the store may not have deleted one of them; any of them may be deleted.
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError>;
 
     /// Lists unfinished multipart uploads under `prefix`, at least [`MAX_UNFINISHED`] of them if that many

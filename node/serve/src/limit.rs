@@ -7,8 +7,8 @@
 /// has taken a message, or drops its own. A thread takes all waiting messages at each turn.
 pub const RING_MESSAGES: usize = 4096;
 
-/// Maximum holes that evictions of a volume punch at a time; further holes wait, because an eviction may free
-/// one range or more in each map page of the volume.
+/// Maximum holes that evictions of a volume punch at a time; further holes wait, because an eviction
+/// checks up to 64 map pages, and may free many ranges in each.
 pub const EVICTIONS_IN_FLIGHT: u32 = 64;
 
 /// Unused tokens of a volume's limit may be used later, up to those of this time: a second.

@@ -37,7 +37,7 @@ fn verdict(answer: &SweepResponse) -> Result<(), Failure> {
         count => {
             let message = format!(
                 "damaged volumes were skipped (volumes: {count}). All objects that they may read were kept. The \
-                 answer has the next steps"
+                 lines above have the next step for each"
             );
             Err(Failure { kind: FailureKind::Corrupt, message })
         }
@@ -110,7 +110,7 @@ fn remedy(skipped: &SkippedVolume, store: &str) -> String {
     let SkippedVolume { volume_id, error: _, cause: _ } = skipped;
     match skipped.cause() {
         SkipCause::Damaged => format!(
-            "all objects that {volume_id} may read were kept; find the damage: `holdfast-node scrub {volume_id} \
+            "  all objects that {volume_id} may read were kept; find the damage: `holdfast-node scrub {volume_id} \
              --store {store}`, with --repair on the node that has it attached\n"
         ),
         SkipCause::NoLog => format!(

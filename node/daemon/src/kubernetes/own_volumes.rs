@@ -150,8 +150,8 @@ impl<V: Volumes> OwnVolumes<V> {
         if self.claims == Claims::Unlisted {
             return;
         }
-        let volumes = match self.lookup().await {
-            Ok(volumes) => volumes,
+        let objects = match self.lookup().await {
+            Ok(objects) => objects,
             Err(error) => {
                 tracing::debug!(
                     error = chain(&error),
@@ -161,11 +161,11 @@ impl<V: Volumes> OwnVolumes<V> {
             }
         };
         let gone: Vec<String> =
-            self.looked_up.keys().filter(|name| !volumes.contains_key(*name)).cloned().collect();
+            self.looked_up.keys().filter(|name| !objects.contains_key(*name)).cloned().collect();
         for volume in gone.into_iter().filter_map(|name| self.looked_up.remove(&name)) {
             self.writer.apply_watcher_event(&Event::Delete(volume));
         }
-        for (name, volume) in volumes {
+        for (name, volume) in objects {
             let is_known = |known: &Volume| known.resource_version() == volume.resource_version();
             if !self.looked_up.get(&name).is_some_and(is_known) {
                 self.writer.apply_watcher_event(&Event::Apply(volume.clone()));

@@ -109,7 +109,7 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
         (Some(Doing::Detaching), _) => report_detach(facts, now),
         (Some(Doing::Clearing), _) => NodePlan::of(Vec::new(), SOON),
         (None, Some(here)) if misfit(facts, here) == Some(Misfit::AttachedByUser) => {
-            plan_name_taken(facts, now)
+            plan_id_taken(facts, now)
         }
         (None, Some(here)) => plan_present(facts, here, now),
         (None, None) => plan_absent(facts, now),
@@ -117,7 +117,7 @@ pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> NodePlan {
 }
 
 /// Plans for a Volume whose id is taken by a user's memory volume, which stays: the Volume is not attached.
-fn plan_name_taken(facts: &NodeFacts, now: &Time) -> NodePlan {
+fn plan_id_taken(facts: &NodeFacts, now: &Time) -> NodePlan {
     if facts.requested() && facts.granted() {
         return report(facts, NAME_TAKEN, now);
     }

@@ -358,7 +358,7 @@ pub(crate) enum NodeError {
     #[error(transparent)]
     Snapshot(SnapshotError),
     /// Other writers created the next record at each attempt.
-    #[error("other nodes are attaching volume {0} at the same time")]
+    #[error("other writers extend the log of volume {0} at the same time")]
     Contended(VolumeId),
     /// A local file could not be used.
     #[error("{} could not be {action}", path.display())]

@@ -76,7 +76,7 @@ pub(super) struct Evictor {
     swapped_at: Option<Millis>,
     /// Total bytes evicted.
     evicted_bytes: u64,
-    /// True if the last write found no space on the disk.
+    /// True if the last attempted write found no space on the disk.
     disk_full: bool,
 }
 

@@ -179,7 +179,7 @@ impl RunHead {
         self.pages[page].offset..self.pages.get(page + 1).map_or(self.pages_end, |next| next.offset)
     }
 
-    /// Returns the range of blocks whose entries, if any, are in a page.
+    /// Returns the range of blocks, without its end, whose entries are in a page, if there are any.
     ///
     /// # Panics
     /// If there is no such page.

@@ -53,7 +53,7 @@ pub(super) struct Scan {
 
 pub(super) enum Verdict {
     Whole,
-    /// The whole segment is lost: its own index finds no frame.
+    /// The segment's own index finds none of its frames; entries of merged runs may still find intact ones.
     Lost(Damage),
     /// These frames are damaged, ascending by block.
     Frames(Vec<(Frame, FrameError)>),

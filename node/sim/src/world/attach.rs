@@ -132,7 +132,7 @@ impl World {
         let says_so = match result {
             Ok(acquired) => acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
             Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
-                *missing == Missing::Foreign(Foreign::LogSetBack)
+                *missing == Missing::Differs(Foreign::LogSetBack)
             }
             Err(_) => false,
         };

@@ -85,7 +85,7 @@ impl Owner {
         Self::wait_with(config, Arc::new(kernel)).await
     }
 
-    /// Implements [`Self::wait`] with this implementation of the devices.
+    /// Like [`Self::wait`], with this implementation of the devices.
     pub(in crate::node) async fn wait_with(
         config: NodeConfig,
         devices: Arc<dyn Devices>,

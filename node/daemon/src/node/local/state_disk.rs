@@ -56,7 +56,7 @@ impl StateDisk {
                 tracing::info!(
                     directory = %state_dir.display(),
                     %error,
-                    "the block device under node.state_dir is unknown, so it may not write {SECTOR_BYTES} bytes atomically"
+                    "the block device under node.state_dir is unknown, and so is whether it writes {SECTOR_BYTES} bytes atomically; put node.state_dir on ext4 or xfs"
                 );
                 None
             }

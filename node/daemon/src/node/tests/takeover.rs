@@ -247,7 +247,7 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
         assert!(pages.holds_dirty(), "the older state has something to upload");
 
         let refused = attach(&dirs, &store, &claim("a", 2)).await.err().unwrap();
-        let AttachRefused::LocalStateMissing { missing: Missing::Foreign(Foreign::Older), .. } = refused
+        let AttachRefused::LocalStateMissing { missing: Missing::Differs(Foreign::Older), .. } = refused
         else {
             panic!("{refused:?}")
         };
@@ -290,7 +290,7 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
         else {
             panic!("older objects are served")
         };
-        assert_eq!(missing, Missing::Foreign(Foreign::LogSetBack));
+        assert_eq!(missing, Missing::Differs(Foreign::LogSetBack));
 
         let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
         for (store, claim) in [(never_attached, claim("a", 3)), (attached, accepted)] {
@@ -830,7 +830,7 @@ fn local_state_of_another_store_is_never_trusted() {
         else {
             panic!("the first volume is attached as if its data were here")
         };
-        assert_eq!(missing, Missing::Foreign(Foreign::OtherVolume));
+        assert_eq!(missing, Missing::Differs(Foreign::OtherVolume));
     });
 }
 

@@ -4,7 +4,7 @@
 //! 2. the planner on the ring thread applies them, the limits apply to all later requests, and both are shown
 //!    as in effect.
 //!
-//! In this order, a restarted daemon serves with every setting that was reported as in effect.
+//! In this order, a restarted daemon never serves with weaker settings than those reported as in effect.
 //! On failure: the volume serves with the settings in its status; the same request may be retried.
 
 use holdfast_engine::settings::Settings;
