@@ -103,10 +103,10 @@ impl fmt::Display for Missing {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Absent => "is missing",
-            Self::Foreign(Foreign::OtherVolume) => "belongs to another volume of this name",
-            Self::Foreign(Foreign::Superseded) => "was written before that attach",
-            Self::Foreign(Foreign::Older) => "is older than the last commit",
-            Self::Foreign(Foreign::LogSetBack) => {
+            Self::Differs(Foreign::OtherVolume) => "belongs to another volume of this name",
+            Self::Differs(Foreign::Superseded) => "was written before that attach",
+            Self::Differs(Foreign::Older) => "is older than the last commit",
+            Self::Differs(Foreign::LogSetBack) => {
                 "is newer than the log, which was set back to an earlier state or lost records"
             }
         })
