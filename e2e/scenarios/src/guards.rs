@@ -171,7 +171,7 @@ fn snapshots(world: &World) -> Result<()> {
     ensure!(others.contains("a position in the log of status.volumeId"), "{others}");
     write(&as_node("n1"), taken)?;
     let again = error_text(write(&as_node("n1"), "{\"snapshotId\": \"id@8\"}"));
-    ensure!(again.contains("does not change"), "{again}");
+    ensure!(again.contains("cannot change"), "{again}");
     world.kubectl(["delete", "volumesnapshot", "before"]).map(drop)
 }
 
