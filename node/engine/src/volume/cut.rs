@@ -5,7 +5,7 @@
 //!    takes no longer than a write in flight;
 //! 2. writes wait (`Event::Cut`). Once those in flight have ended, the snapshot is requested, and the
 //!    sides are swapped if anything is dirty. From then on the volume is *held*;
-//! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). The answer tells whether writes
+//! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). The answer says whether writes
 //!    waited until then: if the hold of one volume lapsed earlier, the snapshots have no common point.
 //!
 //! A write that is not in its volume's snapshot thus completes only after all volumes are held. Any

@@ -231,7 +231,7 @@ pub(super) struct FlushRounds {
 }
 
 impl FlushRounds {
-    /// Creates the rounds of this map, whose durable header tells whether a journal counts.
+    /// Creates the rounds of this map, whose durable header says whether a journal counts.
     pub(super) fn after_takeover<M: Memory>(
         map: &SectorMap<M>,
         has_journal: bool,
