@@ -9,7 +9,7 @@ use holdfast_crds::{
 use holdfast_proto::csi::v1::{CreateSnapshotRequest, CreateSnapshotResponse, Snapshot};
 use kube::ResourceExt;
 use tokio::time::Instant;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use super::memory;
 use super::object_name::{CSI_NAME, ObjectName, is_object_name};
@@ -52,12 +52,24 @@ pub(super) async fn answer(
             };
             let fix = "Copy the files to a volume in an object store";
             memory::refuse(&source, "source_volume_id", "snapshots", fix)?;
+            if source.metadata.deletion_timestamp.is_some() {
+                return Err(Status::failed_precondition(format!(
+                    "source_volume_id: Volume {volume} is being deleted, so no snapshot is taken of it"
+                )));
+            }
             snapshots.create(&wanted.object()).await?
         }
     };
     wanted.accept(&existing)?;
-    let snapshot = wait(snapshots, existing, until).await?;
-    Ok(CreateSnapshotResponse { snapshot: Some(snapshot) })
+    match wait(snapshots, existing, until).await {
+        Ok(snapshot) => Ok(CreateSnapshotResponse { snapshot: Some(snapshot) }),
+        Err(why) => {
+            if why.code() == Code::FailedPrecondition {
+                wanted.delete_refused(snapshots, until).await;
+            }
+            Err(why)
+        }
+    }
 }
 
 /// Waits until a snapshot is taken.
@@ -153,6 +165,26 @@ impl WantedSnapshot {
             "name: VolumeSnapshot {name} exists with {difference}; request another name"
         )))
     }
+
+    /// Deletes the VolumeSnapshot if it was created for this request and will never be taken: after this
+    /// response, a deletion of the user's VolumeSnapshot would leave it. A failure is ignored, because the next
+    /// request finds it refused.
+    async fn delete_refused(&self, snapshots: &Objects<VolumeSnapshot>, until: Instant) {
+        let name = &self.name.object;
+        let still = |now: &VolumeSnapshot| {
+            let is_own = self.requester.is_some() && now.annotations().get(USER_SNAPSHOT) == self.requester.as_ref();
+            match is_own && is_never_taken(now) && now.metadata.deletion_timestamp.is_none() {
+                true => Ok(()),
+                false => Err(Status::aborted("the VolumeSnapshot changed during the request")),
+            }
+        };
+        if let Ok(Some(found)) = snapshots.get(name).await
+            && still(&found).is_ok()
+            && let Err(error) = snapshots.delete(found, until, still).await
+        {
+            tracing::debug!(snapshot = name, error = error.message(), "a refused VolumeSnapshot was not deleted");
+        }
+    }
 }
 
 /// Returns the snapshot once it is taken, or the reason why it never will be; `None` while in progress.
@@ -165,16 +197,27 @@ fn progress(now: Option<&VolumeSnapshot>, uid: Option<&str>) -> Option<Result<Sn
     if let Some(taken) = described(snapshot) {
         return Some(Ok(taken));
     }
-    let ready = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
-    ready.is_some_and(|ready| is_final_snapshot_reason(&ready.reason)).then(|| {
+    is_never_taken(snapshot).then(|| {
         let why = condition(snapshot);
         Err(Status::failed_precondition(format!("VolumeSnapshot {} failed: {why}", snapshot.name_any())))
     })
 }
 
+/// Returns true if the operator reports a reason that does not change, such as the deletion of the Volume.
+fn is_never_taken(snapshot: &VolumeSnapshot) -> bool {
+    let ready = snapshot.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
+    ready.is_some_and(|ready| is_final_snapshot_reason(&ready.reason))
+}
+
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use hyper::Method;
+    use kube::Client;
+    use kube::client::Body;
+    use parking_lot::Mutex;
 
     use super::super::snapshots::tests::snapshot;
     use super::*;
@@ -222,6 +265,40 @@ mod tests {
         let metadata = METADATA.map(|key| (key, "x"));
         let snapshot = wanted("s", "data", &metadata).expect("a request").object();
         assert_eq!(snapshot.annotations().get(USER_SNAPSHOT).map(String::as_str), Some("x/x"));
+    }
+
+    /// Regression, found in review: the object stayed after the user's VolumeSnapshot was deleted, because the
+    /// snapshotter knows no handle of a snapshot that was not taken.
+    #[tokio::test]
+    async fn a_snapshot_that_will_never_be_taken_is_deleted() {
+        let of_user = |name| {
+            let metadata = METADATA.map(|key| (key, name));
+            wanted("backup", "data", &metadata).expect("a request")
+        };
+        let deletes = async |reason: &str, requester: Option<&str>, wanted: &WantedSnapshot| {
+            let mut there = snapshot(false, reason);
+            if let Some(requester) = requester {
+                there.annotations_mut().insert(USER_SNAPSHOT.to_owned(), requester.to_owned());
+            }
+            let there = serde_json::to_vec(&there).expect("JSON");
+            let methods = Arc::new(Mutex::new(Vec::new()));
+            let seen = Arc::clone(&methods);
+            let answers = tower::service_fn(move |request: hyper::Request<Body>| {
+                seen.lock().push(request.method().clone());
+                std::future::ready(hyper::Response::builder().status(200).body(Body::from(there.clone())))
+            });
+            let snapshots = Objects::new(Client::new(answers, "default"));
+            wanted.delete_refused(&snapshots, Instant::now() + Duration::from_secs(20)).await;
+            let methods = methods.lock();
+            methods.contains(&Method::DELETE)
+        };
+        let deleted = holdfast_crds::VOLUME_DELETED;
+        assert!(deletes(deleted, Some("shop/shop"), &of_user("shop")).await);
+        assert!(!deletes("Taking", Some("shop/shop"), &of_user("shop")).await, "it may be taken yet");
+        assert!(!deletes(deleted, Some("shop/other"), &of_user("shop")).await, "of another user");
+        assert!(!deletes(deleted, None, &of_user("shop")).await, "created by hand");
+        let unknown = wanted("backup", "data", &[]).expect("a request");
+        assert!(!deletes(deleted, None, &unknown).await, "it may be created by hand");
     }
 
     #[test]

@@ -59,8 +59,8 @@ pub(crate) enum ApiFailure {
          (helm show crds CHART | kubectl apply --server-side --force-conflicts --filename -): {0}"
     )]
     UnknownField(String),
-    /// The driver lacks a permission.
-    #[error("the driver lacks a permission; install the roles of the chart: {0}")]
+    /// The API server forbids the request: a missing permission, a quota, or an admission plug-in.
+    #[error("the API server forbids the request; if a permission is missing, install the roles of the chart: {0}")]
     Forbidden(String),
     /// The API server rejected the request for another reason, or is unreachable.
     #[error("the API server rejected a request or is unreachable")]

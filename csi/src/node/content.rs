@@ -25,6 +25,9 @@ const MIRROR_BYTES: u64 = 64 << 10;
 const END_BYTES: u64 = 2 << 20;
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 20;
+/// Byte of the primary superblock of xfs that is not zero until mkfs.xfs completes; the kernel does not mount
+/// such a file system. Source: `sb_inprogress` in `xfs_format.h` of Linux.
+const XFS_IN_PROGRESS: u64 = 126;
 /// Lowest exit code of e2fsck for uncorrected errors. Source: `man e2fsck`.
 const ERRORS_LEFT: i32 = 4;
 
@@ -35,6 +38,8 @@ pub(super) enum DeviceContent {
     Nothing,
     /// A file system that the driver supports.
     FileSystem(FileSystem),
+    /// A file system that its mkfs did not complete; it never held files.
+    Unfinished(FileSystem),
     /// Another signature, by its name.
     Other(String),
     /// Several signatures.
@@ -83,7 +88,7 @@ pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
     let DeviceFacts { wanted, content, holds_data, is_half_formatted, epoch, may_format, is_read_only } =
         facts;
     let name = wanted.name();
-    if *is_read_only && *content == DeviceContent::Nothing {
+    if *is_read_only && matches!(content, DeviceContent::Nothing | DeviceContent::Unfinished(_)) {
         return Err(refused(&format!(
             "the volume has no known file system, but {name} was requested. It is read-only (ReadOnlyMany), and \
              was not formatted. Correct the dataSource of the claim, or use a raw block volume"
@@ -96,6 +101,12 @@ pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
         (DeviceContent::FileSystem(found), _) if found == wanted => Ok(Preparation::Check),
         (DeviceContent::FileSystem(found), _) => Err(refused(&format!(
             "the volume has {found}, but {name} was requested. It was not formatted. Request fsType {found}",
+            found = found.name()
+        ))),
+        (DeviceContent::Unfinished(_), _) if *may_format => Ok(Preparation::Format { is_zero: false }),
+        (DeviceContent::Unfinished(found), _) => Err(refused(&format!(
+            "the volume has {found} that mkfs did not complete, which holds no files. It was not formatted. To \
+             format it, annotate the Volume with {FORMAT_UNKNOWN_CONTENT}={epoch}",
             found = found.name()
         ))),
         (DeviceContent::Other(found), _) => Err(refused(&format!(
@@ -128,30 +139,46 @@ fn refused(message: &str) -> Status {
 /// `UNAVAILABLE`: it cannot be read. `INTERNAL`: blkid failed. Those of [`Tools::run`].
 pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<DeviceContent, Status> {
     let content = probed(&tools.run(volume, probe(device)).await?)?;
-    if content != DeviceContent::Nothing {
-        return Ok(content);
+    match content {
+        DeviceContent::Nothing => {}
+        DeviceContent::FileSystem(FileSystem::Xfs) if read(device, is_unfinished_xfs).await? => {
+            return Ok(DeviceContent::Unfinished(FileSystem::Xfs));
+        }
+        found => return Ok(found),
     }
     // While the device is open, the kernel caches the data: blkid reads the same bytes.
-    let open = read(device).await?;
+    let open = read(device, read_regions).await?;
     let content = probed(&tools.run(volume, probe(device)).await?);
     drop(open);
     content
 }
 
-/// Reads the regions in which blkid looks, and returns the open device.
-async fn read(device: &Path) -> Result<File, Status> {
+/// Calls `reading` with the open device, on a thread that may block.
+async fn read<T: Send + 'static>(
+    device: &Path,
+    reading: impl FnOnce(File) -> io::Result<T> + Send + 'static,
+) -> Result<T, Status> {
     let path = device.to_owned();
-    let reading = tokio::task::spawn_blocking(move || {
-        let mut device = File::open(path)?;
-        let bytes = device.seek(SeekFrom::End(0))?;
-        read_places(&device, bytes)?;
-        Ok::<_, io::Error>(device)
-    });
+    let reading = tokio::task::spawn_blocking(move || File::open(path).and_then(reading));
     let unread = |why: String| {
         let device = device.display();
         Status::unavailable(format!("{device} could not be read: {why}; nothing was formatted"))
     };
     reading.await.map_err(|error| unread(error.to_string()))?.map_err(|error| unread(error.to_string()))
+}
+
+/// Returns true if mkfs.xfs did not complete the file system of the device.
+fn is_unfinished_xfs(device: File) -> io::Result<bool> {
+    let mut flag = [0];
+    device.read_exact_at(&mut flag, XFS_IN_PROGRESS)?;
+    Ok(flag != [0])
+}
+
+/// Reads the regions in which blkid looks, and returns the device.
+fn read_regions(mut device: File) -> io::Result<File> {
+    let bytes = device.seek(SeekFrom::End(0))?;
+    read_places(&device, bytes)?;
+    Ok(device)
 }
 
 fn read_places(device: &File, bytes: u64) -> io::Result<()> {
@@ -370,12 +397,35 @@ mod tests {
         assert!(plan(&known).is_err(), "a known file system is never replaced");
     }
 
+    /// Found by review: after a power loss during the first mkfs.xfs, each mount failed without a reason.
+    #[tokio::test]
+    async fn an_xfs_that_mkfs_did_not_complete_is_not_a_file_system() {
+        let mut unfinished = facts(DeviceContent::Unfinished(FileSystem::Xfs), Some(true));
+        let refused = plan(&unfinished).expect_err("no permission");
+        assert!(refused.message().contains("holdfast.dev/format-unknown-content=7"), "{}", refused.message());
+        unfinished.may_format = true;
+        assert_eq!(plan(&unfinished).ok(), Some(Preparation::Format { is_zero: false }));
+        unfinished.is_read_only = true;
+        plan(&unfinished).expect_err("it is only read");
+
+        let directory = tempfile::tempdir().expect("a directory");
+        let device = directory.path().join("device");
+        for (flag, expected) in [(0, false), (1, true)] {
+            let mut superblock = vec![0; 512];
+            superblock[126] = flag;
+            std::fs::write(&device, superblock).expect("written");
+            assert_eq!(read(&device, is_unfinished_xfs).await.expect("readable"), expected);
+        }
+    }
+
     /// Found by review: a half-made file system next to the signature of an earlier one was rejected before
     /// the record of the interrupted format was checked.
     #[test]
     fn a_format_that_was_interrupted_is_begun_again() {
         let several = probed(&EndedProgram::for_tests(AMBIGUOUS, "")).expect("signatures");
-        for content in [DeviceContent::Nothing, DeviceContent::FileSystem(FileSystem::Ext4), several] {
+        let unfinished = DeviceContent::Unfinished(FileSystem::Xfs);
+        let ext4 = DeviceContent::FileSystem(FileSystem::Ext4);
+        for content in [DeviceContent::Nothing, ext4, unfinished, several] {
             let half = DeviceFacts { is_half_formatted: true, ..facts(content, Some(true)) };
             assert_eq!(plan(&half).ok(), Some(Preparation::Format { is_zero: false }));
         }

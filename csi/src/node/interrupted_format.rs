@@ -1,8 +1,9 @@
 //! Formats that were started and may not have completed.
 //!
 //! A half-made file system looks like user data. So before a format, a file records the attach and volume
-//! being formatted; it is removed afterwards. The next request of the same attach formats again. With another
-//! epoch, another writer may have come in between, and the file is ignored.
+//! being formatted; it is removed afterwards. The next request of the same attach, or of the next one, as after
+//! a power loss, formats again. With a later epoch, another writer may have come in between, and the file is
+//! ignored.
 //!
 //! A user's permission to format unknown content covers one format: the file then records its use.
 
@@ -24,9 +25,13 @@ impl InterruptedFormats {
         Self(directory)
     }
 
-    /// Returns true if a format of this attach of the volume was started and not completed.
+    /// Returns true if a format of this attach of the volume, or of the one directly before it, was started
+    /// and not completed.
     pub(super) fn contains(&self, volume_id: &str, epoch: u64) -> bool {
-        self.says(volume_id, &epoch.to_string())
+        [Some(epoch), epoch.checked_sub(1)]
+            .into_iter()
+            .flatten()
+            .any(|epoch| self.says(volume_id, &epoch.to_string()))
     }
 
     /// Records durably that a format starts.
@@ -99,13 +104,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_same_attach_may_be_formatted_again() {
+    fn a_format_is_repeated_by_the_same_and_the_next_attach_only() {
         let directory = tempfile::tempdir().expect("a directory");
         let formats = InterruptedFormats::new(directory.path().join("formats"));
         assert!(!formats.contains("v", 3));
         formats.end("v").expect("nothing to remove");
         formats.begin("v", 3).expect("noted");
-        assert!(formats.contains("v", 3) && !formats.contains("v", 4) && !formats.contains("w", 3));
+        assert!(formats.contains("v", 3) && formats.contains("v", 4) && !formats.contains("w", 3));
+        assert!(!formats.contains("v", 2) && !formats.contains("v", 5), "another writer came in between");
         formats.end("v").expect("removed");
         assert!(!formats.contains("v", 3));
     }
@@ -134,11 +140,11 @@ mod tests {
             std::os::unix::fs::symlink("/dev/full", file).expect("linked");
         };
         fill(&formats.file("v"));
-        formats.begin("v", 4).expect("the old note is not written over");
+        formats.begin("v", 5).expect("the old note is not written over");
         fill(&formats.file("v").with_extension("new"));
-        let refused = formats.begin("v", 5).expect_err("no room");
+        let refused = formats.begin("v", 7).expect_err("no room");
         assert!(
-            refused.message().contains("No space left") && formats.contains("v", 4),
+            refused.message().contains("No space left") && formats.contains("v", 5),
             "the old note stays"
         );
     }

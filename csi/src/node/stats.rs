@@ -36,11 +36,16 @@ pub(super) async fn answer(
     }
     // Uses its own name: an operation on the volume and the figures do not wait for each other.
     let inner = node.0.clone();
-    let name = format!("{volume}/stats");
+    let name = operation(&volume);
     let line = CommandLine::new(["stat", "--file-system", "--format", FORMAT]).and(&path);
     let measured = async move { usage(&inner.tools.run(&name, line).await?) };
-    let usage = node.0.operations.run(&format!("{volume}/stats"), until, measured).await?;
+    let usage = node.0.operations.run(&operation(&volume), until, measured).await?;
     Ok(NodeGetVolumeStatsResponse { usage })
+}
+
+/// Returns the name of these requests about a volume, under which `Tools` locks them.
+pub(super) fn operation(volume: &str) -> String {
+    format!("{volume}/stats")
 }
 
 fn usage(ended: &EndedProgram) -> Result<Vec<VolumeUsage>, Status> {

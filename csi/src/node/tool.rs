@@ -8,7 +8,7 @@
 //! way.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -109,6 +109,14 @@ impl Tools {
         Ok(ended)
     }
 
+    /// Removes the lock file of a volume that this node no longer uses, unless a program holds it.
+    pub(super) fn forget(&self, volume: &str) {
+        let path = self.locks.join(file_name(volume));
+        if File::open(&path).is_ok_and(|file| file.try_lock().is_ok() && fs::remove_file(&path).is_ok()) {
+            tracing::debug!(volume, "lock file removed");
+        }
+    }
+
     /// Runs a program that must succeed.
     ///
     /// # Errors
@@ -156,10 +164,17 @@ mod tests {
         let writer = opened.await.expect("opens").expect("opens");
         let second = tools.run("a", CommandLine::new(["true"])).await.expect_err("held");
         assert_eq!(second.code(), Code::Aborted);
+        let lock = directory.path().join("locks/a");
+        tools.forget("a");
+        assert!(lock.exists(), "a program holds it");
         tools.succeed("b", CommandLine::new(["true"])).await.expect("another volume");
         drop(writer);
         assert_eq!(running.await.expect("ends").expect("ends").code, Some(0));
         tools.succeed("a", CommandLine::new(["true"])).await.expect("free again");
+        for _ in 0..2 {
+            tools.forget("a");
+            assert!(!lock.exists());
+        }
         let failed = tools.succeed("a", CommandLine::new(["ls", "/no/such/file"])).await.expect_err("fails");
         assert!(failed.message().contains("/no/such/file"), "{}", failed.message());
     }

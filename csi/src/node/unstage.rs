@@ -3,7 +3,7 @@
 use holdfast_proto::csi::v1::{NodeUnstageVolumeRequest, NodeUnstageVolumeResponse};
 use tonic::{Request, Status};
 
-use super::{NodeService, paths};
+use super::{NodeService, paths, stats};
 use crate::deadline;
 
 pub(super) async fn answer(
@@ -15,6 +15,12 @@ pub(super) async fn answer(
     let volume = paths::volume(volume_id)?;
     let point = paths::absolute("staging_target_path", staging_target_path)?;
     let (inner, name) = (node.0.clone(), volume.clone());
-    node.0.operations.run(&volume, until, async move { inner.unmount(&name, &point).await }).await?;
+    let unstaged = async move {
+        inner.unmount(&name, &point).await?;
+        inner.tools.forget(&stats::operation(&name));
+        inner.tools.forget(&name);
+        Ok(())
+    };
+    node.0.operations.run(&volume, until, unstaged).await?;
     Ok(NodeUnstageVolumeResponse {})
 }

@@ -226,7 +226,26 @@ fn kill_while_staging(csi: &Csi, node: &CsiNode) -> Result<()> {
     node.kill()?;
     node.restart()?;
     node.vm().exec(&format!("grep -qx kept {target}/file"))?;
-    release(node, &killed, "pod")
+    unfinished(node, &killed)
+}
+
+/// Gives an xfs the superblock that an interrupted mkfs.xfs leaves.
+fn unfinished(node: &CsiNode, killed: &Claim) -> Result<()> {
+    report::step("stage an xfs that mkfs did not complete");
+    let device = node.vm().exec(&format!("findmnt -no SOURCE {}", killed.staging()))?;
+    let device = device.trim();
+    release(node, killed, "pod")?;
+    node.vm().exec(&format!(
+        "dd if={device} of=/run/superblock bs=4096 count=1 status=none
+        xfs_db -x -c 'sb 0' -c 'write inprogress 1' {device}; sync {device}"
+    ))?;
+    let refused = node.stage(killed, LIMIT)?;
+    expect_refused("an unfinished xfs", refused, "FailedPrecondition", "that mkfs did not complete")?;
+    node.vm().exec(&format!("dd if=/run/superblock of={device} bs=4096 conv=fsync status=none"))?;
+    expect_granted("stage", node.stage(killed, LIMIT)?)?;
+    expect_granted("publish", node.publish(killed, "pod", false)?)?;
+    node.vm().exec(&format!("grep -qx kept {}/file", killed.target("pod")))?;
+    release(node, killed, "pod")
 }
 
 /// Data without a signature is never formatted, unless the user requests it.

@@ -422,8 +422,11 @@ impl Node {
                     Err(error) => error,
                 };
                 let why = chain(&error);
-                if !present.is_detaching() || !node.0.volumes.has(&present) {
-                    return tracing::warn!(%volume, why, "the detach of the previous process ended");
+                if !node.0.volumes.has(&present) {
+                    return tracing::warn!(%volume, why, "the volume left the node while its detach failed");
+                }
+                if !present.is_detaching() {
+                    return tracing::warn!(%volume, why, "the detach of the previous process was cancelled");
                 }
                 if known != why {
                     tracing::error!(%volume, why, "the detach of the previous process failed; it is retried");
