@@ -172,7 +172,8 @@ impl WantedSnapshot {
     async fn delete_refused(&self, snapshots: &Objects<VolumeSnapshot>, until: Instant) {
         let name = &self.name.object;
         let still = |now: &VolumeSnapshot| {
-            let is_own = self.requester.is_some() && now.annotations().get(USER_SNAPSHOT) == self.requester.as_ref();
+            let is_own =
+                self.requester.is_some() && now.annotations().get(USER_SNAPSHOT) == self.requester.as_ref();
             match is_own && is_never_taken(now) && now.metadata.deletion_timestamp.is_none() {
                 true => Ok(()),
                 false => Err(Status::aborted("the VolumeSnapshot changed during the request")),
@@ -182,7 +183,11 @@ impl WantedSnapshot {
             && still(&found).is_ok()
             && let Err(error) = snapshots.delete(found, until, still).await
         {
-            tracing::debug!(snapshot = name, error = error.message(), "a refused VolumeSnapshot was not deleted");
+            tracing::debug!(
+                snapshot = name,
+                error = error.message(),
+                "a refused VolumeSnapshot was not deleted"
+            );
         }
     }
 }

@@ -60,7 +60,9 @@ pub(crate) enum ApiFailure {
     )]
     UnknownField(String),
     /// The API server forbids the request: a missing permission, a quota, or an admission plug-in.
-    #[error("the API server forbids the request; if a permission is missing, install the roles of the chart: {0}")]
+    #[error(
+        "the API server forbids the request; if a permission is missing, install the roles of the chart: {0}"
+    )]
     Forbidden(String),
     /// The API server rejected the request for another reason, or is unreachable.
     #[error("the API server rejected a request or is unreachable")]

@@ -95,7 +95,7 @@ pub enum AttachError<L: Error + 'static> {
 /// Returns true if local data that is not the volume's newest must be preserved. A log reset by a restore of
 /// the bucket lacks clean data, too.
 fn is_kept(map: &FoundMap, why: Foreign) -> bool {
-    map.pages.holds_dirty() || (why == Foreign::LogSetBack && !map.pages.is_empty())
+    map.pages.holds_dirty() || (why == Foreign::LogRolledBack && !map.pages.is_empty())
 }
 
 /// Reads the log and the local files, decides, and creates the attach record; restarts if another writer was
@@ -118,7 +118,7 @@ pub async fn acquire<L: LocalState>(
             manifest = read_manifest_to_end(objects, volume).await?;
         }
         let on_disk = local.read_map().await.map_err(AttachError::Local)?;
-        if worth(&manifest, on_disk.as_ref()) == LocalData::Foreign(Foreign::LogSetBack) {
+        if worth(&manifest, on_disk.as_ref()) == LocalData::Foreign(Foreign::LogRolledBack) {
             manifest = read_manifest_to_end(objects, volume).await?;
         }
         let plan = plan_attach(&manifest, on_disk.as_ref(), claim);

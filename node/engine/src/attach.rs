@@ -15,7 +15,7 @@
 //! earlier state. It is preserved, clean or dirty, because it is the only copy of the data that the log lost.
 //!
 //! Upholds invariants 6: the owner of dirty data is known; 4: clean data counts only if it matches the log's
-//! end; 18: older data is never uploaded, and nothing is uploaded to a log that was set back; 19: every
+//! end; 18: older data is never uploaded, and nothing is uploaded to a log that was rolled back; 19: every
 //! replaced writer is named and reported (`docs/invariants.md`, ADR 8).
 
 use std::fmt;
@@ -72,10 +72,11 @@ pub enum Foreign {
     OtherVolume,
     /// Another writer has attached the volume since.
     Superseded,
-    /// Its own writer committed data that it lacks: the disk was set back or copied, or lost synced writes.
+    /// Its own writer committed data that it lacks: the disk was rolled back or copied, or lost synced
+    /// writes.
     Older,
     /// It has records that the log lacks: the bucket was restored to an earlier state, or lost objects.
-    LogSetBack,
+    LogRolledBack,
 }
 
 /// Reason why the node that holds the volume according to the log lacks that writer's data.
@@ -91,7 +92,7 @@ impl Missing {
     /// Returns the instructions for getting that writer's data.
     fn remedy(self) -> &'static str {
         match self {
-            Self::Differs(Foreign::LogSetBack) => "Restore the bucket's newest state",
+            Self::Differs(Foreign::LogRolledBack) => "Restore the bucket's newest state",
             Self::Absent | Self::Differs(Foreign::OtherVolume | Foreign::Superseded | Foreign::Older) => {
                 "Mount or restore the state directory"
             }
@@ -106,8 +107,8 @@ impl fmt::Display for Missing {
             Self::Differs(Foreign::OtherVolume) => "belongs to another volume of this name",
             Self::Differs(Foreign::Superseded) => "was written before that attach",
             Self::Differs(Foreign::Older) => "is older than the last commit",
-            Self::Differs(Foreign::LogSetBack) => {
-                "is newer than the log, which was set back to an earlier state or lost records"
+            Self::Differs(Foreign::LogRolledBack) => {
+                "is newer than the log, which was rolled back to an earlier state or lost records"
             }
         })
     }
@@ -198,7 +199,7 @@ pub enum AttachRefused {
     TooLarge(u64),
 }
 
-/// Compares the local files with the volume's log as of `manifest`. [`Foreign::LogSetBack`] may also mean
+/// Compares the local files with the volume's log as of `manifest`. [`Foreign::LogRolledBack`] may also mean
 /// that `manifest` is not the log's end.
 pub fn worth(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
     let Some(map) = found else { return LocalData::Absent };
@@ -209,7 +210,7 @@ pub fn worth(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
     if is_other {
         LocalData::Foreign(Foreign::OtherVolume)
     } else if is_lost && safeguard(RejectLostRecords) {
-        LocalData::Foreign(Foreign::LogSetBack)
+        LocalData::Foreign(Foreign::LogRolledBack)
     } else if !manifest.is_ours_since(header.epoch, &header.nonces) {
         LocalData::Foreign(Foreign::Superseded)
     } else if manifest.is_beyond(&header.nonces, header.synced_generation) && safeguard(RejectOlderState) {
@@ -313,7 +314,7 @@ pub fn plan_attach(
         },
     };
     let nonce = header.intend(claim.nonce);
-    // A log that was set back must not reissue an epoch of this node.
+    // A log that was rolled back must not reissue an epoch of this node.
     let known = found.filter(|found| found.identity == manifest.identity()).map(|found| found.epoch);
     let record = Record {
         volume: volume.clone(),
@@ -474,10 +475,10 @@ mod tests {
         assert!(moved.displaced.is_some());
     }
 
-    /// Regression: after the bucket was set back, the record carried an epoch below that of the header, and
-    /// the writer's first commit broke the log. Newer local data was mixed with the older data of the log.
+    /// Regression: after the bucket was rolled back, the record carried an epoch below that of the header,
+    /// and the writer's first commit broke the log. Newer local data was mixed with the older data of the log.
     #[test]
-    fn a_log_set_back_is_reported_and_breaks_no_log() {
+    fn a_log_rolled_back_is_reported_and_breaks_no_log() {
         let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach { root: None })];
         let (_, header) = acquired(&log(&released), None, MINE);
         let served = [&released[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
@@ -485,7 +486,7 @@ mod tests {
         assert!(matches!(worth(&log(&served), Some(&on_disk(&header))), LocalData::Ours { .. }));
         let longer = |records: &[(u64, Nonce, Body)]| log(&[&released[..], records].concat());
         let commits = vec![commit(2, THEIRS, 0); 5];
-        for set_back in [
+        for rolled_back in [
             // Before its attach, and before its last commit.
             log(&released),
             log(&served[..5]),
@@ -499,11 +500,11 @@ mod tests {
                 .concat(),
             ),
         ] {
-            let went_back = LocalData::Foreign(Foreign::LogSetBack);
-            assert_eq!(worth(&set_back, Some(&on_disk(&header))), went_back);
-            let named = set_back.attached().map(|writer| writer.epoch);
+            let went_back = LocalData::Foreign(Foreign::LogRolledBack);
+            assert_eq!(worth(&rolled_back, Some(&on_disk(&header))), went_back);
+            let named = rolled_back.attached().map(|writer| writer.epoch);
             let plan = plan_attach(
-                &set_back,
+                &rolled_back,
                 Some(&on_disk(&header)),
                 &Claim { replaces: named, ..claim(Nonce([7; 16])) },
             );
@@ -513,7 +514,7 @@ mod tests {
             assert_eq!(record.epoch, Epoch(3), "no epoch of this node comes twice");
             after.claim_as_of(record.epoch, Some(record.nonce));
             assert_eq!((after.epoch, after.writer), (record.epoch, record.nonce));
-            let mut log = set_back.clone();
+            let mut log = rolled_back.clone();
             log.apply(&record).unwrap();
             let (epoch, nonce, body) = commit(after.epoch.0, record.nonce, 0);
             let seq = log.seq().next();
@@ -558,7 +559,7 @@ mod tests {
         assert_eq!(plan_attach(&log, Some(&on_disk(&header)), &claim(MINE)).unwrap().displaced, None);
     }
 
-    /// Regression: later commits of the same writer were not considered: a disk that was set back
+    /// Regression: later commits of the same writer were not considered: a disk that was rolled back
     /// overwrote them with older bytes.
     #[test]
     fn a_map_that_lacks_what_its_writer_committed_is_foreign() {
@@ -660,9 +661,9 @@ mod tests {
         let mut map = on_disk(&header);
         map.pages.add(&FoundPart::Page(page));
         assert_eq!(worth(&log(&committed), Some(&map)), LocalData::Ours { trust_clean: false });
-        let set_back = log(&committed[..2]);
-        assert_eq!(worth(&set_back, Some(&map)), LocalData::Foreign(Foreign::LogSetBack));
-        assert_eq!(worth(&set_back, Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
+        let rolled_back = log(&committed[..2]);
+        assert_eq!(worth(&rolled_back, Some(&map)), LocalData::Foreign(Foreign::LogRolledBack));
+        assert_eq!(worth(&rolled_back, Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
     }
 
     /// Regression: a control-plane record in a detached log invalidated all clean data of the node,

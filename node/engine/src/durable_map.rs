@@ -75,7 +75,7 @@ pub struct Header {
     pub sectors: u64,
     /// The epoch up to which the local data matches the volume.
     pub epoch: Epoch,
-    /// The nonce of that epoch's attach, by this node or another: a log that was set back may reissue the
+    /// The nonce of that epoch's attach, by this node or another: a log that was rolled back may reissue the
     /// epoch.
     pub writer: Nonce,
     /// The nonces of this node's attaches since that epoch, newest last; some never reached the log.
@@ -91,7 +91,7 @@ pub struct Header {
     /// True if the journal may have changes that the pages' slots lack.
     pub has_journal: bool,
     /// The last record known to the writer when the round that wrote this header began. A log that ends
-    /// earlier was set back.
+    /// earlier was rolled back.
     pub seq: Seq,
     /// Every page whose first write had this generation or an older one is synced.
     pub synced_generation: u64,

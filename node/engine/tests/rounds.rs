@@ -702,10 +702,10 @@ fn a_live_map_newer_than_the_log_is_refused() {
 }
 
 /// Regression, found by the simulation: a round had written its pages but not its header, the host lost
-/// power, and the bucket was set back to before the commit. Data that was clean in the pages was neither
+/// power, and the bucket was rolled back to before the commit. Data that was clean in the pages was neither
 /// in the log nor, according to the header, missing there: the attach served the sectors' older content.
 #[test]
-fn pages_without_their_header_reveal_a_log_set_back() {
+fn pages_without_their_header_reveal_a_log_rolled_back() {
     for dies in [false, true] {
         let sectors = 3 * PAGE_SECTORS;
         let mut host = Host::with_all_touched(sectors, true);
@@ -724,14 +724,14 @@ fn pages_without_their_header_reveal_a_log_set_back() {
         host.request(Op::Flush, SectorRange::new(0, 0));
         let found = host.found_map();
         assert_eq!((found.header.seq, found.known_seq()), (Seq(2), Seq(3)), "{dies}");
-        assert_eq!(worth(&attached(sectors), Some(&found)), LocalData::Foreign(Foreign::LogSetBack));
+        assert_eq!(worth(&attached(sectors), Some(&found)), LocalData::Foreign(Foreign::LogRolledBack));
         assert!(matches!(worth(&attached(sectors), Some(&before)), LocalData::Ours { .. }));
     }
 }
 
 /// Regression: the process that cleared the dirty marks died before a flush round recorded this.
 #[test]
-fn a_live_map_reveals_a_log_that_was_set_back() {
+fn a_live_map_reveals_a_log_that_was_rolled_back() {
     let sectors = 3 * PAGE_SECTORS;
     let mut host = Host::with_all_touched(sectors, true);
     host.request(Op::Flush, SectorRange::new(0, 0));

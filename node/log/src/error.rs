@@ -149,7 +149,7 @@ pub enum LogFailure {
     /// The snapshot with this name is a different one.
     #[error(
         "volume {volume} cannot be restored: snapshot {snapshot} of this object store has the UUID {found}, but {wanted} \
-         was requested: the bucket was set back, or is a different one"
+         was requested: the bucket was rolled back, or is a different one"
     )]
     OtherSnapshot {
         /// The volume to create.
@@ -199,7 +199,7 @@ pub enum LogFailure {
     /// Positions of a volume's log are taken by snapshot roots that its log did not create.
     #[error(
         "snapshot {0} was not taken: the roots of other snapshots occupy its log position and those before it, left there when \
-         the bucket was set back. Nothing was registered. Repeat the request, which tries a later position"
+         the bucket was rolled back. Nothing was registered. Repeat the request, which tries a later position"
     )]
     ForeignRoot(SnapshotName),
     /// The log changed during each read, or LIST shows an older part of it.

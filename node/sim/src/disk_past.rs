@@ -40,8 +40,8 @@ pub(crate) enum DiskReplacement {
     Copy(Age),
     /// The disk of an earlier volume.
     OtherVolume,
-    /// The host's own disk, after the log was set back.
-    SetBackLog,
+    /// The host's own disk, after the log was rolled back.
+    RolledBackLog,
 }
 
 /// The past of one disk.

@@ -32,7 +32,7 @@ pub enum Profile {
     Timely,
     /// Processes pause for so long that the log is truncated beyond their view of it.
     Sleepers,
-    /// Hosts return with an empty disk, an older one, or a copy of another's; the bucket is set back; the
+    /// Hosts return with an empty disk, an older one, or a copy of another's; the bucket is rolled back; the
     /// volume is created again.
     OtherDisks,
 }

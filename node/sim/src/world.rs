@@ -336,7 +336,7 @@ impl World {
             }
             Report::Grown { sectors } => {
                 let in_log = self.store.manifest().sectors();
-                let knows = self.writers.is_last(host) && !self.writers.log_was_set_back();
+                let knows = self.writers.is_last(host) && !self.writers.log_was_rolled_back();
                 Invariant::SizeIsKept.check(in_log >= sectors || !knows, || {
                     format!("a device gets {sectors} sectors, and the log says {in_log}")
                 });

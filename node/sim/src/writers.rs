@@ -26,7 +26,7 @@ pub(crate) struct Writers {
     last: Option<usize>,
     /// Number of commits in the log.
     commits: u64,
-    log_was_set_back: bool,
+    log_was_rolled_back: bool,
 }
 
 impl Writers {
@@ -72,13 +72,13 @@ impl Writers {
     }
 
     /// Notes that the log has lost its newest records.
-    pub(crate) fn note_set_back(&mut self) {
-        self.log_was_set_back = true;
+    pub(crate) fn note_rolled_back(&mut self) {
+        self.log_was_rolled_back = true;
     }
 
     /// Returns true if the log ever lost records.
-    pub(crate) fn log_was_set_back(&self) -> bool {
-        self.log_was_set_back
+    pub(crate) fn log_was_rolled_back(&self) -> bool {
+        self.log_was_rolled_back
     }
 
     /// Counts a commit in the log.

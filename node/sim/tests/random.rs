@@ -71,7 +71,7 @@ fn commits_come_in_time() {
 }
 
 #[test]
-fn disks_are_emptied_set_back_and_copied() {
+fn disks_are_emptied_rolled_back_and_copied() {
     runs(Profile::OtherDisks, 25, 3000);
 }
 

@@ -24,9 +24,9 @@ use crate::snapshot::SnapshotRefused;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
-        // A log that was set back lacks data that is clean on this node.
-        let is_set_back = manifest.seq() < self.core.known_seq();
-        if manifest.is_deleted() || manifest.writer() != Some(self.log.nonce()) || is_set_back {
+        // A log that was rolled back lacks data that is clean on this node.
+        let is_rolled_back = manifest.seq() < self.core.known_seq();
+        if manifest.is_deleted() || manifest.writer() != Some(self.log.nonce()) || is_rolled_back {
             return self.fence(manifest.seq(), out);
         }
         self.log.learned(&manifest, self.core.now);

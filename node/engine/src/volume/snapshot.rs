@@ -4,8 +4,8 @@
 //!    object` (`volume/durability.rs`);
 //! 2. the record of that seal's commit registers it; if nothing is dirty, a separate record;
 //! 3. the snapshot's root is stored between the local copy of that record and its creation (`RootStored`,
-//!    `volume/commit.rs`). If another root exists at that position, in a bucket that was set back, the record
-//!    registers no snapshot, and this one waits for the next record.
+//!    `volume/commit.rs`). If another root exists at that position, in a bucket that was rolled back, the
+//!    record registers no snapshot, and this one waits for the next record.
 //!
 //! A snapshot of a cut (`volume/cut.rs`) is exact: it is registered by the record of its own seal, or by
 //! a record between that and the record of the next seal. Otherwise it is refused.

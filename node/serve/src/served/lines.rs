@@ -73,7 +73,7 @@ impl Lines {
             }),
             Report::Fenced => {
                 self.label.span().in_scope(|| {
-                    tracing::error!("the volume was fenced by another writer, its removal, or a log that was set back: all I/O fails from now on");
+                    tracing::error!("the volume was fenced by another writer, its removal, or a log that was rolled back: all I/O fails from now on");
                 });
             }
             Report::LocalDiskFailed(errno) => self.disk_failed(*errno, now),

@@ -71,7 +71,7 @@ pub enum Scenario {
     /// An attaching process pauses until the position of its record was truncated.
     Sleeper,
     /// The bucket is backed up before a commit whose round the death interrupts, and restored after it.
-    SetBack,
+    RolledBack,
     /// A round tears the slot of a map page, which the journal could take in the next one.
     TornSlot,
     /// The control plane takes snapshots of a detached volume: at a position with the mark of another one,
@@ -106,7 +106,7 @@ impl Scenario {
         Self::Snapshots,
         Self::Growth,
         Self::Sleeper,
-        Self::SetBack,
+        Self::RolledBack,
         Self::TornSlot,
         Self::Control,
     ];
@@ -117,7 +117,9 @@ impl Scenario {
         match bug {
             Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
             Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
-            Bug::Missing(Safeguard::PagesNameRecords | Safeguard::RejectLostRecords) => Some(Self::SetBack),
+            Bug::Missing(Safeguard::PagesNameRecords | Safeguard::RejectLostRecords) => {
+                Some(Self::RolledBack)
+            }
             Bug::Missing(Safeguard::PlanMergedReads) => Some(Self::SweptRead),
             Bug::Missing(
                 Safeguard::ReplayOnlyNewer | Safeguard::KeepJournal | Safeguard::JournalAfterFullRound,
@@ -150,7 +152,7 @@ impl Scenario {
             | Self::Snapshots
             | Self::Growth
             | Self::Sleeper
-            | Self::SetBack
+            | Self::RolledBack
             | Self::TornSlot
             | Self::Control => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
@@ -165,7 +167,7 @@ impl Scenario {
                 | Self::Fua
                 | Self::Groups
                 | Self::Corruption
-                | Self::SetBack
+                | Self::RolledBack
         ) {
             world.slice_rounds(ONE_BY_ONE);
         }
@@ -195,7 +197,7 @@ impl Scenario {
             | Self::Merges
             | Self::Race
             | Self::Repair
-            | Self::SetBack
+            | Self::RolledBack
             | Self::Snapshots
             | Self::Control
             | Self::SweptRead
@@ -230,7 +232,7 @@ impl Scenario {
             Self::Snapshots => snapshots(&mut stage),
             Self::Growth => growth(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
-            Self::SetBack => set_back(&mut stage),
+            Self::RolledBack => rolled_back(&mut stage),
             Self::TornSlot => torn_slot(&mut stage),
             Self::Control => control(&mut stage),
         }
@@ -546,7 +548,7 @@ fn sleeper(stage: &mut Stage<'_>) -> Played {
     stage.complete(&[(Op::Read, 0, 4)])
 }
 
-fn set_back(stage: &mut Stage<'_>) -> Played {
+fn rolled_back(stage: &mut Stage<'_>) -> Played {
     let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
     stage.complete(&[(Op::Write, 0, 12), (Op::Write, 4096, 2)])?;
     stage.run_until(committed)?;

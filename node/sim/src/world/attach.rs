@@ -90,7 +90,7 @@ impl World {
         host: usize,
         result: Result<Acquired<Restored>, AttachError<LocalError>>,
     ) {
-        self.check_set_back(host, &result);
+        self.check_rolled_back(host, &result);
         let result = match result {
             Ok(acquired) => return self.serve(host, acquired),
             Err(AttachError::Refused(
@@ -127,19 +127,21 @@ impl World {
         here.attempt.end(result);
     }
 
-    /// Checks that an attach reports a log that was set back only if it was.
-    fn check_set_back(&self, host: usize, result: &Result<Acquired<Restored>, AttachError<LocalError>>) {
+    /// Checks that an attach reports a log that was rolled back only if it was.
+    fn check_rolled_back(&self, host: usize, result: &Result<Acquired<Restored>, AttachError<LocalError>>) {
         let says_so = match result {
-            Ok(acquired) => acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
+            Ok(acquired) => {
+                acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogRolledBack)
+            }
             Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
-                *missing == Missing::Differs(Foreign::LogSetBack)
+                *missing == Missing::Differs(Foreign::LogRolledBack)
             }
             Err(_) => false,
         };
         let is_of_other_volume = self.hosts[host].disk_past.is_of_other_volume();
         let broken = if is_of_other_volume { Invariant::OneVolumeOneState } else { Invariant::FencedIsKept };
-        broken.check(!says_so || self.writers.log_was_set_back(), || {
-            "a log that was never set back is said to have been".into()
+        broken.check(!says_so || self.writers.log_was_rolled_back(), || {
+            "a log that was never rolled back is said to have been".into()
         });
     }
 

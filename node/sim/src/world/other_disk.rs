@@ -1,5 +1,5 @@
-//! Hosts with a replaced disk: emptied, set back to a snapshot, or copied from another host. And a bucket
-//! that is set back to a backup, or emptied before the volume is created again.
+//! Hosts with a replaced disk: emptied, rolled back to a snapshot, or copied from another host. And a bucket
+//! that is rolled back to a backup, or emptied before the volume is created again.
 //!
 //! The model does not inspect the engine's data on such a disk. It counts the commits in the log since the
 //! disk's state, and knows its owner.
@@ -54,7 +54,7 @@ impl World {
     /// Cuts the power of the host, and sets its disk back to its last snapshot, if any.
     pub fn set_disk_back(&mut self, host: usize) {
         if let Some(snapshot) = self.hosts[host].disk_past.snapshot().cloned() {
-            self.set_disk(host, snapshot, "the disk is set back to an earlier state");
+            self.set_disk(host, snapshot, "the disk is rolled back to an earlier state");
         }
     }
 
@@ -104,9 +104,9 @@ impl World {
         for host in 0..self.hosts.len() {
             self.lose_host(host, None);
         }
-        self.trace.host_event(0, 83, "the bucket is set back to an earlier state");
-        self.writers.note_set_back();
-        self.change_bucket(*backup, DiskReplacement::SetBackLog);
+        self.trace.host_event(0, 83, "the bucket is rolled back to an earlier state");
+        self.writers.note_rolled_back();
+        self.change_bucket(*backup, DiskReplacement::RolledBackLog);
     }
 
     fn change_bucket(&mut self, store: Store, disks: DiskReplacement) {
@@ -143,7 +143,7 @@ impl World {
             None => Some(true),
             Some(DiskReplacement::Empty | DiskReplacement::OtherVolume) => Some(false),
             Some(DiskReplacement::Copy(age)) if self.writers.is_disk_outdated(age) => Some(false),
-            Some(DiskReplacement::Copy(_) | DiskReplacement::SetBackLog) => None,
+            Some(DiskReplacement::Copy(_) | DiskReplacement::RolledBackLog) => None,
         };
         let displaced = match has_data {
             Some(true) if owner == Some(host) => DisplacedWriter::None,
@@ -202,7 +202,7 @@ impl World {
                 });
             }
             // Only if the log has all data that is not dirty on the disk.
-            DiskReplacement::SetBackLog => {
+            DiskReplacement::RolledBackLog => {
                 let disk = here.disk.lock();
                 let (header, dirty) = disk.read_dirty().ok().flatten().expect("it was read just now");
                 let lost = here.content.describe_lost_sector(&disk, &header, dirty, &last_cut);

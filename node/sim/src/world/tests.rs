@@ -87,7 +87,7 @@ fn a_late_attach_record_does_not_describe_a_replaced_disk() {
 }
 
 /// Regression, found by seed 301871: the record of an attach arrived late, after the disk was replaced by
-/// an older one, and the model dropped that disk's content. The bucket was set back to before the record:
+/// an older one, and the model dropped that disk's content. The bucket was rolled back to before the record:
 /// the disk's data counted again.
 #[test]
 fn a_replaced_disk_counts_again_without_the_late_attach_record() {
@@ -142,7 +142,7 @@ fn backed_up(seed: u64, rounds: usize) -> World {
 
 /// The node's state is preserved, and the older one is served only with permission.
 #[test]
-fn a_log_that_was_set_back_needs_permission() {
+fn a_log_that_was_rolled_back_needs_permission() {
     for seed in 0..8 {
         let mut world = backed_up(seed, 2);
         assert_eq!(
@@ -157,7 +157,7 @@ fn a_log_that_was_set_back_needs_permission() {
 
 /// Without a round since the commit the map still names the newer write dirty: nothing is lost.
 #[test]
-fn dirty_data_continues_a_log_that_was_set_back() {
+fn dirty_data_continues_a_log_that_was_rolled_back() {
     let mut continued = 0;
     for seed in 0..8 {
         let mut world = backed_up(seed, 0);

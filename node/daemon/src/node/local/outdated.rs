@@ -75,9 +75,9 @@ impl OutdatedFiles<'_> {
         // Read last: the result of a concurrent attach is newer than this log, and stays.
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         match worth(&manifest, Some(&found)) {
-            // If the log was set back, this may be the only copy of data that the log lacks: an attach
+            // If the log was rolled back, this may be the only copy of data that the log lacks: an attach
             // decides.
-            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
+            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogRolledBack) => Ok(()),
             LocalData::Foreign(_) if found.pages.holds_dirty() => {
                 LocalState::preserve(&local, found.header.epoch).await
             }

@@ -228,7 +228,7 @@ fn an_empty_state_directory_under_the_same_name_is_refused() {
 
 /// Regression: a disk restored to a snapshot was uploaded over later commits.
 #[test]
-fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
+fn a_disk_that_was_rolled_back_overwrites_no_newer_commit() {
     run_node_test(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
@@ -273,7 +273,7 @@ async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
 /// Regression: after a bucket was restored from a backup, clean data was served from older objects, and the
 /// first commit broke the log.
 #[test]
-fn a_log_set_back_is_reported_and_breaks_no_log() {
+fn a_log_rolled_back_is_reported_and_breaks_no_log() {
     run_node_test(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
@@ -290,14 +290,14 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
         else {
             panic!("older objects are served")
         };
-        assert_eq!(missing, Missing::Differs(Foreign::LogSetBack));
+        assert_eq!(missing, Missing::Differs(Foreign::LogRolledBack));
 
         let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
         for (store, claim) in [(never_attached, claim("a", 3)), (attached, accepted)] {
             let restored = Dirs::new();
             copy(&dirs.local().dir(), &restored.local().dir());
             let acquired = attach(&restored, &store, &claim).await.unwrap();
-            assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::LogSetBack }));
+            assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::LogRolledBack }));
             assert_eq!(acquired.displaced.as_ref().map(|writer| writer.epoch), claim.replaces);
             assert_eq!((acquired.header.epoch, acquired.found.is_empty()), (Epoch(2), true));
             let kept = fenced::find(restored.state.path(), "disk-1").unwrap();
@@ -328,7 +328,7 @@ fn a_list_that_is_behind_sets_no_log_back() {
         let behind = StaleList(Arc::clone(&store));
         let seen = read_manifest(&behind, &volume()).await.unwrap();
         let found = dirs.local().read_map().unwrap().unwrap();
-        assert_eq!(worth(&seen, Some(&found)), LocalData::Foreign(Foreign::LogSetBack));
+        assert_eq!(worth(&seen, Some(&found)), LocalData::Foreign(Foreign::LogRolledBack));
         let acquired = acquire(&behind, &volume(), &dirs.local(), &claim("a", 2), &NodeTime).await.unwrap();
         assert_eq!((acquired.preserved, acquired.header.epoch), (None, Epoch(2)));
         assert!(!acquired.found.is_empty());

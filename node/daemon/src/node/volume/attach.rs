@@ -313,9 +313,9 @@ fn log_acquired(volume: &VolumeId, acquired: &Acquired<AttachFiles>) {
     }
     if let Some(Preserved { epoch, why }) = acquired.preserved {
         match why {
-            Foreign::LogSetBack => tracing::error!(
+            Foreign::LogRolledBack => tracing::error!(
                 %volume, %epoch,
-                "the log was set back to an earlier state; preserved local data, clean or dirty, that is newer than the log"
+                "the log was rolled back to an earlier state; preserved local data, clean or dirty, that is newer than the log"
             ),
             Foreign::OtherVolume | Foreign::Superseded | Foreign::Older => tracing::warn!(
                 %volume, %epoch, ?why,

@@ -183,7 +183,7 @@ fn a_repeated_record_of_a_snapshot_stores_the_root_first() {
     assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
 }
 
-/// The bucket was set back, and has another snapshot's root at this position.
+/// The bucket was rolled back, and has another snapshot's root at this position.
 #[test]
 fn a_record_over_another_root_is_sent_without_its_snapshot() {
     let (own, core, out) = (Record { body: snapshot(), ..record(NONCE) }, core(1), &mut Vec::new());
