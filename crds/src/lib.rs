@@ -47,7 +47,7 @@ pub use storage_node::{
     StorageNodeStatus, TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
-    ACKNOWLEDGE_LOSS, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
+    ACKNOWLEDGE_LOSS, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, DurabilityMode,
     EXCLUDED_FROM_BACKUP, Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach,
     MEMORY_NODE, MemoryCompression, MemorySpec, NODES, OlderLosses, READ_ONLY_MANY, READERS_OF,
     RequiredTransport, STORAGE_CLASS, SnapshotSource, TRACEPARENT, Volume, VolumePhase, VolumeSource,

@@ -178,7 +178,7 @@ pub struct VolumeSpec {
     pub node_name: Option<String>,
     /// Point at which a FLUSH completes. A change to an attached volume takes effect within seconds.
     #[serde(default)]
-    pub durability: Durability,
+    pub durability: DurabilityMode,
     /// Maximum age of data that is not uploaded yet, while the object store is reachable: `30s` or `1m30s`. A change to an attached volume takes effect within seconds.
     #[serde(default = "default_max_dirty_age")]
     #[schemars(length(max = 16))]
@@ -348,7 +348,7 @@ pub struct CloneSource {
 /// Point at which a FLUSH completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Durability {
+pub enum DurabilityMode {
     /// Once the data is safe on the node's own disk.
     #[default]
     Local,
@@ -484,7 +484,7 @@ pub struct VolumeStatus {
     pub last_epoch: Option<u64>,
     /// Point at which a FLUSH completes on the attached device. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub durability: Option<Durability>,
+    pub durability: Option<DurabilityMode>,
     /// Maximum age of data on the attached device before upload, while the object store is reachable. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_dirty_age: Option<String>,
@@ -595,7 +595,7 @@ pub struct ForcedDetach {
     pub epoch: Option<u64>,
     /// Point at which a FLUSH completed on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub durability: Option<Durability>,
+    pub durability: Option<DurabilityMode>,
     /// True if no data commit followed that report, so the bytes it lists as dirty are not in the object store. Absent: unknown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_last_commit_reported: bool,

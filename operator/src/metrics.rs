@@ -95,7 +95,7 @@ struct PhaseLabels {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum Readiness {
+enum CountedReadiness {
     Ready,
     NotReady,
     /// A StorageNode whose daemon renews no Lease.
@@ -104,7 +104,7 @@ enum Readiness {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReadinessLabels {
-    readiness: Readiness,
+    readiness: CountedReadiness,
 }
 
 /// Labels of a volume whose data is or may be missing, like the daemon's `holdfast_volume_info`.
@@ -302,12 +302,12 @@ impl Metrics {
         let readiness = |node: &StorageNode| {
             let ready = node.status.as_ref().and_then(|status| find_condition(&status.conditions, READY));
             match ready.map(|ready| ready.status.as_str()) {
-                Some("True") => Readiness::Ready,
-                Some("Unknown") => Readiness::Silent,
-                Some(_) | None => Readiness::NotReady,
+                Some("True") => CountedReadiness::Ready,
+                Some("Unknown") => CountedReadiness::Silent,
+                Some(_) | None => CountedReadiness::NotReady,
             }
         };
-        for counted in [Readiness::Ready, Readiness::NotReady, Readiness::Silent] {
+        for counted in [CountedReadiness::Ready, CountedReadiness::NotReady, CountedReadiness::Silent] {
             let count = nodes.iter().filter(|node| readiness(node) == counted).count();
             self.storage_nodes.get_or_create(&ReadinessLabels { readiness: counted }).set(count as i64);
         }
@@ -375,7 +375,8 @@ impl Metrics {
                     store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY))
                 })
                 .count();
-            for (readiness, count) in [(Readiness::Ready, ready), (Readiness::NotReady, state.len() - ready)]
+            for (readiness, count) in
+                [(CountedReadiness::Ready, ready), (CountedReadiness::NotReady, state.len() - ready)]
             {
                 self.object_stores.get_or_create(&ReadinessLabels { readiness }).set(count as i64);
             }
@@ -534,7 +535,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.start(ObjectKind::Volume).finish(None);
         metrics.volumes.get_or_create(&PhaseLabels { phase: Phase::Ready }).set(1);
-        metrics.object_stores.get_or_create(&ReadinessLabels { readiness: Readiness::Ready }).set(1);
+        metrics.object_stores.get_or_create(&ReadinessLabels { readiness: CountedReadiness::Ready }).set(1);
         metrics.show_storage_nodes(&[]);
         metrics.watch_volumes(volumes_with_a_loss());
         metrics.count_sweep("store", &SweepReport::default());

@@ -16,7 +16,7 @@ use super::capacity::{Capacity, signed};
 use super::memory::{self, MemoryParameters, NodeReport, NodeRoom, Promisee};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
-use super::parameters::{ANY_NODE, DataHome, Nodes, Parameters, Settings};
+use super::parameters::{ANY_NODE, DataHome, MutableSettings, Nodes, Parameters};
 use super::reason::first_unmet;
 use super::volumes::ClusterVolumes;
 use super::{content_source, readers, volume_id};
@@ -128,7 +128,7 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
             }
         }
         let source = content_source::read(volume_content_source)?;
-        let parameters = Parameters::read(parameters, Settings::read(mutable_parameters)?)?;
+        let parameters = Parameters::read(parameters, MutableSettings::read(mutable_parameters)?)?;
         topology::check(accessibility_requirements.as_ref(), parameters.needs_ublk())?;
         let memory_node = match parameters.home {
             DataHome::ObjectStore(_) => None,

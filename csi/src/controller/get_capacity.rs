@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::capacity::signed;
 use super::memory::{MemoryParameters, left_room};
-use super::parameters::{BACKEND, DataHome, Parameters, Settings, TRANSPORT};
+use super::parameters::{BACKEND, DataHome, MutableSettings, Parameters, TRANSPORT};
 use super::volumes::ClusterVolumes;
 use crate::topology;
 
@@ -55,7 +55,7 @@ fn class(mut parameters: HashMap<String, String>) -> Result<AskedClass, Status> 
     if ![BACKEND, TRANSPORT].iter().any(|key| parameters.contains_key(*key)) {
         return Ok(AskedClass::ObjectStore { needs_ublk: false });
     }
-    let parameters = Parameters::read(parameters, Settings::default())?;
+    let parameters = Parameters::read(parameters, MutableSettings::default())?;
     Ok(match parameters.home {
         DataHome::ObjectStore(_) => AskedClass::ObjectStore { needs_ublk: parameters.needs_ublk() },
         DataHome::Memory(memory) => AskedClass::Memory(memory),

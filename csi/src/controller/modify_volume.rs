@@ -2,7 +2,7 @@
 //! are in effect.
 
 use holdfast_crds::{
-    ATTACHED, Durability, Volume, VolumeLimits, VolumeSpec, VolumeStatus, find_condition, is_true,
+    ATTACHED, DurabilityMode, Volume, VolumeLimits, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
 use holdfast_proto::csi::v1::{ControllerModifyVolumeRequest, ControllerModifyVolumeResponse};
 use tonic::{Request, Status};
@@ -10,7 +10,7 @@ use tonic::{Request, Status};
 use super::memory;
 use super::object_name::{is_object_name, volume_id};
 use super::objects::TimedOut;
-use super::parameters::Settings;
+use super::parameters::MutableSettings;
 use super::reason::first_unmet;
 use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
@@ -27,7 +27,7 @@ pub(super) async fn answer(
     let ControllerModifyVolumeRequest { volume_id: id, secrets: _, mutable_parameters } =
         request.into_inner();
     let name = volume_id(&id)?;
-    let settings = Settings::read(mutable_parameters)?;
+    let settings = MutableSettings::read(mutable_parameters)?;
     if !is_object_name(name) {
         return Err(missing(name));
     }
@@ -47,13 +47,13 @@ pub(super) async fn answer(
 
 /// Done once no node serves the volume, or the requested settings of its spec are in effect; `None` while
 /// other settings are in effect.
-fn progress(name: &str, now: Option<&Volume>, asked: &Settings) -> Option<Result<(), Status>> {
+fn progress(name: &str, now: Option<&Volume>, asked: &MutableSettings) -> Option<Result<(), Status>> {
     let Some(volume) = now else { return Some(Err(missing(name))) };
     let in_effect = serving_node(volume).and(volume.status.as_ref());
     in_effect.is_none_or(|status| are_in_effect(volume, status, asked)).then_some(Ok(()))
 }
 
-fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &Settings) -> bool {
+fn are_in_effect(volume: &Volume, status: &VolumeStatus, asked: &MutableSettings) -> bool {
     let spec = &volume.spec;
     // A report on an earlier spec may match by chance.
     let reported =
@@ -87,8 +87,8 @@ fn describe_pending(volume: &Volume) -> String {
         Some(attached) => attached.message.clone(),
         None => {
             let durability = match status.and_then(|status| status.durability) {
-                Some(Durability::Local) => "local",
-                Some(Durability::Object) => "object",
+                Some(DurabilityMode::Local) => "local",
+                Some(DurabilityMode::Object) => "object",
                 None => "unknown",
             };
             let age = status.and_then(|status| status.max_dirty_age.as_deref()).unwrap_or("unknown");
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     /// A volume that `a` serves with these settings.
-    fn served(durability: Durability, age: Option<&str>) -> Volume {
+    fn served(durability: DurabilityMode, age: Option<&str>) -> Volume {
         let mut served = volume(Some("a"), Some("a"));
         served.spec.max_dirty_age = "90s".to_owned();
         served.metadata.generation = Some(1);
@@ -124,23 +124,23 @@ mod tests {
     #[test]
     fn a_change_waits_until_its_node_serves_with_it() {
         let asked =
-            |fields: serde_json::Value| Settings::read(serde_json::from_value(fields).expect("words"));
+            |fields: serde_json::Value| MutableSettings::read(serde_json::from_value(fields).expect("words"));
         let both =
             asked(serde_json::json!({ "durability": "local", "maxDirtyAge": "90s" })).expect("settings");
         let ended = |volume: &Volume| progress("v", Some(volume), &both).map(|ended| ended.is_ok());
         for (durability, age, expected) in [
-            (Durability::Local, Some("1m30s"), Some(true)),
-            (Durability::Object, Some("1m30s"), None),
-            (Durability::Local, Some("30s"), None),
+            (DurabilityMode::Local, Some("1m30s"), Some(true)),
+            (DurabilityMode::Object, Some("1m30s"), None),
+            (DurabilityMode::Local, Some("30s"), None),
             // An older daemon reports none, and applies settings only at an attach.
-            (Durability::Local, None, None),
+            (DurabilityMode::Local, None, None),
         ] {
             assert_eq!(ended(&served(durability, age)), expected, "{durability:?} {age:?}");
         }
         for free in [volume(None, None), volume(Some("a"), None), cut_off(Some(3))] {
             assert_eq!(ended(&free), Some(true), "its next attach has them");
         }
-        let mut of_before = served(Durability::Local, Some("90s"));
+        let mut of_before = served(DurabilityMode::Local, Some("90s"));
         of_before.metadata.generation = Some(2);
         assert_eq!(
             ended(&of_before),
@@ -148,7 +148,7 @@ mod tests {
             "the report may be older than the change that it seems to confirm"
         );
         let policy = asked(serde_json::json!({ "failoverPolicy": "Manual" })).expect("settings");
-        let older_daemon = served(Durability::Object, None);
+        let older_daemon = served(DurabilityMode::Object, None);
         assert!(progress("v", Some(&older_daemon), &policy).is_some_and(|ended| ended.is_ok()));
         let gone = progress("v", None, &both).expect("it ended").expect_err("it is gone");
         assert_eq!(gone.code(), Code::NotFound);
@@ -156,10 +156,11 @@ mod tests {
 
     #[test]
     fn a_change_of_limits_waits_until_its_node_has_them() {
-        let asked = |given: serde_json::Value| Settings::read(serde_json::from_value(given).expect("words"));
+        let asked =
+            |given: serde_json::Value| MutableSettings::read(serde_json::from_value(given).expect("words"));
         let both =
             asked(serde_json::json!({ "maxIops": "3000", "maxThroughput": "none" })).expect("settings");
-        let mut volume = served(Durability::Local, Some("1m30s"));
+        let mut volume = served(DurabilityMode::Local, Some("1m30s"));
         volume.spec.limits = Some(VolumeLimits { iops: Some(3000), throughput: None });
         let ended = |volume: &Volume| progress("v", Some(volume), &both).is_some();
         assert!(!ended(&volume));
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_a_change_waits_for_is_named() {
-        let mut volume = served(Durability::Object, None);
+        let mut volume = served(DurabilityMode::Object, None);
         assert_eq!(
             describe_pending(&volume),
             "its node reports durability object, maxDirtyAge unknown, maxIops none and maxThroughput none"

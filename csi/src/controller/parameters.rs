@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use holdfast_crds::{
-    Backend, Durability, FailoverPolicy, FieldError, MemoryCompression, RequiredTransport, VolumeLimits,
+    Backend, DurabilityMode, FailoverPolicy, FieldError, MemoryCompression, RequiredTransport, VolumeLimits,
     VolumeSpec,
 };
 use k8s_openapi::serde::de::DeserializeOwned;
@@ -41,7 +41,7 @@ pub(super) struct Parameters {
     /// Location of the data.
     pub(super) home: DataHome,
     /// Parameters that may change later.
-    settings: Settings,
+    settings: MutableSettings,
     /// Nodes on which pods may use the PersistentVolume.
     pub(super) nodes: Nodes,
     /// Transport that the volume requires of its node.
@@ -71,9 +71,9 @@ pub(super) enum Nodes {
 
 /// Parameters that may change during a volume's life; an absent one is not requested.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Settings {
+pub(super) struct MutableSettings {
     /// Point at which a FLUSH completes.
-    pub(super) durability: Option<Durability>,
+    pub(super) durability: Option<DurabilityMode>,
     /// Maximum age of data that is not uploaded yet.
     pub(super) max_dirty_age: Option<String>,
     /// Treatment of a lost node.
@@ -84,7 +84,7 @@ pub(super) struct Settings {
     pub(super) max_throughput: Option<Limit<String>>,
 }
 
-impl Settings {
+impl MutableSettings {
     /// Reads the parameters of a VolumeAttributesClass.
     ///
     /// # Errors
@@ -208,14 +208,14 @@ impl Parameters {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, naming the key and the valid keys or values.
-    pub(super) fn read(mut given: HashMap<String, String>, mutable: Settings) -> Result<Self, Status> {
+    pub(super) fn read(mut given: HashMap<String, String>, mutable: MutableSettings) -> Result<Self, Status> {
         const FIELD: &str = "parameters";
         let claim = given.remove(CLAIM_NAMESPACE).zip(given.remove(CLAIM_NAME));
         let claim = claim.map(|(namespace, name)| format!("{namespace}/{name}"));
         given.remove(VOLUME_NAME);
         if parse_enum(FIELD, BACKEND, "`object` or `memory`", &mut given)? == Some(Backend::Memory) {
             let home = DataHome::Memory(memory(FIELD, given, &mutable)?);
-            let (settings, nodes, transport) = (Settings::default(), Nodes::Served, None);
+            let (settings, nodes, transport) = (MutableSettings::default(), Nodes::Served, None);
             return Ok(Self { home, settings, nodes, transport, claim });
         }
         let object_store = given.remove(OBJECT_STORE).filter(|name| !name.is_empty());
@@ -232,7 +232,7 @@ impl Parameters {
             parse_enum(FIELD, TRANSPORT, "`ublk`, or leave it out for any transport", &mut given)?;
         let known: Vec<&str> =
             [OBJECT_STORE, NODES, TRANSPORT].into_iter().chain(KEYS).chain([BACKEND]).collect();
-        let settings = Settings::take(FIELD, &known, given)?.overridden_by(mutable);
+        let settings = MutableSettings::take(FIELD, &known, given)?.overridden_by(mutable);
         let object_store = object_store
             .ok_or_else(|| invalid(FIELD, OBJECT_STORE, "is missing; write the name of an ObjectStore"))?;
         Ok(Self { home: DataHome::ObjectStore(object_store), settings, nodes, transport, claim })
@@ -299,10 +299,10 @@ impl Parameters {
         if spec.transport != self.transport {
             return Some("another transport".to_owned());
         }
-        let limits = Settings {
+        let limits = MutableSettings {
             max_iops: Some(self.settings.max_iops.clone().unwrap_or(Limit::None)),
             max_throughput: Some(self.settings.max_throughput.clone().unwrap_or(Limit::None)),
-            ..Settings::default()
+            ..MutableSettings::default()
         };
         if limits.differs_in_limits(spec.limits.as_ref()) {
             return Some("another maxIops or maxThroughput".to_owned());
@@ -316,7 +316,7 @@ impl Parameters {
 fn memory(
     field: &str,
     mut given: HashMap<String, String>,
-    mutable: &Settings,
+    mutable: &MutableSettings,
 ) -> Result<MemoryParameters, Status> {
     let compression: Option<MemoryCompression> =
         parse_enum(field, COMPRESSION, "`lz4` or `zstd`", &mut given)?;
@@ -359,7 +359,8 @@ mod tests {
     }
 
     fn read_with(given: &[(&str, &str)], mutable: &[(&str, &str)]) -> Result<Parameters, String> {
-        let read = Settings::read(map(mutable)).and_then(|mutable| Parameters::read(map(given), mutable));
+        let read =
+            MutableSettings::read(map(mutable)).and_then(|mutable| Parameters::read(map(given), mutable));
         read.map_err(|status| status.message().to_owned())
     }
 
@@ -380,7 +381,7 @@ mod tests {
         let parameters = read(&given).expect("parameters");
         assert_eq!((parameters.claim.as_deref(), parameters.nodes), (Some("shop/data"), Nodes::Served));
         let spec = parameters.spec(1 << 30).expect("a spec");
-        assert_eq!((spec.object_store.as_deref(), spec.durability), (Some("main"), Durability::Object));
+        assert_eq!((spec.object_store.as_deref(), spec.durability), (Some("main"), DurabilityMode::Object));
         assert_eq!(spec.failover_policy, FailoverPolicy::Manual);
         assert!(parameters.needs_ublk() && spec.needs_ublk());
         assert_eq!((spec.max_dirty_age.as_str(), spec.size.as_deref()), ("5s", Some("1Gi")));
@@ -490,7 +491,7 @@ mod tests {
         let mutable = [("durability", "object"), ("failoverPolicy", "Manual")];
         let parameters = read_with(&class, &mutable).expect("parameters");
         let spec = parameters.spec(1 << 30).expect("a spec");
-        assert_eq!((spec.durability, spec.failover_policy), (Durability::Object, FailoverPolicy::Manual));
+        assert_eq!((spec.durability, spec.failover_policy), (DurabilityMode::Object, FailoverPolicy::Manual));
         assert_eq!(spec.max_dirty_age, "5s", "it says nothing of that");
         assert_eq!(parameters.difference(&spec), None);
         for (mutable, words) in [
@@ -509,7 +510,8 @@ mod tests {
     fn a_change_writes_the_fields_that_are_given() {
         let found = read(&[("objectStore", "main")]).expect("parameters").spec(1 << 30);
         let found = found.expect("a spec");
-        let change = |given: &[(&str, &str)]| Settings::read(map(given)).expect("settings").change_of(&found);
+        let change =
+            |given: &[(&str, &str)]| MutableSettings::read(map(given)).expect("settings").change_of(&found);
         assert_eq!(change(&[]), None);
         assert_eq!(change(&[("durability", "local"), ("maxDirtyAge", "30s")]), None, "it has these");
         let given = [("maxIops", "3000"), ("maxThroughput", "none")];

@@ -5,7 +5,7 @@ use holdfast_proto::csi::v1::{ValidateVolumeCapabilitiesRequest, ValidateVolumeC
 use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
-use super::parameters::{Parameters, Settings};
+use super::parameters::{MutableSettings, Parameters};
 use super::publish_volume::check_users;
 use super::volumes::{ClusterVolumes, missing};
 use crate::capability::Capability;
@@ -40,7 +40,7 @@ pub(super) async fn answer(
         }
     }
     if !parameters.is_empty() {
-        let read = Settings::read(mutable_parameters.clone());
+        let read = MutableSettings::read(mutable_parameters.clone());
         let difference = match read.and_then(|mutable| Parameters::read(parameters.clone(), mutable)) {
             Ok(wanted) => {
                 wanted.difference(&volume.spec).map(|found| format!("parameters: the volume has {found}"))
@@ -51,7 +51,7 @@ pub(super) async fn answer(
             return Ok(refused(difference));
         }
     }
-    match Settings::read(mutable_parameters.clone()) {
+    match MutableSettings::read(mutable_parameters.clone()) {
         Ok(wanted) if wanted.change_of(&volume.spec).is_some() => {
             return Ok(refused("mutable_parameters: the volume has other values".to_owned()));
         }

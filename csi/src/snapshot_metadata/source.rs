@@ -22,13 +22,13 @@ const INDEXES: usize = 2000;
 const READER: &str = "the CSI driver's snapshot metadata service";
 
 /// One or two snapshots, and the store that holds them.
-pub(super) struct Source {
+pub(super) struct BlockSource {
     pub(super) changes: Changes,
     objects: S3Store,
     indexes: Indexes,
 }
 
-impl Source {
+impl BlockSource {
     /// Returns the sectors of a chunk that differ, as ascending, disjoint runs.
     pub(super) async fn in_chunk(&self, chunk: Chunk) -> Result<Vec<SectorRange>, Status> {
         self.changes.in_chunk(&self.objects, &self.indexes, chunk).await.map_err(|error| unreadable(&error))
@@ -53,7 +53,7 @@ pub(super) async fn open(
     snapshots: &Objects<VolumeSnapshot>,
     base: Option<&str>,
     target: &str,
-) -> Result<Source, Status> {
+) -> Result<BlockSource, Status> {
     let field = if base.is_some() { "target_snapshot_id" } else { "snapshot_id" };
     let target = find(snapshots, field, target).await?;
     let base = match base {
@@ -85,7 +85,7 @@ pub(super) async fn open(
         Some(base) => Changes::between(root(base).await?, target),
         None => Changes::all_of(target),
     };
-    Ok(Source { changes, objects, indexes: Indexes::new(INDEXES, INDEX_BYTES) })
+    Ok(BlockSource { changes, objects, indexes: Indexes::new(INDEXES, INDEX_BYTES) })
 }
 
 /// Finds the snapshot with this id in its store.

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use holdfast_format::index::merge::{Input, Merge, MergeStep};
+use holdfast_format::index::merge::{Input, MergeStep, RunMerge};
 use holdfast_format::index::policy::MergeKind;
 use holdfast_format::index::relocate::{Fingerprint, groups};
 use holdfast_format::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
@@ -91,7 +91,7 @@ struct Output<'a, S, T> {
     id: RunId,
     part_bytes: usize,
     /// `None` while a step is in progress.
-    merge: Option<Merge>,
+    merge: Option<RunMerge>,
     /// Set once all inputs are read.
     closed: Option<(RunRef, RunHead)>,
     /// The reason why a part was not created.
@@ -151,7 +151,7 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
 impl<S: Sides> PageReader<'_, S> {
     /// Returns the segments to relocate; reads all pages once.
     async fn sparse(&self) -> Result<Vec<SegmentId>, Unmerged> {
-        let mut survey = Merge::survey(self.inputs.iter().cloned());
+        let mut survey = RunMerge::survey(self.inputs.iter().cloned());
         loop {
             let advance = move || {
                 let step = survey.advance();
@@ -171,7 +171,7 @@ impl<S: Sides> PageReader<'_, S> {
     }
 
     /// Reads `page` of an input, and as many pages after it as memory permits.
-    async fn feed(&self, merge: &mut Merge, input: usize, page: usize) -> Result<(), ObjectError> {
+    async fn feed(&self, merge: &mut RunMerge, input: usize, page: usize) -> Result<(), ObjectError> {
         let (Input::Merged(head), Run::Merged(run)) = (&self.inputs[input], &self.plan.inputs[input]) else {
             unreachable!("only merged runs have pages");
         };
@@ -281,7 +281,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
             mover: Mover { sides, time: &self.time, objects, indexes: &self.pools.indexes, plan, stored },
             id,
             part_bytes: part_bytes(plan, usual),
-            merge: Some(Merge::new(inputs.iter().cloned(), plan.is_oldest).relocating(groups.clone())),
+            merge: Some(RunMerge::new(inputs.iter().cloned(), plan.is_oldest).relocating(groups.clone())),
             closed: None,
             failed: None,
         };

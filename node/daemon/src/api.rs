@@ -158,7 +158,7 @@ fn check_kept(unkept_devices: usize) -> Result<(), Status> {
 #[tonic::async_trait]
 impl<V: Volumes> node_server::Node for Api<V> {
     async fn create(&self, request: Request<CreateRequest>) -> Result<Response<CreateResponse>, Status> {
-        let create = convert::Create::try_from(request.into_inner())?;
+        let create = convert::VolumeToCreate::try_from(request.into_inner())?;
         let store = self.store(&create.store)?;
         let volumes = self.volumes.clone();
         let size_bytes = self

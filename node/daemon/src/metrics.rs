@@ -29,12 +29,12 @@ use crate::volumes::Volumes;
 
 /// Type of a metric.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum MetricKind {
     Gauge,
     Counter,
 }
 
-impl Kind {
+impl MetricKind {
     fn of(self) -> MetricType {
         match self {
             Self::Gauge => ConstGauge::new(0.0).metric_type(),
@@ -54,7 +54,7 @@ impl Kind {
 struct VolumeMetric {
     name: &'static str,
     unit: Option<Unit>,
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
     value: fn(&NodeVolumeStatus) -> Option<f64>,
 }
@@ -65,7 +65,7 @@ const fn gauge(
     help: &'static str,
     value: fn(&NodeVolumeStatus) -> Option<f64>,
 ) -> VolumeMetric {
-    VolumeMetric { name, unit, kind: Kind::Gauge, help, value }
+    VolumeMetric { name, unit, kind: MetricKind::Gauge, help, value }
 }
 
 const fn counter(
@@ -74,7 +74,7 @@ const fn counter(
     help: &'static str,
     value: fn(&NodeVolumeStatus) -> Option<f64>,
 ) -> VolumeMetric {
-    VolumeMetric { name, unit, kind: Kind::Counter, help, value }
+    VolumeMetric { name, unit, kind: MetricKind::Counter, help, value }
 }
 
 /// Metrics of each volume.
@@ -352,7 +352,7 @@ fn encode_store_traffic(
 ) -> Result<(), fmt::Error> {
     let with_store = || volumes.iter().filter(|volume| volume.store.requests.is_some());
     let help = "Requests that the volume's reads, uploads, commits and merges sent to the object store, including retries";
-    let kind = Kind::Counter.of();
+    let kind = MetricKind::Counter.of();
     let mut family = encoder.encode_descriptor(VOLUME_STORE_REQUESTS, help, None, kind)?;
     for volume in with_store() {
         for verb in Verb::ALL {
@@ -403,7 +403,7 @@ const VOLUME_INFO: &str = "holdfast_volume_info";
 /// One metric of a ring thread; its label is `ring`.
 struct RingMetric {
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
     value: fn(&RingStatus) -> u64,
 }
@@ -412,31 +412,31 @@ struct RingMetric {
 const RING_METRICS: [RingMetric; 5] = [
     RingMetric {
         name: "holdfast_ring_waiting_messages_max",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         help: "Largest number of messages in the ring thread's inbox at one time since the process started; the inbox holds 4096",
         value: |ring| ring.max_messages,
     },
     RingMetric {
         name: "holdfast_ring_full_inbox",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         help: "Messages that found the ring thread's inbox full: the sender waited, or dropped the message",
         value: |ring| ring.full_inbox,
     },
     RingMetric {
         name: "holdfast_ring_operations_max",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         help: "Largest number of io_uring operations in flight at one time since the process started",
         value: |ring| ring.max_operations,
     },
     RingMetric {
         name: "holdfast_ring_late_completions",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         help: "Completions dropped because their operation, queue or volume no longer existed; each is a bug",
         value: |ring| ring.late_completions,
     },
     RingMetric {
         name: "holdfast_ring_copied_requests",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         help: "Requests copied despite zero copy, because another device's request used the buffer or memory was short",
         value: |ring| ring.unregistered,
     },
@@ -610,20 +610,22 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         }
         let help =
             "Requests that this node may have in flight to the object store; fewer while the store throttles";
-        let mut family = encoder.encode_descriptor(STORE_IN_FLIGHT_LIMIT, help, None, Kind::Gauge.of())?;
+        let mut family =
+            encoder.encode_descriptor(STORE_IN_FLIGHT_LIMIT, help, None, MetricKind::Gauge.of())?;
         for (name, (_, store)) in &stores {
             let Some(StoreAdaptation { max_in_flight: limit, .. }) = store.adaptation else { continue };
             ConstGauge::new(limit as f64).encode(family.encode_family(&[("store", *name)])?)?;
         }
         let help = "Devices without ublk whose FUSE connection no keeper holds now; an exit of the daemon fails their requests";
-        let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, Kind::Gauge.of())?;
+        let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, MetricKind::Gauge.of())?;
         ConstGauge::new(self.0.unkept_devices() as f64).encode(devices)?;
         let help = "Memory that the uploads of all volumes hold, at most `data.upload_memory`";
-        let held = encoder.encode_descriptor(UPLOAD_MEMORY, help, Some(&Unit::Bytes), Kind::Gauge.of())?;
+        let held =
+            encoder.encode_descriptor(UPLOAD_MEMORY, help, Some(&Unit::Bytes), MetricKind::Gauge.of())?;
         ConstGauge::new(self.0.upload_memory_bytes() as f64).encode(held)?;
         let help = "Memory of cached parts of segment indexes, at most 256 MiB";
         let bytes = Some(&Unit::Bytes);
-        let cached = encoder.encode_descriptor(INDEX_CACHE, help, bytes, Kind::Gauge.of())?;
+        let cached = encoder.encode_descriptor(INDEX_CACHE, help, bytes, MetricKind::Gauge.of())?;
         ConstGauge::new(self.0.index_cache_bytes() as f64).encode(cached)?;
         let help = "Fetched blocks served from memory because the local disk failed to store or read them";
         let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;

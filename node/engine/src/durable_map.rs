@@ -46,8 +46,10 @@ use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 use crate::limit::REMEMBERED_NONCES;
 use crate::sector_map::{LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, chunk_pages, map_bytes};
 
-pub(crate) use journal::{Entry, encode_fill, encode_record, journal_offset, journal_slots, record_slots};
 pub use journal::{JOURNAL_OFFSET, journal_extent};
+pub(crate) use journal::{
+    JournalEntry, encode_fill, encode_record, journal_offset, journal_slots, record_slots,
+};
 pub use read::{FoundBlock, FoundPart, MapReader, dirty_runs_of, newest_pages, read_parts};
 pub use summary::PageSummary;
 

@@ -82,7 +82,7 @@ use crate::snapshot::CutAnswer;
 use self::core::{Core, map_after_attach};
 use commit::LogWriter;
 use cut::Cut;
-use data_path::{DataPath, Gate, StoreEnd};
+use data_path::{DataPath, StoreEnd, WriteGate};
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use growth::Growth;
 use lifecycle::{Lifecycle, LifecycleEvent};
@@ -369,10 +369,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    fn gate(&self) -> Gate {
+    fn gate(&self) -> WriteGate {
         let holds_active = self.sealer.holds_still(self.core.map.active());
         let is_held = self.cut.stops_writes() && safeguard(HoldUntilRelease);
-        Gate { is_open: self.sealer.is_open(), holds_active, is_held }
+        WriteGate { is_open: self.sealer.is_open(), holds_active, is_held }
     }
 
     fn unpark(&mut self, out: &mut Vec<Action>) {

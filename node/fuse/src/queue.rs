@@ -31,7 +31,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use holdfast_ring::{Errno, FileSlot, IoResult, Ring, RingError, RingOperation};
+use holdfast_ring::{FileSlot, IoResult, KernelErrno, Ring, RingError, RingOperation};
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::{DeviceRequest, Operation, QueueError, RequestPart};
 use io_uring::{opcode, types};
@@ -73,7 +73,7 @@ enum FuseStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FuseFault {
     /// A read of requests failed. The queue reads again after a pause, but a request may be lost.
-    Read(Errno),
+    Read(KernelErrno),
     /// The connection ended before the queue was closed: a detach cleared the device, or the connection was
     /// aborted. No more requests arrive.
     Ended,
@@ -150,7 +150,7 @@ impl<K: Copy> FuseQueue<K> {
             FuseStep::Poll => {
                 self.is_polling = false;
                 if outcome.0 < 0 && !self.is_ended {
-                    self.fail(Errno::new(-outcome.0));
+                    self.fail(KernelErrno::new(-outcome.0));
                 }
             }
             FuseStep::Pause => (self.is_pausing, self.must_pause) = (false, false),
@@ -164,7 +164,7 @@ impl<K: Copy> FuseQueue<K> {
     }
 
     /// Records a failed read and delays the next one.
-    const fn fail(&mut self, errno: Errno) {
+    const fn fail(&mut self, errno: KernelErrno) {
         self.must_pause = true;
         self.fault = Some(FuseFault::Read(errno));
     }
@@ -224,7 +224,7 @@ impl<K: Copy> FuseQueue<K> {
                         return None;
                     }
                     other => {
-                        self.fail(other.map_or(Errno::EIO, Errno::new));
+                        self.fail(other.map_or(KernelErrno::EIO, KernelErrno::new));
                         return None;
                     }
                 },
@@ -308,7 +308,7 @@ impl<K: Copy> FuseQueue<K> {
         &mut self,
         ring: &mut Ring<T>,
         request: DeviceRequest,
-        outcome: Result<(), Errno>,
+        outcome: Result<(), KernelErrno>,
     ) {
         let len_bytes = u32::try_from(request.len_bytes()).unwrap_or(u32::MAX);
         let (tag, operation, _sectors) = request.disarm();

@@ -126,7 +126,7 @@ pub struct Finding {
 
 /// Result of a scrub.
 #[derive(Debug)]
-pub struct Report {
+pub struct ScrubReport {
     /// The volume as of its log's end or, if that is unknown, as of the last known seq.
     pub manifest: Manifest,
     /// Records read.
@@ -147,7 +147,7 @@ pub struct Report {
     lacks_checkpoint: bool,
 }
 
-impl Report {
+impl ScrubReport {
     /// Returns every sector whose reads fail, ascending and disjoint.
     pub fn unreadable(&self) -> Vec<SectorRange> {
         let ranges = self.findings.iter().flat_map(|finding| match &finding.effect {
@@ -172,7 +172,7 @@ pub async fn scrub(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     tell: &(dyn Fn(Progress) + Send + Sync),
-) -> Result<Report, LogFailure> {
+) -> Result<ScrubReport, LogFailure> {
     let log::LogState { manifest, records, checkpoints, mut findings, replaceable, lacks_checkpoint } =
         log::read(objects, volume).await?;
     let lineage = manifest.lineage();
@@ -209,7 +209,7 @@ pub async fn scrub(
             .retain(|finding| !is_missing(finding) || needed.as_ref().is_some_and(|it| it.has(&finding.key)));
     }
     findings.extend(of_objects);
-    Ok(Report {
+    Ok(ScrubReport {
         manifest,
         records,
         checkpoints,

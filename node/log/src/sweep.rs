@@ -44,7 +44,7 @@ use holdfast_format::safeguard::{
     safeguard,
 };
 use holdfast_format::snapshot::Snapshot;
-use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, ObjectStore};
+use holdfast_objects::{ListedObject, MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Place, Seq, SnapshotName, SnapshotUid, VolumeId};
 
@@ -83,7 +83,7 @@ pub struct Amount {
 }
 
 impl Amount {
-    fn add(&mut self, entry: &Entry) {
+    fn add(&mut self, entry: &ListedObject) {
         self.objects += 1;
         self.bytes += entry.size_bytes;
     }
@@ -350,8 +350,8 @@ async fn sweep_volume(
 }
 
 /// Returns the snapshots whose origins are among these objects.
-fn origins_of(entries: &[Entry]) -> BTreeSet<SnapshotUid> {
-    let uid = |entry: &Entry| match ObjectKey::parse(&entry.key) {
+fn origins_of(entries: &[ListedObject]) -> BTreeSet<SnapshotUid> {
+    let uid = |entry: &ListedObject| match ObjectKey::parse(&entry.key) {
         Some(ObjectKey::Origin(_, uid)) => Some(uid),
         Some(
             ObjectKey::Log(..)

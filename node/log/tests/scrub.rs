@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
-use holdfast_log::scrub::{Damage, Effect, Progress, Report, repair_checkpoints, scrub};
+use holdfast_log::scrub::{Damage, Effect, Progress, ScrubReport, repair_checkpoints, scrub};
 use holdfast_log::{
     Creation, drop_checkpoints, read_manifest, read_manifest_to_end, truncate, write_checkpoint,
 };
@@ -64,7 +64,7 @@ impl Scrubbed {
         drop_checkpoints(&self.store, &volume(), manifest.seq()).await.unwrap();
     }
 
-    async fn scrub(&self) -> Report {
+    async fn scrub(&self) -> ScrubReport {
         scrub(&self.store, &volume(), &|_| ()).await.unwrap()
     }
 
@@ -86,7 +86,7 @@ fn checkpoint_key(seq: u64) -> String {
     ObjectKey::Checkpoint(volume(), Seq(seq)).to_string()
 }
 
-fn keys(report: &Report) -> Vec<&str> {
+fn keys(report: &ScrubReport) -> Vec<&str> {
     report.findings.iter().map(|finding| finding.key.as_str()).collect()
 }
 

@@ -24,6 +24,6 @@ pub use parts::{MAX_PARTS, Part, PartFailed, Parts, ReadyParts, SegmentError, co
 pub use requests::{MeteredAttempt, RequestCounts, RequestMeter, StoreTraffic, Verb, VerbMeter, metered};
 pub use retry::{Decision, RetryPolicy};
 pub use store::{
-    Created, Entry, Folders, MAX_KEY_BYTES, MAX_PAGE_ENTRIES, MAX_UNFINISHED, ObjectStore, Page, Suffix,
-    UnfinishedUpload, check_key,
+    Created, Folders, ListedObject, MAX_KEY_BYTES, MAX_PAGE_ENTRIES, MAX_UNFINISHED, ObjectStore, Page,
+    Suffix, UnfinishedUpload, check_key,
 };

@@ -17,9 +17,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::{
-    Cause, CreateError, Created, Entry, ErrorKind, Fault, Folders, MAX_PAGE_ENTRIES, ObjectStore, Page,
-    Parts, RequestCounts, RequestMeter, SegmentError, StoreError, Suffix, UnfinishedUpload, Verb, check_key,
-    collect, fault::FaultPlan,
+    Cause, CreateError, Created, ErrorKind, Fault, Folders, ListedObject, MAX_PAGE_ENTRIES, ObjectStore,
+    Page, Parts, RequestCounts, RequestMeter, SegmentError, StoreError, Suffix, UnfinishedUpload, Verb,
+    check_key, collect, fault::FaultPlan,
 };
 
 /// An object store in memory.
@@ -63,7 +63,7 @@ struct Object {
 
 /// Response to a request that took effect.
 #[derive(PartialEq, Eq)]
-enum Reply {
+enum ReplyFate {
     Sent,
     /// Sent; it reflects the key's state on arrival.
     Checked,
@@ -175,32 +175,32 @@ impl MemoryStore {
     }
 
     /// Counts a request and applies its fault up to the point where it takes effect.
-    async fn arrive(&self, verb: Verb) -> Result<Reply, Stopped> {
+    async fn arrive(&self, verb: Verb) -> Result<ReplyFate, Stopped> {
         let _metered = self.shared.requests.begin(verb);
         let fault = self.faults().take(verb);
         match fault {
-            None => Ok(Reply::Sent),
+            None => Ok(ReplyFate::Sent),
             Some(Fault::Before(kind)) => Err(Stopped::Failed(planned_error(kind))),
-            Some(Fault::LostReply) => Ok(Reply::Lost),
+            Some(Fault::LostReply) => Ok(ReplyFate::Lost),
             Some(Fault::LostRequest) => Err(Stopped::LostOnTheWay),
             Some(Fault::Delay(wait)) => {
                 tokio::time::sleep(wait).await;
-                Ok(Reply::Sent)
+                Ok(ReplyFate::Sent)
             }
             Some(Fault::Hold(gate)) => {
                 gate.pass().await;
-                Ok(Reply::Sent)
+                Ok(ReplyFate::Sent)
             }
             Some(Fault::HoldChecked(gate)) => {
                 gate.pass().await;
-                Ok(Reply::Checked)
+                Ok(ReplyFate::Checked)
             }
         }
     }
 
     async fn read(&self, key: &str) -> Result<Bytes, StoreError> {
         check_key(key)?;
-        if self.arrive(Verb::Get).await? == Reply::Lost {
+        if self.arrive(Verb::Get).await? == ReplyFate::Lost {
             return Err(lost_reply());
         }
         let found = self.objects().get(key).map(|object| object.body.clone());
@@ -267,7 +267,7 @@ impl ObjectStore for MemoryStore {
         check_key(key).and_then(|()| self.check_room(key)).map_err(CreateError::Failed)?;
         let was_free = !self.objects().contains_key(key);
         let reply = match self.arrive(Verb::Put).await {
-            Ok(Reply::Checked) if was_free => {
+            Ok(ReplyFate::Checked) if was_free => {
                 let object = Object { body, last_modified: self.now() };
                 self.objects().insert(key.to_owned(), object);
                 return Ok(Created);
@@ -278,9 +278,9 @@ impl ObjectStore for MemoryStore {
         };
         let created = self.insert(key, body);
         match (reply, created) {
-            (Reply::Lost, _) => Err(CreateError::Ambiguous(lost_reply())),
-            (Reply::Sent | Reply::Checked, true) => Ok(Created),
-            (Reply::Sent | Reply::Checked, false) => Err(CreateError::Exists { key: key.to_owned() }),
+            (ReplyFate::Lost, _) => Err(CreateError::Ambiguous(lost_reply())),
+            (ReplyFate::Sent | ReplyFate::Checked, true) => Ok(Created),
+            (ReplyFate::Sent | ReplyFate::Checked, false) => Err(CreateError::Exists { key: key.to_owned() }),
         }
     }
 
@@ -291,14 +291,14 @@ impl ObjectStore for MemoryStore {
         let reply = self.arrive(Verb::Put).await.map_err(StoreError::from)?;
         let object = Object { body, last_modified: self.now() };
         self.objects().insert(key.to_owned(), object);
-        if reply == Reply::Lost { Err(lost_reply().into()) } else { Ok(()) }
+        if reply == ReplyFate::Lost { Err(lost_reply().into()) } else { Ok(()) }
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         if limit == 0 {
             return Err(no_limit());
         }
-        if self.arrive(Verb::List).await? == Reply::Lost {
+        if self.arrive(Verb::List).await? == ReplyFate::Lost {
             return Err(lost_reply());
         }
         let from = match start_after {
@@ -309,7 +309,7 @@ impl ObjectStore for MemoryStore {
         let mut rest = objects
             .range::<str, _>((from, Bound::Unbounded))
             .take_while(|(key, _)| key.starts_with(prefix))
-            .map(|(key, object)| Entry {
+            .map(|(key, object)| ListedObject {
                 key: key.clone(),
                 size_bytes: object.body.len() as u64,
                 last_modified: object.last_modified,
@@ -329,7 +329,7 @@ impl ObjectStore for MemoryStore {
         if limit == 0 {
             return Err(no_limit());
         }
-        if self.arrive(Verb::List).await? == Reply::Lost {
+        if self.arrive(Verb::List).await? == ReplyFate::Lost {
             return Err(lost_reply());
         }
         let mut from = match from {
@@ -361,7 +361,7 @@ impl ObjectStore for MemoryStore {
             let reply = self.arrive(Verb::Delete).await?;
             let mut objects = self.objects();
             batch.iter().for_each(|key| drop(objects.remove(*key)));
-            if reply == Reply::Lost {
+            if reply == ReplyFate::Lost {
                 return Err(lost_reply());
             }
         }
@@ -369,7 +369,7 @@ impl ObjectStore for MemoryStore {
     }
 
     async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
-        if self.arrive(Verb::List).await? == Reply::Lost {
+        if self.arrive(Verb::List).await? == ReplyFate::Lost {
             return Err(lost_reply());
         }
         let now = self.now();
@@ -384,7 +384,7 @@ impl ObjectStore for MemoryStore {
     async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
         let reply = self.arrive(Verb::AbortUpload).await?;
         self.shared.uploads.lock().retain(|(key, _)| *key != upload.id);
-        if reply == Reply::Lost { Err(lost_reply()) } else { Ok(()) }
+        if reply == ReplyFate::Lost { Err(lost_reply()) } else { Ok(()) }
     }
 }
 

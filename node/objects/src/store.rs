@@ -51,7 +51,7 @@ pub struct Suffix {
 
 /// One object in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ListedObject {
     /// Key relative to the store's prefix.
     pub key: String,
     /// Length in bytes.
@@ -64,7 +64,7 @@ pub struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// The entries.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ListedObject>,
     /// True if more keys follow; continue with `start_after` set to the last entry's key.
     pub more: bool,
     /// Time of the response by the store's clock; `None` if the store does not return it.
@@ -75,7 +75,7 @@ impl Page {
     /// Returns the age of an entry of this page by the store's clock. Returns zero if the store's time is
     /// missing or before the entry's: actions that depend on an age then wait.
     #[must_use]
-    pub fn age(&self, entry: &Entry) -> Duration {
+    pub fn age(&self, entry: &ListedObject) -> Duration {
         self.now.and_then(|now| now.duration_since(entry.last_modified).ok()).unwrap_or_default()
     }
 }
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn an_age_is_by_the_clock_of_the_store_alone() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let entry = Entry { key: "k".to_owned(), size_bytes: 1, last_modified: at(100) };
+        let entry = ListedObject { key: "k".to_owned(), size_bytes: 1, last_modified: at(100) };
         for (now, age) in [(None, 0), (Some(at(99)), 0), (Some(at(100)), 0), (Some(at(160)), 60)] {
             let page = Page { entries: Vec::new(), more: false, now };
             assert_eq!(page.age(&entry), Duration::from_secs(age), "{now:?}");

@@ -6,9 +6,9 @@ use crate::HeapBuffer;
 
 /// An error number of the kernel, positive, as in `errno.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Errno(i32);
+pub struct KernelErrno(i32);
 
-impl Errno {
+impl KernelErrno {
     /// The device or the file failed the I/O.
     pub const EIO: Self = Self(libc::EIO);
     /// The file system is full.
@@ -44,19 +44,19 @@ impl Errno {
     }
 }
 
-impl std::fmt::Debug for Errno {
+impl std::fmt::Debug for KernelErrno {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Errno({self})")
+        write!(f, "KernelErrno({self})")
     }
 }
 
-impl std::fmt::Display for Errno {
+impl std::fmt::Display for KernelErrno {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::io::Error::from_raw_os_error(self.0).fmt(f)
     }
 }
 
-impl std::error::Error for Errno {}
+impl std::error::Error for KernelErrno {}
 
 /// Result of an operation, as the kernel returned it. Zero or more: the operation's result (for transfers:
 /// bytes). Negative: minus an error number.
@@ -69,8 +69,8 @@ impl IoResult {
     /// # Errors
     /// The error number the operation ended with.
     #[inline]
-    pub const fn result(self) -> Result<u32, Errno> {
-        if self.0 < 0 { Err(Errno::new(self.0.wrapping_neg())) } else { Ok(self.0 as u32) }
+    pub const fn result(self) -> Result<u32, KernelErrno> {
+        if self.0 < 0 { Err(KernelErrno::new(self.0.wrapping_neg())) } else { Ok(self.0 as u32) }
     }
 
     /// Checks that the operation moved exactly `expected_bytes`.
@@ -79,10 +79,10 @@ impl IoResult {
     /// The error number the operation ended with; `EIO` if it moved another number of bytes: a transfer
     /// between a request and a file that covers the whole device is short only because of a fault.
     #[inline]
-    pub const fn exactly(self, expected_bytes: u32) -> Result<(), Errno> {
+    pub const fn exactly(self, expected_bytes: u32) -> Result<(), KernelErrno> {
         match self.result() {
             Ok(bytes) if bytes == expected_bytes => Ok(()),
-            Ok(_) => Err(Errno::EIO),
+            Ok(_) => Err(KernelErrno::EIO),
             Err(errno) => Err(errno),
         }
     }
@@ -120,13 +120,13 @@ pub struct Ended<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Errno, IoResult};
+    use super::{IoResult, KernelErrno};
 
     #[test]
     fn neither_a_negative_nor_a_short_result_is_success() {
-        assert_eq!(IoResult(-libc::ENOSPC).result(), Err(Errno::ENOSPC));
+        assert_eq!(IoResult(-libc::ENOSPC).result(), Err(KernelErrno::ENOSPC));
         assert_eq!(IoResult(4096).exactly(4096), Ok(()));
-        assert_eq!(IoResult(512).exactly(4096), Err(Errno::EIO));
-        assert_eq!(IoResult(i32::MIN).result(), Err(Errno::EIO));
+        assert_eq!(IoResult(512).exactly(4096), Err(KernelErrno::EIO));
+        assert_eq!(IoResult(i32::MIN).result(), Err(KernelErrno::EIO));
     }
 }

@@ -23,7 +23,7 @@ mod ring_operation;
 mod slot;
 mod waker;
 
-pub use completion::{Completion, Ended, Errno, IoResult};
+pub use completion::{Completion, Ended, IoResult, KernelErrno};
 pub use error::RingError;
 pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;

@@ -139,7 +139,7 @@ where
     let failure = match (status, &failure) {
         // An error response with a known code, or at least a status.
         (Some(status), SdkError::ServiceError(_)) => {
-            answered(Answer { status, code, message, from_s3 }, failure.into(), bucket, key)
+            answered(ServerAnswer { status, code, message, from_s3 }, failure.into(), bucket, key)
         }
         // No complete response.
         (_, SdkError::ConstructionFailure(_)) => {
@@ -176,12 +176,12 @@ pub(crate) fn classify_code(code: &str, message: Option<&str>, bucket: &str) -> 
         "NoSuchKey" => 404,
         _ => 400,
     };
-    let answer = Answer { status, code: code.to_owned(), message: message.to_owned(), from_s3: true };
+    let answer = ServerAnswer { status, code: code.to_owned(), message: message.to_owned(), from_s3: true };
     answered(answer, message.into(), bucket, "one of several").error
 }
 
 /// An error response.
-struct Answer {
+struct ServerAnswer {
     status: u16,
     /// Error code, or empty.
     code: String,
@@ -192,8 +192,13 @@ struct Answer {
 }
 
 /// Codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
-fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, key: &str) -> RequestFailure {
-    let Answer { status, code, message, from_s3 } = answer;
+fn answered(
+    answer: ServerAnswer,
+    source: Box<dyn Error + Send + Sync>,
+    bucket: &str,
+    key: &str,
+) -> RequestFailure {
+    let ServerAnswer { status, code, message, from_s3 } = answer;
     let none = |error| RequestFailure::new(error, WriteEffect::None);
     let unknown = |error| RequestFailure::new(error, WriteEffect::Unknown);
     let moved = (status == 301 && from_s3).then_some(Blocker::Region);
@@ -346,7 +351,7 @@ mod tests {
         ];
         for (status, code, kind, effect) in cases {
             let from_s3 = !code.is_empty();
-            let answer = Answer { status, code: code.to_owned(), message: String::new(), from_s3 };
+            let answer = ServerAnswer { status, code: code.to_owned(), message: String::new(), from_s3 };
             let failure = answered(answer, "x".into(), "bucket", "key");
             assert_eq!((failure.error.kind(), failure.effect), (kind, effect), "{status} {code}");
         }
@@ -355,14 +360,14 @@ mod tests {
     #[test]
     fn a_status_without_an_s3_code_proves_nothing() {
         for status in [302, 307, 400, 401, 403, 404, 405, 408, 409, 411, 412, 413, 421, 425] {
-            let answer = Answer { status, code: String::new(), message: String::new(), from_s3: false };
+            let answer = ServerAnswer { status, code: String::new(), message: String::new(), from_s3: false };
             let failure = answered(answer, "x".into(), "bucket", "key");
             assert_eq!(
                 (failure.error.kind(), failure.effect),
                 (ErrorKind::Unavailable, WriteEffect::Unknown)
             );
         }
-        let answer = Answer { status: 404, code: String::new(), message: String::new(), from_s3: true };
+        let answer = ServerAnswer { status: 404, code: String::new(), message: String::new(), from_s3: true };
         let own = answered(answer, "x".into(), "bucket", "key");
         assert_eq!((own.error.kind(), own.effect), (ErrorKind::NotFound, WriteEffect::None));
     }

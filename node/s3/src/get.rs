@@ -19,7 +19,7 @@ use crate::{
 const SUFFIX: &str = "bytes=-";
 
 /// A GET's response: its body and, for a part, the length of the whole object.
-struct Part {
+struct FetchedPart {
     bytes: Bytes,
     whole_bytes: Option<u64>,
     /// Time at which the object was stored, by the server's clock, in whole seconds.
@@ -38,7 +38,7 @@ impl S3Store {
         key: &str,
         max_bytes: u64,
     ) -> Result<(Bytes, Option<SystemTime>), StoreError> {
-        let Part { bytes, stored, whole_bytes: _ } = self.get_part(key, None, max_bytes).await?;
+        let FetchedPart { bytes, stored, whole_bytes: _ } = self.get_part(key, None, max_bytes).await?;
         Ok((bytes, stored))
     }
 
@@ -84,7 +84,12 @@ impl S3Store {
         Ok(Suffix { bytes: part.bytes, size_bytes })
     }
 
-    async fn get_part(&self, key: &str, range: Option<&str>, max_bytes: u64) -> Result<Part, StoreError> {
+    async fn get_part(
+        &self,
+        key: &str,
+        range: Option<&str>,
+        max_bytes: u64,
+    ) -> Result<FetchedPart, StoreError> {
         let full = self.full_key(key)?;
         let full = full.as_str();
         self.repeat(Verb::Get, self.config.timeouts.attempt_for(max_bytes), || async move {
@@ -212,7 +217,7 @@ fn nothing_asked(what: &'static str, value: String) -> StoreError {
 }
 
 /// Collects a body of at most `max_bytes`, and of exactly the length in its header.
-async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result<Part, StoreError> {
+async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result<FetchedPart, StoreError> {
     let whole_bytes = answer.content_range().map(whole_length).transpose()?;
     let want_bytes = answer.content_length().and_then(|length| u64::try_from(length).ok());
     let want_bytes = want_bytes.ok_or_else(|| foreign(200, "Content-Length"))?;
@@ -238,7 +243,7 @@ async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result
     if got_bytes != want_bytes {
         return Err(StoreError::WrongLength { key: key.to_owned(), got_bytes, want_bytes });
     }
-    Ok(Part { bytes: bytes.freeze(), whole_bytes, stored })
+    Ok(FetchedPart { bytes: bytes.freeze(), whole_bytes, stored })
 }
 
 /// Returns the length of the whole object from `bytes 0-9/100`.

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use aws_sdk_s3::{operation::list_objects_v2::ListObjectsV2Output, types::Object};
-use holdfast_objects::{Entry, Folders, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
+use holdfast_objects::{Folders, ListedObject, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
 
 use crate::{classify::classify, clock::AnswerDate, store::S3Store};
 
@@ -116,7 +116,7 @@ fn page(
     now: Option<SystemTime>,
 ) -> Result<Page, StoreError> {
     let more = answer.is_truncated.unwrap_or(false);
-    let mut entries: Vec<Entry> = Vec::with_capacity(answer.contents().len());
+    let mut entries: Vec<ListedObject> = Vec::with_capacity(answer.contents().len());
     for object in answer.contents.unwrap_or_default() {
         let entry = entry(object, root)?;
         let after = entries.last().map(|last| last.key.as_str()).or(start_after);
@@ -131,14 +131,14 @@ fn page(
     Ok(Page { entries, more, now })
 }
 
-fn entry(object: Object, root: &str) -> Result<Entry, StoreError> {
+fn entry(object: Object, root: &str) -> Result<ListedObject, StoreError> {
     let missing = |field| StoreError::BadAnswer { field };
     let full = object.key.ok_or(missing("Key"))?;
     let key = full.strip_prefix(root).ok_or(missing("Key"))?.to_owned();
     let size_bytes = object.size.and_then(|size| u64::try_from(size).ok()).ok_or(missing("Size"))?;
     let modified = object.last_modified.ok_or(missing("LastModified"))?;
     let last_modified = SystemTime::try_from(modified).map_err(|_before_1970| missing("LastModified"))?;
-    Ok(Entry { key, size_bytes, last_modified })
+    Ok(ListedObject { key, size_bytes, last_modified })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::operation::Ring;
+use crate::operation::VolumeRing;
 
 /// Figures of a ring thread since it was started.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ impl RingFigures {
     }
 
     /// Publishes the counts of the ring thread and its ring.
-    pub(crate) fn show(&self, late_completions: u64, ring: &Ring) {
+    pub(crate) fn show(&self, late_completions: u64, ring: &VolumeRing) {
         self.late_completions.store(late_completions, Ordering::Relaxed);
         self.max_operations.store(ring.max_operations().into(), Ordering::Relaxed);
         self.unregistered.store(ring.unregistered(), Ordering::Relaxed);

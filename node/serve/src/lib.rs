@@ -35,7 +35,7 @@ pub use label::Label;
 pub use live_map::LiveMap;
 pub use memory::{MemoryFiles, NewMemoryVolume, PublishedMemory, QueueShare};
 pub use message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
-pub use operation::{FileOperation, InFlight, Ring, VolumeKey};
+pub use operation::{FileOperation, InFlight, VolumeKey, VolumeRing};
 pub use planned::{Planned, Start};
 pub use published_status::{PublishedStatus, RingReport, ServedCounts, SnapshotAnswer};
 pub use ring_thread::RingThread;

@@ -25,7 +25,7 @@ use holdfast_types::Millis;
 use holdfast_ublk::{Device, QueueCommand};
 
 use crate::message::{OpenQueues, Reply, RingRefusal};
-use crate::operation::{FileOperation, InFlight, Ring, VolumeKey};
+use crate::operation::{FileOperation, InFlight, VolumeKey, VolumeRing};
 use crate::volume_queue::VolumeQueue;
 use crate::volume_table::VolumeTable;
 
@@ -61,7 +61,11 @@ impl MemoryVolumes {
     ///
     /// # Errors
     /// [`RingError`] if the ring has no slot for its spill file.
-    pub(crate) fn add(&mut self, ring: &mut Ring, mut new: NewMemoryVolume) -> Result<VolumeKey, RingError> {
+    pub(crate) fn add(
+        &mut self,
+        ring: &mut VolumeRing,
+        mut new: NewMemoryVolume,
+    ) -> Result<VolumeKey, RingError> {
         self.codecs.prepare(new.volume.codec()).expect("contexts of a codec take little memory");
         let spill_file = new.spill_file.take().map(|file| ring.register_file(file.as_fd())).transpose()?;
         Ok(with_mark(self.volumes.insert(|key| ServedMemory::new(new, with_mark(key), spill_file))))
@@ -70,7 +74,7 @@ impl MemoryVolumes {
     /// Opens the thread's queues of a volume's device.
     pub(crate) fn open(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         key: VolumeKey,
         device: Device,
         queues: OpenQueues,
@@ -88,7 +92,7 @@ impl MemoryVolumes {
     }
 
     /// Offers these queues to the kernel, and starts serving them.
-    pub(crate) fn arm(&mut self, ring: &mut Ring, key: VolumeKey) -> Result<(), RingRefusal> {
+    pub(crate) fn arm(&mut self, ring: &mut VolumeRing, key: VolumeKey) -> Result<(), RingRefusal> {
         let served = self.find(key).ok_or(RingRefusal::Gone)?;
         // Submitted here so that, as for other volumes, all fetches of a queue go to the kernel with one
         // call.
@@ -100,7 +104,7 @@ impl MemoryVolumes {
     /// Handles the end of a queue's command. Returns false if its volume was released or its queue closed.
     pub(crate) fn on_command(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         command: QueueCommand<VolumeKey>,
         outcome: IoResult,
         now: Millis,
@@ -114,14 +118,14 @@ impl MemoryVolumes {
 
     /// Ends a turn of the thread, and schedules the next one if requests wait.
     #[inline]
-    pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
+    pub(crate) fn end_turn(&mut self, ring: &mut VolumeRing) {
         if let Some(&(volume, _)) = self.turn.end() {
             ring.no_operation(InFlight::File { volume, operation: FileOperation::NextTurn });
         }
     }
 
     /// Serves waiting requests, up to the bytes of a turn.
-    pub(crate) fn on_turn(&mut self, ring: &mut Ring, now: Millis) {
+    pub(crate) fn on_turn(&mut self, ring: &mut VolumeRing, now: Millis) {
         let Self { volumes, codecs, turn } = self;
         turn.called();
         while let Some((volume, request)) = turn.next() {
@@ -134,7 +138,7 @@ impl MemoryVolumes {
     #[cold]
     pub(crate) fn on_spilled(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         key: VolumeKey,
         run: u32,
         outcome: IoResult,
@@ -163,7 +167,7 @@ impl MemoryVolumes {
     }
 
     /// Releases a stopped device, once the kernel has returned all its tags.
-    pub(crate) fn close(&mut self, ring: &mut Ring, key: VolumeKey, done: Reply) {
+    pub(crate) fn close(&mut self, ring: &mut VolumeRing, key: VolumeKey, done: Reply) {
         match self.find(key) {
             Some(served) => served.close(ring, done),
             None => drop(done.send(Err(RingRefusal::Gone))),
@@ -171,7 +175,7 @@ impl MemoryVolumes {
     }
 
     /// Releases a volume whose queues are closed.
-    pub(crate) fn remove(&mut self, ring: &mut Ring, key: VolumeKey) -> Result<(), RingRefusal> {
+    pub(crate) fn remove(&mut self, ring: &mut VolumeRing, key: VolumeKey) -> Result<(), RingRefusal> {
         if self.find(key).ok_or(RingRefusal::Gone)?.is_open() {
             return Err(RingRefusal::Armed);
         }

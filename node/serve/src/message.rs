@@ -13,7 +13,7 @@ use crate::io_limits::IoLimits;
 use crate::label::Label;
 use crate::live_map::LiveMap;
 use crate::memory::new_volume::NewMemoryVolume;
-use crate::operation::{Ring, VolumeKey};
+use crate::operation::{VolumeKey, VolumeRing};
 use crate::planned::Planned;
 use crate::published_status::PublishedStatus;
 use crate::volume_queue::VolumeQueue;
@@ -21,7 +21,8 @@ use crate::work::{BackgroundWork, ColdRead};
 use holdfast_background::SlabBlock;
 
 /// Function that opens the queues of a device on a ring thread, for the volume of a key.
-pub type OpenQueues = Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<VolumeQueue>, QueueError> + Send>;
+pub type OpenQueues =
+    Box<dyn FnOnce(&mut VolumeRing, VolumeKey) -> Result<Vec<VolumeQueue>, QueueError> + Send>;
 
 /// A volume for a ring thread.
 pub struct NewVolume {

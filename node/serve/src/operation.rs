@@ -13,7 +13,7 @@ use holdfast_ublk::QueueCommand;
 use crate::work::ColdRead;
 
 /// The ring of a ring thread.
-pub type Ring = holdfast_ring::Ring<InFlight>;
+pub type VolumeRing = holdfast_ring::Ring<InFlight>;
 
 /// Identity of one stay of a volume on a ring thread: messages for an earlier stay are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

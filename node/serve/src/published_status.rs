@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use holdfast_engine::snapshot::{CutAnswer, SnapshotRefused};
 use holdfast_engine::volume::Status;
 use holdfast_format::snapshot::Snapshot;
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use holdfast_types::{Seq, SnapshotUid};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
@@ -88,7 +88,7 @@ pub struct PublishedStatus {
     /// Sectors of the volume, once it has grown.
     sectors: watch::Sender<u64>,
     /// Error number of a command of the device's queues that the kernel refused.
-    refused: watch::Sender<Option<Errno>>,
+    refused: watch::Sender<Option<KernelErrno>>,
     has_device_ended: AtomicBool,
     /// Bytes on the sides, as last measured.
     pub cached_bytes: AtomicU64,
@@ -187,12 +187,12 @@ impl PublishedStatus {
     }
 
     /// Publishes that the kernel refused a command of the device's queues.
-    pub fn queue_refused(&self, errno: Errno) {
+    pub fn queue_refused(&self, errno: KernelErrno) {
         self.refused.send_replace(Some(errno));
     }
 
     /// Waits until the kernel has refused a command of the device's queues.
-    pub async fn refused(&self) -> Errno {
+    pub async fn refused(&self) -> KernelErrno {
         let mut refused = self.refused.subscribe();
         let errno = refused.wait_for(Option::is_some).await.expect("the status itself holds the sender");
         errno.expect("it was just seen")

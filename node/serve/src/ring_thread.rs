@@ -19,7 +19,7 @@ use crate::figures::RingFigures;
 use crate::limit::RING_MESSAGES;
 use crate::memory::{MemoryVolumes, is_memory};
 use crate::message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
-use crate::operation::{FileOperation, InFlight, Ring, VolumeKey};
+use crate::operation::{FileOperation, InFlight, VolumeKey, VolumeRing};
 use crate::served::{ServedParts, ServedVolume, SharedFiles, Slots};
 use crate::volume_table::VolumeTable;
 
@@ -28,7 +28,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A ring thread.
 pub struct RingThread {
-    ring: Ring,
+    ring: VolumeRing,
     /// Second descriptor of the ring, which keeps it open.
     ring_file: Option<OwnedFd>,
     shared: SharedFiles<FileSlot>,
@@ -59,7 +59,7 @@ impl RingThread {
     /// # Errors
     /// [`RingError`] if the ring cannot be created.
     pub fn new(files: &SharedFiles<File>, messages: Receiver<Message>) -> Result<Self, RingError> {
-        let mut ring = Ring::new(&RingOptions::default())?;
+        let mut ring = VolumeRing::new(&RingOptions::default())?;
         let shared = SharedFiles {
             slab: ring.register_file(files.slab.as_fd())?,
             memory: ring.register_file(files.memory.as_fd())?,
@@ -265,7 +265,7 @@ impl RingThread {
     }
 
     /// Returns the volume of a message.
-    fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut ServedVolume)> {
+    fn find(&mut self, key: VolumeKey) -> Option<(&mut VolumeRing, &mut ServedVolume)> {
         let served = self.volumes.get_mut(key)?;
         served.wake();
         Some((&mut self.ring, served))

@@ -26,7 +26,7 @@ use crate::label::Label;
 use crate::limit::EVICTIONS_IN_FLIGHT;
 use crate::live_map::LiveMap;
 use crate::message::Reply;
-use crate::operation::{Ring, VolumeKey};
+use crate::operation::{VolumeKey, VolumeRing};
 use crate::planned::Planned;
 use crate::published_status::{PublishedStatus, ServedCounts};
 use crate::throttle::Throttle;
@@ -65,7 +65,7 @@ pub(crate) struct Slots {
 
 impl Slots {
     /// Removes the files from the ring.
-    pub(crate) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+    pub(crate) fn release(self, ring: &mut VolumeRing) -> Result<(), RingError> {
         let Self { sides: [a, b], map, live } = self;
         [a, b, map, live].into_iter().try_for_each(|slot| ring.unregister_file(slot))
     }
@@ -186,13 +186,13 @@ impl ServedVolume {
     }
 
     /// Starts serving the queues of the volume's device.
-    pub(crate) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<VolumeQueue>) {
+    pub(crate) fn open(&mut self, ring: &mut VolumeRing, device: Device, queues: Vec<VolumeQueue>) {
         self.lines.set_device(device);
         self.queues.open(ring, queues);
     }
 
     /// Passes an event to the planner and performs its actions.
-    pub(crate) fn handle(&mut self, ring: &mut Ring, event: Event, now: Millis) {
+    pub(crate) fn handle(&mut self, ring: &mut VolumeRing, event: Event, now: Millis) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.handle(now, event, &mut actions);
         // A request without follow-up work causes one action at a time.
@@ -212,21 +212,27 @@ impl ServedVolume {
     }
 
     /// Changes the settings and limits of the volume, and publishes those in effect.
-    pub(crate) fn configure(&mut self, ring: &mut Ring, settings: Settings, limits: IoLimits, now: Millis) {
+    pub(crate) fn configure(
+        &mut self,
+        ring: &mut VolumeRing,
+        settings: Settings,
+        limits: IoLimits,
+        now: Millis,
+    ) {
         self.handle(ring, Event::Configure(settings), now);
         self.set_limits(ring, limits, now);
         self.show();
     }
 
     /// Grows the volume to this many sectors, for which `live_map` has room.
-    pub(crate) fn grow(&mut self, ring: &mut Ring, live_map: LiveMap, sectors: u64, now: Millis) {
+    pub(crate) fn grow(&mut self, ring: &mut VolumeRing, live_map: LiveMap, sectors: u64, now: Millis) {
         // The map is a mapping of the same file, which the ring already has open.
         *self.volume.memory_mut() = live_map;
         self.handle(ring, Event::Grow { sectors }, now);
     }
 
     /// Performs the actions that the planner requested when it was created, and publishes its first figures.
-    pub(crate) fn begin(&mut self, ring: &mut Ring, limits: IoLimits, now: Millis) {
+    pub(crate) fn begin(&mut self, ring: &mut VolumeRing, limits: IoLimits, now: Millis) {
         self.set_limits(ring, limits, now);
         for action in std::mem::take(&mut self.actions) {
             self.perform(ring, action);
@@ -236,7 +242,7 @@ impl ServedVolume {
 
     /// Performs the work that depends on time and publishes figures; while the volume is idle, only at few
     /// ticks. Returns true if the volume is idle.
-    pub(crate) fn tick(&mut self, ring: &mut Ring, now: Millis) -> bool {
+    pub(crate) fn tick(&mut self, ring: &mut VolumeRing, now: Millis) -> bool {
         let requests = self.tally.requests();
         let works = self.operations > 0 || self.queues.with_owner() > 0;
         if !self.idle_ticks.is_due(requests, works) {
@@ -277,7 +283,7 @@ impl ServedVolume {
     }
 
     /// Releases the queues of a stopped device once the kernel has returned all tags.
-    pub(crate) fn close(&mut self, ring: &mut Ring, done: Reply) {
+    pub(crate) fn close(&mut self, ring: &mut VolumeRing, done: Reply) {
         self.queues.close(ring, done);
     }
 
@@ -308,7 +314,7 @@ impl ServedVolume {
     }
 
     /// Removes the volume's files from the ring.
-    pub(crate) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+    pub(crate) fn release(self, ring: &mut VolumeRing) -> Result<(), RingError> {
         debug_assert!(self.moves.is_idle(), "each move that began has ended");
         self.slots.release(ring)
     }

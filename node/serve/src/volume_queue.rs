@@ -7,10 +7,10 @@
 //! other kind is late, as for a closed queue.
 
 use holdfast_fuse::FuseQueue;
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use holdfast_ublk::{DeviceRequest, QueueError, RequestPart};
 
-use crate::operation::{InFlight, Ring, VolumeKey};
+use crate::operation::{InFlight, VolumeKey, VolumeRing};
 
 /// A queue of a device on a ring.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub enum VolumeQueue {
 
 impl VolumeQueue {
     /// Offers its room for requests to the kernel.
-    pub(crate) fn arm(&mut self, ring: &mut Ring) {
+    pub(crate) fn arm(&mut self, ring: &mut VolumeRing) {
         match self {
             Self::Ublk(queue) => queue.arm(ring),
             Self::Fuse(queue) => queue.poll(ring),
@@ -33,7 +33,7 @@ impl VolumeQueue {
     #[inline(always)]
     pub(crate) fn read_part(
         &self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         request: &DeviceRequest,
         part: &RequestPart,
         operation: InFlight,
@@ -47,7 +47,7 @@ impl VolumeQueue {
     #[inline(always)]
     pub(crate) fn write_part(
         &self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         request: &DeviceRequest,
         part: &RequestPart,
         operation: InFlight,
@@ -59,7 +59,12 @@ impl VolumeQueue {
     }
 
     #[inline(always)]
-    pub(crate) fn complete(&mut self, ring: &mut Ring, request: DeviceRequest, outcome: Result<(), Errno>) {
+    pub(crate) fn complete(
+        &mut self,
+        ring: &mut VolumeRing,
+        request: DeviceRequest,
+        outcome: Result<(), KernelErrno>,
+    ) {
         match self {
             Self::Ublk(queue) => queue.complete(ring, request, outcome),
             Self::Fuse(queue) => queue.complete(ring, request, outcome),
@@ -99,7 +104,7 @@ impl VolumeQueue {
     }
 
     /// Makes the kernel end its operations of the queue, if a stop of the device does not.
-    pub(crate) fn end(&mut self, ring: &mut Ring) {
+    pub(crate) fn end(&mut self, ring: &mut VolumeRing) {
         match self {
             Self::Ublk(_stopped) => {}
             Self::Fuse(queue) => queue.end(ring),
@@ -107,7 +112,7 @@ impl VolumeQueue {
     }
 
     /// Releases the queue after the kernel has ended all its operations.
-    pub(crate) fn close(self, ring: &mut Ring) -> Result<(), QueueError> {
+    pub(crate) fn close(self, ring: &mut VolumeRing) -> Result<(), QueueError> {
         match self {
             Self::Ublk(queue) => queue.close(ring),
             Self::Fuse(queue) => Ok(queue.close(ring)?),

@@ -56,14 +56,14 @@ mod tests {
 
     use holdfast_ring::RingOptions;
 
-    use super::super::operation::{FileOperation, InFlight, Ring};
+    use super::super::operation::{FileOperation, InFlight, VolumeRing};
     use super::*;
 
     /// A completion named only a place in the table: a late one would reach the next volume there.
     #[test]
     fn a_late_completion_reaches_no_other_volume() {
         let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-        let mut ring = Ring::new(&options).unwrap();
+        let mut ring = VolumeRing::new(&options).unwrap();
         let mut volumes = VolumeTable::new();
         let first = volumes.insert(|_| "first");
         ring.no_operation(InFlight::File { volume: first, operation: FileOperation::NextTurn });

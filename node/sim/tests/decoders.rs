@@ -20,7 +20,7 @@ use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::settings::{DirtyLimits, Durability, Pending, Setup};
 use holdfast_engine::volume::Volume;
 use holdfast_format::displaced::Displaced;
-use holdfast_format::index::merge::{Input, Merge, MergeStep};
+use holdfast_format::index::merge::{Input, MergeStep, RunMerge};
 use holdfast_format::index::{RunHead, RunRef, SegmentObject};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::prefetch_list::PrefetchList;
@@ -276,7 +276,7 @@ fn merged() -> (RunRef, RunHead, Vec<u8>) {
     let mut inputs: Vec<Input> =
         world.segments().map(|object| Input::Segment(segment_object(object), index(object))).collect();
     inputs.reverse();
-    let mut merge = Merge::new(inputs, false);
+    let mut merge = RunMerge::new(inputs, false);
     while merge.advance() != MergeStep::Ended {}
     let (run, head) = merge.close(RunId::new(Place::until(Seq(70)), 1, [2; 10]), 1);
     let object = merge.take(usize::MAX);

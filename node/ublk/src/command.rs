@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use io_uring::squeue::Entry128;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, types};
@@ -165,10 +165,10 @@ impl Channel {
             };
             let errno = match completion.result() {
                 0.. => return Ok(()),
-                negative => Errno::new(negative.wrapping_neg()),
+                negative => KernelErrno::new(negative.wrapping_neg()),
             };
             // `ECANCELED` means that the kernel had not begun the command.
-            if was_cancelled && errno == Errno::EINTR {
+            if was_cancelled && errno == KernelErrno::EINTR {
                 let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
                 return Err(ControlError::TimedOut { id: device, command: name, waited_ms });
             }

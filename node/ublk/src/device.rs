@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use libublk::sys;
 
 use crate::command::{self, ControlCommand};
@@ -121,7 +121,9 @@ impl Device {
         let add = command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, requested_id);
         let added = command::exchange(Subject::New(tag), add, request, ANSWER_WITHIN, unwanted);
         let device = added.map(new).map_err(|error| match (spec.id, &error) {
-            (Some(id), ControlError::Command { source: Errno::EEXIST, .. }) => ControlError::IdTaken { id },
+            (Some(id), ControlError::Command { source: KernelErrno::EEXIST, .. }) => {
+                ControlError::IdTaken { id }
+            }
             _ => error,
         })?;
         let set = command("SET_PARAMS", sys::UBLK_U_CMD_SET_PARAMS, device.id);
@@ -302,8 +304,8 @@ impl Device {
         loop {
             let (code, left) = (sys::UBLK_U_CMD_START_USER_RECOVERY, timeout.saturating_sub(begin.elapsed()));
             match self.send_within("START_USER_RECOVERY", code, 0, left.max(Duration::from_secs(1))) {
-                Err(ControlError::Command { source: Errno::EBUSY, .. }) => {}
-                Err(error @ ControlError::Command { source: Errno::EINVAL, .. }) => {
+                Err(ControlError::Command { source: KernelErrno::EBUSY, .. }) => {}
+                Err(error @ ControlError::Command { source: KernelErrno::EINVAL, .. }) => {
                     if self.info()?.state != DeviceState::Quiesced {
                         return Err(error);
                     }
@@ -342,7 +344,7 @@ impl Device {
         let code = sys::UBLK_U_CMD_END_USER_RECOVERY;
         match self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN).map_err(named) {
             // An earlier command whose caller stopped waiting has ended the recovery.
-            Err(ControlError::Command { source: Errno::EBUSY, .. })
+            Err(ControlError::Command { source: KernelErrno::EBUSY, .. })
                 if self.info()?.state == DeviceState::Live =>
             {
                 Ok(())
@@ -392,11 +394,11 @@ impl Device {
             let stopped =
                 self.while_busy(UNUSED_WITHIN, || self.send_within("TRY_STOP_DEV", code, 0, STOP_WITHIN));
             return match stopped {
-                Err(ControlError::Command { source: Errno::EBUSY, .. }) => {
+                Err(ControlError::Command { source: KernelErrno::EBUSY, .. }) => {
                     Err(ControlError::InUse { id: self.id, holders: Holders::of(&self.block_path()) })
                 }
                 // The device has no block device, but its armed tags must come back.
-                Err(ControlError::Command { source: Errno::ENODEV, .. }) => self.stop(),
+                Err(ControlError::Command { source: KernelErrno::ENODEV, .. }) => self.stop(),
                 outcome => outcome,
             };
         }
@@ -446,7 +448,7 @@ impl Device {
         }
         if self.info()?.state == DeviceState::Dead {
             // Kernels before 7.0 dereference a null pointer here.
-            return Err(self.refused("UPDATE_SIZE", Errno::ENODEV));
+            return Err(self.refused("UPDATE_SIZE", KernelErrno::ENODEV));
         }
         let size = sectors * KERNEL_SECTORS_PER_SECTOR;
         self.send_within("UPDATE_SIZE", sys::UBLK_U_CMD_UPDATE_SIZE, size, ANSWER_WITHIN)
@@ -490,7 +492,7 @@ impl Device {
         let room = sys::ublksrv_ctrl_dev_info::default();
         let answer = command::exchange(Subject::Description(id), command, room, ANSWER_WITHIN, drop);
         let info = answer.map_err(|error| {
-            if matches!(error, ControlError::Command { source: Errno::EINVAL, .. }) {
+            if matches!(error, ControlError::Command { source: KernelErrno::EINVAL, .. }) {
                 return ControlError::NotOurs { id, found: 0 };
             }
             not_found(id, error)
@@ -534,7 +536,9 @@ impl Device {
         let mut pause = POLL.0;
         loop {
             match send() {
-                Err(ControlError::Command { source: Errno::EBUSY, .. }) if begin.elapsed() < timeout => {
+                Err(ControlError::Command { source: KernelErrno::EBUSY, .. })
+                    if begin.elapsed() < timeout =>
+                {
                     sleep(pause.min(timeout.saturating_sub(begin.elapsed())));
                     pause = (pause * 2).min(POLL.1);
                 }
@@ -554,7 +558,7 @@ impl Device {
             .map_err(|error| not_found(self.id, error))
     }
 
-    const fn refused(&self, command: &'static str, source: Errno) -> ControlError {
+    const fn refused(&self, command: &'static str, source: KernelErrno) -> ControlError {
         ControlError::Command { id: self.id, command, source }
     }
 }
@@ -579,7 +583,7 @@ pub fn is_in_host_pid_namespace() -> bool {
 }
 
 fn named_in(error: ControlError, in_host_namespace: bool) -> ControlError {
-    if let ControlError::Command { id, command, source: Errno::EINVAL } = error
+    if let ControlError::Command { id, command, source: KernelErrno::EINVAL } = error
         && !in_host_namespace
     {
         return ControlError::PidNamespace { id, command };
@@ -607,7 +611,7 @@ fn exists(id: u32) -> bool {
 
 /// Recognizes a device that does not exist: `ENODEV` alone may also mean that the device has no disk.
 fn not_found(id: u32, error: ControlError) -> ControlError {
-    if matches!(error, ControlError::Command { source: Errno::ENODEV, .. }) && !exists(id) {
+    if matches!(error, ControlError::Command { source: KernelErrno::ENODEV, .. }) && !exists(id) {
         return ControlError::NotFound { id };
     }
     error
@@ -683,11 +687,11 @@ mod tests {
     #[test]
     fn a_pid_namespace_is_named_as_the_cause() {
         let refused = |source| ControlError::Command { id: 3, command: "END_USER_RECOVERY", source };
-        let message = named_in(refused(Errno::EINVAL), false).to_string();
+        let message = named_in(refused(KernelErrno::EINVAL), false).to_string();
         for part in ["ublk device 3", "END_USER_RECOVERY", "PID namespace", "hostPID: true"] {
             assert!(message.contains(part), "{message}");
         }
-        for (errno, in_host_namespace) in [(Errno::EINVAL, true), (Errno::EBUSY, false)] {
+        for (errno, in_host_namespace) in [(KernelErrno::EINVAL, true), (KernelErrno::EBUSY, false)] {
             let other = named_in(refused(errno), in_host_namespace);
             assert!(matches!(other, ControlError::Command { .. }), "{other}");
         }

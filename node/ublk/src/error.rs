@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use holdfast_ring::{Errno, RingError};
+use holdfast_ring::{KernelErrno, RingError};
 
 use crate::{DeviceState, ForeignFeatures, Holders, LOOP_IDS, Unsupported, block_path};
 
@@ -105,7 +105,7 @@ pub enum ControlError {
         command: &'static str,
         /// The kernel's answer.
         #[source]
-        source: Errno,
+        source: KernelErrno,
     },
     /// The kernel compared this process's pid with its pid in the host's namespace.
     #[error(

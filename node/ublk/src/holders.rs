@@ -87,7 +87,7 @@ impl Holders {
     /// if it does not exist.
     #[must_use]
     pub fn of(path: &Path) -> Self {
-        let Some(node) = Node::at(path) else { return Self::default() };
+        let Some(node) = DeviceNode::at(path) else { return Self::default() };
         let mut found = devices_on(Path::new(BLOCK_DEVICES), Path::new(HOST_ROOT), path, &node);
         found.extend(users(Path::new("/proc"), path, &node));
         Self(found)
@@ -103,13 +103,13 @@ impl Holders {
 
 /// Identity of a device node.
 #[derive(PartialEq, Eq)]
-struct Node {
+struct DeviceNode {
     file_type: FileType,
     major: u32,
     minor: u32,
 }
 
-impl Node {
+impl DeviceNode {
     /// Reads the identity of a node; `None` without a device at `path`. Queries no remote file system.
     fn at(path: &Path) -> Option<Self> {
         let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
@@ -125,7 +125,7 @@ impl Node {
 
 /// Finds the devices that claim a device, and the loop devices on it, which do not claim it. A loop device's
 /// file may be a bind mount of the device, as the kubelet's for a raw volume is.
-fn devices_on(block_devices: &Path, host_root: &Path, device: &Path, node: &Node) -> Vec<Holder> {
+fn devices_on(block_devices: &Path, host_root: &Path, device: &Path, node: &DeviceNode) -> Vec<Holder> {
     let names = |dir: PathBuf| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
@@ -136,14 +136,14 @@ fn devices_on(block_devices: &Path, host_root: &Path, device: &Path, node: &Node
         backing.is_ok_and(|backing| {
             let file = Path::new(backing.trim_end());
             let on_host = file.strip_prefix("/").map(|below| host_root.join(below));
-            file == device || on_host.is_ok_and(|file| Node::at(&file).as_ref() == Some(node))
+            file == device || on_host.is_ok_and(|file| DeviceNode::at(&file).as_ref() == Some(node))
         })
     });
     claims.chain(loops).map(Holder::Device).collect()
 }
 
 /// Finds each process that has the device open, and each mount once: processes share mount namespaces.
-fn users(proc: &Path, path: &Path, node: &Node) -> Vec<Holder> {
+fn users(proc: &Path, path: &Path, node: &DeviceNode) -> Vec<Holder> {
     let mut pids: Vec<u32> = fs::read_dir(proc)
         .into_iter()
         .flatten()
@@ -174,7 +174,7 @@ fn users(proc: &Path, path: &Path, node: &Node) -> Vec<Holder> {
 
 /// Returns the mount points of a device. File systems with their own device number are recognized by their
 /// source. Source: `Documentation/filesystems/proc.rst`, 3.5.
-fn mount_points(mountinfo: &str, path: &Path, node: &Node) -> impl Iterator<Item = PathBuf> {
+fn mount_points(mountinfo: &str, path: &Path, node: &DeviceNode) -> impl Iterator<Item = PathBuf> {
     let number = format!("{}:{}", node.major, node.minor);
     mountinfo.lines().filter_map(move |line| {
         let (mount, rest) = line.split_once(" - ")?;
@@ -186,14 +186,14 @@ fn mount_points(mountinfo: &str, path: &Path, node: &Node) -> impl Iterator<Item
     })
 }
 
-fn has_open(files: &Path, node: &Node) -> bool {
+fn has_open(files: &Path, node: &DeviceNode) -> bool {
     fs::read_dir(files).into_iter().flatten().flatten().any(|entry| {
         let link = entry.path();
         let leads_to_path = fs::read_link(&link).is_ok_and(|target| {
             let target = target.to_string_lossy();
             !PATHLESS.iter().any(|prefix| target.starts_with(prefix))
         });
-        leads_to_path && Node::at(&link).as_ref() == Some(node)
+        leads_to_path && DeviceNode::at(&link).as_ref() == Some(node)
     })
 }
 
@@ -208,7 +208,7 @@ mod tests {
         let null = Path::new("/dev/null");
         let mut child =
             Command::new("sleep").arg("100").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let holders = users(Path::new("/proc"), null, &Node::at(null).unwrap());
+        let holders = users(Path::new("/proc"), null, &DeviceNode::at(null).unwrap());
         let own = Holder::Open(Process { pid: child.id(), name: "sleep".to_owned() });
         child.kill().unwrap();
         child.wait().unwrap();
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn mounts_are_found_by_number_and_by_source() {
-        let node = Node { file_type: FileType::BlockDevice, major: 259, minor: 3 };
+        let node = DeviceNode { file_type: FileType::BlockDevice, major: 259, minor: 3 };
         let mounts = "22 1 259:3 / /mnt/ext4 rw,relatime shared:1 - ext4 /dev/ublkb3 rw\n\
             23 1 0:41 /sub /mnt/btrfs rw shared:2 master:3 - btrfs /dev/ublkb3 rw,subvol=/sub\n\
             24 1 259:30 / /mnt/other rw - ext4 /dev/ublkb30 rw\n\
@@ -259,7 +259,7 @@ mod tests {
             fs::write(block_devices.path().join(name).join("loop/backing_file"), backing).unwrap();
         }
         fs::create_dir_all(block_devices.path().join("ublkb2/holders/dm-3")).unwrap();
-        let none = Node { file_type: FileType::BlockDevice, major: 0, minor: 0 };
+        let none = DeviceNode { file_type: FileType::BlockDevice, major: 0, minor: 0 };
         let root = Path::new("/none");
         let on = |device| devices_on(block_devices.path(), root, Path::new(device), &none);
         assert_eq!(on("/dev/ublkb1"), [Holder::Device("loop1".to_owned())]);
@@ -276,7 +276,7 @@ mod tests {
         fs::create_dir(host.path().join("volumeDevices")).unwrap();
         std::os::unix::fs::symlink("/dev/null", host.path().join("volumeDevices/pod")).unwrap();
         let on = |device| {
-            let node = Node::at(Path::new(device)).unwrap();
+            let node = DeviceNode::at(Path::new(device)).unwrap();
             devices_on(block_devices.path(), host.path(), Path::new("/dev/ublkb1"), &node)
         };
         assert_eq!(on("/dev/null"), [Holder::Device("loop3".to_owned())]);

@@ -21,7 +21,9 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::LazyLock;
 
-use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, IoResult, Ring, RingError, RingOperation};
+use holdfast_ring::{
+    BufferRange, FileSlot, FixedTransfer, IoResult, KernelErrno, Ring, RingError, RingOperation,
+};
 use io_uring::{opcode, squeue, types};
 use libublk::sys;
 
@@ -92,7 +94,7 @@ pub enum QueueEvent {
         /// The tag.
         tag: u16,
         /// The kernel's answer.
-        errno: Errno,
+        errno: KernelErrno,
     },
 }
 
@@ -237,7 +239,7 @@ impl<K: Copy> Queue<K> {
             0 if self.draining => QueueEvent::Held,
             0 => self.take_request(ring, tag),
             sys::UBLK_IO_RES_ABORT => QueueEvent::Aborted,
-            _ => QueueEvent::Failed { tag, errno: outcome.result().err().unwrap_or(Errno::EINVAL) },
+            _ => QueueEvent::Failed { tag, errno: outcome.result().err().unwrap_or(KernelErrno::EINVAL) },
         }
     }
 
@@ -362,7 +364,7 @@ impl<K: Copy> Queue<K> {
     ///
     /// # Panics
     /// If the request is not a write, or its pages are registered, which zero copy allows.
-    pub fn data_of_write(&self, request: &DeviceRequest) -> Result<&[u8], Errno> {
+    pub fn data_of_write(&self, request: &DeviceRequest) -> Result<&[u8], KernelErrno> {
         assert_eq!(request.operation(), Operation::Write, "only a write provides data");
         let whole = Self::whole(request);
         if let Some(buffers) = &self.kernel_copied {
@@ -372,7 +374,7 @@ impl<K: Copy> Queue<K> {
         if copies.copy_in(&self.file, whole, copy_position(self.queue_id, whole.tag, 0)) {
             Ok(copies.part(whole))
         } else {
-            Err(Errno::EIO)
+            Err(KernelErrno::EIO)
         }
     }
 
@@ -411,7 +413,7 @@ impl<K: Copy> Queue<K> {
         &mut self,
         ring: &mut Ring<T>,
         request: DeviceRequest,
-        outcome: Result<(), Errno>,
+        outcome: Result<(), KernelErrno>,
     ) {
         let (tag, operation, sectors) = request.disarm();
         let len_bytes = sectors * SECTOR_BYTES as u32;
@@ -422,7 +424,7 @@ impl<K: Copy> Queue<K> {
                 && outcome.is_ok()
                 && !copies.copy_out(&self.file, tag, len_bytes, position)
             {
-                outcome = Err(Errno::EIO);
+                outcome = Err(KernelErrno::EIO);
             }
             copies.take_back(tag);
         }
@@ -516,7 +518,7 @@ impl<K: Copy> Queue<K> {
             sys::UBLK_IO_OP_WRITE_ZEROES => Operation::WriteZeroes,
             _ => {
                 let request = DeviceRequest::new(tag, Operation::Flush, 0, 0);
-                self.complete(ring, request, Err(Errno::EOPNOTSUPP));
+                self.complete(ring, request, Err(KernelErrno::EOPNOTSUPP));
                 return QueueEvent::Refused;
             }
         };

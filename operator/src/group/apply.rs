@@ -238,13 +238,13 @@ mod tests {
     use tokio::sync::{Barrier, mpsc};
 
     use super::*;
-    use crate::group::facts::Cluster;
+    use crate::group::facts::GroupCluster;
     use crate::snapshot::plan::SnapshotStep;
 
     /// VolumeSnapshots on Hold, and no Volumes.
     struct Held(BTreeMap<String, Arc<VolumeSnapshot>>);
 
-    impl Cluster for Held {
+    impl GroupCluster for Held {
         fn snapshot(&self, name: &str) -> Option<Arc<VolumeSnapshot>> {
             self.0.get(name).cloned()
         }

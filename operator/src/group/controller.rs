@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::apply::GroupApplier;
-use super::facts::{Cluster, GroupFacts, is_finished};
+use super::facts::{GroupCluster, GroupFacts, is_finished};
 use super::failure::GroupFailure;
 use super::member::is_member;
 use super::plan::{GroupPlanStep, plan};
@@ -64,7 +64,7 @@ struct Watched {
     volumes: Store<Volume>,
 }
 
-impl Cluster for Watched {
+impl GroupCluster for Watched {
     fn snapshot(&self, name: &str) -> Option<Arc<VolumeSnapshot>> {
         self.snapshots.get(&ObjectRef::new(name))
     }

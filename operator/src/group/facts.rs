@@ -67,7 +67,7 @@ pub(crate) struct OwnSnapshot {
 }
 
 /// The VolumeSnapshots and Volumes in the cluster, from the watch caches.
-pub(crate) trait Cluster {
+pub(crate) trait GroupCluster {
     /// Returns the VolumeSnapshot of this name.
     fn snapshot(&self, name: &str) -> Option<Arc<VolumeSnapshot>>;
     /// Returns all VolumeSnapshots that name this group.
@@ -78,7 +78,7 @@ pub(crate) trait Cluster {
 
 impl GroupFacts {
     /// Collects the facts of a group.
-    pub(crate) fn new(group: &VolumeGroupSnapshot, cluster: &impl Cluster) -> Self {
+    pub(crate) fn new(group: &VolumeGroupSnapshot, cluster: &impl GroupCluster) -> Self {
         let (name, uid) = (group.name_any(), group.uid().unwrap_or_default());
         let status = group.status.clone().unwrap_or_default();
         let facts = |snapshot: &VolumeSnapshot| {

@@ -45,7 +45,7 @@ pub(super) fn of<'a>(
                     "PersistentVolumeClaim {namespace}/{name} is the one that the volume was created for. The bucket does not \
                      record a later claim of its PersistentVolume: in that case, correct the names"
                 )));
-                let claim = Claim { object, store, namespace, name, survivor };
+                let claim = SavedClaim { object, store, namespace, name, survivor };
                 documents.extend([claim.persistent_volume(), claim.persistent_volume_claim()]);
             } else {
                 out.push_str(&comment(&format!(
@@ -145,7 +145,7 @@ fn volume(object: &str, store: &str, survivor: &Survivor) -> Value {
 }
 
 /// A claim that a volume was created for.
-struct Claim<'a> {
+struct SavedClaim<'a> {
     object: &'a str,
     store: &'a str,
     namespace: &'a str,
@@ -153,7 +153,7 @@ struct Claim<'a> {
     survivor: &'a Survivor,
 }
 
-impl Claim<'_> {
+impl SavedClaim<'_> {
     fn persistent_volume(&self) -> Value {
         let Self { object, store, namespace, name, survivor } = self;
         let mut csi = json!({

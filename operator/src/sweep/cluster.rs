@@ -38,7 +38,7 @@ impl VolumeHere {
 }
 
 /// The cluster.
-pub(crate) trait Cluster: Send + Sync + 'static {
+pub(crate) trait SweptCluster: Send + Sync + 'static {
     /// Lists all ObjectStores.
     fn object_stores(&self) -> impl Future<Output = Result<Vec<ObjectStore>, ApiError>> + Send;
 
@@ -82,7 +82,7 @@ impl ApiServer {
     }
 }
 
-impl Cluster for ApiServer {
+impl SweptCluster for ApiServer {
     async fn object_stores(&self) -> Result<Vec<ObjectStore>, ApiError> {
         Ok(call(self.api().list(&ListParams::default())).await?.items)
     }

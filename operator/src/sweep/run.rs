@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use tokio::time::{Instant, sleep};
 
-use super::cluster::Cluster;
+use super::cluster::SweptCluster;
 use super::failure::SweepFailed;
 use super::report;
 use super::schedule::Facts;
@@ -77,7 +77,7 @@ struct Sweeps<C> {
 }
 
 /// Sweeps until the future is dropped. Starts when this instance becomes the leader.
-pub(crate) async fn run(cluster: impl Cluster, metrics: Arc<Metrics>) {
+pub(crate) async fn run(cluster: impl SweptCluster, metrics: Arc<Metrics>) {
     let (led_since, known, random) = (Instant::now(), HashMap::new(), fastrand::f64 as fn() -> f64);
     let mut sweeps = Sweeps { cluster, metrics, led_since, known, random };
     loop {
@@ -88,7 +88,7 @@ pub(crate) async fn run(cluster: impl Cluster, metrics: Arc<Metrics>) {
     }
 }
 
-impl<C: Cluster> Sweeps<C> {
+impl<C: SweptCluster> Sweeps<C> {
     /// Sweeps the ObjectStore that has been due longest. Returns false if none is due.
     async fn sweep_next(&mut self) -> bool {
         let stores = match self.cluster.object_stores().await {

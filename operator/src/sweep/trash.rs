@@ -10,7 +10,7 @@ use holdfast_objects::ObjectStore as Bucket;
 use holdfast_types::VolumeId;
 use kube::ResourceExt;
 
-use super::cluster::{Cluster, VolumeHere};
+use super::cluster::{SweptCluster, VolumeHere};
 use super::failure::SweepFailed;
 use crate::object_store::trash_terms;
 
@@ -35,7 +35,7 @@ pub(crate) struct TrashReport {
 /// # Errors
 /// The store or the API server did not answer. All volumes removed until then had expired.
 pub(super) async fn empty_trash(
-    cluster: &impl Cluster,
+    cluster: &impl SweptCluster,
     store: &ObjectStore,
     bucket: &dyn Bucket,
 ) -> Result<TrashReport, SweepFailed> {
@@ -100,7 +100,7 @@ pub(super) async fn count_trash(bucket: &dyn Bucket) -> Result<TrashReport, Swee
 /// # Errors
 /// The store or the API server did not answer.
 pub(super) async fn take_back_used(
-    cluster: &impl Cluster,
+    cluster: &impl SweptCluster,
     store: &ObjectStore,
     bucket: &dyn Bucket,
 ) -> Result<(), SweepFailed> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::failure::VolumeFailure;
 use super::home::SourceSnapshot;
-use super::identity::{Cluster, id_of, labels};
+use super::identity::{ClusterIdentity, id_of, labels};
 use super::plan::{OperatorStep, operators_part};
 use super::source_volume::{clone_snapshot, clone_snapshot_name, is_made_for};
 use crate::object_store::connect::Connections;
@@ -30,7 +30,7 @@ pub(crate) struct VolumeApplier<'a> {
     /// Connections to object stores.
     pub(crate) connections: &'a Connections,
     /// The cluster that volumes are created for.
-    pub(crate) cluster: &'a Cluster,
+    pub(crate) cluster: &'a ClusterIdentity,
     /// The volume as last returned by the API server.
     pub(crate) volume: Volume,
 }

@@ -27,7 +27,7 @@ use super::failover::loss;
 use super::failure::VolumeFailure;
 use super::faults::Faults;
 use super::found_in_store::FoundInStore;
-use super::identity::{Cluster, rival_of};
+use super::identity::{ClusterIdentity, rival_of};
 use super::in_use;
 use super::owner;
 use super::plan::{OperatorStep, plan};
@@ -70,7 +70,7 @@ pub(crate) struct VolumeDependencies {
 /// State shared by reconciliations.
 struct VolumeReconciliations {
     context: Arc<VolumeDependencies>,
-    cluster: Cluster,
+    cluster: ClusterIdentity,
     volumes: Store<Volume>,
     last_writes: LastWrites,
     faults: Faults,
@@ -93,7 +93,7 @@ pub(crate) async fn run(
     let by_snapshot = volumes.clone();
     let shared = Arc::new(VolumeReconciliations {
         context,
-        cluster: Cluster::default(),
+        cluster: ClusterIdentity::default(),
         volumes,
         last_writes: LastWrites::default(),
         faults: Faults::default(),

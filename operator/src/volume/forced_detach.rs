@@ -9,7 +9,7 @@
 //! `docs/invariants.md`): the status may be stale.
 
 use holdfast_crds::{
-    ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DATA_LOST, DetachCause, Durability, FORCE_DETACH,
+    ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DATA_LOST, DetachCause, DurabilityMode, FORCE_DETACH,
     ForcedDetach, OlderLosses, Time,
 };
 
@@ -252,8 +252,8 @@ pub(super) fn data_lost(
     let (begins, after) = (cut_off(newest), after(newest));
     let flushed = match durability {
         // Its settings may have changed since the flush or the report.
-        Some(Durability::Object) => "; data flushed with durability object is not affected",
-        Some(Durability::Local) | None => "",
+        Some(DurabilityMode::Object) => "; data flushed with durability object is not affected",
+        Some(DurabilityMode::Local) | None => "",
     };
     let read = match cause {
         DetachCause::Annotation => format!("Remove the annotation {FORCE_DETACH} when you have read this"),

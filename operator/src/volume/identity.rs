@@ -65,11 +65,11 @@ pub(crate) fn labels(volume: &Volume, cluster: &str) -> Labels {
 
 /// The operator's cluster.
 #[derive(Debug, Default)]
-pub(crate) struct Cluster {
+pub(crate) struct ClusterIdentity {
     uid: OnceCell<String>,
 }
 
-impl Cluster {
+impl ClusterIdentity {
     /// Returns its uid, requested once and cached.
     ///
     /// # Errors

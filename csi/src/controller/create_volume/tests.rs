@@ -43,7 +43,7 @@ fn the_same_request_finds_its_own_volume() {
 fn settings_are_compared_until_the_spec_was_changed() {
     let first = wanted("pvc-1", 1 << 30);
     let mut volume = first.volume(None).expect("a volume");
-    volume.spec.durability = holdfast_crds::Durability::Object;
+    volume.spec.durability = holdfast_crds::DurabilityMode::Object;
     volume.metadata.generation = Some(1);
     let refused = first.accept(&volume).expect_err("it was created by another request");
     assert!(refused.message().contains("exists with another durability"), "{}", refused.message());

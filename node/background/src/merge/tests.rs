@@ -11,7 +11,7 @@ use holdfast_format::chunk_set::ChunkSet;
 use holdfast_format::compose::Composition;
 use holdfast_format::index::{Runs, policy};
 use holdfast_format::manifest::Manifest;
-use holdfast_format::record::{Body, Merge as IndexMerge, Record};
+use holdfast_format::record::{Body, Merge, Record};
 use holdfast_format::segment::{SegmentBuilder, SegmentRef};
 use holdfast_format::side::SideSet;
 use holdfast_format::snapshot::SnapshotChange;
@@ -301,7 +301,7 @@ impl WrittenVolume {
         let _created = self.store.create(&key, bytes).now_or_never().unwrap().unwrap();
     }
 
-    fn change(&mut self, segments: Vec<SegmentRef>, merges: Vec<IndexMerge>) {
+    fn change(&mut self, segments: Vec<SegmentRef>, merges: Vec<Merge>) {
         let (chunks, snapshots) = (ChunkSet::default(), SnapshotChange::default());
         let (invalidated, generation, closed) = (SideSet::NONE, 1, self.place);
         let body = Body::Change {
@@ -347,7 +347,7 @@ impl WrittenVolume {
             };
             let output = work.merge(&plan).now_or_never().unwrap().unwrap();
             self.place = self.place.next();
-            self.change(vec![], vec![IndexMerge { newest, oldest, output }]);
+            self.change(vec![], vec![Merge { newest, oldest, output }]);
         }
     }
 

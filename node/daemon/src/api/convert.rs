@@ -75,13 +75,13 @@ impl From<InvalidField> for Status {
 
 /// A checked [`wire::CreateRequest`].
 #[derive(Debug)]
-pub(crate) struct Create {
+pub(crate) struct VolumeToCreate {
     pub(crate) volume: VolumeId,
     pub(crate) store: String,
     pub(crate) content: Content,
 }
 
-impl TryFrom<wire::CreateRequest> for Create {
+impl TryFrom<wire::CreateRequest> for VolumeToCreate {
     type Error = InvalidField;
 
     fn try_from(request: wire::CreateRequest) -> Result<Self, InvalidField> {

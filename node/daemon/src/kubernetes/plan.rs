@@ -392,17 +392,17 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
 }
 
 /// Converts a durability of the spec to the engine's type.
-pub(crate) fn flush_class(durability: holdfast_crds::Durability) -> Durability {
+pub(crate) fn flush_class(durability: holdfast_crds::DurabilityMode) -> Durability {
     match durability {
-        holdfast_crds::Durability::Local => Durability::Local,
-        holdfast_crds::Durability::Object => Durability::Object,
+        holdfast_crds::DurabilityMode::Local => Durability::Local,
+        holdfast_crds::DurabilityMode::Object => Durability::Object,
     }
 }
 
-fn durability(class: Durability) -> holdfast_crds::Durability {
+fn durability(class: Durability) -> holdfast_crds::DurabilityMode {
     match class {
-        Durability::Local => holdfast_crds::Durability::Local,
-        Durability::Object => holdfast_crds::Durability::Object,
+        Durability::Local => holdfast_crds::DurabilityMode::Local,
+        Durability::Object => holdfast_crds::DurabilityMode::Object,
     }
 }
 

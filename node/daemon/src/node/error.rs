@@ -12,7 +12,7 @@ use holdfast_engine::volume::Unreadable;
 use holdfast_format::DecodeError;
 use holdfast_log::{LogFailure, SnapshotError};
 use holdfast_memory::{HeadError, RecoverError};
-use holdfast_ring::{Errno, RingError};
+use holdfast_ring::{KernelErrno, RingError};
 use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::{Epoch, Seq, VolumeId};
 use holdfast_ublk::{ControlError, Holders, QueueError, Unsupported};
@@ -476,7 +476,7 @@ pub(crate) enum NodeError {
         id: u32,
         /// The cause.
         #[source]
-        source: Errno,
+        source: KernelErrno,
     },
     /// A volume whose queues are armed stays on its ring.
     #[error("volume {0} stays on its ring: the kernel still has its queues")]

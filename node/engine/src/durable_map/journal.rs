@@ -63,11 +63,11 @@ pub(crate) fn record_slots(entries: usize) -> u64 {
 }
 
 /// A block and the map's part of it.
-pub(crate) type Entry = (Block, [u8; BLOCK_MAP_BYTES]);
+pub(crate) type JournalEntry = (Block, [u8; BLOCK_MAP_BYTES]);
 
 /// Returns the bytes of a record as `generation`, by a writer that knows the log up to `seq`, in a journal
 /// that was filled as `start`.
-pub(crate) fn encode_record(generation: u64, seq: Seq, start: u64, entries: &[Entry]) -> Vec<u8> {
+pub(crate) fn encode_record(generation: u64, seq: Seq, start: u64, entries: &[JournalEntry]) -> Vec<u8> {
     let slots = record_slots(entries.len()) as usize;
     let units = u16::try_from(slots * UNITS).expect("ROUND_BLOCKS bounds a record");
     let mut out = Vec::with_capacity(slots * SLOT_BYTES);
@@ -85,7 +85,7 @@ pub(crate) fn encode_fill(start: u64, slots: usize) -> Vec<u8> {
     unit.repeat(slots * UNITS)
 }
 
-fn put_unit(out: &mut Vec<u8>, numbers: [u64; 3], place: [u16; 2], entries: &[Entry]) {
+fn put_unit(out: &mut Vec<u8>, numbers: [u64; 3], place: [u16; 2], entries: &[JournalEntry]) {
     let end = out.len() + UNIT_BYTES;
     wire::enclose_at_end(out, Kind::MapJournal, FIXED_BYTES + entries.len() * ENTRY_BYTES, |out| {
         numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
@@ -109,7 +109,7 @@ pub(super) struct Unit {
     unit: u16,
     /// Number of units in its record; 0 in the fill.
     units: u16,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<JournalEntry>,
 }
 
 impl Unit {

@@ -175,7 +175,7 @@ fn a_first_write_may_be_torn_until_the_header() {
 }
 
 /// Returns a journal of six slots, filled as generation 2, with these records: generation, entries.
-fn journal(records: &[(u64, Vec<Entry>)]) -> Vec<u8> {
+fn journal(records: &[(u64, Vec<JournalEntry>)]) -> Vec<u8> {
     let mut bytes = encode_fill(2, 6);
     let mut at = 0;
     for (generation, entries) in records {
@@ -187,7 +187,7 @@ fn journal(records: &[(u64, Vec<Entry>)]) -> Vec<u8> {
 }
 
 /// Returns entries for blocks from page 7 on, each with `nibble` for all its sectors.
-fn entries(count: u64, nibble: u8) -> Vec<Entry> {
+fn entries(count: u64, nibble: u8) -> Vec<JournalEntry> {
     (0..count).map(|block| (Block(7 * PAGE_BLOCKS + block), [nibble; _])).collect()
 }
 

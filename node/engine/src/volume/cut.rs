@@ -62,7 +62,7 @@ pub(super) struct SealCounts {
 
 /// The next step of the volume for a cut.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum CutStep {
+pub(super) enum CutAdvance {
     /// Nothing.
     Wait,
     /// Request the snapshot with this uid; these snapshots are forgotten. Answer: [`Cut::asked`].
@@ -160,7 +160,7 @@ impl Cut {
         continues
     }
 
-    /// Notes that the snapshot of [`CutStep::Ask`] was requested, at the point of the seal with this number.
+    /// Notes that the snapshot of [`CutAdvance::Ask`] was requested, at the point of the seal with this number.
     pub(super) fn asked(&mut self, seal: u64) {
         if let State::Stopping { uid, until } = self.state {
             self.state = State::Swapping { uid, until, seal };
@@ -174,7 +174,7 @@ impl Cut {
         stores: u32,
         seals: SealCounts,
         out: &mut Vec<Action>,
-    ) -> CutStep {
+    ) -> CutAdvance {
         match &mut self.state {
             State::Idle => {}
             State::Preparing(uid, seal) => {
@@ -194,11 +194,11 @@ impl Cut {
                 if now >= *until =>
             {
                 self.lapse(out);
-                return CutStep::Continue;
+                return CutAdvance::Continue;
             }
             State::Stopping { uid, .. } => {
                 if stores == 0 {
-                    return CutStep::Ask(*uid, std::mem::take(&mut self.forgotten));
+                    return CutAdvance::Ask(*uid, std::mem::take(&mut self.forgotten));
                 }
             }
             State::Swapping { uid, until, seal } => {
@@ -210,7 +210,7 @@ impl Cut {
             }
             State::Held(..) => {}
         }
-        CutStep::Wait
+        CutAdvance::Wait
     }
 
     /// Ends the cut without a common point.

@@ -2,7 +2,7 @@
 //!
 //! Owns: the requests in flight, the eviction that makes room for them, the pace that delays writes, and
 //! the known unreadable ranges, which a write may replace. Does not own: flushes, and the seal for which
-//! writes wait, whose state a [`Gate`] describes.
+//! writes wait, whose state a [`WriteGate`] describes.
 //! Runs on: the ring thread of the volume.
 //! Invariants: only the active side takes writes, which need no reads and no requests to the object store
 //! (2, 10); data that may have been stored, but without proof, counts as dirty (4).
@@ -34,7 +34,7 @@ pub(super) struct DataPath {
 
 /// State of the seal, as seen by writes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Gate {
+pub(super) struct WriteGate {
     /// No seal is in progress.
     pub(super) is_open: bool,
     /// A seal covers the active side: writes wait for it.
@@ -43,7 +43,7 @@ pub(super) struct Gate {
     pub(super) is_held: bool,
 }
 
-impl Gate {
+impl WriteGate {
     /// Returns true if no write or punch may begin.
     fn stops_writes(self) -> bool {
         self.holds_active || self.is_held
@@ -74,7 +74,7 @@ impl DataPath {
         &mut self,
         id: RequestId,
         core: &mut Core<M>,
-        gate: Gate,
+        gate: WriteGate,
         out: &mut Vec<Action>,
     ) {
         let Request { op, range, .. } = *self.requests.get(id);
@@ -90,7 +90,7 @@ impl DataPath {
     }
 
     /// Plans every parked request again; those that still cannot start are parked again.
-    pub(super) fn unpark<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
+    pub(super) fn unpark<M: Memory>(&mut self, core: &mut Core<M>, gate: WriteGate, out: &mut Vec<Action>) {
         for _ in 0..self.requests.parked() {
             let Some(id) = self.requests.unpark() else { break };
             self.plan(id, core, gate, out);
@@ -101,7 +101,12 @@ impl DataPath {
 
     /// Handles the end of the pause.
     #[inline(never)] // as for `keeps_pace`
-    pub(super) fn pause_ended<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
+    pub(super) fn pause_ended<M: Memory>(
+        &mut self,
+        core: &mut Core<M>,
+        gate: WriteGate,
+        out: &mut Vec<Action>,
+    ) {
         self.pace.pause_ended();
         let was_used = self.pace.was_used();
         self.release_paced(core, gate, out);
@@ -121,7 +126,7 @@ impl DataPath {
     /// Plans the writes that waited for the pace, oldest first, as many as it grants; all of them once no
     /// seal is in progress. Writes that also wait for something else wait only for that from now on.
     #[inline(never)] // as for `keeps_pace`
-    fn release_paced<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
+    fn release_paced<M: Memory>(&mut self, core: &mut Core<M>, gate: WriteGate, out: &mut Vec<Action>) {
         if self.requests.paced() == 0 {
             return;
         }
@@ -197,7 +202,7 @@ impl DataPath {
         id: RequestId,
         range: SectorRange,
         core: &mut Core<M>,
-        gate: Gate,
+        gate: WriteGate,
         out: &mut Vec<Action>,
     ) -> bool {
         if gate.stops_writes()
@@ -220,7 +225,7 @@ impl DataPath {
         id: RequestId,
         range: SectorRange,
         core: &mut Core<M>,
-        gate: Gate,
+        gate: WriteGate,
         out: &mut Vec<Action>,
     ) -> bool {
         let Some(manifest) = &core.manifest else { return false };
@@ -341,7 +346,7 @@ impl DataPath {
 
     /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not
     /// reached, or no eviction is possible until this write is committed.
-    pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: Gate) -> bool {
+    pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: WriteGate) -> bool {
         let commit_may_wait = gate.is_open || !core.is_dirty_full(core.map.active());
         commit_may_wait && (!self.evictor.is_full() || core.lacks_commit_to_evict())
     }
@@ -508,7 +513,7 @@ impl DataPath {
         chunk: Chunk,
         result: Result<(), Unprepared>,
         core: &mut Core<M>,
-        gate: Gate,
+        gate: WriteGate,
         out: &mut Vec<Action>,
     ) {
         self.requests.prepared(chunk, result);
@@ -533,10 +538,10 @@ mod tests {
     use crate::sector_map::{PAGE_SECTORS, SectorMap, map_bytes};
     use holdfast_format::side::SideSet;
 
-    const OPEN: Gate = Gate { is_open: true, holds_active: false, is_held: false };
+    const OPEN: WriteGate = WriteGate { is_open: true, holds_active: false, is_held: false };
     const ID: RequestId = RequestId(0);
 
-    fn begun(op: Op, core: &mut Core<Vec<u8>>, gate: Gate) -> (DataPath, Vec<Action>) {
+    fn begun(op: Op, core: &mut Core<Vec<u8>>, gate: WriteGate) -> (DataPath, Vec<Action>) {
         let (mut data, mut out) = (DataPath::new(4, 2), Vec::new());
         data.requests.begin(ID, op, sector_of(1), core.map.active());
         data.plan(ID, core, gate, &mut out);
@@ -627,7 +632,7 @@ mod tests {
     fn writes_wait_for_a_seal_of_the_active_side_and_for_room() {
         let mut core = core(2);
         let (mut data, out) =
-            begun(Op::Write, &mut core, Gate { is_open: false, holds_active: true, is_held: false });
+            begun(Op::Write, &mut core, WriteGate { is_open: false, holds_active: true, is_held: false });
         assert_eq!((data.requests.parked(), out), (1, vec![]));
         data.evictor.space_measured(0, 0);
         let mut out = Vec::new();

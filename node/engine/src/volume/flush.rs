@@ -44,7 +44,7 @@ use super::core::{Core, Memory};
 use super::receipt::{MapSynced, PagesSynced, SideSyncs, SidesSynced};
 use crate::action::{Action, MapWrite, Report};
 use crate::durable_map::{
-    Entry, Header, encode_fill, encode_page, encode_record, header_offset, journal_offset, page_offset,
+    Header, JournalEntry, encode_fill, encode_page, encode_record, header_offset, journal_offset, page_offset,
 };
 use crate::event::{Errno, RequestId};
 use crate::limit::{JOURNAL_BLOCKS, RETRY_ROUND_AFTER_MS};
@@ -146,7 +146,7 @@ struct Group {
     /// The pages whose changes go to the journal.
     journaled: Vec<u64>,
     /// The copies of their changed blocks.
-    entries: Vec<Entry>,
+    entries: Vec<JournalEntry>,
 }
 
 impl Group {

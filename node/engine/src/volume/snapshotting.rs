@@ -11,7 +11,7 @@ use holdfast_format::side::SideSet;
 use holdfast_types::{Seq, SnapshotUid};
 
 use super::Volume;
-use super::cut::{self, CutStep, SealCounts};
+use super::cut::{self, CutAdvance, SealCounts};
 use super::lifecycle::Lifecycle;
 use super::snapshot::{self, Snapshotter};
 use crate::action::Action;
@@ -74,13 +74,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let seals = &self.sealer.seals;
         let counts = SealCounts { begun: seals.begun(), committed: seals.newest_committed() };
         match self.cut.advance(self.core.now, stores, counts, out) {
-            CutStep::Wait => {}
-            CutStep::Continue => self.unpark(out),
-            CutStep::Ask(uid, _) if self.is_begun(uid) => {
+            CutAdvance::Wait => {}
+            CutAdvance::Continue => self.unpark(out),
+            CutAdvance::Ask(uid, _) if self.is_begun(uid) => {
                 self.cut.lapse(out);
                 self.unpark(out);
             }
-            CutStep::Ask(uid, forgotten) => {
+            CutAdvance::Ask(uid, forgotten) => {
                 let seal = self.covering_seal();
                 self.sealer.seals.want(seal);
                 self.snapshots.ask_exact(uid, seal, forgotten, out);

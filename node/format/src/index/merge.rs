@@ -10,7 +10,7 @@
 //! Frames that are no longer visible are omitted from the output, and stay in their segments. If little of
 //! a segment is still visible, the merge *relocates* the rest: the visible parts of its frames go to new
 //! segments, which the output names. The old segment is then unreferenced, and a sweep deletes it. A
-//! *survey* finds the visible parts: a merge without output ([`Merge::survey`]).
+//! *survey* finds the visible parts: a merge without output ([`RunMerge::survey`]).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub enum MergeStep {
     },
     /// A page of output was added.
     Wrote,
-    /// The merge continues once these frames are stored in a separate segment ([`Merge::moved`]).
+    /// The merge continues once these frames are stored in a separate segment ([`RunMerge::moved`]).
     Move(MovedFrames),
     /// All inputs were read: call `close`.
     Ended,
@@ -54,7 +54,7 @@ pub enum MergeStep {
 
 /// A merge in progress.
 #[derive(Debug)]
-pub struct Merge {
+pub struct RunMerge {
     /// Newest first.
     cursors: Vec<Cursor>,
     drops_zeros: bool,
@@ -66,7 +66,7 @@ pub struct Merge {
     relocation: Relocation,
 }
 
-impl Merge {
+impl RunMerge {
     /// Creates the merge of `inputs`: neighbours of a list, newest first. If the oldest input `is_oldest` of
     /// the list, zeros are omitted, because they hide nothing.
     pub fn new(inputs: impl IntoIterator<Item = Input>, is_oldest: bool) -> Self {

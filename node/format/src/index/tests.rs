@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use holdfast_types::{Block, Epoch, Mask, Place, RunId, SegmentId, Seq};
 use proptest::prelude::*;
 
-use super::merge::{Input, Merge, MergeStep};
+use super::merge::{Input, MergeStep, RunMerge};
 use super::page::PAGE_ENTRIES;
 use super::relocate::{MAX_RELOCATED, MovedFrames, MovedPart, groups, is_as_stored, mask_of};
 use super::*;
@@ -80,7 +80,7 @@ fn made(parts: &[MovedPart], offset: u64) -> Frame {
 /// Returns the merge with these segments relocated.
 fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) -> Stored {
     let mut merge =
-        Merge::new(inputs.iter().map(Stored::input), is_oldest).relocating(groups(sparse.clone()));
+        RunMerge::new(inputs.iter().map(Stored::input), is_oldest).relocating(groups(sparse.clone()));
     let (mut object, mut all_moved) = (Vec::new(), Vec::new());
     loop {
         match merge.advance() {
@@ -306,7 +306,7 @@ fn a_merge_of_zeros_alone_is_empty() {
 
 /// Returns the sparse segments of a merge of `inputs`.
 fn sparse(inputs: &[Stored]) -> Vec<SegmentId> {
-    let mut survey = Merge::survey(inputs.iter().map(Stored::input));
+    let mut survey = RunMerge::survey(inputs.iter().map(Stored::input));
     loop {
         match survey.advance() {
             MergeStep::NeedsPage { input, page } => survey.feed(input, inputs[input].page(page)),
@@ -357,7 +357,7 @@ fn entries_wait_for_their_segment_within_bounds() {
     let other = Stored::segment(2, (1..BLOCKS).map(|block| data(block, 1, 2)).collect());
     let Stored::Segment(SegmentObject { id, .. }, _) = sparse else { unreachable!() };
     let inputs = [other, sparse];
-    let mut merge = Merge::new(inputs.iter().map(Stored::input), true).relocating(groups(vec![id]));
+    let mut merge = RunMerge::new(inputs.iter().map(Stored::input), true).relocating(groups(vec![id]));
     let MergeStep::Move(MovedFrames { ordinal, parts, .. }) = merge.advance() else {
         panic!("nothing can be written before the first block is stored")
     };

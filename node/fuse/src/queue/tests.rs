@@ -122,7 +122,7 @@ impl Fixture {
         parts
     }
 
-    fn complete(&mut self, request: DeviceRequest, outcome: Result<(), Errno>) {
+    fn complete(&mut self, request: DeviceRequest, outcome: Result<(), KernelErrno>) {
         self.queue.complete(&mut self.ring, request, outcome);
     }
 
@@ -167,7 +167,7 @@ fn data_moves_between_requests_and_a_file() {
     fixture.ask(FSYNC, 7, &[0; 16]);
     let request = fixture.queue.next_request().unwrap();
     assert_eq!((request.operation(), request.sectors()), (super::Operation::Flush, 0));
-    fixture.complete(request, Err(Errno::EIO));
+    fixture.complete(request, Err(KernelErrno::EIO));
     assert_eq!(fixture.answer(), Some((7, -libc::EIO, Vec::new())));
 }
 
@@ -213,7 +213,7 @@ fn zeros_of_a_large_range_are_written_in_pieces() {
     assert_eq!(fixture.answer(), Some((1, 0, Vec::new())));
     fixture.allocate(2, 0, 4 << 30, PUNCH);
     let request = fixture.queue.next_request().unwrap();
-    fixture.complete(request, Err(Errno::ENOSPC));
+    fixture.complete(request, Err(KernelErrno::ENOSPC));
     assert_eq!(fixture.answer(), Some((2, -libc::ENOSPC, Vec::new())), "no further piece");
     assert_eq!(fixture.queue.requests_with_owner(), 0);
 }
@@ -252,7 +252,7 @@ fn a_grown_file_is_served_to_its_new_end() {
     fixture.ask_span(READ, 1, end, &[], 4096);
     let request = fixture.queue.next_request().unwrap();
     assert_eq!(request.start_sector(), SECTORS);
-    fixture.complete(request, Err(Errno::EIO));
+    fixture.complete(request, Err(KernelErrno::EIO));
     assert_eq!(fixture.answer(), Some((1, -libc::EIO, Vec::new())));
     fixture.ask(3, 2, &[0; 16]);
     assert!(fixture.queue.next_request().is_none());
@@ -373,7 +373,7 @@ fn requests_are_read_after_a_read_that_failed() {
     // SAFETY: the range belongs to a tag without a request.
     assert_eq!(unsafe { libc::mprotect(address, STRIDE, libc::PROT_NONE) }, 0);
     assert!(fixture.queue.next_request().is_none());
-    assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Read(Errno::new(libc::EFAULT))));
+    assert_eq!(fixture.queue.take_fault(), Some(FuseFault::Read(KernelErrno::new(libc::EFAULT))));
     fixture.queue.poll(&mut fixture.ring);
     assert_eq!(fixture.queue.with_kernel(), 1, "it pauses");
     // SAFETY: as above.

@@ -4,7 +4,7 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 use holdfast_types::key::ObjectKey;
 
-use super::Report;
+use super::ScrubReport;
 use crate::append::write_checkpoint;
 use crate::error::{LogFailure, store};
 
@@ -18,7 +18,7 @@ use crate::error::{LogFailure, store};
 pub async fn repair_checkpoints(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    report: &Report,
+    report: &ScrubReport,
 ) -> Result<Vec<String>, LogFailure> {
     let manifest = &report.manifest;
     // Created before the deletion, because a truncated log cannot be read without any checkpoint.

@@ -46,12 +46,12 @@ pub(super) struct Scan {
     pub(super) key: String,
     /// Frames read.
     pub(super) frames: u64,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: ScanVerdict,
     /// Faults without effect.
     pub(super) blemishes: Vec<Damage>,
 }
 
-pub(super) enum Verdict {
+pub(super) enum ScanVerdict {
     Whole,
     /// The segment's own index finds none of its frames; entries of merged runs may still find intact ones.
     Lost(Damage),
@@ -69,7 +69,7 @@ pub(super) async fn scan(
     let id = segment.id;
     let volume = lineage.volume();
     let key = lineage.segment_key(id);
-    let mut scan = Scan { named, id, key, frames: 0, verdict: Verdict::Whole, blemishes: Vec::new() };
+    let mut scan = Scan { named, id, key, frames: 0, verdict: ScanVerdict::Whole, blemishes: Vec::new() };
     let failed = |error| store("read a segment", volume)(error);
     let end = match objects.get_suffix(&scan.key, TRAILER_BYTES).await {
         Ok(end) => end,
@@ -105,7 +105,7 @@ pub(super) async fn scan(
     scan.frames = inside.iter().filter(|frame| frame.codec != Codec::Zero).count() as u64;
     damaged.extend(outside.iter().filter(|frame| frame.codec != Codec::Zero).map(cut_off));
     if !damaged.is_empty() {
-        scan.verdict = Verdict::Frames(damaged);
+        scan.verdict = ScanVerdict::Frames(damaged);
     }
     Ok(scan)
 }
@@ -151,7 +151,7 @@ fn end_of(frame: &Frame) -> u64 {
 
 impl Scan {
     fn lost(self, fault: Damage) -> Result<Self, LogFailure> {
-        Ok(Self { verdict: Verdict::Lost(fault), ..self })
+        Ok(Self { verdict: ScanVerdict::Lost(fault), ..self })
     }
 }
 

@@ -15,7 +15,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, SegmentId, VolumeId};
 
 use super::run::RunScan;
-use super::segment::{Named, Scan, Verdict, check, cut_off};
+use super::segment::{Named, Scan, ScanVerdict, check, cut_off};
 use super::{Damage, Effect, Finding};
 use crate::error::{LogFailure, store};
 
@@ -40,9 +40,9 @@ pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Fi
     let mut damaged = Damaged::new();
     for scan in &scans {
         let frames = match (&scan.verdict, named.get(&scan.id)) {
-            (Verdict::Frames(frames), _) => frames.iter().map(|(frame, _)| frame.block).collect(),
-            (Verdict::Lost(_), Some(frames)) => frames.iter().map(|frame| frame.block).collect(),
-            (Verdict::Lost(_), None) | (Verdict::Whole, _) => Vec::new(),
+            (ScanVerdict::Frames(frames), _) => frames.iter().map(|(frame, _)| frame.block).collect(),
+            (ScanVerdict::Lost(_), Some(frames)) => frames.iter().map(|frame| frame.block).collect(),
+            (ScanVerdict::Lost(_), None) | (ScanVerdict::Whole, _) => Vec::new(),
         };
         for block in frames {
             damaged.entry(block).or_default().insert(scan.id);
@@ -55,12 +55,12 @@ pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Fi
         findings.extend(scan.blemishes.into_iter().map(harmless));
         let visible = shown.remove(&scan.id).unwrap_or_default();
         let (fault, ranges) = match (scan.verdict, scan.named) {
-            (Verdict::Whole, _) => continue,
-            (Verdict::Lost(fault), Named::Listed(segment)) => {
+            (ScanVerdict::Whole, _) => continue,
+            (ScanVerdict::Lost(fault), Named::Listed(segment)) => {
                 (fault, chunk_ranges(lookup.manifest, &segment.chunks))
             }
-            (Verdict::Lost(fault), Named::Merged { .. }) => (fault, visible),
-            (Verdict::Frames(damaged), _) => {
+            (ScanVerdict::Lost(fault), Named::Merged { .. }) => (fault, visible),
+            (ScanVerdict::Frames(damaged), _) => {
                 let count = damaged.len() as u64;
                 let Some((frame, source)) = damaged.into_iter().next() else { continue };
                 let first = frame.offset..frame.offset + u64::from(frame.stored);
@@ -106,7 +106,7 @@ impl Lookup<'_> {
     async fn named_by_runs(&self, scans: &[Scan]) -> Result<HashMap<SegmentId, Vec<Frame>>, LogFailure> {
         let mut wanted: BTreeMap<usize, BTreeMap<u32, &Scan>> = BTreeMap::new();
         for scan in scans {
-            if let (Named::Merged { run, ordinal, .. }, Verdict::Lost(_)) = (&scan.named, &scan.verdict) {
+            if let (Named::Merged { run, ordinal, .. }, ScanVerdict::Lost(_)) = (&scan.named, &scan.verdict) {
                 wanted.entry(*run).or_default().insert(*ordinal, scan);
             }
         }
@@ -125,9 +125,9 @@ impl Lookup<'_> {
     /// Returns the damaged ones of `frames` in a lost segment.
     async fn unsound(&self, scan: &Scan, frames: Vec<Frame>) -> Result<Vec<Frame>, LogFailure> {
         let object_bytes = match &scan.verdict {
-            Verdict::Lost(Damage::Missing) => 0,
-            Verdict::Lost(Damage::Length { have, .. }) => *have,
-            Verdict::Lost(_) | Verdict::Frames(_) | Verdict::Whole => u64::MAX,
+            ScanVerdict::Lost(Damage::Missing) => 0,
+            ScanVerdict::Lost(Damage::Length { have, .. }) => *have,
+            ScanVerdict::Lost(_) | ScanVerdict::Frames(_) | ScanVerdict::Whole => u64::MAX,
         };
         let ends = |frame: &Frame| frame.offset.saturating_add(u64::from(frame.stored));
         let (inside, outside): (Vec<Frame>, _) =

@@ -118,7 +118,7 @@ impl Stored {
                 self.segments.iter().find(|(other, _)| other.id.0.ulid == segment.id.0.ulid).unwrap();
             Input::Segment(SegmentObject::from(&**segment), Arc::new(index.clone()))
         };
-        let mut merge = index::merge::Merge::new(inputs.iter().map(input), newest + count == list.len());
+        let mut merge = index::merge::RunMerge::new(inputs.iter().map(input), newest + count == list.len());
         while merge.advance() != MergeStep::Ended {}
         let (output, _head) = merge.close(RunId::new(place, seq, [0; 10]), 1);
         let key = ObjectKey::Run(self.volume.clone(), output.id).to_string();

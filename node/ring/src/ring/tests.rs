@@ -8,7 +8,8 @@ use io_uring::opcode;
 use io_uring::types::Fd;
 
 use crate::{
-    Ended, Errno, FileRange, FileSlot, HeapBuffer, ProvidedBuffer, RingError, RingOperation, RingOptions,
+    Ended, FileRange, FileSlot, HeapBuffer, KernelErrno, ProvidedBuffer, RingError, RingOperation,
+    RingOptions,
 };
 
 /// A ring whose operations are numbers.
@@ -151,12 +152,15 @@ fn failed_and_short_operations_are_distinguished_from_success() {
     file.write_all_at(&[9; 6000], 0).unwrap();
     ring.read(slot, 4096, HeapBuffer::zeroed(4096), 1);
     let short = wait_for_one(&mut ring);
-    assert_eq!((short.outcome.result(), short.outcome.exactly(4096)), (Ok(6000 - 4096), Err(Errno::EIO)));
+    assert_eq!(
+        (short.outcome.result(), short.outcome.exactly(4096)),
+        (Ok(6000 - 4096), Err(KernelErrno::EIO))
+    );
 
     ring.unregister_file(slot).unwrap();
     ring.read(slot, 0, HeapBuffer::zeroed(4096), 2);
     let failed = wait_for_one(&mut ring);
-    assert_eq!(failed.outcome.exactly(4096), Err(Errno::new(libc::EBADF)));
+    assert_eq!(failed.outcome.exactly(4096), Err(KernelErrno::new(libc::EBADF)));
     assert!(failed.buffer.is_some(), "the buffer comes back from a failure too");
 }
 
@@ -248,7 +252,7 @@ impl Pieces {
                         numbers.extend(piece.step_by(2).map(|at| self.buffer.number_at(at)));
                     }
                     Err(errno) => {
-                        assert_eq!((errno, completion.continues()), (Errno::ENOBUFS, false));
+                        assert_eq!((errno, completion.continues()), (KernelErrno::ENOBUFS, false));
                         self.buffer.refill();
                         refills += 1;
                     }

@@ -618,6 +618,23 @@ async fn failures_of_hedged_reads_are_not_hidden() {
     assert_eq!(store.adaptation().max_in_flight, before - before / 2 / 4, "a quarter of the first lane less");
 }
 
+/// Regression, found in review: fast failures before the first estimate made each response count as late.
+#[tokio::test]
+async fn fast_failures_make_no_response_late() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    for _ in 0..40 {
+        server.plan_fault(Method::GET, PlannedFault::Answer(404, "NoSuchKey"));
+        assert_eq!(store.get_range(KEY, 0..2).await.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    for _ in 0..4 {
+        server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_millis(150)));
+        assert_eq!(store.get_range(KEY, 0..2).await.unwrap(), BODY[..2]);
+    }
+    assert_eq!(store.adaptation().hedged_reads, 0);
+}
+
 /// The numbers of requests for whole objects, those of logs, are asserted elsewhere. A second request takes
 /// no permit from other reads.
 #[tokio::test]

@@ -14,7 +14,7 @@ use holdfast_background::{SlabBlock, SlabSlot, SlotTable, WeakSlabSlot};
 use holdfast_format::compose::ContentKey;
 use holdfast_ring::RingError;
 use holdfast_serve::{
-    BackgroundWork, Message, Ring, RingThread, SharedFiles, UsedBlocks, VolumeKey, VolumeQueue,
+    BackgroundWork, Message, RingThread, SharedFiles, UsedBlocks, VolumeKey, VolumeQueue, VolumeRing,
 };
 use holdfast_types::{BLOCK_SECTORS, Block, Mask};
 use holdfast_ublk::{
@@ -36,7 +36,7 @@ pub(crate) const fn slab_bytes(sectors: u64) -> u64 {
 }
 
 /// Registers the memory of requests with the ring, with zero copy.
-pub(crate) type Register = Box<dyn FnOnce(FakeMemory, &Ring) -> io::Result<()> + Send>;
+pub(crate) type Register = Box<dyn FnOnce(FakeMemory, &VolumeRing) -> io::Result<()> + Send>;
 /// Writes a block of a stored volume to its slot.
 pub(crate) type Keep = Box<dyn Fn(Block, &SlabSlot)>;
 
@@ -118,7 +118,7 @@ impl FakeServed {
         let char_device = device.char_device()?;
         let fake = device.memory();
         let is_memory = pages.is_some();
-        let queues = Box::new(move |ring: &mut Ring, owner| {
+        let queues = Box::new(move |ring: &mut VolumeRing, owner| {
             let spec = QueueSpec { owner, queue_id: 0 };
             let mut queue = Queue::open(ring, &shown, &char_device, spec)?;
             if transport == Transport::ZeroCopy {

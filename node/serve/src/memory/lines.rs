@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use holdfast_background::{LineLimit, Rest};
 use holdfast_memory::{DiskRun, MemoryFigures, PAGE_BYTES, PageError};
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use holdfast_types::Millis;
 
 use super::serve_failure::ServeFailure;
@@ -34,13 +34,13 @@ impl MemoryLines {
         &self.label
     }
 
-    pub(super) fn queue_refused(&mut self, queue_id: u16, tag: u16, errno: Errno, now: Millis) {
+    pub(super) fn queue_refused(&mut self, queue_id: u16, tag: u16, errno: KernelErrno, now: Millis) {
         let Some(held_back) = self.queue_refused.admit(now) else { return };
         let _volume = self.label.span().entered();
         tracing::error!(queue_id, tag, %errno, held_back, "the kernel refused a queue command");
     }
 
-    pub(super) fn disk_failed(&mut self, run: &DiskRun, errno: Errno, now: Millis) {
+    pub(super) fn disk_failed(&mut self, run: &DiskRun, errno: KernelErrno, now: Millis) {
         let Some(held_back) = self.disk.admit(now) else { return };
         let _volume = self.label.span().entered();
         let (operation, at_bytes, len_bytes) = (run.operation, run.offset_bytes(), run.len_bytes());

@@ -1,7 +1,7 @@
 //! Figures of a memory volume, which other threads read.
 
 use holdfast_memory::MemoryFigures;
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -16,7 +16,7 @@ pub struct PublishedMemory {
     /// volume.
     served: Box<[Mutex<ServedCounts>]>,
     /// Error number of a command of the device's queues that the kernel refused.
-    refused: watch::Sender<Option<Errno>>,
+    refused: watch::Sender<Option<KernelErrno>>,
 }
 
 impl PublishedMemory {
@@ -77,12 +77,12 @@ impl PublishedMemory {
     }
 
     /// Publishes that the kernel refused a command of the device's queues.
-    pub(super) fn queue_refused(&self, errno: Errno) {
+    pub(super) fn queue_refused(&self, errno: KernelErrno) {
         self.refused.send_replace(Some(errno));
     }
 
     /// Waits until the kernel has refused a command of the device's queues.
-    pub async fn refused(&self) -> Errno {
+    pub async fn refused(&self) -> KernelErrno {
         let mut refused = self.refused.subscribe();
         let errno = refused.wait_for(Option::is_some).await.expect("this value holds the sender");
         errno.expect("it was just seen")

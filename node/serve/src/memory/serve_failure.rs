@@ -1,7 +1,7 @@
 //! Failures of requests to memory volumes, and their error numbers.
 
 use holdfast_memory::PageError;
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 
 /// Reason why a request failed.
 #[derive(Debug, Clone, Copy)]
@@ -12,10 +12,10 @@ pub(super) enum ServeFailure {
 }
 
 impl ServeFailure {
-    pub(super) const fn errno(self) -> Errno {
+    pub(super) const fn errno(self) -> KernelErrno {
         match self {
-            Self::Page(PageError::NoSpace) => Errno::new(libc::ENOSPC),
-            Self::Page(PageError::Damaged(_)) | Self::Copy | Self::Disk => Errno::EIO,
+            Self::Page(PageError::NoSpace) => KernelErrno::new(libc::ENOSPC),
+            Self::Page(PageError::Damaged(_)) | Self::Copy | Self::Disk => KernelErrno::EIO,
         }
     }
 }

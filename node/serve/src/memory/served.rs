@@ -18,7 +18,7 @@ use super::spill_queue::{QueuedRequest, RunEnd, SpillQueue};
 use super::turn::MemoryTurn;
 use crate::latency::{LatencySample, TimedOperation, now_us};
 use crate::message::{Reply, RingRefusal};
-use crate::operation::{Ring, VolumeKey};
+use crate::operation::{VolumeKey, VolumeRing};
 use crate::published_status::ServedCounts;
 
 /// A request and its volume.
@@ -71,7 +71,7 @@ impl ServedMemory {
         self.is_open = true;
     }
 
-    pub(super) fn arm(&mut self, ring: &mut Ring) {
+    pub(super) fn arm(&mut self, ring: &mut VolumeRing) {
         for queue in &mut self.queues {
             queue.arm(ring);
         }
@@ -81,7 +81,7 @@ impl ServedMemory {
     /// closed.
     pub(super) fn on_command(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         (codecs, turn): (&mut Codecs, &mut MemoryTurn<RequestOfVolume>),
         QueueCommand { owner, queue_id, tag }: QueueCommand<VolumeKey>,
         outcome: IoResult,
@@ -111,7 +111,13 @@ impl ServedMemory {
 
     /// Serves a request in its turn.
     #[inline]
-    pub(super) fn serve(&mut self, ring: &mut Ring, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
+    pub(super) fn serve(
+        &mut self,
+        ring: &mut VolumeRing,
+        codecs: &mut Codecs,
+        queued: QueuedRequest,
+        now: Millis,
+    ) {
         let Self { volume, share, queues, spill, tally, .. } = self;
         if spill.is_some() {
             return self.admit(ring, codecs, queued, now);
@@ -136,7 +142,7 @@ impl ServedMemory {
     }
 
     /// Serves a request of a volume with a spill file, once no earlier request excludes it.
-    fn admit(&mut self, ring: &mut Ring, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
+    fn admit(&mut self, ring: &mut VolumeRing, codecs: &mut Codecs, queued: QueuedRequest, now: Millis) {
         let request = &queued.request;
         let (first, pages) = (request.start_sector(), u64::from(request.sectors()));
         let is_read = request.operation() == Operation::Read;
@@ -149,7 +155,7 @@ impl ServedMemory {
     /// Answers a request, or starts its operations on the disk.
     fn begin(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         codecs: &mut Codecs,
         request: SpillRequest<QueuedRequest>,
         now: Millis,
@@ -176,7 +182,7 @@ impl ServedMemory {
     /// Handles the end of a run on the spill file.
     pub(super) fn on_spilled(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         codecs: &mut Codecs,
         run: u32,
         outcome: IoResult,
@@ -195,7 +201,7 @@ impl ServedMemory {
         self.finish_closing(ring);
     }
 
-    fn answer(&mut self, ring: &mut Ring, ended: SpillEnd<QueuedRequest, ServeFailure>, now: Millis) {
+    fn answer(&mut self, ring: &mut VolumeRing, ended: SpillEnd<QueuedRequest, ServeFailure>, now: Millis) {
         let SpillEnd { request: QueuedRequest { queue, request, began_us }, result } = ended;
         self.tally.errors += u64::from(result.is_err());
         if let Some(began_us) = began_us {
@@ -223,17 +229,17 @@ impl ServedMemory {
     }
 
     /// Removes the volume's spill file from the ring.
-    pub(super) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+    pub(super) fn release(self, ring: &mut VolumeRing) -> Result<(), RingError> {
         self.spill.map_or(Ok(()), |spill| ring.unregister_file(spill.file()))
     }
 
     /// Releases the queues of a stopped device once the kernel has returned all tags.
-    pub(super) fn close(&mut self, ring: &mut Ring, done: Reply) {
+    pub(super) fn close(&mut self, ring: &mut VolumeRing, done: Reply) {
         self.closing = Some(done);
         self.finish_closing(ring);
     }
 
-    fn finish_closing(&mut self, ring: &mut Ring) {
+    fn finish_closing(&mut self, ring: &mut VolumeRing) {
         if self.queues.iter().any(|queue| queue.commands_with_kernel() + queue.requests_with_owner() > 0) {
             return;
         }

@@ -9,12 +9,12 @@
 use std::num::NonZeroU64;
 
 use holdfast_memory::{DiskOperation, DiskRun, MemoryVolume, PAGE_BYTES, PageError, SpillEnd, SpillRequests};
-use holdfast_ring::{Errno, FileRange, FileSlot, IoResult};
+use holdfast_ring::{FileRange, FileSlot, IoResult, KernelErrno};
 use holdfast_ublk::{DeviceRequest, Queue, RequestPart};
 
 use super::files::MemoryFiles;
 use super::serve_failure::ServeFailure;
-use crate::operation::{InFlight, Ring, VolumeKey};
+use crate::operation::{InFlight, VolumeKey, VolumeRing};
 
 /// A request of a queue.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct RunEnd {
     /// The request, if this was its last run.
     pub(super) ended: Option<SpillEnd<QueuedRequest, ServeFailure>>,
     /// The error of the disk, if any, other than a full disk.
-    pub(super) failed: Option<(DiskRun, Errno)>,
+    pub(super) failed: Option<(DiskRun, KernelErrno)>,
 }
 
 /// The spill file of a volume.
@@ -70,7 +70,13 @@ impl SpillQueue {
     }
 
     /// Starts a run of a request.
-    pub(super) fn start(&mut self, ring: &mut Ring, queues: &[Queue<VolumeKey>], number: u16, run: DiskRun) {
+    pub(super) fn start(
+        &mut self,
+        ring: &mut VolumeRing,
+        queues: &[Queue<VolumeKey>],
+        number: u16,
+        run: DiskRun,
+    ) {
         let in_flight = Some(RunInFlight { request: number, run });
         let place = self.free.pop().unwrap_or_else(|| {
             self.runs.push(None);
@@ -104,7 +110,7 @@ impl SpillQueue {
     /// Ends a run, and starts the further runs that it requires.
     pub(super) fn end(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         queues: &[Queue<VolumeKey>],
         volume: &MemoryVolume<MemoryFiles>,
         place: u32,
@@ -138,22 +144,22 @@ impl SpillQueue {
 
 /// Returns true if the disk has no room for a page. Some filesystems need room for a hole, which does not
 /// count as a refused page.
-fn is_refusal(run: &DiskRun, errno: Errno) -> bool {
+fn is_refusal(run: &DiskRun, errno: KernelErrno) -> bool {
     run.operation != DiskOperation::Hole && errno.number() == libc::ENOSPC
 }
 
 /// Returns the number of pages of a run that the disk has completed, and the result. A write that ended early
 /// found no room for the rest.
-fn ended(run: &DiskRun, outcome: IoResult) -> (u32, Result<(), Errno>) {
+fn ended(run: &DiskRun, outcome: IoResult) -> (u32, Result<(), KernelErrno>) {
     let page = PAGE_BYTES as u32;
     match (run.operation, outcome.result()) {
-        (_, Err(errno)) if errno.number() == libc::EDQUOT => (0, Err(Errno::new(libc::ENOSPC))),
+        (_, Err(errno)) if errno.number() == libc::EDQUOT => (0, Err(KernelErrno::new(libc::ENOSPC))),
         (_, Err(errno)) => (0, Err(errno)),
         (DiskOperation::Hole, Ok(_)) => (run.pages, Ok(())),
         (_, Ok(bytes)) if bytes / page >= run.pages => (run.pages, Ok(())),
-        (DiskOperation::Read, Ok(_)) => (0, Err(Errno::EIO)),
+        (DiskOperation::Read, Ok(_)) => (0, Err(KernelErrno::EIO)),
         (DiskOperation::Write | DiskOperation::Rewrite, Ok(bytes)) => {
-            (bytes / page, Err(Errno::new(libc::ENOSPC)))
+            (bytes / page, Err(KernelErrno::new(libc::ENOSPC)))
         }
     }
 }
@@ -166,17 +172,17 @@ mod tests {
     #[test]
     fn a_run_ends_with_the_pages_that_are_done() {
         use DiskOperation::{Hole, Read, Rewrite, Write};
-        let full = Err(Errno::new(libc::ENOSPC));
+        let full = Err(KernelErrno::new(libc::ENOSPC));
         for (operation, outcome, expected) in [
             (Write, 16384, (4, Ok(()))),
             (Write, 8192 + 512, (2, full)),
             (Rewrite, 0, (0, full)),
             (Write, -libc::EDQUOT, (0, full)),
-            (Write, -libc::EIO, (0, Err(Errno::EIO))),
+            (Write, -libc::EIO, (0, Err(KernelErrno::EIO))),
             (Read, 16384, (4, Ok(()))),
-            (Read, 4096, (0, Err(Errno::EIO))),
+            (Read, 4096, (0, Err(KernelErrno::EIO))),
             (Hole, 0, (4, Ok(()))),
-            (Hole, -libc::EOPNOTSUPP, (0, Err(Errno::new(libc::EOPNOTSUPP)))),
+            (Hole, -libc::EOPNOTSUPP, (0, Err(KernelErrno::new(libc::EOPNOTSUPP)))),
             (Hole, -libc::ENOSPC, (0, full)),
         ] {
             let run = DiskRun::of(operation, 7, 4);

@@ -107,7 +107,7 @@ fn the_key_of_a_memory_volume_is_unique() {
     let mut volumes = MemoryVolumes::default();
     let options =
         holdfast_ring::RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-    let mut ring = Ring::new(&options).unwrap();
+    let mut ring = VolumeRing::new(&options).unwrap();
     let new = NewMemoryVolume {
         volume: Arc::new(open(dir.path()).0),
         share: QueueShare::ALL,

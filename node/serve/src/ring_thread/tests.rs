@@ -56,7 +56,7 @@ fn a_removed_volume_is_no_lost_ring() {
         answer.try_recv()
     };
     let opened = answer(|key, done| {
-        let queues = Box::new(|_: &mut Ring, _| panic!("there is no volume to open them for"));
+        let queues = Box::new(|_: &mut VolumeRing, _| panic!("there is no volume to open them for"));
         Message::Open { key, device: device(), queues, done }
     });
     assert!(matches!(opened, Ok(Err(RingRefusal::Gone))));
@@ -187,7 +187,7 @@ fn an_open_during_a_pending_remove_is_refused() {
     let (done, mut removed) = oneshot::channel();
     thread.on_message(Message::Remove { key, done }, now());
     let (done, mut opened) = oneshot::channel();
-    let queues = Box::new(|_: &mut Ring, _| Ok(Vec::new()));
+    let queues = Box::new(|_: &mut VolumeRing, _| Ok(Vec::new()));
     thread.on_message(Message::Open { key, device: device(), queues, done }, now());
     assert!(matches!(opened.try_recv(), Ok(Err(RingRefusal::Removing))));
     run_turns(&mut thread, |thread| thread.removed.is_empty());

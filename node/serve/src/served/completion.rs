@@ -11,7 +11,7 @@ use holdfast_ublk::{BatchEvent, DeviceRequest, FetchedTags, Operation, QueueEven
 use super::moves::is_large;
 use super::queues::Queues;
 use super::{ServedVolume, bytes};
-use crate::operation::{FileOperation, Ring, VolumeKey};
+use crate::operation::{FileOperation, VolumeKey, VolumeRing};
 use crate::work::{BackgroundWork, ColdRead};
 
 impl ServedVolume {
@@ -19,7 +19,7 @@ impl ServedVolume {
     /// completion, if that queue was closed before.
     pub(crate) fn on_command(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         (queue, tag): (u16, u16),
         (outcome, continues): (IoResult, bool),
         now: Millis,
@@ -48,7 +48,7 @@ impl ServedVolume {
     #[inline(never)] // its caller is on the path of each request of other queues
     fn on_batch_command(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         (number, command): (u16, u16),
         (outcome, continues): (IoResult, bool),
         now: Millis,
@@ -56,7 +56,7 @@ impl ServedVolume {
         let Some(queue) = self.queues.with_batches(number) else { return };
         match queue.on_batch_completion(ring, command, outcome, continues) {
             BatchEvent::Fetched(mut tags) => {
-                let next = |queues: &mut Queues, ring: &mut Ring, tags: &mut FetchedTags| {
+                let next = |queues: &mut Queues, ring: &mut VolumeRing, tags: &mut FetchedTags| {
                     queues.with_batches(number)?.next_fetched(ring, tags)
                 };
                 while let Some(request) = next(&mut self.queues, ring, &mut tags) {
@@ -77,9 +77,9 @@ impl ServedVolume {
     #[cold]
     fn queue_refused(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         (queue, command): (u16, u16),
-        errno: holdfast_ring::Errno,
+        errno: holdfast_ring::KernelErrno,
         now: Millis,
     ) {
         self.lines.queue_refused(queue, command, errno, now);
@@ -88,7 +88,7 @@ impl ServedVolume {
     }
 
     /// Passes the answers of a queue since the last wait of the ring to the kernel.
-    pub(crate) fn commit(&mut self, ring: &mut Ring, queue: u16) {
+    pub(crate) fn commit(&mut self, ring: &mut VolumeRing, queue: u16) {
         if let Some(queue) = self.queues.with_batches(queue) {
             queue.commit(ring);
         }
@@ -98,7 +98,7 @@ impl ServedVolume {
     /// closed before.
     pub(crate) fn on_fuse(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         command: FuseCommand<VolumeKey>,
         outcome: IoResult,
         now: Millis,
@@ -127,12 +127,12 @@ impl ServedVolume {
 
     /// Begins a request that did not arrive in a batch.
     #[inline(never)]
-    fn begin_single(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
+    fn begin_single(&mut self, ring: &mut VolumeRing, queue: u16, request: DeviceRequest, now: Millis) {
         self.begin_request(ring, queue, request, now);
     }
 
     #[inline(always)] // on the path of each request
-    fn begin_request(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
+    fn begin_request(&mut self, ring: &mut VolumeRing, queue: u16, request: DeviceRequest, now: Millis) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
         let id = self.queues.insert(queue, request);
@@ -149,7 +149,7 @@ impl ServedVolume {
     #[inline(never)]
     pub(super) fn begin_other(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         (id, op, range): (RequestId, Op, SectorRange),
         now: Millis,
     ) {
@@ -205,13 +205,13 @@ impl ServedVolume {
 
     /// Handles the end of the move of a whole request.
     #[inline]
-    pub(crate) fn on_moved(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
+    pub(crate) fn on_moved(&mut self, ring: &mut VolumeRing, id: RequestId, outcome: IoResult, now: Millis) {
         self.operations -= 1;
         self.moved_whole(ring, id, outcome, now);
     }
 
     #[inline(never)] // so that its caller stays small enough for the loop of the ring thread
-    fn moved_whole(&mut self, ring: &mut Ring, id: RequestId, outcome: IoResult, now: Millis) {
+    fn moved_whole(&mut self, ring: &mut VolumeRing, id: RequestId, outcome: IoResult, now: Millis) {
         // A request has at most 1 MiB.
         let len_bytes = self.queues.described(id).len_bytes() as u32;
         if is_large(len_bytes.into()) {
@@ -222,7 +222,13 @@ impl ServedVolume {
     }
 
     #[inline(never)] // so that small requests do not pay for this
-    fn moved_large(&mut self, ring: &mut Ring, whole: (RequestId, u32), outcome: IoResult, now: Millis) {
+    fn moved_large(
+        &mut self,
+        ring: &mut VolumeRing,
+        whole: (RequestId, u32),
+        outcome: IoResult,
+        now: Millis,
+    ) {
         self.large_move_ended(ring, whole.1);
         self.whole_ended(ring, whole, outcome, now);
     }
@@ -230,7 +236,7 @@ impl ServedVolume {
     #[inline(always)] // on the path of each request
     fn whole_ended(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         (id, len_bytes): (RequestId, u32),
         outcome: IoResult,
         now: Millis,
@@ -246,7 +252,7 @@ impl ServedVolume {
     /// Handles the end of a file operation of this volume.
     pub(crate) fn on_file(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         operation: FileOperation,
         (outcome, buffer): (IoResult, Option<HeapBuffer>),
         now: Millis,
@@ -350,7 +356,7 @@ impl ServedVolume {
     /// Handles the end of a fetch: the block of a cold read is in the slab, or unavailable.
     pub(crate) fn on_cold(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         read: Box<ColdRead>,
         found: Result<SlabBlock, Errno>,
         now: Millis,

@@ -11,7 +11,7 @@ use holdfast_ublk::DeviceRequest;
 use super::ServedVolume;
 use crate::io_limits::IoLimits;
 use crate::limit::LIMIT_PAUSE_MS;
-use crate::operation::{FileOperation, Ring};
+use crate::operation::{FileOperation, VolumeRing};
 use crate::throttle::NewRequest;
 
 static PAUSE: Pause = Pause::millis(LIMIT_PAUSE_MS);
@@ -20,7 +20,13 @@ impl ServedVolume {
     /// Begins or queues a request while the volume has limits.
     #[cold]
     #[inline(never)]
-    pub(super) fn begin_limited(&mut self, ring: &mut Ring, queue: u16, request: DeviceRequest, now: Millis) {
+    pub(super) fn begin_limited(
+        &mut self,
+        ring: &mut VolumeRing,
+        queue: u16,
+        request: DeviceRequest,
+        now: Millis,
+    ) {
         let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
         let op = self.count(&request);
         let id = self.queues.insert(queue, request);
@@ -33,7 +39,7 @@ impl ServedVolume {
     }
 
     /// Changes the limits of the volume.
-    pub(super) fn set_limits(&mut self, ring: &mut Ring, limits: IoLimits, now: Millis) {
+    pub(super) fn set_limits(&mut self, ring: &mut VolumeRing, limits: IoLimits, now: Millis) {
         self.throttle.set(limits, now);
         self.begin_waiting(ring, now);
     }
@@ -46,19 +52,19 @@ impl ServedVolume {
     }
 
     /// Removes the limits of the volume, and ignores later limits.
-    pub(crate) fn drop_limits(&mut self, ring: &mut Ring, now: Millis) {
+    pub(crate) fn drop_limits(&mut self, ring: &mut VolumeRing, now: Millis) {
         self.throttle.turn_off(now);
         self.begin_waiting(ring, now);
         self.show();
     }
 
     /// Begins waiting requests at the end of the pause.
-    pub(super) fn limit_pause_ended(&mut self, ring: &mut Ring, now: Millis) {
+    pub(super) fn limit_pause_ended(&mut self, ring: &mut VolumeRing, now: Millis) {
         self.throttle.pause_ended();
         self.begin_waiting(ring, now);
     }
 
-    fn begin_waiting(&mut self, ring: &mut Ring, now: Millis) {
+    fn begin_waiting(&mut self, ring: &mut VolumeRing, now: Millis) {
         // Waiting requests are left to the successor.
         if self.is_draining {
             return;
@@ -70,7 +76,7 @@ impl ServedVolume {
         self.pause_for_limits(ring);
     }
 
-    fn pause_for_limits(&mut self, ring: &mut Ring) {
+    fn pause_for_limits(&mut self, ring: &mut VolumeRing) {
         if !self.is_draining && self.throttle.start_pause_if_needed() {
             let operation = self.begin_file(FileOperation::LimitPause);
             ring.pause(&PAUSE, operation);

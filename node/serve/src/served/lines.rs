@@ -11,7 +11,7 @@ use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Unprepared};
 use holdfast_engine::snapshot::CutAnswer;
 use holdfast_fuse::FuseFault;
-use holdfast_ring::Errno as KernelErrno;
+use holdfast_ring::KernelErrno;
 use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
 

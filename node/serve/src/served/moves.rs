@@ -89,12 +89,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::operation::{FileOperation, Ring, VolumeKey};
+    use crate::operation::{FileOperation, VolumeKey, VolumeRing};
 
     const KIB: u32 = 1 << 10;
 
     fn a_file() -> FileSlot {
-        let mut ring = Ring::new(&RingOptions::default()).unwrap();
+        let mut ring = VolumeRing::new(&RingOptions::default()).unwrap();
         ring.register_file(tempfile::tempfile().unwrap().as_fd()).unwrap()
     }
 

@@ -17,13 +17,13 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::moves::{PartMove, is_large};
 use super::{ServedVolume, bytes};
-use crate::operation::{FileOperation, InFlight, Ring};
+use crate::operation::{FileOperation, InFlight, VolumeRing};
 use crate::work::{BackgroundWork, ColdRead, UsedBlocks};
 
 static PAUSE: Pause = Pause::millis(PAUSE_MS);
 
 impl ServedVolume {
-    pub(super) fn perform(&mut self, ring: &mut Ring, action: Action) {
+    pub(super) fn perform(&mut self, ring: &mut VolumeRing, action: Action) {
         match action {
             Action::Read { id, range, at, from } => {
                 let (file, file_offset_bytes) = match from {
@@ -48,7 +48,7 @@ impl ServedVolume {
             }
             Action::Complete { id, result } => {
                 self.tally.errors += u64::from(result.is_err());
-                let outcome = result.map_err(|errno| holdfast_ring::Errno::new(errno.0));
+                let outcome = result.map_err(|errno| holdfast_ring::KernelErrno::new(errno.0));
                 self.queues.complete(ring, id, outcome);
             }
             Action::PrepareMap { chunk } => {
@@ -102,7 +102,7 @@ impl ServedVolume {
     }
 
     /// Reads a part that is on no side: at once, if its block is known to be in the slab.
-    fn read_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>) {
+    fn read_cold(&mut self, ring: &mut VolumeRing, mut read: Box<ColdRead>) {
         self.tally.cold_reads += 1;
         let range = read.range;
         if let Some(slot) = self.known.find(range.start.block(), Mask::of(range), &read.runs) {
@@ -122,7 +122,7 @@ impl ServedVolume {
     }
 
     /// Copies a part of a read out of a slot of the slab.
-    pub(super) fn copy_cold(&mut self, ring: &mut Ring, mut read: Box<ColdRead>, slot: SlabSlot) {
+    pub(super) fn copy_cold(&mut self, ring: &mut VolumeRing, mut read: Box<ColdRead>, slot: SlabSlot) {
         let (request, part) = (read.request, self.slab_part(read.range, read.at, &slot));
         let counts = self.counts_copy(request, &slot);
         read.slot = Some(slot);
@@ -162,7 +162,7 @@ impl ServedVolume {
     #[inline(always)] // on the path of each request
     pub(super) fn move_whole(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         id: RequestId,
         range: SectorRange,
         side: Side,
@@ -190,7 +190,7 @@ impl ServedVolume {
     #[inline(never)]
     pub(super) fn move_part_of_side(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         id: RequestId,
         range: SectorRange,
         side: Side,
@@ -205,7 +205,7 @@ impl ServedVolume {
     /// Reads a part of a request.
     pub(super) fn read_part(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         request: RequestId,
         part: RequestPart,
         (operation, counts): (FileOperation, bool),
@@ -215,7 +215,7 @@ impl ServedVolume {
     }
 
     /// Moves data for a request. A move that counts may wait until fewer bytes of the volume are in flight.
-    fn move_part(&mut self, ring: &mut Ring, next: PartMove, counts: bool) {
+    fn move_part(&mut self, ring: &mut VolumeRing, next: PartMove, counts: bool) {
         if !counts || self.moves.begins(next.part.len_bytes) {
             self.begin_move(ring, next);
         } else {
@@ -224,7 +224,11 @@ impl ServedVolume {
     }
 
     #[inline(never)] // so that functions inlined into the path of each request have few callers
-    fn begin_move(&mut self, ring: &mut Ring, PartMove { request, part, is_write, operation }: PartMove) {
+    fn begin_move(
+        &mut self,
+        ring: &mut VolumeRing,
+        PartMove { request, part, is_write, operation }: PartMove,
+    ) {
         let (queue, request) = self.queues.request(request);
         if is_write {
             queue.write_part(ring, request, &part, operation);
@@ -235,7 +239,7 @@ impl ServedVolume {
 
     /// Records the end of a move that counts, and begins others.
     #[inline(never)]
-    pub(super) fn large_move_ended(&mut self, ring: &mut Ring, len_bytes: u32) {
+    pub(super) fn large_move_ended(&mut self, ring: &mut VolumeRing, len_bytes: u32) {
         self.moves.end(len_bytes);
         while let Some(next) = self.moves.next() {
             self.begin_move(ring, next);
@@ -267,20 +271,20 @@ impl ServedVolume {
 
     /// Allocates a chunk's pages in the durable map before anything is written there, so that no flush fails
     /// for lack of space.
-    pub(super) fn prepare_durable(&mut self, ring: &mut Ring, chunk: Chunk) {
+    pub(super) fn prepare_durable(&mut self, ring: &mut VolumeRing, chunk: Chunk) {
         let (offset_bytes, len_bytes) = durable_map::chunk_extent(chunk);
         let operation = self.begin_file(FileOperation::PrepareDurable(chunk));
         ring.allocate(self.slots.map, FileRange { offset_bytes, len_bytes }, operation);
     }
 
-    fn punch(&mut self, ring: &mut Ring, side: Side, range: SectorRange, operation: FileOperation) {
+    fn punch(&mut self, ring: &mut VolumeRing, side: Side, range: SectorRange, operation: FileOperation) {
         let whole = FileRange { offset_bytes: range.start.byte_offset(), len_bytes: range.bytes() };
         let operation = self.begin_file(operation);
         ring.punch_hole(self.slots.sides[side as usize], whole, operation);
     }
 
     /// Punches holes for ranges that an eviction frees, as many as may be in flight.
-    pub(super) fn evict(&mut self, ring: &mut Ring) {
+    pub(super) fn evict(&mut self, ring: &mut VolumeRing) {
         while let Some((side, range)) = self.evictions.next() {
             self.punch(ring, side, range, FileOperation::Evict);
         }
@@ -288,7 +292,7 @@ impl ServedVolume {
 
     /// Writes pages of the durable map. Frees each write's bytes as soon as they are copied to aligned
     /// memory, so that all of them never exist twice.
-    fn write_map(&mut self, ring: &mut Ring, writes: Vec<MapWrite>) {
+    fn write_map(&mut self, ring: &mut VolumeRing, writes: Vec<MapWrite>) {
         self.map_writes.in_flight = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
         for MapWrite { offset, bytes } in writes {
             let operation = self.begin_file(FileOperation::WriteMap);

@@ -4,12 +4,12 @@
 
 use holdfast_engine::event::RequestId;
 use holdfast_fuse::FuseQueue;
-use holdfast_ring::{Errno, IoResult};
+use holdfast_ring::{IoResult, KernelErrno};
 use holdfast_ublk::{DeviceRequest, QueueEvent};
 
 use crate::latency::{Latencies, SAMPLE, TimedOperation, now_us};
 use crate::message::{Reply, RingRefusal};
-use crate::operation::{Ring, VolumeKey};
+use crate::operation::{VolumeKey, VolumeRing};
 use crate::volume_queue::VolumeQueue;
 
 /// A request that the planner has.
@@ -87,7 +87,7 @@ impl Queues {
     }
 
     /// Offers the queues to the kernel.
-    pub(super) fn open(&mut self, ring: &mut Ring, queues: Vec<VolumeQueue>) {
+    pub(super) fn open(&mut self, ring: &mut VolumeRing, queues: Vec<VolumeQueue>) {
         let number = queues.len().max(1);
         self.depth = u32::try_from(self.requests.len() / number).expect("a count of requests");
         self.queues = queues;
@@ -101,7 +101,7 @@ impl Queues {
     #[inline(always)]
     pub(super) fn on_command(
         &mut self,
-        ring: &mut Ring,
+        ring: &mut VolumeRing,
         queue: u16,
         tag: u16,
         outcome: IoResult,
@@ -175,7 +175,12 @@ impl Queues {
     }
 
     #[inline(always)]
-    pub(super) fn complete(&mut self, ring: &mut Ring, id: RequestId, outcome: Result<(), Errno>) {
+    pub(super) fn complete(
+        &mut self,
+        ring: &mut VolumeRing,
+        id: RequestId,
+        outcome: Result<(), KernelErrno>,
+    ) {
         let open = self.requests[id.0 as usize].take();
         let OpenRequest { queue, is_timed, request } = open.expect("the planner completes what is in flight");
         if is_timed {
@@ -185,7 +190,7 @@ impl Queues {
     }
 
     /// Releases the queues of a stopped device once the kernel has returned all tags.
-    pub(super) fn close(&mut self, ring: &mut Ring, done: Reply) {
+    pub(super) fn close(&mut self, ring: &mut VolumeRing, done: Reply) {
         self.closing = Some(done);
         for queue in &mut self.queues {
             queue.end(ring);
@@ -193,7 +198,7 @@ impl Queues {
         self.finish_closing(ring);
     }
 
-    pub(super) fn finish_closing(&mut self, ring: &mut Ring) {
+    pub(super) fn finish_closing(&mut self, ring: &mut VolumeRing) {
         let all_back = self.queues.iter().all(|queue| queue.with_kernel() + queue.requests_with_owner() == 0);
         if !all_back {
             return;
@@ -254,7 +259,8 @@ mod tests {
     /// Found in review: a detach that had not ended when the thread left closed the queues of the successor.
     #[test]
     fn a_close_that_has_not_ended_is_dropped_when_the_thread_leaves() {
-        let mut ring = Ring::new(&RingOptions { submission_entries: 8, ..RingOptions::default() }).unwrap();
+        let mut ring =
+            VolumeRing::new(&RingOptions { submission_entries: 8, ..RingOptions::default() }).unwrap();
         let mut queues = Queues::new(1);
         let (done, mut closed) = oneshot::channel();
         queues.closing = Some(done);

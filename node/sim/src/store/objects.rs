@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use holdfast_objects::{Entry, Page, StoreError};
+use holdfast_objects::{ListedObject, Page, StoreError};
 
 #[derive(Clone)]
 struct Object {
@@ -45,7 +45,7 @@ impl Objects {
         let now = Some(SystemTime::UNIX_EPOCH);
         let as_of = self.changes.saturating_sub(lag);
         let from = start_after.filter(|after| *after > prefix).unwrap_or(prefix).to_owned();
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut entries: Vec<ListedObject> = Vec::new();
         for (key, object) in self.objects.range(from..).take_while(|(key, _)| key.starts_with(prefix)) {
             let exists =
                 object.created_at <= as_of && object.deleted_at.is_none_or(|deleted_at| deleted_at > as_of);
@@ -56,7 +56,11 @@ impl Objects {
                 return Page { entries, more: true, now };
             }
             let size_bytes = object.body.len() as u64;
-            entries.push(Entry { key: key.clone(), size_bytes, last_modified: SystemTime::UNIX_EPOCH });
+            entries.push(ListedObject {
+                key: key.clone(),
+                size_bytes,
+                last_modified: SystemTime::UNIX_EPOCH,
+            });
         }
         Page { entries, more: false, now }
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, bail};
-use holdfast_ring::{Errno, FileRange, FileSlot, IoResult, RingOperation, RingOptions, Waker};
+use holdfast_ring::{FileRange, FileSlot, IoResult, KernelErrno, RingOperation, RingOptions, Waker};
 use holdfast_ublk::{
     BatchEvent, CharDevice, Device, DeviceRequest, Operation, QueueCommand, QueueEvent, QueueSpec,
     RequestPart, SECTOR_BYTES, become_io_flusher,
@@ -169,7 +169,7 @@ struct Served {
 struct Active {
     request: DeviceRequest,
     parts: u32,
-    outcome: Result<(), Errno>,
+    outcome: Result<(), KernelErrno>,
     /// True to sync the file after all parts were moved.
     sync_after: bool,
 }
@@ -342,7 +342,7 @@ impl RingThread {
         Ok(())
     }
 
-    fn on_part(&mut self, index: u16, tag: u16, moved: Result<(), Errno>) -> Result<()> {
+    fn on_part(&mut self, index: u16, tag: u16, moved: Result<(), KernelErrno>) -> Result<()> {
         let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
         let slot = &mut served.active[usize::from(tag)];
         let active = slot.as_mut().context("a completion of a request that has ended")?;

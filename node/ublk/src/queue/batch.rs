@@ -15,7 +15,7 @@
 //! `drivers/block/ublk_drv.c`.
 #![allow(unsafe_code)] // entries that name the lists
 
-use holdfast_ring::{BufferRange, Errno, IoResult, ProvidedBuffer, Ring, RingError, RingOperation};
+use holdfast_ring::{BufferRange, IoResult, KernelErrno, ProvidedBuffer, Ring, RingError, RingOperation};
 use io_uring::squeue::Entry;
 use libublk::sys;
 
@@ -57,7 +57,7 @@ pub enum BatchEvent {
         /// The number of the command.
         command: u16,
         /// The kernel's answer.
-        errno: Errno,
+        errno: KernelErrno,
     },
 }
 
@@ -136,7 +136,7 @@ impl TagBatches {
     }
 
     /// Returns the outcome of a commit of `answers` answers.
-    fn committed(&self, answers: usize, outcome: IoResult) -> Result<(), Errno> {
+    fn committed(&self, answers: usize, outcome: IoResult) -> Result<(), KernelErrno> {
         #[cfg(feature = "fake")]
         if self.fake.is_some() {
             return outcome.exactly(0);
@@ -206,12 +206,12 @@ impl<K: Copy> Queue<K> {
         let batch = self.batch.as_mut().expect("its command ended");
         let piece = match outcome.result() {
             Ok(bytes) => batch.fetched.take(bytes),
-            Err(Errno::ENOBUFS) => {
+            Err(KernelErrno::ENOBUFS) => {
                 batch.fetched.refill();
                 0..0
             }
             // The fetch is sent again: without it the queue receives no requests.
-            Err(Errno::ENOMEM) => 0..0,
+            Err(KernelErrno::ENOMEM) => 0..0,
             Err(_) if outcome.0 == sys::UBLK_IO_RES_ABORT => return BatchEvent::Aborted,
             Err(errno) => return BatchEvent::Failed { command: FETCH, errno },
         };

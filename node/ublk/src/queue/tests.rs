@@ -103,7 +103,7 @@ fn a_commit_of_a_part_of_the_answers_is_a_failure() {
     queue.commit(&mut ring);
     // The first list contains the tags.
     let failed = queue.on_batch_completion(&mut ring, FIRST_COMMIT + 1, IoResult(8), false);
-    assert!(matches!(failed, BatchEvent::Failed { command: 3, errno: Errno::EIO }), "{failed:?}");
+    assert!(matches!(failed, BatchEvent::Failed { command: 3, errno: KernelErrno::EIO }), "{failed:?}");
 }
 
 /// Found by reading: after a fetch failed for lack of memory, its queue sent no other.

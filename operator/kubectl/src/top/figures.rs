@@ -9,7 +9,7 @@ use super::samples::samples;
 
 /// Kind of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FigureKind {
     /// A counter: its increase per second.
     Rate,
     /// A gauge: its last value.
@@ -22,22 +22,22 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Figure {
     pub(super) metric: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: FigureKind,
 }
 
 /// Number of [`FIGURES`].
 pub(super) const COUNT: usize = 12;
 
 const fn rate(metric: &'static str) -> Figure {
-    Figure { metric, kind: Kind::Rate }
+    Figure { metric, kind: FigureKind::Rate }
 }
 
 const fn value(metric: &'static str) -> Figure {
-    Figure { metric, kind: Kind::Value }
+    Figure { metric, kind: FigureKind::Value }
 }
 
 const fn slowest(operation: &'static str) -> Figure {
-    Figure { metric: "holdfast_volume_request_seconds", kind: Kind::Slowest(operation) }
+    Figure { metric: "holdfast_volume_request_seconds", kind: FigureKind::Slowest(operation) }
 }
 
 /// All figures of a volume, in the order of the table.
@@ -141,10 +141,10 @@ impl Reading {
         let row = |(id, now): (String, Volume)| {
             let then = before.volumes.get(&id).filter(|then| !now.has_restarted_since(then));
             let figure = |(at, figure): (usize, &Figure)| match figure.kind {
-                Kind::Value => now.samples[at],
-                Kind::Rate if seconds > 0.0 => Some((now.samples[at]? - then?.samples[at]?) / seconds),
-                Kind::Rate => None,
-                Kind::Slowest(_) => slowest_of(&now.buckets[at], &then?.buckets[at]),
+                FigureKind::Value => now.samples[at],
+                FigureKind::Rate if seconds > 0.0 => Some((now.samples[at]? - then?.samples[at]?) / seconds),
+                FigureKind::Rate => None,
+                FigureKind::Slowest(_) => slowest_of(&now.buckets[at], &then?.buckets[at]),
             };
             let mut figures = [None; COUNT];
             FIGURES.iter().enumerate().for_each(|it| figures[it.0] = figure(it));
@@ -159,7 +159,7 @@ impl Volume {
     /// Returns true if a counter was reset after `then`.
     fn has_restarted_since(&self, then: &Self) -> bool {
         let both = FIGURES.iter().zip(self.samples.iter().zip(&then.samples));
-        both.filter(|(figure, _)| figure.kind == Kind::Rate).any(|(_, (now, then))| now < then)
+        both.filter(|(figure, _)| figure.kind == FigureKind::Rate).any(|(_, (now, then))| now < then)
     }
 }
 
@@ -167,9 +167,11 @@ impl Figure {
     /// Returns true if the figure uses the samples called `name` of this `operation`.
     fn is_of(&self, name: &str, operation: Option<&str>) -> bool {
         match self.kind {
-            Kind::Rate => name.strip_suffix("_total") == Some(self.metric),
-            Kind::Value => name == self.metric,
-            Kind::Slowest(own) => name.strip_suffix("_bucket") == Some(self.metric) && operation == Some(own),
+            FigureKind::Rate => name.strip_suffix("_total") == Some(self.metric),
+            FigureKind::Value => name == self.metric,
+            FigureKind::Slowest(own) => {
+                name.strip_suffix("_bucket") == Some(self.metric) && operation == Some(own)
+            }
         }
     }
 }
@@ -383,9 +385,9 @@ holdfast_log_dropped_lines_total 0.0
         let named = |name: &str, kind: &str| page.contains(&format!("| `{name}` | {kind} |"));
         for Figure { metric, kind } in &FIGURES {
             let kind = match kind {
-                Kind::Rate => "counter",
-                Kind::Value => "gauge",
-                Kind::Slowest(_) => "histogram",
+                FigureKind::Rate => "counter",
+                FigureKind::Value => "gauge",
+                FigureKind::Slowest(_) => "histogram",
             };
             assert!(named(metric, kind), "{metric}");
         }

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::super::facts::Cluster;
+use super::super::facts::GroupCluster;
 use super::super::member::member;
 use super::*;
 use crate::snapshot;
@@ -38,7 +38,7 @@ struct World {
     next_uid: u32,
 }
 
-impl Cluster for World {
+impl GroupCluster for World {
     fn snapshot(&self, name: &str) -> Option<Arc<VolumeSnapshot>> {
         self.snapshots.get(name).cloned().map(Arc::new)
     }

@@ -82,7 +82,7 @@ impl Fake {
     }
 }
 
-impl Cluster for Fake {
+impl SweptCluster for Fake {
     async fn object_stores(&self) -> Result<Vec<ObjectStore>, ApiError> {
         Ok(self.0.lock().stores.clone())
     }

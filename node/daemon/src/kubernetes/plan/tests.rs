@@ -359,7 +359,7 @@ fn a_detach_begins_after_the_operator_observed_the_spec() {
             present(|f| {
                 withdrawn(f);
                 f.spec.node_name = this_node();
-                f.spec.durability = holdfast_crds::Durability::Local;
+                f.spec.durability = holdfast_crds::DurabilityMode::Local;
             }),
             &["configure"],
         ),

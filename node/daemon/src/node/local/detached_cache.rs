@@ -35,7 +35,7 @@ struct DetachedCache {
 
 /// Caches that cannot be purged, with the time at which they were last written.
 #[derive(Default)]
-pub(in crate::node) struct Needed(BTreeMap<VolumeId, SystemTime>);
+pub(in crate::node) struct NeededCaches(BTreeMap<VolumeId, SystemTime>);
 
 /// Local files of volumes that are not among `volumes`.
 pub(in crate::node) struct DetachedCaches<'a> {
@@ -80,7 +80,7 @@ impl<'a> DetachedCaches<'a> {
 
     /// Moves caches to the trash until `excess_bytes` are evicted, or only `needed` ones remain. Returns true
     /// if there are files to [`purge`].
-    pub(in crate::node) fn evict(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
+    pub(in crate::node) fn evict(&mut self, excess_bytes: u64, needed: &mut NeededCaches) -> bool {
         let (mut evicted, mut has_trash) = (0, false);
         let mut kept = Vec::new();
         for cache in std::mem::take(&mut self.found) {
@@ -235,7 +235,7 @@ mod tests {
         fs::create_dir(run_volumes(&run).join("live")).unwrap();
         let volumes = NodeVolumes::default();
         drop(volumes.recover("attached".parse().unwrap()));
-        let mut needed = Needed::default();
+        let mut needed = NeededCaches::default();
 
         let mut caches = DetachedCaches::find(dirs, &run, &volumes).unwrap();
         assert!(caches.held_bytes() >= 3 * 8192);
@@ -275,7 +275,7 @@ mod tests {
         let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();
         // Attached and detached again in the meantime.
         leave(dirs.path(), "v", true, 20).await;
-        caches.evict(u64::MAX, &mut Needed::default());
+        caches.evict(u64::MAX, &mut NeededCaches::default());
         assert_eq!(left(dirs.path()), ["v"]);
     }
 
@@ -291,7 +291,7 @@ mod tests {
         let run = dirs.path().join("run");
         let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();
         let held = caches.held_bytes();
-        caches.evict(u64::MAX, &mut Needed::default());
+        caches.evict(u64::MAX, &mut NeededCaches::default());
         assert_eq!((caches.held_bytes(), left(dirs.path()).len()), (held, 2));
     }
 
@@ -310,7 +310,7 @@ mod tests {
         let run = dirs.path().join("run");
         let mut caches = DetachedCaches::find(dirs.path(), &run, &volumes).unwrap();
         assert!(caches.held_bytes() >= 8192);
-        assert!(caches.evict(u64::MAX, &mut Needed::default()));
+        assert!(caches.evict(u64::MAX, &mut NeededCaches::default()));
         assert_eq!(left(dirs.path()), ["bad"]);
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
-use crate::node::local::detached_cache::{DetachedCaches, Needed, purge};
+use crate::node::local::detached_cache::{DetachedCaches, NeededCaches, purge};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
 use crate::node::memory::spill_file_bytes;
@@ -84,7 +84,7 @@ impl CacheQuota {
     /// Measures all sides four times a second while volumes have I/O, and triggers deletions to free space.
     pub(in crate::node) async fn keep(self) {
         let _alone = ExitOnPanic("the measurement of the cache");
-        let (mut needed, mut last) = (Needed::default(), None);
+        let (mut needed, mut last) = (NeededCaches::default(), None);
         let mut ticks = ticks();
         loop {
             ticks.tick().await;
@@ -96,7 +96,7 @@ impl CacheQuota {
             let has_trash;
             (needed, last, has_trash) = measured.await.unwrap_or_else(|error| {
                 tracing::error!(error = &error as &dyn std::error::Error, "the cache could not be measured");
-                (Needed::default(), None, false)
+                (NeededCaches::default(), None, false)
             });
             if has_trash {
                 self.trash.notify_one();
@@ -107,7 +107,7 @@ impl CacheQuota {
     /// Measures unless the last measurement is still valid. Returns true if files wait to be deleted.
     fn measure_if_due(
         &self,
-        needed: &mut Needed,
+        needed: &mut NeededCaches,
         last: &mut Option<LastMeasured>,
     ) -> Result<bool, NodeError> {
         let state_dir = &self.dirs.state;
@@ -132,7 +132,7 @@ impl CacheQuota {
     }
 
     /// Measures the sides of all volumes, frees space and sends each engine its share.
-    fn measure_space(&self, disk: &Disk, needed: &mut Needed) -> Result<SpaceMeasured, NodeError> {
+    fn measure_space(&self, disk: &Disk, needed: &mut NeededCaches) -> Result<SpaceMeasured, NodeError> {
         let volumes: Vec<Arc<Present>> =
             self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();

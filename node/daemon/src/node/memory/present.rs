@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_memory::{MemoryGrowth, MemoryVolume};
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use holdfast_serve::{MemoryFiles, Message, OpenQueues, PublishedMemory, Reply, RingRefusal, VolumeKey};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
@@ -119,7 +119,7 @@ impl PresentMemory {
         device: Device,
         command: impl Future<Output = Result<(), NodeError>>,
     ) -> Result<(), NodeError> {
-        let refused = |source: Errno| NodeError::QueueRefused { id: device.id(), source };
+        let refused = |source: KernelErrno| NodeError::QueueRefused { id: device.id(), source };
         tokio::select! {
             ended = command => ended,
             source = self.published.refused() => Err(refused(source)),

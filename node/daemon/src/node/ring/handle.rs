@@ -77,14 +77,14 @@ mod tests {
     use std::time::Duration;
 
     use holdfast_ring::RingOptions;
-    use holdfast_serve::Ring;
+    use holdfast_serve::VolumeRing;
     use tokio::sync::mpsc;
 
     use super::*;
 
     fn waker() -> Waker {
         let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-        Ring::new(&options).unwrap().waker()
+        VolumeRing::new(&options).unwrap().waker()
     }
 
     #[tokio::test]

@@ -60,7 +60,7 @@ impl StoreUnreachable {
 
 /// Kinds of requests that a store may serve or reject independently, most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Lane {
+enum StoreLane {
     Upload,
     Create,
     Read,
@@ -125,7 +125,7 @@ struct Known {
     outage: Option<StoreUnreachable>,
     /// Time of the last response.
     answered: Option<Instant>,
-    lanes: BTreeMap<Lane, LaneState>,
+    lanes: BTreeMap<StoreLane, LaneState>,
 }
 
 /// The last responses to one kind of request.
@@ -171,13 +171,13 @@ impl Known {
 struct Sent<'a> {
     at: Instant,
     time: SystemTime,
-    lane: Lane,
+    lane: StoreLane,
     /// The key or prefix of the request; empty for several.
     what: &'a str,
 }
 
 impl<'a> Sent<'a> {
-    fn now(lane: Lane, what: &'a str) -> Self {
+    fn now(lane: StoreLane, what: &'a str) -> Self {
         Self { at: Instant::now(), time: SystemTime::now(), lane, what }
     }
 }
@@ -267,7 +267,7 @@ impl<S> WatchedStore<S> {
                 return result;
             }
             Err(error) if kind(error) == ErrorKind::Blocked(Blocker::Archived) => {
-                (Lane::Archive, Some((kind(error), format!("object {}: {}", sent.what, chain(error)))))
+                (StoreLane::Archive, Some((kind(error), format!("object {}: {}", sent.what, chain(error)))))
             }
             Err(error) if !is_served(kind(error)) => (sent.lane, Some((kind(error), chain(error)))),
             Ok(_) | Err(_) => (sent.lane, None),
@@ -278,7 +278,7 @@ impl<S> WatchedStore<S> {
         match refusal {
             None => {
                 *state = LaneState { served: Some(now), refused: None };
-                let archive = known.lanes.entry(Lane::Archive).or_default();
+                let archive = known.lanes.entry(StoreLane::Archive).or_default();
                 archive.refused.take_if(|refused| refused.outage.object.as_deref() == Some(sent.what));
             }
             // A later request of this kind was served.
@@ -288,7 +288,7 @@ impl<S> WatchedStore<S> {
                 let before = before.filter(|refused| now.duration_since(refused.last) < REFUSED_FOR);
                 let (since, first) =
                     before.map_or((sent.time, now), |refused| (refused.outage.since, refused.first));
-                let object = (lane == Lane::Archive).then(|| sent.what.to_owned());
+                let object = (lane == StoreLane::Archive).then(|| sent.what.to_owned());
                 let outage = StoreUnreachable { since, error, kind, object };
                 state.refused = Some(Refused { outage, first, last: now });
             }
@@ -337,27 +337,27 @@ fn is_served(kind: ErrorKind) -> bool {
 #[async_trait]
 impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
-        let sent = Sent::now(Lane::Read, key);
+        let sent = Sent::now(StoreLane::Read, key);
         self.note(sent, StoreError::kind, self.current().get(key, max_bytes).await)
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let sent = Sent::now(Lane::Read, key);
+        let sent = Sent::now(StoreLane::Read, key);
         self.note(sent, StoreError::kind, self.current().get_range(key, range).await)
     }
 
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
-        let sent = Sent::now(Lane::Read, key);
+        let sent = Sent::now(StoreLane::Read, key);
         self.note(sent, StoreError::kind, self.current().get_suffix(key, len).await)
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        let sent = Sent::now(Lane::Create, key);
+        let sent = Sent::now(StoreLane::Create, key);
         self.note(sent, of_create, self.current().create(key, body).await)
     }
 
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
-        let sent = Sent::now(Lane::Upload, key);
+        let sent = Sent::now(StoreLane::Upload, key);
         match self.current().put_segment(key, parts).await {
             Ok(()) => Ok(self.note(sent, StoreError::kind, Ok(()))?),
             Err(SegmentError::Store(error)) => Ok(self.note(sent, StoreError::kind, Err(error))?),
@@ -367,7 +367,7 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
-        let sent = Sent::now(Lane::List, prefix);
+        let sent = Sent::now(StoreLane::List, prefix);
         self.note(sent, StoreError::kind, self.current().list(prefix, start_after, limit).await)
     }
 
@@ -377,12 +377,12 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
         from: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
-        let sent = Sent::now(Lane::List, prefix);
+        let sent = Sent::now(StoreLane::List, prefix);
         self.note(sent, StoreError::kind, self.current().list_folders(prefix, from, limit).await)
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
-        let sent = Sent::now(Lane::Delete, "");
+        let sent = Sent::now(StoreLane::Delete, "");
         let deleted = self.current().delete(keys).await;
         if self.note_delete(&deleted) {
             return deleted;
@@ -522,12 +522,12 @@ mod tests {
     async fn a_request_that_ends_late_begins_no_outage() {
         let memory = Arc::new(MemoryStore::new());
         let watched = WatchedStore::new(Arc::clone(&memory));
-        let early = Sent::now(Lane::Upload, "a");
+        let early = Sent::now(StoreLane::Upload, "a");
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         let failed = || Err::<(), _>(StoreError::Unavailable("silence".into()));
         assert!(watched.note(early, StoreError::kind, failed()).is_err());
         assert_eq!(watched.health(), StoreHealth::Answers, "it was answered after that request was sent");
-        let late = Sent::now(Lane::Upload, "a");
+        let late = Sent::now(StoreLane::Upload, "a");
         assert!(watched.note(late, StoreError::kind, failed()).is_err());
         assert_eq!(watched.health().unreachable().expect("unreachable").since, late.time);
     }

@@ -718,7 +718,7 @@ fn a_stalled_recovery_delays_no_other() {
             assert!(matches!(refused, NodeError::Recovering(_)), "{refused}");
         }
         // The kernel rejects the commands of the queues of x: the wait ends.
-        node.0.volumes.present(&id("x")).unwrap().published.queue_refused(holdfast_ring::Errno::EINVAL);
+        node.0.volumes.present(&id("x")).unwrap().published.queue_refused(holdfast_ring::KernelErrno::EINVAL);
         until(|| message().contains("the kernel refused a queue command of device 1")).await;
         host.kernel.release();
     });

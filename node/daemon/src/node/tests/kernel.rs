@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use holdfast_ring::Errno;
+use holdfast_ring::KernelErrno;
 use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders,
     QueueError, Transport, Unsupported,
@@ -203,7 +203,7 @@ impl FakeKernel {
         }
         let done = if state.refused.contains(&name) {
             let id = device.unwrap_or(u32::MAX);
-            Err(ControlError::Command { id, command: name, source: Errno::EIO })
+            Err(ControlError::Command { id, command: name, source: KernelErrno::EIO })
         } else {
             run(&mut state)
         };
@@ -369,7 +369,7 @@ impl Devices for FakeKernel {
                 }
                 state.violations.push(format!("second begin of the recovery of device {}", device.id()));
                 let (id, command) = (device.id(), "START_USER_RECOVERY");
-                return Err(ControlError::Command { id, command, source: Errno::EINVAL });
+                return Err(ControlError::Command { id, command, source: KernelErrno::EINVAL });
             }
             if known.loss.is_some() && !known.is_open {
                 return Err(ControlError::KernelLostDevice { id: device.id() });

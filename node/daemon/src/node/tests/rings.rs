@@ -8,13 +8,16 @@ use tokio::sync::oneshot;
 
 use super::*;
 use holdfast_serve::OpenQueues;
-use holdfast_serve::{InFlight, Ring, VolumeKey};
+use holdfast_serve::{InFlight, VolumeKey, VolumeRing};
 
 /// Runs `act` on a volume's ring thread.
-pub(super) async fn on_ring(present: &Present, act: impl FnOnce(&mut Ring, VolumeKey) + Send + 'static) {
+pub(super) async fn on_ring(
+    present: &Present,
+    act: impl FnOnce(&mut VolumeRing, VolumeKey) + Send + 'static,
+) {
     let queues: OpenQueues = Box::new(move |ring, key| {
         act(ring, key);
-        Err(QueueError::Ring(RingError::FilesExhausted { capacity: 0 }))
+        Err(QueueError::VolumeRing(RingError::FilesExhausted { capacity: 0 }))
     });
     let (done, _answer) = oneshot::channel();
     let (key, device) = (present.key, present.device().unwrap());

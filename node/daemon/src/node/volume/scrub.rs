@@ -16,7 +16,7 @@ use std::sync::Arc;
 use holdfast_background::LocalState;
 use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::event::Event;
-use holdfast_log::scrub::{Effect, Progress, Report, repair_checkpoints, scrub};
+use holdfast_log::scrub::{Effect, Progress, ScrubReport, repair_checkpoints, scrub};
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
 use holdfast_s3::S3Config;
@@ -150,7 +150,7 @@ impl Scrubs<'_> {
         };
         let mut findings = compare(&report, left.as_ref());
         findings.extend(self.scrub_map(&volume, repair).await);
-        let Report { records, checkpoints, segments, frames, read_bytes, .. } = report;
+        let ScrubReport { records, checkpoints, segments, frames, read_bytes, .. } = report;
         Ok(Scrubbed { records, checkpoints, segments, frames, read_bytes, findings })
     }
 
@@ -180,7 +180,7 @@ async fn repair_found(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     present: Option<&Present>,
-    found: &Report,
+    found: &ScrubReport,
 ) -> Result<(), NodeError> {
     let removed = repair_checkpoints(objects, volume, found).await?;
     for key in &removed {
@@ -231,7 +231,7 @@ fn readable(sides: &[File; 2], ranges: &[SectorRange]) -> Vec<SectorRange> {
 }
 
 /// Returns the findings, each with its remaining damage.
-fn compare(found: &Report, left: Option<&Report>) -> Vec<ScrubFinding> {
+fn compare(found: &ScrubReport, left: Option<&ScrubReport>) -> Vec<ScrubFinding> {
     let lost = |effect: &Effect| match effect {
         Effect::Unreadable(ranges) => ranges.clone(),
         Effect::Harmless | Effect::NoAttach => Vec::new(),

@@ -300,8 +300,8 @@ fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) ->
     let unreadable = || unreadable(status, state.serving_device().is_some()).or_else(|| unkept(status));
     match state {
         State::Serving { .. } => unreadable().or_else(|| match fault(status) {
-            Some(Fault::Store) => Some(with_store_fault("requests wait for the object store", outage)),
-            Some(Fault::Local(said)) => Some(said.to_owned()),
+            Some(WaitCause::Store) => Some(with_store_fault("requests wait for the object store", outage)),
+            Some(WaitCause::Local(said)) => Some(said.to_owned()),
             None => {
                 let lasting = |outage: &&StoreUnreachable| {
                     outage.since.elapsed().is_ok_and(|passed| passed >= STORE_FAULT_AFTER)
@@ -359,29 +359,29 @@ fn unkept(status: &Status) -> Option<String> {
 }
 
 /// Reason why requests wait or a volume is impaired.
-enum Fault {
+enum WaitCause {
     /// They wait for the store.
     Store,
     /// Any other reason.
     Local(&'static str),
 }
 
-fn fault(status: &Status) -> Option<Fault> {
+fn fault(status: &Status) -> Option<WaitCause> {
     if status.parked > 0 {
-        Some(Fault::Local(if status.full.run_dir {
+        Some(WaitCause::Local(if status.full.run_dir {
             "writes wait: the run directory (node.run_dir) is full; free space in that tmpfs or enlarge it"
         } else if status.full.disk {
             "requests wait: the local disk is full"
         } else if status.full.cache {
             "writes wait: the cache is full of data that is not uploaded yet"
         } else {
-            return Some(Fault::Store);
+            return Some(WaitCause::Store);
         }))
     } else if status.sync_failed {
         let said = "the local disk failed a sync: flushes wait for uploads until the next attach";
-        Some(Fault::Local(said))
+        Some(WaitCause::Local(said))
     } else if status.repairing {
-        Some(Fault::Local("damage in the store is being repaired"))
+        Some(WaitCause::Local("damage in the store is being repaired"))
     } else {
         None
     }

@@ -21,9 +21,9 @@ fn prepared_cut(out: &mut Vec<Action>) -> Cut {
     out.clear();
     let mut cut = Cut::default();
     assert!(cut.prepare(UID, vec![Seq(7)], 3, 0, out), "its seal is wanted");
-    assert_eq!(cut.advance(0, 0, counts(3, 2), out), CutStep::Wait);
+    assert_eq!(cut.advance(0, 0, counts(3, 2), out), CutAdvance::Wait);
     assert!(answers(out).is_empty(), "the commit is waited for");
-    assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Wait);
+    assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutAdvance::Wait);
     assert_eq!(answers(out), [CutAnswer::Prepared]);
     assert!(cut.defers_seals() && !cut.stops_writes());
     cut
@@ -34,12 +34,12 @@ fn held_cut(out: &mut Vec<Action>) -> Cut {
     let mut cut = prepared_cut(out);
     cut.begin(UID, 0, out);
     assert!(cut.stops_writes() && !cut.defers_seals());
-    assert_eq!(cut.advance(0, 1, counts(3, 3), out), CutStep::Wait, "a write is in flight");
-    assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Ask(UID, vec![Seq(7)]));
+    assert_eq!(cut.advance(0, 1, counts(3, 3), out), CutAdvance::Wait, "a write is in flight");
+    assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutAdvance::Ask(UID, vec![Seq(7)]));
     cut.asked(4);
-    assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutStep::Wait);
+    assert_eq!(cut.advance(0, 0, counts(3, 3), out), CutAdvance::Wait);
     assert!(answers(out).is_empty(), "the seal that holds the point has not begun");
-    assert_eq!(cut.advance(0, 0, counts(4, 3), out), CutStep::Wait);
+    assert_eq!(cut.advance(0, 0, counts(4, 3), out), CutAdvance::Wait);
     assert_eq!(answers(out), [CutAnswer::Held]);
     cut
 }
@@ -62,18 +62,18 @@ fn a_volume_is_held_until_the_release() {
 fn a_hold_lapses_by_itself() {
     let out = &mut Vec::new();
     let mut cut = held_cut(out);
-    assert_eq!(cut.advance(HOLD_MS - 1, 0, counts(4, 4), out), CutStep::Wait);
-    assert_eq!(cut.advance(HOLD_MS, 0, counts(4, 4), out), CutStep::Continue);
+    assert_eq!(cut.advance(HOLD_MS - 1, 0, counts(4, 4), out), CutAdvance::Wait);
+    assert_eq!(cut.advance(HOLD_MS, 0, counts(4, 4), out), CutAdvance::Continue);
     assert_eq!(answers(out), [CutAnswer::Lapsed]);
     assert!(cut.is_idle());
     // A write that never ends, or a seal that does not begin, holds writes no longer than that.
     let mut cut = prepared_cut(out);
     cut.begin(UID, 0, out);
-    assert_eq!(cut.advance(HOLD_MS, 1, counts(3, 3), out), CutStep::Continue);
+    assert_eq!(cut.advance(HOLD_MS, 1, counts(3, 3), out), CutAdvance::Continue);
     let mut cut = prepared_cut(out);
     cut.begin(UID, 0, out);
     cut.asked(4);
-    assert_eq!(cut.advance(HOLD_MS, 0, counts(3, 3), out), CutStep::Continue);
+    assert_eq!(cut.advance(HOLD_MS, 0, counts(3, 3), out), CutAdvance::Continue);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn an_unprepared_volume_is_not_cut() {
     cut.begin(UID, 0, out);
     assert_eq!(answers(out), [CutAnswer::Lapsed], "a successor of the process that prepared it");
     let mut cut = prepared_cut(out);
-    assert_eq!(cut.advance(PREPARED_MS, 0, counts(3, 3), out), CutStep::Wait);
+    assert_eq!(cut.advance(PREPARED_MS, 0, counts(3, 3), out), CutAdvance::Wait);
     assert_eq!(answers(out), [CutAnswer::Lapsed]);
     cut.begin(UID, PREPARED_MS, out);
     assert_eq!(answers(out), [CutAnswer::Lapsed]);

@@ -13,7 +13,7 @@ use holdfast_format::safeguard::{
     safeguard,
 };
 
-use crate::durable_map::{Entry, journal_slots, record_slots};
+use crate::durable_map::{JournalEntry, journal_slots, record_slots};
 use crate::round_size::round_size;
 use crate::sector_map::PageSet;
 
@@ -62,18 +62,18 @@ impl Journal {
 
     /// Returns true if a record of `entries` fits an empty journal and saves enough writes of the `pages`
     /// pages that it replaces.
-    pub(super) fn is_worth(&self, entries: &[Entry], pages: usize) -> bool {
+    pub(super) fn is_worth(&self, entries: &[JournalEntry], pages: usize) -> bool {
         let slots = record_slots(entries.len());
         end(0, entries) <= self.slots && pages as u64 >= slots * round_size().saved && pages > 0
     }
 
     /// Returns true if a record of `entries` fits after the others.
-    pub(super) fn has_room(&self, entries: &[Entry]) -> bool {
+    pub(super) fn has_room(&self, entries: &[JournalEntry]) -> bool {
         end(self.next_slot, entries) <= self.slots
     }
 
     /// Returns the slots to fill before a record of `entries` is written.
-    pub(super) fn unfilled(&self, entries: &[Entry]) -> Range<u64> {
+    pub(super) fn unfilled(&self, entries: &[JournalEntry]) -> Range<u64> {
         let needed = end(self.next_slot, entries);
         // The filled part doubles each time, so that few rounds wait for a fill and the cost is proportional
         // to the writes.
@@ -116,7 +116,7 @@ impl Journal {
     }
 
     /// Notes the sync of a record of `entries` for these pages, and of the slots of `whole` pages.
-    pub(super) fn synced(&mut self, entries: &[Entry], journaled: &[u64], whole: &[u64]) {
+    pub(super) fn synced(&mut self, entries: &[JournalEntry], journaled: &[u64], whole: &[u64]) {
         self.next_slot += record_slots(entries.len());
         journaled.iter().for_each(|page| self.pages.insert(*page));
         whole.iter().for_each(|page| self.pages.remove(*page));
@@ -128,6 +128,6 @@ impl Journal {
 
 /// Returns the slot after a record of `entries` that begins at `slot` and after the filled slot that marks
 /// the end of the records.
-fn end(slot: u64, entries: &[Entry]) -> u64 {
+fn end(slot: u64, entries: &[JournalEntry]) -> u64 {
     slot + record_slots(entries.len()) + 1
 }

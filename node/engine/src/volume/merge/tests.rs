@@ -8,7 +8,7 @@ use holdfast_format::snapshot::SnapshotChange;
 use holdfast_types::{Epoch, Place, RunId, SectorRange, SegmentId, Seq};
 
 use super::super::core::tests::{NONCE, core};
-use super::super::data_path::{DataPath, Gate};
+use super::super::data_path::{DataPath, WriteGate};
 use super::*;
 use crate::action::Action;
 use crate::event::{Errno, Op, RequestId};
@@ -256,7 +256,7 @@ fn merges_count_as_carried_with_a_logged_record() {
 #[test]
 fn a_read_planned_before_a_merge_is_planned_again() {
     let (id, range) = (RequestId(0), SectorRange::new(0, 1));
-    let gate = Gate { is_open: true, holds_active: false, is_held: false };
+    let gate = WriteGate { is_open: true, holds_active: false, is_held: false };
     let mut core = with_segments(2);
     let (mut data, mut out) = (DataPath::new(4, core.map.pages()), Vec::new());
     let failed = |data: &mut DataPath, core: &mut Core<Vec<u8>>| {

@@ -50,7 +50,7 @@ impl Limited {
         let [ours, kernel] = pair();
         let lock = Arc::new(tempfile::tempfile().unwrap());
         let connection = FuseConnection::new(ours, lock, "disk".to_owned(), SECTORS * SECTOR_BYTES);
-        let queues = Box::new(move |ring: &mut Ring, owner| {
+        let queues = Box::new(move |ring: &mut VolumeRing, owner| {
             Ok(vec![VolumeQueue::Fuse(FuseQueue::open(ring, connection, owner)?)])
         });
         thread.open(key, device(), queues).unwrap();

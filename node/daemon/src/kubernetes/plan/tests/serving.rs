@@ -261,7 +261,7 @@ fn a_volume_that_another_writer_holds_is_not_called_writable() {
 fn durability_is_not_rewritten_while_nothing_is_dirty() {
     let mut facts = served();
     assert_eq!(facts.status.durable_through, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
-    assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
+    assert_eq!(facts.status.durability, Some(holdfast_crds::DurabilityMode::Object));
     let here = |facts: &mut NodeFacts, dirty, seconds| {
         let here = facts.here.as_mut().unwrap();
         here.commit.dirty_bytes = Some(dirty);

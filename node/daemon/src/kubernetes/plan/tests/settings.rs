@@ -30,13 +30,13 @@ fn limits_of_the_spec_come_into_effect_and_go() {
 #[test]
 fn a_served_volume_gets_the_settings_of_its_spec() {
     fn other_settings(facts: &mut NodeFacts) {
-        facts.spec.durability = holdfast_crds::Durability::Local;
+        facts.spec.durability = holdfast_crds::DurabilityMode::Local;
         facts.spec.max_dirty_age = "1m30s".to_owned();
     }
     check([
         (
             "another durability",
-            present(|f| f.spec.durability = holdfast_crds::Durability::Local),
+            present(|f| f.spec.durability = holdfast_crds::DurabilityMode::Local),
             &["configure"],
         ),
         ("another age", present(|f| f.spec.max_dirty_age = "5s".to_owned()), &["configure"]),
@@ -81,7 +81,7 @@ fn a_served_volume_gets_the_settings_of_its_spec() {
     let here = facts.here.as_mut().unwrap();
     (here.durability, here.max_dirty_age) = (Some(durability), Some(max_dirty_age));
     let status = written_status(&plan(&facts, &now())).expect("the settings in effect");
-    assert_eq!(status.durability, Some(holdfast_crds::Durability::Local));
+    assert_eq!(status.durability, Some(holdfast_crds::DurabilityMode::Local));
     assert_eq!(status.max_dirty_age.as_deref(), Some("1m30s"));
 }
 
