@@ -160,7 +160,8 @@ impl Cut {
         continues
     }
 
-    /// Notes that the snapshot of [`CutAdvance::Ask`] was requested, at the point of the seal with this number.
+    /// Notes that the snapshot of [`CutAdvance::Ask`] was requested, at the point of the seal with this
+    /// number.
     pub(super) fn asked(&mut self, seal: u64) {
         if let State::Stopping { uid, until } = self.state {
             self.state = State::Swapping { uid, until, seal };
