@@ -71,13 +71,12 @@ use holdfast_format::safeguard::{
 };
 use holdfast_format::side::{Side, SideSet};
 use holdfast_format::snapshot::{Snapshot, SnapshotChange};
-use holdfast_types::{Block, Millis, SectorRange};
+use holdfast_types::{Block, Chunk, Millis, SectorRange};
 
 use crate::action::{Action, Report};
-use crate::event::{Errno, Event, Op, RequestId};
+use crate::event::{Errno, Event, Op, RequestId, Unprepared};
 use crate::sector_map::{CommitScope, LiveMapError, SectorMap};
 use crate::settings::{AttachState, Durability, Pending, Settings, Setup};
-use crate::snapshot::CutAnswer;
 
 use self::core::{Core, map_after_attach};
 use commit::LogWriter;
@@ -238,77 +237,35 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 }
             }
             Event::Evicted { result } => self.evicted(result, out),
-            Event::MapReleased { chunk } => {
-                self.data.requests.released(chunk);
-                self.unpark(out);
-            }
-            Event::Space { excess_bytes, room_bytes } => {
-                self.data.evictor.space_measured(excess_bytes, room_bytes);
-                if room_bytes > 0 {
-                    self.unpark(out);
-                }
-            }
-            Event::MapPrepared { chunk, result } => {
-                let gate = self.gate();
-                self.data.map_prepared(chunk, result, &mut self.core, gate, out);
-            }
+            Event::MapReleased { chunk } => self.map_released(chunk, out),
+            Event::Space { excess_bytes, room_bytes } => self.space_measured(excess_bytes, room_bytes, out),
+            Event::MapPrepared { chunk, result } => self.map_prepared(chunk, result, out),
             Event::SideSynced { side, result } => self.side_synced(side, result, out),
-            Event::MapWritten { result } => {
-                let end = self.rounds.map_written(result, &mut self.core, out);
-                self.round_ended(end, out);
-            }
-            Event::MapSynced { result } => {
-                let end = self.rounds.map_synced(result, &mut self.core, out);
-                self.round_ended(end, out);
-            }
+            Event::MapWritten { result } => self.map_written(result, out),
+            Event::MapSynced { result } => self.map_synced(result, out),
             Event::ManifestLoaded(manifest) => self.manifest_loaded(*manifest, out),
             Event::NextTurn => self.next_turn(out),
-            Event::PauseEnded => {
-                let gate = self.gate();
-                return self.data.pause_ended(&mut self.core, gate, out);
-            }
+            Event::PauseEnded => return self.pause_ended(out),
             Event::Uploaded(segment) => self.uploaded(segment, out),
             Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
             Event::Merged { kind, output } => self.merger.merged(kind, output),
             Event::MergeFailed { kind, barred } => self.merger.failed(kind, barred),
             Event::Snapshot { uid, forgotten } => self.snapshot(uid, forgotten, out),
-            Event::AwaitCut { uid } => {
-                self.snapshots.await_exact(uid, self.core.manifest.as_ref(), out);
-            }
+            Event::AwaitCut { uid } => self.snapshots.await_exact(uid, self.core.manifest.as_ref(), out),
             Event::PrepareCut { uid, forgotten } => self.prepare_cut(uid, forgotten, out),
-            Event::Cut { uid } if self.core.lifecycle == Lifecycle::Serving => {
-                self.cut.begin(uid, now, out);
-            }
-            Event::Cut { uid } => cut::answer(uid, CutAnswer::Lapsed, out),
-            Event::ReleaseCut { uid } => {
-                if self.cut.release(uid, out) {
-                    self.unpark(out);
-                }
-            }
+            Event::Cut { uid } => self.begin_cut(uid, out),
+            Event::ReleaseCut { uid } => self.release_cut(uid, out),
             Event::RootStored => self.log.root_stored(out),
-            Event::RootBarred => {
-                self.log.root_barred(out);
-                self.snapshots.postpone();
-            }
+            Event::RootBarred => self.root_barred(out),
             Event::PendingStored { result } => self.log.pending_stored(result, &self.core, out),
-            Event::CreateAnswered(answer) => {
-                let news = self.log.create_answered(answer, out);
-                self.log_news(news, out);
-            }
-            Event::RecordRead { seq, bytes } => {
-                let news = self.log.record_read(seq, bytes.as_deref(), now, out);
-                self.log_news(news, out);
-            }
+            Event::CreateAnswered(answer) => self.create_answered(answer, out),
+            Event::RecordRead { seq, bytes } => self.record_read(seq, bytes.as_deref(), out),
             Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
             Event::Detach => self.detach(out),
             Event::Grow { sectors } => self.grow(sectors, out),
             Event::Configure(settings) => self.configure(settings, out),
             Event::CommitSoon(soon) => self.core.commits_soon = soon,
-            // A fenced volume cannot be repaired; the report only ends the caller's wait.
-            Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
-                out.push(Action::Report(Report::Repaired));
-            }
-            Event::Repair { ranges, checkpoint } => self.repair.ask(ranges, checkpoint),
+            Event::Repair { ranges, checkpoint } => self.ask_repair(ranges, checkpoint, out),
             Event::Tick => {
                 self.unpark(out);
                 self.probe_log(out);
@@ -378,6 +335,28 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn unpark(&mut self, out: &mut Vec<Action>) {
         let gate = self.gate();
         self.data.unpark(&mut self.core, gate, out);
+    }
+
+    fn map_prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>, out: &mut Vec<Action>) {
+        let gate = self.gate();
+        self.data.map_prepared(chunk, result, &mut self.core, gate, out);
+    }
+
+    fn map_released(&mut self, chunk: Chunk, out: &mut Vec<Action>) {
+        self.data.requests.released(chunk);
+        self.unpark(out);
+    }
+
+    fn space_measured(&mut self, excess_bytes: u64, room_bytes: u64, out: &mut Vec<Action>) {
+        self.data.evictor.space_measured(excess_bytes, room_bytes);
+        if room_bytes > 0 {
+            self.unpark(out);
+        }
+    }
+
+    fn pause_ended(&mut self, out: &mut Vec<Action>) {
+        let gate = self.gate();
+        self.data.pause_ended(&mut self.core, gate, out);
     }
 
     fn io_completed(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
@@ -491,6 +470,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.round_ended(end, out);
     }
 
+    fn map_written(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let end = self.rounds.map_written(result, &mut self.core, out);
+        self.round_ended(end, out);
+    }
+
+    fn map_synced(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let end = self.rounds.map_synced(result, &mut self.core, out);
+        self.round_ended(end, out);
+    }
+
     fn round_ended(&mut self, end: Option<RoundEnd>, out: &mut Vec<Action>) {
         let Some(RoundEnd { result, waiters, unserved }) = end else { return };
         let seals_first = !unserved.is_empty();
@@ -586,6 +575,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.data.give_back(&mut self.core, &self.rounds, out);
             self.unpark(out);
         }
+    }
+
+    fn ask_repair(&mut self, ranges: Vec<SectorRange>, checkpoint: bool, out: &mut Vec<Action>) {
+        if self.core.lifecycle.is_fenced() {
+            // A fenced volume cannot be repaired; the report only ends the caller's wait.
+            return out.push(Action::Report(Report::Repaired));
+        }
+        self.repair.ask(ranges, checkpoint);
     }
 
     fn advance_repair(&mut self, out: &mut Vec<Action>) {

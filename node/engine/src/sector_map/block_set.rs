@@ -2,7 +2,7 @@
 
 use holdfast_types::{BLOCK_SECTORS, SectorRange};
 
-use super::PAGE_SECTORS;
+use super::layout::PAGE_SECTORS;
 use super::page_set::PageSet;
 
 /// Blocks of a page.

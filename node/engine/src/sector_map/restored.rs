@@ -6,7 +6,8 @@
 use holdfast_format::side::SideSet;
 use holdfast_types::{CHUNK_SECTORS, Chunk};
 
-use super::{Nibble, PAGE_SECTORS, SectorMap};
+use super::layout::PAGE_SECTORS;
+use super::{Nibble, SectorMap};
 use crate::durable_map::{FoundPart, Header};
 
 /// Rules for restoring the pages of a durable map.

@@ -19,7 +19,7 @@ use super::flush::RoundProgress;
 use super::lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
 use super::seal::Seal;
 use crate::action::{Action, Report};
-use crate::event::Errno;
+use crate::event::{CreateAnswer, Errno};
 use crate::snapshot::SnapshotRefused;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
@@ -52,7 +52,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    pub(super) fn log_news(&mut self, news: LogNews, out: &mut Vec<Action>) {
+    pub(super) fn create_answered(&mut self, answer: CreateAnswer, out: &mut Vec<Action>) {
+        let news = self.log.create_answered(answer, out);
+        self.log_news(news, out);
+    }
+
+    pub(super) fn record_read(&mut self, seq: Seq, bytes: Option<&[u8]>, out: &mut Vec<Action>) {
+        let news = self.log.record_read(seq, bytes, self.core.now, out);
+        self.log_news(news, out);
+    }
+
+    fn log_news(&mut self, news: LogNews, out: &mut Vec<Action>) {
         match news {
             LogNews::Nothing => {}
             LogNews::Fenced(known) => self.fence(known, out),

@@ -38,25 +38,27 @@
 //! except those already durable, and fails its flushes; a page whose slot the round may have torn is written
 //! to that slot again. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
 
+mod group;
 mod journal;
 
 use super::core::{Core, Memory};
 use super::receipt::{MapSynced, PagesSynced, SideSyncs, SidesSynced};
 use crate::action::{Action, MapWrite, Report};
 use crate::durable_map::{
-    Header, JournalEntry, encode_fill, encode_page, encode_record, header_offset, journal_offset, page_offset,
+    Header, encode_fill, encode_page, encode_record, header_offset, journal_offset, page_offset,
 };
 use crate::event::{Errno, RequestId};
-use crate::limit::{JOURNAL_BLOCKS, RETRY_ROUND_AFTER_MS};
+use crate::limit::RETRY_ROUND_AFTER_MS;
 use crate::round_size::round_size;
-use crate::sector_map::{BlockSet, Blocks, PAGE_BLOCKS, PAGE_BYTES, SectorMap};
+use crate::sector_map::{BlockSet, Blocks, PAGE_BYTES, SectorMap};
+use group::PageGroup;
 use holdfast_format::crash_point::{CrashPoint, reach};
 use holdfast_format::safeguard::{
     Safeguard::{RewriteTornSlot, SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
     safeguard,
 };
 use holdfast_format::side::{Side, SideSet};
-use holdfast_types::{Block, Millis};
+use holdfast_types::Millis;
 use journal::Journal;
 
 /// The step whose answers the round in progress awaits.
@@ -136,80 +138,11 @@ struct Round {
     empties_journal: bool,
 }
 
-/// The group in progress.
-#[derive(Default)]
-struct Group {
-    /// The pages written to their slots.
-    pages: Vec<u64>,
-    /// Their copies, concatenated.
-    copies: Vec<u8>,
-    /// The pages whose changes go to the journal.
-    journaled: Vec<u64>,
-    /// The copies of their changed blocks.
-    entries: Vec<JournalEntry>,
-}
-
-impl Group {
-    /// Selects the first of `pages`, up to the blocks that the journal takes at a time, chooses the
-    /// destination of each, and copies those that the journal may take.
-    fn choose<M: Memory>(
-        &mut self,
-        pages: impl Iterator<Item = u64>,
-        changed: &BlockSet,
-        map: &SectorMap<M>,
-    ) {
-        for page in pages {
-            if self.pages.len() == round_size().copied || self.entries.len() >= round_size().journaled {
-                return;
-            }
-            let (blocks, copied) = (changed.blocks(page), self.entries.len());
-            if blocks.count() <= JOURNAL_BLOCKS {
-                let numbers = blocks.iter().map(|number| Block(page * PAGE_BLOCKS + u64::from(number)));
-                for block in numbers {
-                    self.entries.push((block, map.block(block)));
-                }
-                if self.entries[copied..].iter().any(|(_, copy)| *copy != [0; _])
-                    || map.page(page).iter().any(|byte| *byte != 0)
-                {
-                    self.journaled.push(page);
-                    continue;
-                }
-            }
-            self.entries.truncate(copied);
-            self.pages.push(page);
-        }
-    }
-
-    /// Returns the page after its last one.
-    fn end(&self) -> Option<u64> {
-        self.pages.last().max(self.journaled.last()).map(|page| page + 1)
-    }
-
-    /// Copies the pages for the slots.
-    fn copy<M: Memory>(&mut self, map: &SectorMap<M>) {
-        self.copies.reserve_exact(self.pages.len() * PAGE_BYTES);
-        for page in &self.pages {
-            self.copies.extend_from_slice(map.page(*page));
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.pages.is_empty() && self.journaled.is_empty()
-    }
-
-    fn clear(&mut self) {
-        self.pages.clear();
-        self.copies.clear();
-        self.journaled.clear();
-        self.entries.clear();
-    }
-}
-
 /// The round in progress and the requests for the next.
 pub(super) struct FlushRounds {
     step: RoundStep,
     round: Round,
-    group: Group,
+    group: PageGroup,
     journal: Journal,
     waiters: Vec<FlushWaiter>,
     next_waiters: Vec<FlushWaiter>,
@@ -250,7 +183,7 @@ impl FlushRounds {
                 writes_header: false,
                 empties_journal: false,
             },
-            group: Group::default(),
+            group: PagePageGroup::default(),
             journal: Journal::after_takeover(pages, has_journal || map.is_any_prepared()),
             waiters: Vec::new(),
             next_waiters: Vec::new(),

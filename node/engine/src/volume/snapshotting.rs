@@ -51,6 +51,25 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    pub(super) fn begin_cut(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) {
+        if self.core.lifecycle == Lifecycle::Serving {
+            self.cut.begin(uid, self.core.now, out);
+        } else {
+            cut::answer(uid, CutAnswer::Lapsed, out);
+        }
+    }
+
+    pub(super) fn release_cut(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) {
+        if self.cut.release(uid, out) {
+            self.unpark(out);
+        }
+    }
+
+    pub(super) fn root_barred(&mut self, out: &mut Vec<Action>) {
+        self.log.root_barred(out);
+        self.snapshots.postpone();
+    }
+
     /// Returns true if a snapshot of this name, which has an earlier point, is in the log or may still reach
     /// it. A dead process may have taken it, even a version without support for cuts.
     fn is_begun(&self, uid: SnapshotUid) -> bool {
