@@ -13,7 +13,7 @@ use holdfast_service::log_level::LogLevel;
 use holdfast_service::shutdown::Shutdown;
 use kube::Client;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::heartbeats::{self, Heartbeats};
 use crate::lease::{Election, Pulse};
@@ -79,8 +79,36 @@ async fn lead(
     election: &mut Election,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let Instance { client, identity, namespace, metrics } = program;
     let (stopping, stopped) = watch::channel(false);
+    let mut controllers = spawn_controllers(program, stopped);
+    tokio::select! {
+        lost = election.keep() => {
+            controllers.abort();
+            return Err(lost.into());
+        }
+        ended = &mut controllers => {
+            ended.context("a controller failed")?;
+            anyhow::bail!("the controllers ended by themselves");
+        }
+        () = stop => tracing::info!("stopping: finishing work in progress"),
+    }
+    stopping.send_replace(true);
+    tokio::select! {
+        lost = election.keep() => {
+            controllers.abort();
+            return Err(lost.into());
+        }
+        ended = &mut controllers => ended.context("a controller failed")?,
+    }
+    election.release().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Starts the controllers and the sweep of the leader, on one task that ends with the controllers after
+/// `stopped`.
+fn spawn_controllers(program: Instance, stopped: watch::Receiver<bool>) -> JoinHandle<()> {
+    let Instance { client, identity, namespace, metrics } = program;
     let recorder = Recorder::new(client.clone(), "holdfast-operator", &identity);
     let heartbeats = Heartbeats::new();
     let listening = heartbeats::run(client.clone(), namespace.clone(), heartbeats.clone(), metrics.clone());
@@ -121,7 +149,7 @@ async fn lead(
         heartbeats,
         namespace,
     });
-    let mut controllers = tokio::spawn(async move {
+    tokio::spawn(async move {
         let sweeping = async {
             while let Some(ended) = sweeps.join_next().await {
                 ended.expect("sweeps do not panic");
@@ -140,29 +168,7 @@ async fn lead(
             () = listening => {}
             () = sweeping => {}
         }
-    });
-    tokio::select! {
-        lost = election.keep() => {
-            controllers.abort();
-            return Err(lost.into());
-        }
-        ended = &mut controllers => {
-            ended.context("a controller failed")?;
-            anyhow::bail!("the controllers ended by themselves");
-        }
-        () = stop => tracing::info!("stopping: finishing work in progress"),
-    }
-    stopping.send_replace(true);
-    tokio::select! {
-        lost = election.keep() => {
-            controllers.abort();
-            return Err(lost.into());
-        }
-        ended = &mut controllers => ended.context("a controller failed")?,
-    }
-    election.release().await;
-    tracing::info!("stopped");
-    Ok(())
+    })
 }
 
 async fn stop_requested(mut stopped: watch::Receiver<bool>) {

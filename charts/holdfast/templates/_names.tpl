@@ -79,6 +79,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- if $resources }}{{ toYaml $resources }}{{ end -}}
 {{- end -}}
 
+{{/* The node daemon's socket. Call with $. */}}
+{{- define "holdfast.nodeSocket" -}}
+{{ printf "%s/node.sock" .Values.node.runDir }}
+{{- end -}}
+
 {{/* The node daemon's configuration. Call with $. */}}
 {{- define "holdfast.nodeConfig" -}}
 {{- if and (ne (include "holdfast.bytes" (list "node.memorySpill" (.Values.node.memorySpill | default "0"))) "0") (eq (include "holdfast.bytes" (list "node.memoryVolumes" (.Values.node.memoryVolumes | default "0"))) "0") }}
@@ -121,7 +126,7 @@ memory_spill = {{ . | quote }}
 {{- end }}
 
 [api]
-socket = {{ printf "%s/node.sock" .Values.node.runDir | quote }}
+socket = {{ include "holdfast.nodeSocket" . | quote }}
 
 [metrics]
 listen = "[::]:9181"

@@ -11,6 +11,7 @@ use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishV
 use holdfast_service::trace;
 use kube::ResourceExt;
 use serde_json::json;
+use tokio::time::Instant;
 use tonic::{Request, Status};
 use tracing::Span;
 
@@ -85,7 +86,7 @@ pub(super) async fn answer(
     if served.as_ref().and_then(|served| served.spec.desired_node()) != Some(&node_id) {
         check_transport(&volume, &node)?;
     }
-    let mut volume = match served {
+    let volume = match served {
         Some(served) => served,
         None => {
             // The snapshot is retaken if a user deleted it: the volume has not changed.
@@ -93,18 +94,28 @@ pub(super) async fn answer(
             readers::create(volumes, &volume, &node_id, until).await?
         }
     };
+    publish(volumes, volume, &node_id, until).await
+}
+
+/// Requests the node for the volume, unless it is requested, and waits until it serves the volume.
+async fn publish(
+    volumes: &ClusterVolumes,
+    mut volume: Volume,
+    node_id: &str,
+    until: Instant,
+) -> Result<ControllerPublishVolumeResponse, Status> {
     let name = volume.name_any();
-    if let Plan::Request = plan(&volume, &node_id)? {
+    if let Plan::Request = plan(&volume, node_id)? {
         let claim = volumes.later_claim(&volume).await.map(|claim| (CLAIM, claim));
         let request = |volume: &Volume| {
-            Ok(match plan(volume, &node_id)? {
+            Ok(match plan(volume, node_id)? {
                 Plan::Request => Some(json!({ "nodeName": node_id })),
                 Plan::Wait => None,
             })
         };
         volume = volumes.change(volume, until, request, claim.as_slice()).await?;
     }
-    match volumes.wait(&name, Some(volume), until, |now| progress(&name, now, &node_id)).await {
+    match volumes.wait(&name, Some(volume), until, |now| progress(&name, now, node_id)).await {
         Ok(outcome) => outcome.map(|publish_context| ControllerPublishVolumeResponse { publish_context }),
         Err(TimedOut { last }) => {
             let waiting = "the node has not answered yet";

@@ -72,44 +72,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     check_refused_claims_for_ublk(world, &csi, &on_a)?;
 
     report::step("kill, restart and replace the daemon, and replace its keeper, under load");
-    let program = format!(
-        "n=0; while n=$((n + 1)) && echo $n > {target}/load.new && sync {target}/load.new && \
-         mv {target}/load.new {target}/load; do :; done"
-    );
-    vm.spawn(LOAD, &bash(&program))?;
-    let load = ClaimLoad { vm, file: format!("{target}/load") };
+    let load = ClaimLoad::start(vm, &target)?;
     load.wait_more_rounds()?;
-    for pair in KEEPERS.windows(2) {
-        a.kill()?;
-        a.restart()?;
-        load.wait_more_rounds()?;
-        start_keeper(vm, pair[1], true)?;
-        vm.signal(pair[0], SIGTERM)?;
-        vm.wait(pair[0], EXIT_LIMIT)?;
-        load.wait_more_rounds()?;
-        a.terminate()?;
-        a.restart()?;
-        load.wait_more_rounds()?;
-        a.hand_over()?;
-        load.wait_more_rounds()?;
-    }
-
-    report::step("without a keeper the daemon does not exit, because its devices would be lost");
-    vm.signal(KEEPERS[2], SIGKILL)?;
-    vm.wait(KEEPERS[2], EXIT_LIMIT)?;
-    until("the missing keeper to be reported", LIMIT, || {
-        Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("NotKept: ").then_some(()))
-    })?;
-    let unkept = a.metrics()?.lines().any(|line| line == "holdfast_unkept_devices 1.0");
-    ensure!(unkept, "the metric does not count the device");
-    load.wait_more_rounds()?;
-    start_keeper(vm, KEEPERS[0], true)?;
-    until("its devices to be kept again", LIMIT, || {
-        Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
-    })?;
-    a.kill()?;
-    a.restart()?;
-    load.wait_more_rounds()?;
+    end_daemons_and_keepers(&a, &load)?;
+    check_killed_keeper(world, &a, &load)?;
 
     report::step("expand the claim in use");
     expect_granted("expand", csi.expand(CLAIM, 2 * GIB)?)?;
@@ -131,6 +97,46 @@ pub(super) fn run(world: &World) -> Result<()> {
     a.vm().exec("! ls -d /sys/block/loop*/loop 2>/dev/null && ! dmesg | grep -i 'I/O error'")?;
     a.terminate()?;
     operator.stop()
+}
+
+/// Each keeper replaces the previous one under load, between a kill, a restart and a handoff of the daemon.
+fn end_daemons_and_keepers(a: &Node, load: &ClaimLoad<'_>) -> Result<()> {
+    for pair in KEEPERS.windows(2) {
+        a.kill()?;
+        a.restart()?;
+        load.wait_more_rounds()?;
+        start_keeper(load.vm, pair[1], true)?;
+        load.vm.signal(pair[0], SIGTERM)?;
+        load.vm.wait(pair[0], EXIT_LIMIT)?;
+        load.wait_more_rounds()?;
+        a.terminate()?;
+        a.restart()?;
+        load.wait_more_rounds()?;
+        a.hand_over()?;
+        load.wait_more_rounds()?;
+    }
+    Ok(())
+}
+
+/// The last keeper is killed: the daemon reports this and serves nevertheless. With the next keeper, it
+/// survives a kill.
+fn check_killed_keeper(world: &World, a: &Node, load: &ClaimLoad<'_>) -> Result<()> {
+    report::step("without a keeper the daemon does not exit, because its devices would be lost");
+    load.vm.signal(KEEPERS[2], SIGKILL)?;
+    load.vm.wait(KEEPERS[2], EXIT_LIMIT)?;
+    until("the missing keeper to be reported", LIMIT, || {
+        Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("NotKept: ").then_some(()))
+    })?;
+    let unkept = a.metrics()?.lines().any(|line| line == "holdfast_unkept_devices 1.0");
+    ensure!(unkept, "the metric does not count the device");
+    load.wait_more_rounds()?;
+    start_keeper(load.vm, KEEPERS[0], true)?;
+    until("its devices to be kept again", LIMIT, || {
+        Ok(condition(world, "storagenode/a", "DevicesKept")?.starts_with("Kept: ").then_some(()))
+    })?;
+    a.kill()?;
+    a.restart()?;
+    load.wait_more_rounds()
 }
 
 /// The claim is read on a node with ublk, and then on this one again.
@@ -206,7 +212,17 @@ struct ClaimLoad<'a> {
     file: String,
 }
 
-impl ClaimLoad<'_> {
+impl<'a> ClaimLoad<'a> {
+    /// Starts the load in the directory `target`.
+    fn start(vm: &'a Vm, target: &str) -> Result<Self> {
+        let program = format!(
+            "n=0; while n=$((n + 1)) && echo $n > {target}/load.new && sync {target}/load.new && \
+             mv {target}/load.new {target}/load; do :; done"
+        );
+        vm.spawn(LOAD, &bash(&program))?;
+        Ok(Self { vm, file: format!("{target}/load") })
+    }
+
     fn count(&self) -> Result<u64> {
         let count = self.vm.exec(&format!("cat {} 2>/dev/null || echo 0", self.file))?;
         count.trim().parse().context("the load counts")

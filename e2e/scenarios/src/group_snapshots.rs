@@ -20,6 +20,8 @@ use super::volume_snapshots::{field, from_snapshot};
 
 const BUCKET: &str = "group-snapshots";
 const LIMIT: Duration = Duration::from_secs(60);
+/// Groups taken while both Volumes are written.
+const GROUPS: [&str; 3] = ["first", "second", "third"];
 /// Writes before the first group, between groups, and after the last one.
 const SOME_WRITES: u64 = 5;
 /// Time for which a node is stopped, less than the maximum duration of a hold.
@@ -99,60 +101,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     let left = PlacedVolume { node: &a, device: serve(world, &a, "left")? };
     let right = PlacedVolume { node: &b, device: serve(world, &b, "right")? };
 
-    report::step("write both alternately, and snapshot them and a detached one three times meanwhile");
-    let groups = ["first", "second", "third"];
-    let writer = Writer { first: &left, second: &right, done: 0.into(), stop: false.into() };
-    let (longest, before) = thread::scope(|scope| {
-        let writes = scope.spawn(|| writer.run());
-        let groups = || -> Result<Vec<u64>> {
-            let before = groups.iter().map(|name| {
-                let before = writer.wait_more_writes()?;
-                apply(world, &group(name, "[left, right, idle]"))?;
-                wait_taken(world, name)?;
-                Ok(before)
-            });
-            let before = before.collect::<Result<_>>()?;
-            writer.wait_more_writes()?;
-            Ok(before)
-        };
-        let before = groups();
-        writer.stop.store(true, Ordering::Relaxed);
-        let longest = writes.join().map_err(|_panic| anyhow::anyhow!("the writer panicked"))??;
-        Ok::<_, anyhow::Error>((longest, before?))
-    })?;
-    report::step(format_args!("{} writes of each; the longest took {longest:?}", writer.done.into_inner()));
-    ensure!(longest < MAX_WRITE, "a write waited for {longest:?}");
+    let before = take_groups(world, &left, &right)?;
     report::step(world.kubectl(["get", "hfgroup,volumesnapshots", "--output=wide"])?);
-
-    report::step("restore the groups: each write to the right one comes with that to the left one");
-    for (name, before) in groups.into_iter().zip(before) {
-        let restored = |place: &PlacedVolume, index: usize| -> Result<u64> {
-            let copy = format!("{name}-copy-{index}");
-            let snapshot = member(world, name, index)?;
-            apply(world, &from_snapshot(&copy, &snapshot))?;
-            world.wait_for(&format!("volume/{copy}"), "jsonpath={.status.phase}=Ready")?;
-            let device = serve(world, place.node, &copy)?;
-            let number = PlacedVolume { node: place.node, device }.read()?;
-            world.kubectl(["delete", "volume", &copy, "--timeout=60s"])?;
-            Ok(number)
-        };
-        let (left, right) = (restored(&left, 0)?, restored(&right, 1)?);
-        report::step(format_args!("{name}: left {left}, right {right}, at least {before}"));
-        ensure!(left == right || left == right + 1, "{name}: {left} on the left, {right} on the right");
-        ensure!(right >= before, "{name} lacks what was written before it was asked for");
-    }
-
+    check_restored(world, &left, &right, before)?;
     check_missing_volume(world)?;
-    report::step("kill the daemon of one Volume: the others are written, and the group waits for it");
-    b.kill()?;
-    apply(world, &group("patient", "[left, right]"))?;
-    until("the other node to be prepared", LIMIT, || {
-        let progress = field(world, "volumesnapshot/patient-1-0", "{.status.groupProgress}");
-        Ok((progress.unwrap_or_default() == "Prepared").then_some(()))
-    })?;
-    left.write(1)?;
-    b.restart()?;
-    wait_taken(world, "patient")?;
+    check_killed_daemon(world, &b, &left)?;
     check_hold(world, &operator, &left, &right)?;
     check_outage(world, &s3, &left)?;
 
@@ -172,6 +125,75 @@ pub(super) fn run(world: &World) -> Result<()> {
     a.terminate()?;
     b.terminate()?;
     operator.stop()
+}
+
+/// Snapshots both Volumes and a detached one, while a program writes alternately. Returns the last number
+/// written before each of [`GROUPS`] was requested.
+fn take_groups(world: &World, left: &PlacedVolume<'_>, right: &PlacedVolume<'_>) -> Result<Vec<u64>> {
+    report::step("write both alternately, and snapshot them and a detached one three times meanwhile");
+    let writer = Writer { first: left, second: right, done: 0.into(), stop: false.into() };
+    let (longest, before) = thread::scope(|scope| {
+        let writes = scope.spawn(|| writer.run());
+        let groups = || -> Result<Vec<u64>> {
+            let before = GROUPS.into_iter().map(|name| {
+                let before = writer.wait_more_writes()?;
+                apply(world, &group(name, "[left, right, idle]"))?;
+                wait_taken(world, name)?;
+                Ok(before)
+            });
+            let before = before.collect::<Result<_>>()?;
+            writer.wait_more_writes()?;
+            Ok(before)
+        };
+        let before = groups();
+        writer.stop.store(true, Ordering::Relaxed);
+        let longest = writes.join().map_err(|_panic| anyhow::anyhow!("the writer panicked"))??;
+        Ok::<_, anyhow::Error>((longest, before?))
+    })?;
+    report::step(format_args!("{} writes of each; the longest took {longest:?}", writer.done.into_inner()));
+    ensure!(longest < MAX_WRITE, "a write waited for {longest:?}");
+    Ok(before)
+}
+
+/// Restores both Volumes from [`GROUPS`], which have at least the writes `before` them.
+fn check_restored(
+    world: &World,
+    left: &PlacedVolume<'_>,
+    right: &PlacedVolume<'_>,
+    before: Vec<u64>,
+) -> Result<()> {
+    report::step("restore the groups: each write to the right one comes with that to the left one");
+    for (name, before) in GROUPS.into_iter().zip(before) {
+        let restored = |place: &PlacedVolume, index: usize| -> Result<u64> {
+            let copy = format!("{name}-copy-{index}");
+            let snapshot = member(world, name, index)?;
+            apply(world, &from_snapshot(&copy, &snapshot))?;
+            world.wait_for(&format!("volume/{copy}"), "jsonpath={.status.phase}=Ready")?;
+            let device = serve(world, place.node, &copy)?;
+            let number = PlacedVolume { node: place.node, device }.read()?;
+            world.kubectl(["delete", "volume", &copy, "--timeout=60s"])?;
+            Ok(number)
+        };
+        let (left, right) = (restored(left, 0)?, restored(right, 1)?);
+        report::step(format_args!("{name}: left {left}, right {right}, at least {before}"));
+        ensure!(left == right || left == right + 1, "{name}: {left} on the left, {right} on the right");
+        ensure!(right >= before, "{name} lacks what was written before it was asked for");
+    }
+    Ok(())
+}
+
+/// A group of two Volumes waits for the daemon of one of them, and writes to the other one do not.
+fn check_killed_daemon(world: &World, killed: &Node, left: &PlacedVolume<'_>) -> Result<()> {
+    report::step("kill the daemon of one Volume: the others are written, and the group waits for it");
+    killed.kill()?;
+    apply(world, &group("patient", "[left, right]"))?;
+    until("the other node to be prepared", LIMIT, || {
+        let progress = field(world, "volumesnapshot/patient-1-0", "{.status.groupProgress}");
+        Ok((progress.unwrap_or_default() == "Prepared").then_some(()))
+    })?;
+    left.write(1)?;
+    killed.restart()?;
+    wait_taken(world, "patient")
 }
 
 /// A group with a missing Volume takes no snapshot, and reports the reason.

@@ -216,34 +216,14 @@ fn check_claimed_volume(world: &World) -> Result<()> {
 /// No object needed to serve volumes is deleted.
 fn check_in_use(world: &World) -> Result<()> {
     report::step("while volumes are served, objects that serve them cannot be deleted");
-    let counted = |attached: u32, volumes: u32| {
-        let data = format!("{{\"data\": {{\"attached\": \"{attached}\", \"volumes\": \"{volumes}\"}}}}");
-        let words = ["--namespace", NAMESPACE, "patch", "configmap", "holdfast-in-use", "--type=merge"];
-        world.kubectl(words.into_iter().chain(["--patch", &data]))
-    };
-    counted(3, 5)?;
+    report_in_use(world, 3, 5)?;
     for [kind, name] in KEPT {
         let delete = ["--namespace", NAMESPACE, "delete", kind, name, "--dry-run=server"];
         let refused = until("the guard to see the volumes", LIMIT, || Ok(world.kubectl(delete).err()))?;
         let refused = format!("{refused:#}");
         ensure!(refused.contains("Holdfast serves 3 volumes"), "{kind} {name}: {refused}");
     }
-    report::step("an upgrade removes objects that are not needed to serve them");
-    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER])?;
-    let role =
-        ["--namespace", "other", "get", "role", "--output=name", "holdfast-secrets", "--ignore-not-found"];
-    let role = world.kubectl(role)?;
-    ensure!(role.is_empty(), "the values name the namespace no longer, and {role} is there");
-    report::step("an upgrade cannot separate the daemon from its volumes");
-    for other in ["node.nodeSelector.disk=fast", "node.stateDir=/mnt/nvme", "node.runDir=/run/other"] {
-        let refused = error_text(helm(
-            world,
-            NAMESPACE,
-            &["upgrade", "holdfast", "--reset-values", KEEPER, "--set", other],
-        ));
-        ensure!(refused.contains("until none is served, node.stateDir, node.runDir"), "{other}: {refused}");
-    }
-    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set=node.logFilter=debug"])?;
+    check_upgrades(world)?;
     report::step("an uninstall is rejected as a whole");
     let release = world.dir().join("release.yaml");
     fs::write(&release, helm(world, NAMESPACE, &["get", "manifest", "holdfast"])?)
@@ -256,34 +236,11 @@ fn check_in_use(world: &World) -> Result<()> {
     world
         .kubectl(["get", "--filename", &release])
         .context("an object of the release was deleted although the uninstall was refused")?;
-    report::step("with no served volumes, the CRDs of existing objects cannot be deleted");
-    counted(0, 5)?;
-    for kind in ["volumes", "objectstores"] {
-        let kind = format!("{kind}.storage.holdfast.dev");
-        let refused = until("the guard to see that none is served", LIMIT, || {
-            let refused = error_text(world.kubectl(["delete", "crd", &kind, "--dry-run=server"]));
-            Ok((!refused.contains("Holdfast serves")).then_some(refused))
-        })?;
-        ensure!(refused.contains("there are 5 Volumes: they would be deleted"), "{kind}: {refused}");
-    }
-    let operator =
-        ["--namespace", NAMESPACE, "delete", "deployment", "holdfast-operator", "--dry-run=server"];
-    world.kubectl(operator).context("an operator that serves nothing is kept")?;
-    report::step("an ObjectStore with a Volume cannot be deleted");
-    let store = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: ObjectStore\nmetadata: {name: NAME}\n\
-                 spec: {bucket: bucket, credentials: {environment: {}}}\n";
-    apply(world, &["full", "empty"].map(|name| store.replace("NAME", name)).join("---\n"))?;
-    let data = "{\"data\": {\"objectstore.full\": \"2\"}}";
-    let words = ["--namespace", NAMESPACE, "patch", "configmap", "holdfast-in-use", "--type=merge"];
-    world.kubectl(words.into_iter().chain(["--patch", data]))?;
-    let refused = until("the guard to see the volumes", LIMIT, || {
-        Ok(world.kubectl(["delete", "objectstore", "full", "--dry-run=server"]).err())
-    })?;
-    ensure!(format!("{refused:#}").contains("2 Volumes are in this ObjectStore"), "{refused:#}");
-    world.kubectl(["delete", "objectstore", "empty"])?;
+    check_unserved(world)?;
+    check_store_in_use(world)?;
     report::step("without any Volume, everything can be deleted");
-    counted(0, 0)?;
-    world.kubectl(words.into_iter().chain(["--patch", "{\"data\": {\"objectstore.full\": null}}"]))?;
+    report_in_use(world, 0, 0)?;
+    patch_in_use(world, "{\"data\": {\"objectstore.full\": null}}")?;
     until("the guard to see that none is in it", LIMIT, || {
         Ok(world.kubectl(["delete", "objectstore", "full"]).ok())
     })?;
@@ -304,6 +261,70 @@ fn check_in_use(world: &World) -> Result<()> {
     let hook = world.kubectl(hook)?;
     ensure!(hook.is_empty(), "left: {hook}");
     Ok(())
+}
+
+/// While volumes are served, an upgrade changes everything that does not serve them.
+fn check_upgrades(world: &World) -> Result<()> {
+    report::step("an upgrade removes objects that are not needed to serve them");
+    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER])?;
+    let role =
+        ["--namespace", "other", "get", "role", "--output=name", "holdfast-secrets", "--ignore-not-found"];
+    let role = world.kubectl(role)?;
+    ensure!(role.is_empty(), "the values name the namespace no longer, and {role} is there");
+    report::step("an upgrade cannot separate the daemon from its volumes");
+    for other in ["node.nodeSelector.disk=fast", "node.stateDir=/mnt/nvme", "node.runDir=/run/other"] {
+        let refused = error_text(helm(
+            world,
+            NAMESPACE,
+            &["upgrade", "holdfast", "--reset-values", KEEPER, "--set", other],
+        ));
+        ensure!(refused.contains("until none is served, node.stateDir, node.runDir"), "{other}: {refused}");
+    }
+    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set=node.logFilter=debug"])
+        .map(drop)
+}
+
+/// Existing volumes that no node serves protect only their CRDs.
+fn check_unserved(world: &World) -> Result<()> {
+    report::step("with no served volumes, the CRDs of existing objects cannot be deleted");
+    report_in_use(world, 0, 5)?;
+    for kind in ["volumes", "objectstores"] {
+        let kind = format!("{kind}.storage.holdfast.dev");
+        let refused = until("the guard to see that none is served", LIMIT, || {
+            let refused = error_text(world.kubectl(["delete", "crd", &kind, "--dry-run=server"]));
+            Ok((!refused.contains("Holdfast serves")).then_some(refused))
+        })?;
+        ensure!(refused.contains("there are 5 Volumes: they would be deleted"), "{kind}: {refused}");
+    }
+    let operator =
+        ["--namespace", NAMESPACE, "delete", "deployment", "holdfast-operator", "--dry-run=server"];
+    world.kubectl(operator).context("an operator that serves nothing is kept").map(drop)
+}
+
+/// Only an empty ObjectStore is deleted.
+fn check_store_in_use(world: &World) -> Result<()> {
+    report::step("an ObjectStore with a Volume cannot be deleted");
+    let store = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: ObjectStore\nmetadata: {name: NAME}\n\
+                 spec: {bucket: bucket, credentials: {environment: {}}}\n";
+    apply(world, &["full", "empty"].map(|name| store.replace("NAME", name)).join("---\n"))?;
+    let data = "{\"data\": {\"objectstore.full\": \"2\"}}";
+    patch_in_use(world, data)?;
+    let refused = until("the guard to see the volumes", LIMIT, || {
+        Ok(world.kubectl(["delete", "objectstore", "full", "--dry-run=server"]).err())
+    })?;
+    ensure!(format!("{refused:#}").contains("2 Volumes are in this ObjectStore"), "{refused:#}");
+    world.kubectl(["delete", "objectstore", "empty"]).map(drop)
+}
+
+/// Writes these numbers of volumes for the guards, like the operator.
+fn report_in_use(world: &World, attached: u32, volumes: u32) -> Result<()> {
+    let data = format!("{{\"data\": {{\"attached\": \"{attached}\", \"volumes\": \"{volumes}\"}}}}");
+    patch_in_use(world, &data)
+}
+
+fn patch_in_use(world: &World, data: &str) -> Result<()> {
+    let words = ["--namespace", NAMESPACE, "patch", "configmap", "holdfast-in-use", "--type=merge"];
+    world.kubectl(words.into_iter().chain(["--patch", data])).map(drop)
 }
 
 fn error_text<T>(outcome: Result<T>) -> String {

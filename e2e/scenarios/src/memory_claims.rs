@@ -58,18 +58,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     on_a.vm().exec(&format!("echo 3 > /proc/sys/vm/drop_caches; grep -qx kept {target}/file"))?;
     ensure!(loss_reason(world, CLAIM)?.is_empty(), "nothing was lost: {}", loss_reason(world, CLAIM)?);
     check_refusals(&csi)?;
-
-    report::step("expand the claim while its pod uses it");
-    let small = expect_granted("stats", on_a.total(&scratch, "pod")?)?;
-    let too_large = csi.expand(CLAIM, 256 * MIB)?;
-    expect_refused("more than the node has", too_large, "ResourceExhausted", "but node a can promise")?;
-    ensure!(expect_granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
-    expect_granted("expand its file system", on_a.expand(&scratch, "pod", LARGER_BYTES)?)?;
-    let total = expect_granted("stats", on_a.total(&scratch, "pod")?)?;
-    ensure!(total > small + 16 * MIB, "a file system of {total} bytes, and {small} before");
-    on_a.vm().exec(&format!("grep -qx kept {target}/file"))?;
-    let less = wait_capacity(&csi, &[], |bytes| bytes < left)?;
-    ensure!(less < left - 15 * MIB, "{less} bytes are left of {left}");
+    expand_in_use(&csi, &on_a, &scratch, left)?;
 
     report::step("restart the host: the loss is reported before the empty device is created");
     on_a.vm().reset()?;
@@ -117,6 +106,22 @@ fn claim(csi: &Csi) -> Result<Claim> {
     );
     expect_granted("create again", csi.create(&new, LIMIT)?)?;
     Ok(Claim { volume: CLAIM.to_owned(), context: Default::default(), usage })
+}
+
+/// Expands the claim, but not beyond the capacity of the node, which is `left` bytes at first.
+fn expand_in_use(csi: &Csi, on_node: &CsiNode, scratch: &Claim, left: i64) -> Result<()> {
+    report::step("expand the claim while its pod uses it");
+    let small = expect_granted("stats", on_node.total(scratch, "pod")?)?;
+    let too_large = csi.expand(CLAIM, 256 * MIB)?;
+    expect_refused("more than the node has", too_large, "ResourceExhausted", "but node a can promise")?;
+    ensure!(expect_granted("expand", csi.expand(CLAIM, LARGER_BYTES)?)? == LARGER_BYTES, "its new size");
+    expect_granted("expand its file system", on_node.expand(scratch, "pod", LARGER_BYTES)?)?;
+    let total = expect_granted("stats", on_node.total(scratch, "pod")?)?;
+    ensure!(total > small + 16 * MIB, "a file system of {total} bytes, and {small} before");
+    on_node.vm().exec(&format!("grep -qx kept {}/file", scratch.target("pod")))?;
+    let less = wait_capacity(csi, &[], |bytes| bytes < left)?;
+    ensure!(less < left - 15 * MIB, "{less} bytes are left of {left}");
+    Ok(())
 }
 
 /// A claim exceeds its memory, and the rest is on the disk: no write fails, and a kill changes nothing. The

@@ -53,6 +53,17 @@ enum DaemonEnd {
     Handoff,
 }
 
+impl DaemonEnd {
+    /// Ends the daemon of the node, and starts the next one.
+    fn play(self, node: &Node) -> Result<()> {
+        match self {
+            Self::Kill => node.kill().and_then(|()| node.restart()),
+            Self::Restart => node.terminate().and_then(|()| node.restart()),
+            Self::Handoff => node.hand_over(),
+        }
+    }
+}
+
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -103,11 +114,7 @@ fn end_daemon(node: &Node, all: &[DaemonEnd]) -> Result<()> {
         mib = MAX_MIB.min(mib + STEP_MIB);
         let grow = ["grow", "files", &format!("{mib}Mi")];
         vm.spawn(&format!("grow-{number}"), &bash(&format!("exec holdfast-node {}", grow.join(" "))))?;
-        match end {
-            DaemonEnd::Kill => node.kill().and_then(|()| node.restart())?,
-            DaemonEnd::Restart => node.terminate().and_then(|()| node.restart())?,
-            DaemonEnd::Handoff => node.hand_over()?,
-        }
+        end.play(node)?;
         // The successor may still be recovering the volume.
         until("the growth", LIMIT, || match node.cli(&grow) {
             Err(refused) if !grows && refused.to_string().contains(RESIZES_SINCE) => Ok(Some(())),
@@ -247,11 +254,7 @@ fn check_spill(node: &Node) -> Result<()> {
     ensure!((48.0..=52.0).contains(&spilled), "{spilled} MiB are spilled");
     let load = Load::start(vm, &device, LOAD_SECONDS)?;
     for end in [DaemonEnd::Kill, DaemonEnd::Handoff, DaemonEnd::Kill] {
-        match end {
-            DaemonEnd::Kill => node.kill().and_then(|()| node.restart())?,
-            DaemonEnd::Restart => node.terminate().and_then(|()| node.restart())?,
-            DaemonEnd::Handoff => node.hand_over()?,
-        }
+        end.play(node)?;
         load.wait_progress()?;
         report::step(format_args!("{end:?} is over with pages in the spill file"));
     }

@@ -35,10 +35,57 @@ pub const CHANGES: usize = 20;
 const TEARING_BYTES: u32 = 512;
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// The state of the volume [`VOLUME`] that node a reports before it is lost.
+struct UploadState {
+    /// Bytes of data that it has not uploaded.
+    dirty: String,
+    /// Time up to which all writes are in the store.
+    durable_through: String,
+}
+
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
+    create_volumes(world)?;
+    // There is no kubelet: the scenario writes the Node's status.
+    apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
+    let tearing = || Options { state_block_bytes: TEARING_BYTES, ..Options::node() };
+    let b = Node::start(world.vm_with("b", tearing)?, &control, "auto", DATA)?;
+    check_state_disks(world, &b)?;
+    check_heartbeat(world)?;
+
+    let reported = write_on_node_a(world, &a)?;
+    check_event_recipients(world)?;
+    plugin(world, &["force-detach", "disk", "--node", "a"], 1, "node a is Ready")?;
+
+    let device = move_from_lost_node(world, &a, &b, &reported.dirty)?;
+    check_out_of_service(world, &b)?;
+    let remote_size = check_prefix(world, &b, &device, &reported)?;
+    b.vm().exec(&format!(
+        "echo of-b | dd of={device} bs=4k seek=1000 conv=sync,fsync,notrunc oflag=direct status=none"
+    ))?;
+    check_silence(world)?;
+    check_return(world, &a, &reported.dirty, remote_size)?;
+    b.vm()
+        .exec(&format!("dd if={device} bs=4k skip=1000 count=1 iflag=direct status=none | grep -aqx of-b"))?;
+    ensure!(field(world, "{.status.node}")? == "b", "node b does not serve any more");
+
+    world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach-"])?;
+    until("the condition to go with the annotation", LIMIT, || {
+        Ok((condition(world, VOLUME, "UnuploadedDataLost")? == ": ").then_some(()))
+    })?;
+    world.kubectl(["delete", "volume", "disk", "safe", "--timeout=300s"])?;
+    for node in [&a, &b] {
+        node.terminate()?;
+    }
+    operator.stop()
+}
+
+/// Creates the namespace, the claim and both volumes.
+fn create_volumes(world: &World) -> Result<()> {
     world.kubectl(["create", "namespace", "shop"])?;
     apply(world, CLAIM)?;
     apply(
@@ -55,17 +102,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     for volume in [VOLUME, "volume/safe"] {
         world.wait_for(volume, "jsonpath={.status.phase}=Ready")?;
     }
-    // There is no kubelet: the scenario writes the Node's status.
-    apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
-    let tearing = || Options { state_block_bytes: TEARING_BYTES, ..Options::node() };
-    let b = Node::start(world.vm_with("b", tearing)?, &control, "auto", DATA)?;
-    check_state_disks(world, &b)?;
-    check_heartbeat(world)?;
+    Ok(())
+}
 
+/// Serves both volumes on node a and writes them. Returns the state of the one that is not uploaded whole.
+fn write_on_node_a(world: &World, a: &Node) -> Result<UploadState> {
     report::step("node a writes and flushes; part of it is uploaded, part of it is not");
-    let device = serve(world, &a, "disk")?;
+    let device = serve(world, a, "disk")?;
     a.vm().exec(&format!(
         "{MAKE_BLOCKS}; dd if=/tmp/blocks of={device} bs=4k oflag=direct conv=fsync,notrunc status=none"
     ))?;
@@ -80,16 +123,16 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(!durable_through.is_empty(), "no daemon reports what is durable");
 
     report::step("node a flushes a volume whose flushes wait for the store");
-    let safe = serve(world, &a, "safe")?;
+    let safe = serve(world, a, "safe")?;
     world.wait_for("volume/safe", "jsonpath={.status.durability}=object")?;
     a.vm().exec(&format!(
         "dd if=/tmp/blocks of={safe} bs=4k count={FLUSHED} oflag=direct conv=fsync,notrunc status=none"
     ))?;
+    Ok(UploadState { dirty, durable_through })
+}
 
-    check_event_recipients(world)?;
-
-    plugin(world, &["force-detach", "disk", "--node", "a"], 1, "node a is Ready")?;
-
+/// Node a loses its power, and its volume is requested on node b. Returns the device there.
+fn move_from_lost_node(world: &World, a: &Node, b: &Node, dirty: &str) -> Result<String> {
     report::step(format_args!("node a is lost with {dirty} bytes; the volume is requested on node b"));
     a.vm().cut_power();
     world.kubectl([
@@ -104,13 +147,16 @@ pub(super) fn run(world: &World) -> Result<()> {
     let assigned = condition(world, VOLUME, "Assigned")?;
     ensure!(assigned.contains("holdfast.dev/force-detach=a"), "the fix is not named: {assigned}");
     force_detach_by_plugin(world)?;
-    let device = serve(world, &b, "disk")?;
+    serve(world, b, "disk")
+}
 
+/// Without a person, the other volume moves as well, and has all that was flushed to the store.
+fn check_out_of_service(world: &World, b: &Node) -> Result<()> {
     report::step(
         "the Node is out of service: without a person, nothing that was flushed to the store is missing",
     );
     world.kubectl(["taint", "node", "a", "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"])?;
-    let safe = serve(world, &b, "safe")?;
+    let safe = serve(world, b, "safe")?;
     let cut_off = world.kubectl(["get", "volume/safe", "--output=jsonpath={.status.forcedDetach.cause}"])?;
     ensure!(cut_off == "OutOfService", "node a was cut off by {cut_off:?}");
     let reported = condition(world, "volume/safe", "UnuploadedDataLost")?;
@@ -118,7 +164,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     b.vm().exec(&format!(
         "{MAKE_BLOCKS}; dd if={safe} bs=4k count={FLUSHED} iflag=direct status=none | cmp -n $(({FLUSHED} * 4096)) - /tmp/blocks"
     ))?;
+    Ok(())
+}
 
+/// Checks the content on node b and the reported loss. Returns the size of the prefix, in bytes.
+fn check_prefix(world: &World, b: &Node, device: &str, reported: &UploadState) -> Result<usize> {
+    let UploadState { dirty, durable_through } = reported;
     report::step("node b has a prefix, and the Volume reports the missing data");
     let remote_size = b.vm().exec(&format!(
         "{MAKE_BLOCKS}; dd if={device} bs=4k count={BLOCKS} iflag=direct status=none | tr -d '\\0' > /tmp/found; \
@@ -126,16 +177,17 @@ pub(super) fn run(world: &World) -> Result<()> {
     ))?;
     let remote_size: usize = remote_size.trim().parse().context("a size")?;
     let missing = BLOCKS * 4096 - remote_size;
-    ensure!(missing.to_string() == dirty, "{missing} bytes are missing, {dirty} were reported");
+    ensure!(missing.to_string() == *dirty, "{missing} bytes are missing, {dirty} were reported");
     let lost = condition(world, VOLUME, "UnuploadedDataLost")?;
-    for part in ["ForceDetached: node a ", &durable_through, &format!("at least {dirty} bytes")] {
+    for part in ["ForceDetached: node a ", durable_through, &format!("at least {dirty} bytes")] {
         ensure!(lost.contains(part), "{part} is not in {lost}");
     }
-    check_claim(world, &dirty)?;
-    b.vm().exec(&format!(
-        "echo of-b | dd of={device} bs=4k seek=1000 conv=sync,fsync,notrunc oflag=direct status=none"
-    ))?;
+    check_claim(world, dirty)?;
+    Ok(remote_size)
+}
 
+/// The StorageNode of the lost node reports its silence. A user acknowledges the loss of the other volume.
+fn check_silence(world: &World) -> Result<()> {
     report::step("node a is silent, and its StorageNode reports this");
     world.wait_for("storagenode/a", "condition=Ready=Unknown")?;
     ensure!(condition(world, "storagenode/b", "Ready")?.starts_with("Serving"), "node b is not Ready");
@@ -143,8 +195,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     world.kubectl(["annotate", "volume", "safe", &format!("holdfast.dev/acknowledge-loss={epoch}")])?;
     until("the condition to go when it was read", LIMIT, || {
         Ok((condition(world, "volume/safe", "UnuploadedDataLost")? == ": ").then_some(()))
-    })?;
+    })
+}
 
+/// Node a serves nothing once it is back, and exports the blocks that are missing on node b.
+fn check_return(world: &World, a: &Node, dirty: &str, remote_size: usize) -> Result<()> {
     report::step("node a is back: it serves nothing, and preserves the data that it had not uploaded");
     a.vm().boot()?;
     a.restart()?;
@@ -165,21 +220,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(list.contains(&preserved), "{preserved} is not in\n{list}");
     a.cli(&["fenced", "export", &preserved, "--output", "/tmp/kept.img"])?;
     a.vm().exec(&format!(
-        "! ls /dev/ublkb* 2>/dev/null; {MAKE_BLOCKS}; cmp -i {remote_size} -n {missing} /tmp/kept.img /tmp/blocks"
+        "! ls /dev/ublkb* 2>/dev/null; {MAKE_BLOCKS}; cmp -i {remote_size} -n {dirty} /tmp/kept.img /tmp/blocks"
     ))?;
-    b.vm()
-        .exec(&format!("dd if={device} bs=4k skip=1000 count=1 iflag=direct status=none | grep -aqx of-b"))?;
-    ensure!(field(world, "{.status.node}")? == "b", "node b does not serve any more");
-
-    world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach-"])?;
-    until("the condition to go with the annotation", LIMIT, || {
-        Ok((condition(world, VOLUME, "UnuploadedDataLost")? == ": ").then_some(()))
-    })?;
-    world.kubectl(["delete", "volume", "disk", "safe", "--timeout=300s"])?;
-    for node in [&a, &b] {
-        node.terminate()?;
-    }
-    operator.stop()
+    Ok(())
 }
 
 /// The owner of the claim, without access to Volumes and the namespace `default`, sees the loss on the claim.

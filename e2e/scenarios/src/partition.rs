@@ -1,6 +1,7 @@
 //! A node loses its network to the API server but keeps running: it writes and uploads until another node
 //! takes over its volumes. All acknowledged writes are on the other node, or preserved on this one.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -55,34 +56,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let before =
         until("the writer to begin", LIMIT, || Ok(Some(acknowledged_blocks(&a)?).filter(|last| *last > 10)))?;
 
-    report::step("node a loses the API server; its Node is not Ready, and the volume is requested on node b");
-    network.start_loss();
-    let cut = Instant::now();
-    write_node_ready(world, "Unknown")?;
-    request_on_b(world, "disk")?;
-    world.wait_for(DISK, "condition=Assigned=False")?;
-    let seq = a.metric("holdfast_volume_committed_seq", &id)?;
-    until("node a to upload on", LIMIT, || {
-        Ok((a.metric("holdfast_volume_committed_seq", &id)? > seq).then_some(()))
-    })?;
-    let device = serve(world, &b, "disk")?;
-    ensure!(
-        cut.elapsed() >= EARLIEST,
-        "node b has it {} s after the partition began",
-        cut.elapsed().as_secs()
-    );
-    report::step(format_args!("node b serves it {} s after the partition began", cut.elapsed().as_secs()));
-    let cause = field(world, DISK, "{.status.forcedDetach.cause}")?;
-    ensure!(cause == "NodeNotReady", "node a was cut off by {cause:?}");
-
-    report::step("the Node is deleted: the other volume moves too");
-    world.kubectl(["delete", "node", "a"])?;
-    request_on_b(world, "rest")?;
-    let rest = serve(world, &b, "rest")?;
-    let cause = field(world, "volume/rest", "{.status.forcedDetach.cause}")?;
-    ensure!(cause == "NodeDeleted", "node a was cut off by {cause:?}");
-    let restored = b.vm().exec(&sum_of(&rest))?;
-    ensure!(restored == sum, "node b has {restored} in place of {sum}");
+    let device = lose_api_server(world, &network, &a, &b, &id)?;
+    check_deleted_node(world, &b, &sum)?;
 
     report::step("node a is replaced: its writer fails, and acknowledged data is on node b or preserved");
     let exit = a.vm().wait("writer", LIMIT)?;
@@ -94,34 +69,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
     world.wait_for("storagenode/a", "condition=Ready")?;
     if last > found {
-        let preserved = until("node a to say what it keeps", LIMIT, || {
-            let path = "{range .status.fenced[*]}{.name}{\"\\n\"}{end}";
-            let preserved = field(world, "storagenode/a", path)?;
-            Ok(preserved.lines().find(|name| name.starts_with(&id)).map(str::to_owned))
-        })?;
-        a.cli(&["fenced", "export", &preserved, "--output", "/tmp/kept.img"])?;
-        let script = format!(
-            "for block in $(seq {found} $(({last} - 1))); do
-               dd if=/tmp/kept.img bs=4k skip=$block count=1 status=none | cmp - <(printf '%-4096d' $block)
-             done"
-        );
-        a.vm().exec(&script)?;
+        check_preserved(world, &a, &id, found..last)?;
     }
     report::step(format_args!("{last} blocks were acknowledged: {found} are on node b, the others are kept"));
     until("node a to have no device", LIMIT, || {
         Ok(a.vm().exec("ls /dev/ublkb* 2> /dev/null || true")?.trim().is_empty().then_some(()))
     })?;
-    for name in ["disk", "rest"] {
-        let object = format!("volume/{name}");
-        ensure!(field(world, &object, "{.status.node}")? == "b", "node b does not serve {name} any more");
-        let lost = condition(world, &object, "UnuploadedDataLost")?;
-        ensure!(lost.contains("node a was cut off"), "{name}: {lost}");
-        let epoch = field(world, &object, "{.status.forcedDetach.epoch}")?;
-        world.kubectl(["annotate", "volume", name, &format!("holdfast.dev/acknowledge-loss={epoch}")])?;
-        until("the condition to go when it was read", LIMIT, || {
-            Ok((condition(world, &object, "UnuploadedDataLost")? == ": ").then_some(()))
-        })?;
-    }
+    acknowledge_losses(world)?;
     world.kubectl(["delete", "volume", "disk", "rest", "--timeout=300s"])?;
     let written = s3
         .requests()?
@@ -136,6 +90,77 @@ pub(super) fn run(world: &World) -> Result<()> {
         node.terminate()?;
     }
     operator.stop()
+}
+
+/// Node a loses the API server while its Node is not Ready: it uploads until its volume is cut off. Returns
+/// the device on node b.
+fn lose_api_server(world: &World, network: &Partition, a: &Node, b: &Node, id: &str) -> Result<String> {
+    report::step("node a loses the API server; its Node is not Ready, and the volume is requested on node b");
+    network.start_loss();
+    let cut = Instant::now();
+    write_node_ready(world, "Unknown")?;
+    request_on_b(world, "disk")?;
+    world.wait_for(DISK, "condition=Assigned=False")?;
+    let seq = a.metric("holdfast_volume_committed_seq", id)?;
+    until("node a to upload on", LIMIT, || {
+        Ok((a.metric("holdfast_volume_committed_seq", id)? > seq).then_some(()))
+    })?;
+    let device = serve(world, b, "disk")?;
+    ensure!(
+        cut.elapsed() >= EARLIEST,
+        "node b has it {} s after the partition began",
+        cut.elapsed().as_secs()
+    );
+    report::step(format_args!("node b serves it {} s after the partition began", cut.elapsed().as_secs()));
+    let cause = field(world, DISK, "{.status.forcedDetach.cause}")?;
+    ensure!(cause == "NodeNotReady", "node a was cut off by {cause:?}");
+    Ok(device)
+}
+
+/// Without its Node, the other volume moves as well, and has all that was committed.
+fn check_deleted_node(world: &World, b: &Node, sum: &str) -> Result<()> {
+    report::step("the Node is deleted: the other volume moves too");
+    world.kubectl(["delete", "node", "a"])?;
+    request_on_b(world, "rest")?;
+    let rest = serve(world, b, "rest")?;
+    let cause = field(world, "volume/rest", "{.status.forcedDetach.cause}")?;
+    ensure!(cause == "NodeDeleted", "node a was cut off by {cause:?}");
+    let restored = b.vm().exec(&sum_of(&rest))?;
+    ensure!(restored == sum, "node b has {restored} in place of {sum}");
+    Ok(())
+}
+
+/// Checks that node a preserves these blocks, which were acknowledged and are not on node b.
+fn check_preserved(world: &World, a: &Node, id: &str, blocks: Range<usize>) -> Result<()> {
+    let preserved = until("node a to say what it keeps", LIMIT, || {
+        let path = "{range .status.fenced[*]}{.name}{\"\\n\"}{end}";
+        let preserved = field(world, "storagenode/a", path)?;
+        Ok(preserved.lines().find(|name| name.starts_with(id)).map(str::to_owned))
+    })?;
+    a.cli(&["fenced", "export", &preserved, "--output", "/tmp/kept.img"])?;
+    let Range { start, end } = blocks;
+    let script = format!(
+        "for block in $(seq {start} $(({end} - 1))); do
+           dd if=/tmp/kept.img bs=4k skip=$block count=1 status=none | cmp - <(printf '%-4096d' $block)
+         done"
+    );
+    a.vm().exec(&script).map(drop)
+}
+
+/// Both volumes report the forced detach, until a user acknowledges it.
+fn acknowledge_losses(world: &World) -> Result<()> {
+    for name in ["disk", "rest"] {
+        let object = format!("volume/{name}");
+        ensure!(field(world, &object, "{.status.node}")? == "b", "node b does not serve {name} any more");
+        let lost = condition(world, &object, "UnuploadedDataLost")?;
+        ensure!(lost.contains("node a was cut off"), "{name}: {lost}");
+        let epoch = field(world, &object, "{.status.forcedDetach.epoch}")?;
+        world.kubectl(["annotate", "volume", name, &format!("holdfast.dev/acknowledge-loss={epoch}")])?;
+        until("the condition to go when it was read", LIMIT, || {
+            Ok((condition(world, &object, "UnuploadedDataLost")? == ": ").then_some(()))
+        })?;
+    }
+    Ok(())
 }
 
 fn volume(name: &str) -> String {

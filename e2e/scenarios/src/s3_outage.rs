@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
 use holdfast_lab::s3::proxy::FaultProxy;
-use holdfast_lab::vm::bash;
+use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
@@ -110,28 +110,9 @@ fn check_delays(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, 
         &bash(&format!("dd if={} bs=1M count=4 iflag=direct status=none | sha256sum", cold.device)),
     )?;
     let from = (Instant::now(), proxy.reset_connections());
-    let mut flushes = 0;
-    while from.0.elapsed() < away {
-        // A flush of data that is already on the node, while writes wait.
-        vm.exec(&format!(
-            "sync {}; dd if=/dev/urandom of={} bs=4k count=1 oflag=direct conv=fsync,notrunc status=none",
-            busy.device, calm[0].device
-        ))?;
-        flushes += 1;
-    }
+    let flushes = flush_while_away(vm, busy, calm[0], from.0, away)?;
     ensure!(vm.status("cold-read")?.is_none(), "a cold read ended while the store was unreachable");
-    let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", &busy.id)?.unwrap_or(0.0);
-    ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
-    for volume in [busy, calm[0]] {
-        let reported = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
-        ensure!(
-            reported >= Some(away.as_secs_f64()),
-            "{} says that the store is unreachable for {reported:?} s",
-            volume.id
-        );
-    }
-    let delayed = node.metric("holdfast_volume_writes_delayed_seconds", &busy.id)?;
-    ensure!(delayed > Some(0.0), "the volume does not say that its writes wait: {delayed:?}");
+    check_metrics(node, busy, calm[0], away)?;
     let during = check_reported(world, &before)?;
     let attempts = proxy.reset_connections() - from.1;
     let a_second = attempts as f64 / from.0.elapsed().as_secs_f64();
@@ -157,6 +138,37 @@ fn check_delays(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, 
     ensure!(changed_later(&during, &after), "{after:?} is not later than {during:?}");
     wait_events(world, &["Normal/Answering", "Normal/Serving"])?;
     sum_of(node, "holdfast_volume_failed_requests_total", served.values())
+}
+
+/// Flushes both volumes until the store has been unreachable for `away`. Returns the number of flushes.
+fn flush_while_away(vm: &Vm, busy: &Served, calm: &Served, since: Instant, away: Duration) -> Result<u32> {
+    let mut flushes = 0;
+    while since.elapsed() < away {
+        // A flush of data that is already on the node, while writes wait.
+        vm.exec(&format!(
+            "sync {}; dd if=/dev/urandom of={} bs=4k count=1 oflag=direct conv=fsync,notrunc status=none",
+            busy.device, calm.device
+        ))?;
+        flushes += 1;
+    }
+    Ok(flushes)
+}
+
+/// Checks the metrics of both volumes, whose store has been unreachable for at least `away`.
+fn check_metrics(node: &Node, busy: &Served, calm: &Served, away: Duration) -> Result<()> {
+    let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", &busy.id)?.unwrap_or(0.0);
+    ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
+    for volume in [busy, calm] {
+        let reported = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
+        ensure!(
+            reported >= Some(away.as_secs_f64()),
+            "{} says that the store is unreachable for {reported:?} s",
+            volume.id
+        );
+    }
+    let delayed = node.metric("holdfast_volume_writes_delayed_seconds", &busy.id)?;
+    ensure!(delayed > Some(0.0), "the volume does not say that its writes wait: {delayed:?}");
+    Ok(())
 }
 
 /// Checks the conditions of the Volumes during the outage. Returns those of [`BUSY`], which were `before`

@@ -84,25 +84,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
         &sum,
         &a.vm().exec(&format!("mountpoint -q /mnt; echo 3 > /proc/sys/vm/drop_caches; cd /mnt; {SUM}"))?,
     )?;
-
-    report::step("write, fsync, and reset the machine at once");
-    a.vm().exec("echo kept > /mnt/flushed; sync /mnt/flushed")?;
-    let before = [epoch_of(world, "small")?, epoch_of(world, "large")?];
-    a.vm().reset()?;
-    if transport == FUSE {
-        start_keeper(a.vm(), "keeper-after-reset", false)?;
-    }
-    a.restart()?;
-    // The devices are lost with the machine's memory: the objects are correct again from the next epoch on.
-    until("node a to attach its volumes again", ATTACH_LIMIT, || {
-        let now = [epoch_of(world, "small")?, epoch_of(world, "large")?];
-        Ok((now[0] > before[0] && now[1] > before[1]).then_some(()))
-    })?;
-    let small = device_of(world, &a, "small")?;
-    a.vm().exec(&format!("mount {small} /mnt; grep -qx kept /mnt/flushed; rm /mnt/flushed"))?;
-    check_sum(&sum, &a.vm().exec(&format!("cd /mnt; {SUM}"))?)?;
-    a.vm().exec(&format!("umount /mnt; e2fsck -fn {small}"))?;
-    report::step("fsynced data exists, and fsck finds no error");
+    let small = check_reset(world, &a, transport, &sum)?;
 
     report::step("move the volume to node b, which has an empty cache");
     let b = Node::start(world.vm("b")?, &control, transport, "")?;
@@ -129,6 +111,29 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
         node.terminate()?;
     }
     operator.stop()
+}
+
+/// Resets the machine of node a, which then has all fsynced data. Returns the device of the small volume.
+fn check_reset(world: &World, a: &Node, transport: &str, sum: &str) -> Result<String> {
+    report::step("write, fsync, and reset the machine at once");
+    a.vm().exec("echo kept > /mnt/flushed; sync /mnt/flushed")?;
+    let before = [epoch_of(world, "small")?, epoch_of(world, "large")?];
+    a.vm().reset()?;
+    if transport == FUSE {
+        start_keeper(a.vm(), "keeper-after-reset", false)?;
+    }
+    a.restart()?;
+    // The devices are lost with the machine's memory: the objects are correct again from the next epoch on.
+    until("node a to attach its volumes again", ATTACH_LIMIT, || {
+        let now = [epoch_of(world, "small")?, epoch_of(world, "large")?];
+        Ok((now[0] > before[0] && now[1] > before[1]).then_some(()))
+    })?;
+    let small = device_of(world, a, "small")?;
+    a.vm().exec(&format!("mount {small} /mnt; grep -qx kept /mnt/flushed; rm /mnt/flushed"))?;
+    check_sum(sum, &a.vm().exec(&format!("cd /mnt; {SUM}"))?)?;
+    a.vm().exec(&format!("umount /mnt; e2fsck -fn {small}"))?;
+    report::step("fsynced data exists, and fsck finds no error");
+    Ok(small)
 }
 
 fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {

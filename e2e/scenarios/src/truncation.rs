@@ -46,19 +46,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("node c has read the log, and is paused before it creates its record");
     let c = Node::start(world.vm("c")?, &proxied, "auto", "")?;
     let next = format!("{}{:020}", log_prefix(), taken + 1);
-    proxy.set_rules(vec![Rule {
-        method: Some("PUT"),
-        target: next.clone(),
-        first_only: true,
-        fault: Fault::Delay(CREATE_DELAY),
-    }]);
-    let words = ["holdfast-node", "attach", VOLUME, "--store", "store", "--take-over", "2"];
-    c.vm().spawn("attach", &Program { argv: words.map(str::to_owned).to_vec(), ..Program::default() })?;
-    until("its create", LIMIT, || {
-        Ok(proxy.received().iter().any(|request| request.fault.is_some()).then_some(()))
-    })?;
-    c.vm().signal(PROGRAM, SIGSTOP)?;
-    proxy.hold_requests()?;
+    pause_in_create(&c, &proxy, &next)?;
 
     report::step(format_args!("node b flushes {COMMITS} times, and truncates"));
     write(b.vm(), &device, &format!("$(seq {COMMITS})"))?;
@@ -101,6 +89,24 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Returns the prefix of the volume's log.
 fn log_prefix() -> String {
     format!("volumes/{VOLUME}/log/")
+}
+
+/// Begins to attach the volume on the node, and pauses the daemon while the proxy holds the create of
+/// `record`.
+fn pause_in_create(node: &Node, proxy: &FaultProxy, record: &str) -> Result<()> {
+    proxy.set_rules(vec![Rule {
+        method: Some("PUT"),
+        target: record.to_owned(),
+        first_only: true,
+        fault: Fault::Delay(CREATE_DELAY),
+    }]);
+    let words = ["holdfast-node", "attach", VOLUME, "--store", "store", "--take-over", "2"];
+    node.vm().spawn("attach", &Program { argv: words.map(str::to_owned).to_vec(), ..Program::default() })?;
+    until("its create", LIMIT, || {
+        Ok(proxy.received().iter().any(|request| request.fault.is_some()).then_some(()))
+    })?;
+    node.vm().signal(PROGRAM, SIGSTOP)?;
+    proxy.hold_requests()
 }
 
 fn attach(node: &Node, options: &[&str]) -> Result<String> {

@@ -37,15 +37,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let node = Node::start(world.vm_with("a", Options::without_ublk)?, &control, "auto", DATA)?;
     let vm = node.vm();
     vm.exec("! test -e /dev/ublk-control")?;
-    let usable: Value = serde_json::from_str(&node.cli(&["capabilities", "--json"])?)?;
-    let usable: Vec<_> = usable["transports"].as_array().context("its transports")?.iter().collect();
-    let of = |name: &str| usable.iter().find(|transport| transport["transport"] == name);
-    ensure!(of("fuse-loop").is_some_and(|found| found["available"] == true), "{usable:?}");
-    ensure!(of("ublk-user-copy").is_some_and(|found| found["available"] == false), "{usable:?}");
-    let refused = node.cli(&["attach", "scratch", "--memory", "64Mi"]).err().context("it needs ublk")?;
-    let refused = format!("{refused:#}");
-    ensure!(refused.contains("memory volumes need ublk"), "{refused}");
-    ensure!(refused.contains("load the ublk_drv module"), "{refused}");
+    check_capabilities(&node)?;
 
     attach_concurrently(&node)?;
     node.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
@@ -95,18 +87,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     vm.exec("kill -TERM $(pgrep -x holdfast-keeper)")?;
     until("the keeper to end with its last device", LIMIT, || Ok((count_keepers(vm)? == 0).then_some(())))?;
 
-    let other = Node::start(world.vm("b")?, &control, "auto", "")?;
-    let device = attach(&other)?;
-    ensure!(device.starts_with("/dev/ublkb"), "attach prints {device:?}");
-    let read = other.vm().exec(&format!(
-        "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
-         cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
-    ))?;
-    ensure!(read == sums, "the node with ublk reads {read}, the other wrote {sums}");
-    other.cli(&["detach", "disk"])?;
-    let device = attach(&node)?;
-    vm.exec(&format!("e2fsck -fn {device} >&2"))?;
-    node.cli(&["detach", "disk"]).map(drop)
+    check_node_with_ublk(world, &control, &node, &sums)
 }
 
 /// Keepers replace each other ten times, while fio verifies its writes. Returns their number.
@@ -129,6 +110,36 @@ pub fn replace_keepers(world: &World) -> Result<usize> {
     load.stop()?;
     node.cli(&["detach", "disk"])?;
     Ok(HAND_OVERS)
+}
+
+/// The node supports only FUSE and a loop device, and rejects a memory volume.
+fn check_capabilities(node: &Node) -> Result<()> {
+    let usable: Value = serde_json::from_str(&node.cli(&["capabilities", "--json"])?)?;
+    let usable: Vec<_> = usable["transports"].as_array().context("its transports")?.iter().collect();
+    let of = |name: &str| usable.iter().find(|transport| transport["transport"] == name);
+    ensure!(of("fuse-loop").is_some_and(|found| found["available"] == true), "{usable:?}");
+    ensure!(of("ublk-user-copy").is_some_and(|found| found["available"] == false), "{usable:?}");
+    let refused = node.cli(&["attach", "scratch", "--memory", "64Mi"]).err().context("it needs ublk")?;
+    let refused = format!("{refused:#}");
+    ensure!(refused.contains("memory volumes need ublk"), "{refused}");
+    ensure!(refused.contains("load the ublk_drv module"), "{refused}");
+    Ok(())
+}
+
+/// A node with ublk reads the volume, whose files have these `sums`; then it is attached to `node` again.
+fn check_node_with_ublk(world: &World, control: &Control, node: &Node, sums: &str) -> Result<()> {
+    let other = Node::start(world.vm("b")?, control, "auto", "")?;
+    let device = attach(&other)?;
+    ensure!(device.starts_with("/dev/ublkb"), "attach prints {device:?}");
+    let read = other.vm().exec(&format!(
+        "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
+         cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
+    ))?;
+    ensure!(read == sums, "the node with ublk reads {read}, the other wrote {sums}");
+    other.cli(&["detach", "disk"])?;
+    let device = attach(node)?;
+    node.vm().exec(&format!("e2fsck -fn {device} >&2"))?;
+    node.cli(&["detach", "disk"]).map(drop)
 }
 
 fn attach(node: &Node) -> Result<String> {

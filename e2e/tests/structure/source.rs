@@ -186,13 +186,13 @@ enum Place {
 }
 
 /// Returns true if the words begin with `#[cfg(test)]`.
-fn is_test_attribute(words: &[String]) -> bool {
+pub(crate) fn is_test_attribute(words: &[String]) -> bool {
     let attribute = ["#", "[", "cfg", "(", "test", ")", "]"];
     words.len() >= attribute.len() && words.iter().zip(attribute).all(|(word, wanted)| word == wanted)
 }
 
 /// Returns the number of words of the first item, including its attributes.
-fn item_end(words: &[String]) -> usize {
+pub(crate) fn item_end(words: &[String]) -> usize {
     let mut depth = 0;
     for (at, word) in words.iter().enumerate() {
         match word.as_str() {
@@ -207,7 +207,7 @@ fn item_end(words: &[String]) -> usize {
 }
 
 /// Returns the number of words of the first block, including both braces.
-fn block_end(words: &[String]) -> usize {
+pub(crate) fn block_end(words: &[String]) -> usize {
     let mut depth = 0;
     for (at, word) in words.iter().enumerate() {
         match word.as_str() {
@@ -264,12 +264,19 @@ fn imports(words: &mut &[String], prefix: &[String], is_public: bool, found: &mu
 
 /// Returns words and punctuation of a Rust file, without comments and the content of literals.
 pub(crate) fn words(text: &str) -> Vec<String> {
+    numbered_words(text).into_iter().map(|(_line, word)| word).collect()
+}
+
+/// Returns the [`words`], each with its line, counted from 0.
+pub(crate) fn numbered_words(text: &str) -> Vec<(usize, String)> {
     let chars: Vec<char> = text.chars().collect();
     let mut words = Vec::new();
-    let mut at = 0;
+    let (mut at, mut line, mut counted) = (0, 0, 0);
     let is_word = |char: char| char.is_alphanumeric() || char == '_';
     while let Some(&char) = chars.get(at) {
         let next = chars.get(at + 1).copied().unwrap_or_default();
+        line += chars[counted..at].iter().filter(|char| **char == '\n').count();
+        counted = at;
         match char {
             '/' if next == '/' => at = end_of(&chars, at, |char| char == '\n'),
             '/' if next == '*' => at = after_comment(&chars, at),
@@ -281,17 +288,17 @@ pub(crate) fn words(text: &str) -> Vec<String> {
                 at = end_of(&chars, at + 3 - usize::from(next != '\\'), |char| char == '\'') + 1;
             }
             ':' if next == ':' => {
-                words.push("::".to_owned());
+                words.push((line, "::".to_owned()));
                 at += 2;
             }
             char if is_word(char) => {
                 let end = end_of(&chars, at, |char| !is_word(char));
-                words.push(chars[at..end].iter().collect());
+                words.push((line, chars[at..end].iter().collect()));
                 at = end;
             }
             char => {
                 if !char.is_whitespace() {
-                    words.push(char.to_string());
+                    words.push((line, char.to_string()));
                 }
                 at += 1;
             }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::figure;
 use crate::source::crates;
 
 /// Reasons why several files may define a name.
@@ -216,6 +217,7 @@ fn each_name_has_one_type() {
             }
         }
     }
+    figure("type_names_twice", SEVERAL.len());
     for (name, ..) in SEVERAL {
         if found.get(*name).is_none_or(|files| files.len() < 2) {
             wrong.push(format!("{name} is the name of one type now: take it from the list"));

@@ -98,6 +98,24 @@ fn is_kept(map: &FoundMap, why: Foreign) -> bool {
     map.pages.holds_dirty() || (why == Foreign::LogRolledBack && !map.pages.is_empty())
 }
 
+/// Reads the log and the local map (step 1).
+async fn read_state<L: LocalState>(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    local: &L,
+) -> Result<(Manifest, Option<FoundMap>), AttachError<L::Error>> {
+    let mut manifest = read_manifest(objects, volume).await?;
+    if manifest.is_unconfirmed() {
+        confirm_fork(objects, volume).await?;
+        manifest = read_manifest_to_end(objects, volume).await?;
+    }
+    let on_disk = local.read_map().await.map_err(AttachError::Local)?;
+    if worth(&manifest, on_disk.as_ref()) == LocalData::Foreign(Foreign::LogRolledBack) {
+        manifest = read_manifest_to_end(objects, volume).await?;
+    }
+    Ok((manifest, on_disk))
+}
+
 /// Reads the log and the local files, decides, and creates the attach record; restarts if another writer was
 /// faster.
 ///
@@ -112,15 +130,7 @@ pub async fn acquire<L: LocalState>(
 ) -> Result<Acquired<L::Files>, AttachError<L::Error>> {
     let mut preserved = None;
     for _ in 0..TRIES {
-        let mut manifest = read_manifest(objects, volume).await?;
-        if manifest.is_unconfirmed() {
-            confirm_fork(objects, volume).await?;
-            manifest = read_manifest_to_end(objects, volume).await?;
-        }
-        let on_disk = local.read_map().await.map_err(AttachError::Local)?;
-        if worth(&manifest, on_disk.as_ref()) == LocalData::Foreign(Foreign::LogRolledBack) {
-            manifest = read_manifest_to_end(objects, volume).await?;
-        }
+        let (mut manifest, on_disk) = read_state(objects, volume, local).await?;
         let plan = plan_attach(&manifest, on_disk.as_ref(), claim);
         let proceeds = plan.as_ref().is_ok_and(|plan| !matches!(plan.local, LocalData::Foreign(_)));
         let begun_at = manifest.checkpointed();

@@ -17,7 +17,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use holdfast_service::admin;
@@ -37,9 +37,9 @@ use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::{self, Handoff};
 use crate::heap::return_freed_memory;
-use crate::host;
+use crate::host::{self, HostShutdown};
 use crate::kubernetes::{self, names::VolumeNames};
-use crate::node::{FailureKind, Instance, Instances, Node, NodeError, Owner};
+use crate::node::{FailureKind, Instance, Instances, Node, NodeConfig, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
@@ -117,23 +117,12 @@ async fn serve(
         to_listen = None;
     }
 
-    let failed = |error: NodeError| Failure::new(error.kind(), &error);
-    let ask = async {
-        match instance.clone() {
-            Some(instance) => handoff::ask(node_config.clone(), socket.clone(), instance).await,
-            None => std::future::pending().await,
-        }
-    };
-    let owner = tokio::select! {
-        // Skips the request if the lock is free.
-        biased;
-        owner = Owner::wait(node_config.clone()) => owner.map_err(failed)?,
-        () = shutdown.requested() => return Ok(()),
-        () = ask => unreachable!("it asks until the lock is free"),
+    let Some(owner) = await_lock(&node_config, &socket, instance.as_ref(), &mut shutdown).await? else {
+        return Ok(());
     };
     let handoff = Handoff::new(Instances::join(&run_dir, instance.clone()));
     readiness.recovers();
-    let node = Node::serve(owner).await.map_err(failed)?;
+    let node = Node::serve(owner).await.map_err(not_served)?;
     tracing::info!(volumes = node.list().len(), "devices recovered");
     let stores = KnownStores::new(&control);
     let started = async {
@@ -168,8 +157,45 @@ async fn serve(
             Some(ended) = edges.tasks.join_next() => Err(unexpected(ended)),
         },
     };
+    let host = host_at_end(&node, outcome.is_ok()).await;
+    edges.end().await;
+    leave_devices(node, host).await;
+    outcome
+}
+
+/// Waits for the node's lock; meanwhile, a named instance asks the holder for it. Returns `None` if the
+/// daemon must end first.
+async fn await_lock(
+    config: &NodeConfig,
+    socket: &Path,
+    instance: Option<&Instance>,
+    shutdown: &mut Shutdown,
+) -> Result<Option<Owner>, Failure> {
+    let ask = async {
+        match instance.cloned() {
+            Some(instance) => handoff::ask(config.clone(), socket.to_owned(), instance).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        // Skips the request if the lock is free.
+        biased;
+        owner = Owner::wait(config.clone()) => owner.map(Some).map_err(not_served),
+        () = shutdown.requested() => Ok(None),
+        () = ask => unreachable!("it asks until the lock is free"),
+    }
+}
+
+/// Returns the failure of a data plane that could not start.
+fn not_served(error: NodeError) -> Failure {
+    Failure::new(error.kind(), &error)
+}
+
+/// Returns the phase of the host's shutdown; `None` if the host stays up. A planned exit without one waits
+/// for a keeper.
+async fn host_at_end(node: &Node, is_planned: bool) -> Option<HostShutdown> {
     let mut host = host::shutdown().await;
-    if host.is_none() && outcome.is_ok() {
+    if host.is_none() && is_planned {
         host = await_kept(|| node.unkept_devices(), host::shutdown).await;
     }
     if let Some(phase) = host {
@@ -180,7 +206,12 @@ async fn serve(
     } else {
         tracing::info!("stopping; the devices stay and wait for the next daemon");
     }
-    edges.end().await;
+    host
+}
+
+/// Ends the data plane. Leaves the devices to the next daemon, or detaches and stops them if the host shuts
+/// down.
+async fn leave_devices(node: Node, host: Option<HostShutdown>) {
     let not_in_time = || {
         tracing::warn!(grace = ?GRACE, "requests did not end in time; the kernel quiesces their devices");
     };
@@ -197,7 +228,6 @@ async fn serve(
             Err(_elapsed) => not_in_time(),
         },
     }
-    outcome
 }
 
 /// Waits until a keeper has the connections of all devices without ublk: an earlier exit fails their

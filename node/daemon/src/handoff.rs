@@ -6,7 +6,8 @@
 //! ```
 //! A device thus only waits once the new version's image is present, its process runs and its configuration
 //! is accepted. Only the lock grants the use of the directories; a daemon that does not know the request, or
-//! rejects it, keeps serving.
+//! rejects it, keeps serving. An instance that ended after each of its takeovers must wait before the next one,
+//! and after some of them it gets no other: requests to the devices wait each time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use holdfast_proto::node::v1::HandOverRequest;
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_service::chain;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
@@ -26,17 +28,22 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum wait for a response.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// Time for which the owner serves before the next handoff to an instance that ended after this many handoffs
+/// before it. After more, that instance gets none.
+const HELD_FOR: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Duration::from_secs(60)];
+
 /// The owner's side.
 #[derive(Debug, Clone)]
 pub(crate) struct Handoff {
     instances: Arc<Instances>,
+    begun: Instant,
     agreed: watch::Sender<Option<Instance>>,
 }
 
 impl Handoff {
     /// Creates the endpoint of a daemon that owns the directories.
     pub(crate) fn new(instances: Instances) -> Self {
-        Self { instances: Arc::new(instances), agreed: watch::Sender::new(None) }
+        Self { instances: Arc::new(instances), begun: Instant::now(), agreed: watch::Sender::new(None) }
     }
 
     /// Creates the endpoint of an unnamed daemon, in directories that no instance used.
@@ -48,12 +55,27 @@ impl Handoff {
     /// Agrees to hand the devices over to `instance`.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION: that instance is not younger.
+    /// FAILED_PRECONDITION: that instance is not younger, or ended too often after it had taken over.
     pub(crate) fn agree(&self, instance: Instance) -> Result<(), Status> {
         if !self.instances.is_newer(&instance) {
             return Err(Status::failed_precondition(format!(
                 "instance {instance} served this node before; the current daemon keeps serving"
             )));
+        }
+        let failed = self.instances.failed_takeovers(&instance);
+        match HELD_FOR.get(failed as usize) {
+            Some(held) if self.begun.elapsed() >= *held => {}
+            Some(held) => {
+                return Err(Status::failed_precondition(format!(
+                    "instance {instance} took over {failed} times and ended; the current daemon serves for {held:?} first"
+                )));
+            }
+            None => {
+                return Err(Status::failed_precondition(format!(
+                    "instance {instance} took over {failed} times and ended each time; the current daemon keeps serving. \
+                     Correct the cause, then delete that pod"
+                )));
+            }
         }
         self.agreed.send_replace(Some(instance));
         Ok(())
@@ -155,5 +177,30 @@ mod tests {
         assert!(waits.is_err(), "a refusal changes nothing");
         handoff.agree("two".parse().unwrap()).unwrap();
         assert_eq!(handoff.agreed().await, "two".parse().unwrap());
+    }
+
+    /// Found in review: a new version that ended after each takeover took the devices again and again from the
+    /// old one, which had served them well.
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_ends_each_time_gets_no_further_handoff() {
+        let dir = tempfile::tempdir().unwrap();
+        let join = |name: &str| Handoff::new(Instances::join(dir.path(), Some(name.parse().unwrap())));
+        let two = || "two".parse().unwrap();
+        for held in HELD_FOR {
+            let owner = join("one");
+            if !held.is_zero() {
+                let refused = owner.agree(two()).unwrap_err();
+                assert!(refused.message().contains("serves for"), "{}", refused.message());
+                owner.agree("three".parse().unwrap()).expect("another one is not affected");
+            }
+            tokio::time::advance(held).await;
+            owner.agree(two()).expect("it may try again");
+            join("two");
+        }
+        let owner = join("one");
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        let refused = owner.agree(two()).unwrap_err();
+        assert!(refused.message().contains("delete that pod"), "{}", refused.message());
+        owner.agree("three".parse().unwrap()).expect("a corrected version is another instance");
     }
 }

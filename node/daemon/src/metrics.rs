@@ -3,15 +3,14 @@
 //! Owns: names, units and labels of all metrics.
 //! Invariants: a scrape changes nothing, reads a snapshot of each volume and never blocks.
 
-use std::collections::BTreeMap;
+mod stores;
+
 use std::fmt;
 use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_background::OldCounts;
 use holdfast_engine::settings::Durability;
 use holdfast_engine::volume::Delay;
-use holdfast_objects::{RequestCounts, Verb};
-use holdfast_s3::StoreAdaptation;
 use holdfast_serve::latency::{BUCKETS, TimedOperation, bound_seconds};
 use holdfast_service::logs::DroppedLines;
 use holdfast_types::SECTOR_BYTES;
@@ -23,9 +22,11 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::node::{NodeVolumeStatus, ReadAheadFigures, RingStatus, StoreStatus, VolumeState};
+use crate::kubernetes::names::VolumeNames;
+use crate::node::{NodeVolumeStatus, ReadAheadFigures, RingStatus, VolumeState};
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
+use stores::{encode_store_traffic, encode_stores};
 
 /// Type of a metric.
 #[derive(Clone, Copy, Debug)]
@@ -137,52 +138,52 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
         "holdfast_volume_writes_delayed",
         Some(Unit::Seconds),
         "Time for which writes have been waiting for space or a commit, 0 if no write waits",
-        |v| Some(v.delayed.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
+        |v| Some(v.delays.writes.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
     ),
     counter(
         "holdfast_volume_paced_writes",
         None,
         "Writes delayed by pacing, which slows writes to the upload rate of the store; counted when the delay ends",
-        |v| Some(v.pace.delayed_writes as f64),
+        |v| Some(v.delays.pace.delayed_writes as f64),
     ),
     counter(
         "holdfast_volume_paced",
         Some(Unit::Seconds),
         "Total time for which pacing delayed writes",
-        |v| Some(v.pace.delayed_ms as f64 / 1000.0),
+        |v| Some(v.delays.pace.delayed_ms as f64 / 1000.0),
     ),
     gauge("holdfast_volume_limit_iops", None, "Limit of requests per second, absent if not set", |v| {
-        v.limits.limits.iops.map(|limit| limit as f64)
+        v.delays.limits.limits.iops.map(|limit| limit as f64)
     }),
     gauge(
         "holdfast_volume_limit_throughput_bytes_per_second",
         None,
         "Limit of bytes read and written per second, absent if not set",
-        |v| v.limits.limits.bytes_per_second.map(|limit| limit as f64),
+        |v| v.delays.limits.limits.bytes_per_second.map(|limit| limit as f64),
     ),
     gauge(
         "holdfast_volume_limited_requests_waiting",
         None,
         "Requests that wait now because the volume reached its request or throughput limit",
-        |v| Some(v.limits.waiting as f64),
+        |v| Some(v.delays.limits.waiting as f64),
     ),
     counter(
         "holdfast_volume_limited_requests",
         None,
         "Requests delayed because the volume reached its request or throughput limit; counted when the delay ends",
-        |v| Some(v.limits.delayed_requests as f64),
+        |v| Some(v.delays.limits.delayed_requests as f64),
     ),
     counter(
         "holdfast_volume_limited",
         Some(Unit::Seconds),
         "Total time for which the request and throughput limits delayed requests",
-        |v| Some(v.limits.delayed_ms as f64 / 1000.0),
+        |v| Some(v.delays.limits.delayed_ms as f64 / 1000.0),
     ),
     gauge(
         "holdfast_volume_run_dir_full",
         None,
         "1 while writes wait for space in the run directory, else 0",
-        |v| Some(f64::from(matches!(v.delayed, Some((Delay::RunDirFull, _))))),
+        |v| Some(f64::from(matches!(v.delays.writes, Some((Delay::RunDirFull, _))))),
     ),
     gauge(
         "holdfast_volume_local_disk_sync_failed",
@@ -200,7 +201,7 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
         "holdfast_volume_waiting_requests",
         None,
         "Requests that wait for the object store, memory or disk space; pacing and limits are not included",
-        |v| Some(v.waiting_requests as f64),
+        |v| Some(v.delays.waiting_requests as f64),
     ),
     gauge(
         "holdfast_volume_cached",
@@ -345,34 +346,6 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
 /// Name of the metric of request latencies; the label `operation` distinguishes them. Its unit is seconds.
 const REQUEST_TIMES: &str = "holdfast_volume_request";
 
-/// Encodes the requests of each volume with a store, and their bytes.
-fn encode_store_traffic(
-    encoder: &mut DescriptorEncoder<'_>,
-    volumes: &[NodeVolumeStatus],
-) -> Result<(), fmt::Error> {
-    let with_store = || volumes.iter().filter(|volume| volume.store.requests.is_some());
-    let help = "Requests that the volume's reads, uploads, commits and merges sent to the object store, including retries";
-    let kind = MetricKind::Counter.of();
-    let mut family = encoder.encode_descriptor(VOLUME_STORE_REQUESTS, help, None, kind)?;
-    for volume in with_store() {
-        for verb in Verb::ALL {
-            let labels = [("volume", volume.volume.as_str()), ("operation", verb.name())];
-            let count = volume.store.of_volume.requests.of(verb);
-            ConstCounter::new(count as f64).encode(family.encode_family(&labels)?)?;
-        }
-    }
-    let help = "Bytes of objects that these requests read or wrote";
-    let mut family = encoder.encode_descriptor(VOLUME_STORE_TRAFFIC, help, Some(&Unit::Bytes), kind)?;
-    for volume in with_store() {
-        for verb in WITH_BODY {
-            let labels = [("volume", volume.volume.as_str()), ("operation", verb.name())];
-            let bytes = volume.store.of_volume.body_bytes[verb as usize];
-            ConstCounter::new(bytes as f64).encode(family.encode_family(&labels)?)?;
-        }
-    }
-    Ok(())
-}
-
 /// Encodes the request latencies of each attached volume.
 fn encode_request_times(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
     let help = "Time from the daemon's receipt of a request to its completion; sampled: one request of 64, the first of each 250 ms, each flush and each FUA write";
@@ -441,22 +414,6 @@ const RING_METRICS: [RingMetric; 5] = [
         value: |ring| ring.unregistered,
     },
 ];
-
-/// Name of the metric of requests to stores; the label `operation` distinguishes them, because their prices
-/// differ.
-const STORE_REQUESTS: &str = "holdfast_store_requests";
-/// Names of the metrics of a volume's requests to its store, and of their bytes; with the label `operation`
-/// too.
-const VOLUME_STORE_REQUESTS: &str = "holdfast_volume_store_requests";
-const VOLUME_STORE_TRAFFIC: &str = "holdfast_volume_store";
-/// Operations whose requests or responses have a body.
-const WITH_BODY: [Verb; 3] = [Verb::Get, Verb::Put, Verb::UploadPart];
-/// Name of the metric of the requests that may be in flight to a store.
-const STORE_IN_FLIGHT_LIMIT: &str = "holdfast_store_in_flight_limit";
-/// Name of the metric of reads sent a second time.
-const STORE_HEDGED_READS: &str = "holdfast_store_hedged_reads";
-/// Name of the metric of deletes denied by stores.
-const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 
 /// Name of the metric of devices that would fail if the daemon exited.
 const UNKEPT_DEVICES: &str = "holdfast_unkept_devices";
@@ -557,91 +514,78 @@ impl<V> fmt::Debug for VolumeCollector<V> {
 impl<V: Volumes> Collector for VolumeCollector<V> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let volumes = self.0.volumes();
-        for metric in &VOLUME_METRICS {
-            let (unit, kind) = (metric.unit.as_ref(), metric.kind.of());
-            let mut family = encoder.encode_descriptor(metric.name, metric.help, unit, kind)?;
-            for volume in &volumes {
-                let Some(value) = (metric.value)(volume) else { continue };
-                let labels = [("volume", volume.volume.as_str())];
-                metric.kind.sample(value, family.encode_family(&labels)?)?;
-            }
-        }
+        encode_volumes(&mut encoder, &volumes)?;
         encode_request_times(&mut encoder, &volumes)?;
-        let names = self.0.names().all();
-        let help = "Always 1; the labels map the volume's id to its names in the cluster";
-        let kind = ConstGauge::new(0.0).metric_type();
-        let mut family = encoder.encode_descriptor(VOLUME_INFO, help, None, kind)?;
-        for (volume, name) in volumes.iter().filter_map(|v| Some((&v.volume, names.get(&v.volume)?))) {
-            let labels = [
-                ("volume", volume.as_str()),
-                ("name", &name.volume),
-                ("namespace", &name.claim_namespace),
-                ("persistentvolumeclaim", &name.claim),
-            ];
-            ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
-        }
+        encode_names(&mut encoder, &volumes, &self.0.names())?;
         encode_store_traffic(&mut encoder, &volumes)?;
-        // The volumes of a store share one connection, so each has the same figures.
-        let stores: BTreeMap<&str, (&RequestCounts, &StoreStatus)> = volumes
-            .iter()
-            .filter_map(|v| Some((v.store.name.as_str(), (v.store.requests.as_ref()?, &v.store))))
-            .collect();
-        let help = "Requests sent to the object store for all volumes of this node, including retries and second requests of late reads";
-        let kind = ConstCounter::new(0.0).metric_type();
-        let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
-        for (store, (counts, _)) in &stores {
-            for verb in Verb::ALL {
-                let labels = [("store", *store), ("operation", verb.name())];
-                ConstCounter::new(counts.of(verb) as f64).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let help = "Delete requests that the object store denied to this node for lack of permission";
-        let mut family = encoder.encode_descriptor(STORE_REFUSED_DELETES, help, None, kind)?;
-        for (name, (_, store)) in &stores {
-            let count = store.refused_deletes.count;
-            ConstCounter::new(count as f64).encode(family.encode_family(&[("store", *name)])?)?;
-        }
-        let help =
-            "Reads of parts of objects sent to the object store a second time because the response was late";
-        let mut family = encoder.encode_descriptor(STORE_HEDGED_READS, help, None, kind)?;
-        for (name, (_, store)) in &stores {
-            let Some(StoreAdaptation { hedged_reads: count, .. }) = store.adaptation else { continue };
-            ConstCounter::new(count as f64).encode(family.encode_family(&[("store", *name)])?)?;
-        }
-        let help =
-            "Requests that this node may have in flight to the object store; fewer while the store throttles";
-        let mut family =
-            encoder.encode_descriptor(STORE_IN_FLIGHT_LIMIT, help, None, MetricKind::Gauge.of())?;
-        for (name, (_, store)) in &stores {
-            let Some(StoreAdaptation { max_in_flight: limit, .. }) = store.adaptation else { continue };
-            ConstGauge::new(limit as f64).encode(family.encode_family(&[("store", *name)])?)?;
-        }
-        let help = "Devices without ublk whose FUSE connection no keeper holds now; an exit of the daemon fails their requests";
-        let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, MetricKind::Gauge.of())?;
-        ConstGauge::new(self.0.unkept_devices() as f64).encode(devices)?;
-        let help = "Memory that the uploads of all volumes hold, at most `data.upload_memory`";
-        let held =
-            encoder.encode_descriptor(UPLOAD_MEMORY, help, Some(&Unit::Bytes), MetricKind::Gauge.of())?;
-        ConstGauge::new(self.0.upload_memory_bytes() as f64).encode(held)?;
-        let help = "Memory of cached parts of segment indexes, at most 256 MiB";
-        let bytes = Some(&Unit::Bytes);
-        let cached = encoder.encode_descriptor(INDEX_CACHE, help, bytes, MetricKind::Gauge.of())?;
-        ConstGauge::new(self.0.index_cache_bytes() as f64).encode(cached)?;
-        let help = "Fetched blocks served from memory because the local disk failed to store or read them";
-        let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
-        ConstCounter::new(self.0.unkept_blocks() as f64).encode(unkept)?;
-        let old = self.0.old_blocks();
-        for metric in &OLD_BLOCKS_METRICS {
-            let sample = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
-            ConstCounter::new((metric.value)(&old) as f64).encode(sample)?;
-        }
-        let figures = self.0.read_ahead();
-        for metric in &READ_AHEAD_METRICS {
-            let sample = encoder.encode_descriptor(metric.name, metric.help, metric.unit.as_ref(), kind)?;
-            ConstCounter::new((metric.value)(&figures) as f64).encode(sample)?;
-        }
-        Ok(())
+        encode_stores(&mut encoder, &volumes)?;
+        encode_node(&mut encoder, &self.0)
     }
+}
+
+/// Encodes the table's metrics of each volume.
+fn encode_volumes(encoder: &mut DescriptorEncoder<'_>, volumes: &[NodeVolumeStatus]) -> fmt::Result {
+    for metric in &VOLUME_METRICS {
+        let (unit, kind) = (metric.unit.as_ref(), metric.kind.of());
+        let mut family = encoder.encode_descriptor(metric.name, metric.help, unit, kind)?;
+        for volume in volumes {
+            let Some(value) = (metric.value)(volume) else { continue };
+            let labels = [("volume", volume.volume.as_str())];
+            metric.kind.sample(value, family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Encodes the names of each volume in the cluster.
+fn encode_names(
+    encoder: &mut DescriptorEncoder<'_>,
+    volumes: &[NodeVolumeStatus],
+    names: &VolumeNames,
+) -> fmt::Result {
+    let names = names.all();
+    let help = "Always 1; the labels map the volume's id to its names in the cluster";
+    let kind = ConstGauge::new(0.0).metric_type();
+    let mut family = encoder.encode_descriptor(VOLUME_INFO, help, None, kind)?;
+    for (volume, name) in volumes.iter().filter_map(|v| Some((&v.volume, names.get(&v.volume)?))) {
+        let labels = [
+            ("volume", volume.as_str()),
+            ("name", &name.volume),
+            ("namespace", &name.claim_namespace),
+            ("persistentvolumeclaim", &name.claim),
+        ];
+        ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+/// Encodes the metrics that have no label: those of the node.
+fn encode_node<V: Volumes>(encoder: &mut DescriptorEncoder<'_>, node: &Readiness<V>) -> fmt::Result {
+    let kind = MetricKind::Counter.of();
+    let help = "Devices without ublk whose FUSE connection no keeper holds now; an exit of the daemon fails their requests";
+    let devices = encoder.encode_descriptor(UNKEPT_DEVICES, help, None, MetricKind::Gauge.of())?;
+    ConstGauge::new(node.unkept_devices() as f64).encode(devices)?;
+    let help = "Memory that the uploads of all volumes hold, at most `data.upload_memory`";
+    let held = encoder.encode_descriptor(UPLOAD_MEMORY, help, Some(&Unit::Bytes), MetricKind::Gauge.of())?;
+    ConstGauge::new(node.upload_memory_bytes() as f64).encode(held)?;
+    let help = "Memory of cached parts of segment indexes, at most 256 MiB";
+    let bytes = Some(&Unit::Bytes);
+    let cached = encoder.encode_descriptor(INDEX_CACHE, help, bytes, MetricKind::Gauge.of())?;
+    ConstGauge::new(node.index_cache_bytes() as f64).encode(cached)?;
+    let help = "Fetched blocks served from memory because the local disk failed to store or read them";
+    let unkept = encoder.encode_descriptor(UNKEPT_BLOCKS, help, None, kind)?;
+    ConstCounter::new(node.unkept_blocks() as f64).encode(unkept)?;
+    let old = node.old_blocks();
+    for metric in &OLD_BLOCKS_METRICS {
+        let sample = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
+        ConstCounter::new((metric.value)(&old) as f64).encode(sample)?;
+    }
+    let figures = node.read_ahead();
+    for metric in &READ_AHEAD_METRICS {
+        let sample = encoder.encode_descriptor(metric.name, metric.help, metric.unit.as_ref(), kind)?;
+        ConstCounter::new((metric.value)(&figures) as f64).encode(sample)?;
+    }
+    Ok(())
 }
 
 /// Collects the figures of the ring threads.
@@ -686,9 +630,12 @@ pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::E
 
 #[cfg(test)]
 mod tests {
+    use holdfast_objects::Verb;
+    use holdfast_s3::StoreAdaptation;
+
     use super::*;
     use crate::kubernetes::names::tests::show;
-    use crate::node::CommitStatus;
+    use crate::node::{CommitStatus, StoreStatus};
     use crate::volumes::tests::{Fake, attached};
 
     pub(super) fn serving(fake: Fake) -> Readiness<Fake> {

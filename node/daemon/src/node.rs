@@ -12,6 +12,7 @@ mod draining;
 mod error;
 mod exit_on_panic;
 pub(crate) mod fenced;
+mod handoff_check;
 mod limit;
 mod local;
 mod memory;
@@ -50,6 +51,7 @@ pub(crate) use device::fuse::{LOOP_DEVICE, check as check_fuse};
 pub(crate) use device::kept_connections::{KEEPER, KEEPER_FOR_DAEMON, KeeperStart};
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{FailureKind, NodeError};
+pub(crate) use handoff_check::check_attached;
 
 pub(crate) use holdfast_serve::{RingStatus, ServedCounts};
 pub(crate) use local::file::open_mode;
@@ -57,7 +59,6 @@ pub(crate) use local::instances::{Instance, InstanceError, Instances};
 pub(crate) use local::owner::{Owner, check_dirs, is_held};
 pub(crate) use local::quota::CacheRoom;
 pub(crate) use local::state_disk::StateDisk;
-pub(crate) use local::volume_files::check_attached;
 pub(crate) use memory::shape::{MemoryAttach, MemoryIdentity};
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use settings::{LimitChange, SettingsChange, VolumeSettings};
@@ -73,7 +74,7 @@ pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequ
 pub(crate) use volume::snapshot::VolumeInStore;
 #[cfg(test)]
 pub(crate) use volume::status::DiskStatus;
-pub(crate) use volume::status::{CommitStatus, NodeVolumeStatus, StoreStatus, VolumeState};
+pub(crate) use volume::status::{CommitStatus, DelayStatus, NodeVolumeStatus, StoreStatus, VolumeState};
 
 use clock::unix_ms;
 use device::kernel::{Devices, Kernel};
@@ -310,8 +311,7 @@ pub(crate) struct Node(Arc<Inner>);
 
 struct Inner {
     config: NodeConfig,
-    features: Result<Features, Unsupported>,
-    state_disk: Option<StateDisk>,
+    host: HostFacts,
     installation: Installation,
     devices: VolumeDevices,
     rings: Rings,
@@ -326,6 +326,14 @@ struct Inner {
     tasks: Tasks,
     /// The right to use the directories, held until [`Node::shutdown`].
     owner: Mutex<Option<Owner>>,
+}
+
+/// Facts of the host, as found at the start.
+struct HostFacts {
+    /// Features of the kernel's ublk driver.
+    features: Result<Features, Unsupported>,
+    /// The disk under the state directory, if the file system exposes it.
+    state_disk: Option<StateDisk>,
 }
 
 impl Node {
@@ -354,7 +362,7 @@ impl Node {
         if choice == TransportChoice::Only(Transport::Fuse) {
             return tracing::info!(transport = %Transport::Fuse, "new devices do not use ublk, as data.transport requests");
         }
-        let Err(error) = &self.0.features else { return };
+        let Err(error) = &self.0.host.features else { return };
         if choice.may_be_fuse() && error.is_without_ublk() && fuse::probe().is_ok() {
             tracing::warn!(
                 transport = %Transport::Fuse,
@@ -408,8 +416,7 @@ impl Node {
         let devices = VolumeDevices::new(devices, config.transport, tasks.clone());
         let node = Self(Arc::new(Inner {
             config,
-            features: Features::probe(),
-            state_disk,
+            host: HostFacts { features: Features::probe(), state_disk },
             installation,
             devices,
             rings: Rings::new(rings, open_files),
@@ -529,7 +536,7 @@ impl Node {
     pub(crate) fn capabilities(&self) -> Capabilities {
         let choice = self.0.config.transport;
         let kernel = self.0.devices.kernel();
-        let check = |transport: Transport| match (transport, &self.0.features) {
+        let check = |transport: Transport| match (transport, &self.0.host.features) {
             _ if !choice.may_be(transport) => Err(format!(
                 "data.transport requests another; set it to \"auto\" or \"{}\"",
                 transport.name()
@@ -549,7 +556,7 @@ impl Node {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
             transports: transports.map(|transport| (transport, check(transport))).collect(),
             transport: kernel.transport(choice).map_err(NoTransport::from),
-            state_disk: self.0.state_disk.clone(),
+            state_disk: self.0.host.state_disk.clone(),
             max_volumes: self.0.rings.max_volumes(QUEUES),
         }
     }

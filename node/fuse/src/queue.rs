@@ -99,15 +99,21 @@ pub struct FuseQueue<K> {
     continued: Vec<u16>,
     /// Number of the queue's own operations in the ring.
     with_kernel: u16,
-    is_polling: bool,
-    /// True if a read failed, so that the next read comes after a pause.
-    must_pause: bool,
-    is_pausing: bool,
+    wait: FuseWait,
     /// True if the connection has ended, or the queue no longer reads it.
     is_ended: bool,
     /// A fault that was not reported to the owner yet.
     fault: Option<FuseFault>,
     draining: bool,
+}
+
+/// The wait for requests.
+#[derive(Debug, Default)]
+struct FuseWait {
+    is_polling: bool,
+    /// True if a read failed, so that the next read comes after a pause.
+    must_pause: bool,
+    is_pausing: bool,
 }
 
 impl<K: Copy> FuseQueue<K> {
@@ -133,9 +139,7 @@ impl<K: Copy> FuseQueue<K> {
             rests: vec![(0, 0); DEPTH.into()],
             continued: Vec::with_capacity(DEPTH.into()),
             with_kernel: 0,
-            is_polling: false,
-            must_pause: false,
-            is_pausing: false,
+            wait: FuseWait::default(),
             is_ended: false,
             fault: None,
             draining: false,
@@ -148,12 +152,12 @@ impl<K: Copy> FuseQueue<K> {
         self.with_kernel -= 1;
         match command.step {
             FuseStep::Poll => {
-                self.is_polling = false;
+                self.wait.is_polling = false;
                 if outcome.0 < 0 && !self.is_ended {
                     self.fail(KernelErrno::new(-outcome.0));
                 }
             }
-            FuseStep::Pause => (self.is_pausing, self.must_pause) = (false, false),
+            FuseStep::Pause => (self.wait.is_pausing, self.wait.must_pause) = (false, false),
             FuseStep::Look => {}
         }
     }
@@ -165,7 +169,7 @@ impl<K: Copy> FuseQueue<K> {
 
     /// Records a failed read and delays the next one.
     const fn fail(&mut self, errno: KernelErrno) {
-        self.must_pause = true;
+        self.wait.must_pause = true;
         self.fault = Some(FuseFault::Read(errno));
     }
 
@@ -177,18 +181,23 @@ impl<K: Copy> FuseQueue<K> {
     /// Arms the wait for requests, after a pause if a read failed. Does nothing if it is armed, no tag is
     /// free, or the connection has ended.
     pub fn poll<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
-        if self.is_polling || self.is_pausing || self.is_ended || self.draining || self.free.is_empty() {
+        if self.wait.is_polling
+            || self.wait.is_pausing
+            || self.is_ended
+            || self.draining
+            || self.free.is_empty()
+        {
             return;
         }
-        if self.must_pause {
-            self.is_pausing = true;
+        if self.wait.must_pause {
+            self.wait.is_pausing = true;
             self.with_kernel += 1;
             let pause = opcode::Timeout::new(&raw const PAUSE).build();
             // SAFETY: the entry names the time of the pause, which is never freed.
             unsafe { ring.push(pause, FuseCommand { owner: self.owner, step: FuseStep::Pause }.into()) };
             return;
         }
-        self.is_polling = true;
+        self.wait.is_polling = true;
         self.with_kernel += 1;
         let events = u32::from(libc::POLLIN.cast_unsigned());
         let poll = opcode::PollAdd::new(types::Fd(self.connection.file().as_raw_fd()), events).build();
@@ -199,7 +208,7 @@ impl<K: Copy> FuseQueue<K> {
     /// Reads the next waiting request, and answers requests without data by itself. `None` if no request
     /// waits, no tag is free, the connection has ended, or a read failed ([`take_fault`](Self::take_fault)).
     pub fn next_request(&mut self) -> Option<DeviceRequest> {
-        while !self.is_ended && !self.draining && !self.must_pause {
+        while !self.is_ended && !self.draining && !self.wait.must_pause {
             if let Some(tag) = self.continued.pop() {
                 let (start_sector, sectors) = self.rests[usize::from(tag)];
                 return Some(self.zeroes_piece(tag, start_sector, sectors));
@@ -379,7 +388,7 @@ impl<K: Copy> FuseQueue<K> {
     /// Cancels the wait for requests; its completion comes later.
     pub fn end<T: From<FuseCommand<K>> + RingOperation>(&mut self, ring: &mut Ring<T>) {
         self.free.append(&mut self.continued);
-        if std::mem::replace(&mut self.is_ended, true) || !self.is_polling {
+        if std::mem::replace(&mut self.is_ended, true) || !self.wait.is_polling {
             return;
         }
         self.with_kernel += 1;

@@ -15,7 +15,7 @@ use holdfast_log::{
 };
 use holdfast_objects::{
     CreateError, Created, Fault, MemoryStore, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
-    Verb,
+    UnfinishedUpload, Verb,
 };
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
 
@@ -304,6 +304,14 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.inner.delete(keys).await
     }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.inner.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.inner.abort_upload(upload).await
+    }
 }
 
 /// Found by review: a creator was delayed between its create record and its check of the mark. Another one
@@ -496,5 +504,13 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for BeforeGet<F> {
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.inner.delete(keys).await
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.inner.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.inner.abort_upload(upload).await
     }
 }

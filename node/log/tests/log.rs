@@ -17,7 +17,7 @@ use holdfast_log::{
 };
 use holdfast_objects::{
     CreateError, Created, ErrorKind, Fault, Folders, MemoryStore, ObjectStore, Page, Parts, ReadyParts,
-    SegmentError, StoreError, Suffix, Verb,
+    SegmentError, StoreError, Suffix, UnfinishedUpload, Verb,
 };
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Place, SegmentId, Seq, VolumeId};
@@ -474,6 +474,12 @@ impl ObjectStore for Behind {
     }
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.store.delete(keys).await
+    }
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.store.unfinished_uploads(prefix).await
+    }
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.store.abort_upload(upload).await
     }
 }
 

@@ -19,7 +19,8 @@ use holdfast_log::{
     read_snapshot, remove, snapshot_detached, truncate, write_checkpoint,
 };
 use holdfast_objects::{
-    CreateError, Created, MemoryStore, ObjectStore, Page, Parts, ReadyParts, SegmentError, StoreError, Suffix,
+    CreateError, Created, MemoryStore, ObjectStore, Page, Parts, ReadyParts, SegmentError, StoreError,
+    Suffix, UnfinishedUpload,
 };
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Place, SegmentId, Seq, SnapshotUid, VolumeId};
@@ -517,6 +518,14 @@ impl<F: AsyncFnOnce(MemoryStore) + Send + Sync> ObjectStore for Before<F> {
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.inner.delete(keys).await
     }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.inner.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.inner.abort_upload(upload).await
+    }
 }
 
 #[async_trait]
@@ -550,5 +559,13 @@ impl ObjectStore for RangeFails {
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.inner.delete(keys).await
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.inner.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.inner.abort_upload(upload).await
     }
 }

@@ -192,18 +192,14 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Reason why the store did not answer.
-    async fn unfinished_uploads(&self, _prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
-        Ok(Vec::new())
-    }
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError>;
 
     /// Aborts an upload: the store frees its parts. A missing one counts as aborted. A writer that still
     /// sends parts starts another upload.
     ///
     /// # Errors
     /// Reason why the store did not abort it.
-    async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<(), StoreError> {
-        Ok(())
-    }
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError>;
 }
 
 /// Checks that `key` is valid in every store: relative, no empty, `.` or `..` part, and only

@@ -291,11 +291,7 @@ impl RingThread {
                 Some((ring, served)) => served.close(ring, done),
                 None => drop(done.send(Err(RingRefusal::Gone))),
             },
-            Message::Remove { key, done } => match self.find(key).map(|(_, served)| served.is_open()) {
-                Some(false) => self.removed.push((key, done)),
-                Some(true) => drop(done.send(Err(RingRefusal::Armed))),
-                None => drop(done.send(Err(RingRefusal::Gone))),
-            },
+            Message::Remove { key, done } => self.remove(key, done),
             Message::Configure { key, settings, limits, done } => {
                 let found = self.find(key).ok_or(RingRefusal::Gone);
                 drop(done.send(found.map(|(ring, served)| served.configure(ring, settings, limits, now))));
@@ -335,14 +331,24 @@ impl RingThread {
                     served.drop_limits(&mut self.ring, now);
                 }
             }
-            Message::Leave => {
-                for served in self.volumes.iter_mut() {
-                    served.drain();
-                }
-                self.memory.drain();
-                self.leaving = Some(Instant::now());
-            }
+            Message::Leave => self.leave(),
         }
+    }
+
+    fn remove(&mut self, key: VolumeKey, done: Reply) {
+        match self.find(key).map(|(_, served)| served.is_open()) {
+            Some(false) => self.removed.push((key, done)),
+            Some(true) => drop(done.send(Err(RingRefusal::Armed))),
+            None => drop(done.send(Err(RingRefusal::Gone))),
+        }
+    }
+
+    fn leave(&mut self) {
+        for served in self.volumes.iter_mut() {
+            served.drain();
+        }
+        self.memory.drain();
+        self.leaving = Some(Instant::now());
     }
 
     fn tick(&mut self, now: Millis) {

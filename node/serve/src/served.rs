@@ -106,26 +106,19 @@ impl Evictions {
     }
 }
 
-/// One volume on a ring thread.
-pub(crate) struct ServedVolume {
-    key: VolumeKey,
-    lines: Lines,
-    volume: Volume<LiveMap>,
+/// Files of a volume, and its operations on them in the ring.
+struct DiskWork {
     slots: Slots,
     shared: SharedFiles<FileSlot>,
-    queues: Queues,
     map_writes: MapWrites,
     evictions: Evictions,
     moves: Moves,
-    /// Operations of this volume in the ring, without commands of the device.
+    /// All operations of the volume in the ring, without commands of the device.
     operations: u32,
-    /// True once requests are left to the successor.
-    is_draining: bool,
-    /// True if each request passes `throttle` first.
-    is_limited: bool,
-    throttle: Throttle,
-    actions: Vec<Action>,
-    tally: ServedCounts,
+}
+
+/// Reads of a volume from the slab.
+struct SlabReads {
     /// Blocks of the volume that are known to be in the slab. `passed`: the reads that they answered since
     /// the last background work.
     known: KnownBlocks,
@@ -134,6 +127,29 @@ pub(crate) struct ServedVolume {
     copied: Vec<Option<SlabSlot>>,
     /// Shared until the slab has processed a report of used blocks.
     used_in_progress: Arc<()>,
+}
+
+/// The limits of a volume.
+#[derive(Default)]
+struct LimitGate {
+    /// True if each request passes `throttle` first.
+    is_limited: bool,
+    throttle: Throttle,
+}
+
+/// One volume on a ring thread.
+pub(crate) struct ServedVolume {
+    key: VolumeKey,
+    lines: Lines,
+    volume: Volume<LiveMap>,
+    queues: Queues,
+    disk: DiskWork,
+    slab: SlabReads,
+    limits: LimitGate,
+    /// True once requests are left to the successor.
+    is_draining: bool,
+    actions: Vec<Action>,
+    tally: ServedCounts,
     work: mpsc::Sender<BackgroundWork>,
     published: Arc<PublishedStatus>,
     /// The newest registered snapshot that was published.
@@ -161,22 +177,25 @@ impl ServedVolume {
             key,
             lines: Lines::new(label),
             volume,
-            slots,
-            shared,
             queues: Queues::new(requests),
-            map_writes: MapWrites::default(),
-            evictions: Evictions::default(),
-            moves: Moves::default(),
-            operations: 0,
+            disk: DiskWork {
+                slots,
+                shared,
+                map_writes: MapWrites::default(),
+                evictions: Evictions::default(),
+                moves: Moves::default(),
+                operations: 0,
+            },
+            slab: SlabReads {
+                known: KnownBlocks::default(),
+                passed: PassedStreams::default(),
+                copied: vec![None; requests as usize],
+                used_in_progress: Arc::default(),
+            },
+            limits: LimitGate::default(),
             is_draining: false,
-            is_limited: false,
-            throttle: Throttle::default(),
             actions,
             tally: ServedCounts::default(),
-            known: KnownBlocks::default(),
-            passed: PassedStreams::default(),
-            copied: vec![None; requests as usize],
-            used_in_progress: Arc::default(),
             work,
             published,
             newest_snapshot: None,
@@ -244,7 +263,7 @@ impl ServedVolume {
     /// ticks. Returns true if the volume is idle.
     pub(crate) fn tick(&mut self, ring: &mut VolumeRing, now: Millis) -> bool {
         let requests = self.tally.requests();
-        let works = self.operations > 0 || self.queues.with_owner() > 0;
+        let works = self.disk.operations > 0 || self.queues.with_owner() > 0;
         if !self.idle_ticks.is_due(requests, works) {
             return true;
         }
@@ -254,7 +273,7 @@ impl ServedVolume {
         self.lines.write(Rest::Due(now));
         self.queues.time_next();
         let status = self.show();
-        let works = works || self.operations > 0 || self.volume.is_evicting();
+        let works = works || self.disk.operations > 0 || self.volume.is_evicting();
         self.idle_ticks.passed(requests, works || !status.is_idle())
     }
 
@@ -266,7 +285,7 @@ impl ServedVolume {
     fn show(&mut self) -> Status {
         let served = ServedCounts { latencies: *self.queues.latencies(), ..self.tally };
         let status = self.volume.status();
-        self.published.show(status, served, self.throttle.status());
+        self.published.show(status, served, self.limits.throttle.status());
         self.show_snapshots();
         status
     }
@@ -295,7 +314,7 @@ impl ServedVolume {
 
     /// Returns true if no file operation is in flight.
     pub(crate) fn is_still(&self) -> bool {
-        self.operations == 0
+        self.disk.operations == 0
     }
 
     /// Returns the number of requests that the kernel handed over and that are not completed.
@@ -315,8 +334,8 @@ impl ServedVolume {
 
     /// Removes the volume's files from the ring.
     pub(crate) fn release(self, ring: &mut VolumeRing) -> Result<(), RingError> {
-        debug_assert!(self.moves.is_idle(), "each move that began has ended");
-        self.slots.release(ring)
+        debug_assert!(self.disk.moves.is_idle(), "each move that began has ended");
+        self.disk.slots.release(ring)
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod refused;
 mod scenario;
+mod stage;
 mod watch;
 
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@
 
 use crate::calls::StoreCall;
 use crate::rng::Rng;
+use crate::strike::Strikes;
 
 /// Frequency of faults: once in this many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
@@ -47,6 +48,8 @@ pub(crate) struct Failures {
     lists_are_sound: bool,
     denies_deletes: bool,
     every_write_arrives: bool,
+    /// Deliberate failures of local writes.
+    pub(crate) strikes: Strikes,
 }
 
 impl Failures {
@@ -57,6 +60,7 @@ impl Failures {
             lists_are_sound: faults.stale_list.is_none(),
             denies_deletes: false,
             every_write_arrives: false,
+            strikes: Strikes::default(),
         }
     }
 

@@ -45,6 +45,17 @@ pub(crate) enum Access {
     Gone,
 }
 
+/// The snapshots and cuts of the volume that were requested on a host.
+#[derive(Default)]
+pub(crate) struct HostSnapshots {
+    /// Snapshots that its client requested since the attach, and the volume's content at the first request.
+    pub(crate) requested: BTreeMap<SnapshotUid, Rc<Cut>>,
+    /// The cut of its volume in progress, and the last answer to it.
+    pub(crate) cut: Option<(SnapshotUid, Option<CutAnswer>)>,
+    /// Content of the volume at the release of each cut since the attach.
+    pub(crate) released_cuts: BTreeMap<SnapshotUid, Rc<Cut>>,
+}
+
 /// A host.
 pub(crate) struct Host {
     name: usize,
@@ -65,12 +76,7 @@ pub(crate) struct Host {
     pub(crate) fault: HostFault,
     pub(crate) lag: Lag,
     pub(crate) attempt: Attempt,
-    /// Snapshots that its client requested since the attach, and the volume's content at the first request.
-    pub(crate) requested_snapshots: BTreeMap<SnapshotUid, Rc<Cut>>,
-    /// The cut of its volume in progress, and the last answer to it.
-    pub(crate) cut: Option<(SnapshotUid, Option<CutAnswer>)>,
-    /// Content of the volume at the release of each cut since the attach.
-    pub(crate) released_cuts: BTreeMap<SnapshotUid, Rc<Cut>>,
+    pub(crate) snapshots: HostSnapshots,
     /// `None` if the volume is alone: then its client and its engine need no permission.
     pub(crate) access: Option<Access>,
 }
@@ -91,9 +97,7 @@ impl Host {
             fault: HostFault::default(),
             lag: Lag::default(),
             attempt: Attempt::none(),
-            requested_snapshots: BTreeMap::new(),
-            cut: None,
-            released_cuts: BTreeMap::new(),
+            snapshots: HostSnapshots::default(),
             access: None,
         }
     }
@@ -186,7 +190,7 @@ impl Host {
                 device.note_answer(*id, durability);
             }
             if let Action::Report(Report::Cut { uid, answer: CutAnswer::Released }) = action {
-                self.released_cuts.insert(uid, self.content.model.cut());
+                self.snapshots.released_cuts.insert(uid, self.content.model.cut());
             }
             trace.action(self.name, &action);
             process.begin(action, now, &mut self.device, &self.disk, self.content.sealed());

@@ -14,7 +14,8 @@ use holdfast_engine::sector_map::Restore;
 use holdfast_engine::settings::Pending;
 use holdfast_format::side::Side;
 use holdfast_objects::{
-    CreateError, Created, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix, collect,
+    CreateError, Created, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix, UnfinishedUpload,
+    collect,
 };
 use holdfast_types::{Epoch, SectorRange};
 use parking_lot::Mutex;
@@ -93,6 +94,15 @@ impl ObjectStore for SimObjects {
             answer
         };
         try_join_all(keys.iter().map(delete)).await.map(drop)
+    }
+
+    /// No upload is left unfinished, because segments are stored at once.
+    async fn unfinished_uploads(&self, _prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        Ok(())
     }
 }
 

@@ -43,7 +43,6 @@ use crate::invariant::Invariant;
 use crate::process::{ColdBlock, Job, JobKind, JobResult, TaskResult, failed_sync_side};
 use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
-use crate::strike::Strikes;
 use crate::terms::Terms;
 use crate::trace::Trace;
 use crate::writers::Writers;
@@ -66,7 +65,6 @@ pub struct World {
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
     pub(crate) failures: Failures,
-    pub(crate) strikes: Strikes,
     pub(crate) terms: Terms,
     clock: Clock,
     writers: Writers,
@@ -117,7 +115,6 @@ impl World {
             rng: Rng::new(seed),
             trace: Trace::new(0),
             failures: Failures::new(faults),
-            strikes: Strikes::default(),
             terms,
             clock: Clock::default(),
             writers: Writers::default(),
@@ -346,7 +343,7 @@ impl World {
             }
             Report::SnapshotTaken(taken) => self.snapshot_taken(host, taken),
             Report::Cut { uid, answer } => {
-                if let Some((asked, last)) = &mut here.cut
+                if let Some((asked, last)) = &mut here.snapshots.cut
                     && *asked == uid
                 {
                     *last = Some(answer);

@@ -59,58 +59,72 @@ impl VolumeApplier<'_> {
             }
             OperatorStep::TakeSource { source, volume_id } => self.take_source(source, volume_id).await,
             OperatorStep::DropSource => self.drop_source().await,
-            OperatorStep::TakeBack { is_begun } => {
-                let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                let is_going = self.volume.metadata.deletion_timestamp.is_some();
-                let id = volume_id(&self.volume);
-                let taken = match take_back(store.as_ref(), &id).await {
-                    // A trash request of the previous operator may still be in flight: it must have no effect
-                    // when it arrives.
-                    Ok(taken) if *is_begun => {
-                        let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
-                        bar(store.as_ref(), &id, stay(&self.volume), deleted).await.map(|()| taken)
-                    }
-                    taken => taken,
-                };
-                match taken {
-                    Ok(true) => {
-                        tracing::info!(volume = %self.volume.name_any(), "volume taken out of the trash");
-                    }
-                    Ok(false) => {}
-                    // Its retention ended before `Retain` was set.
-                    Err(LogFailure::WasDeleted(_)) if is_going => {
-                        tracing::warn!(volume = %self.volume.name_any(), "volume was already removed");
-                    }
-                    Err(failure) => return Err(failure.into()),
-                }
-                Ok(())
-            }
+            OperatorStep::TakeBack { is_begun } => self.take_back(*is_begun).await,
             OperatorStep::RemoveObjects { if_own, keep, cut_off } => {
-                let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
-                if *if_own && !is_own(store.as_ref(), &self.volume, cluster).await? {
-                    tracing::info!(volume = %self.volume.name_any(), "objects of another origin were kept");
-                    return Ok(());
-                }
-                let cut_off = cut_off.map(Epoch);
-                if let Some(terms) = keep
-                    && keep_in_trash(store.as_ref(), &self.volume, terms, cut_off).await?
-                {
-                    return Ok(());
-                }
-                let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
-                let id = volume_id(&self.volume);
-                let readers = holdfast_log::remove(store.as_ref(), &id, TOMBSTONE, deleted, cut_off).await?;
-                if !readers.is_empty() {
-                    tracing::info!(
-                        volume = %self.volume.name_any(),
-                        readers = %readers.iter().map(VolumeId::as_str).collect::<Vec<_>>().join(", "),
-                        "volume removed; a sweep deletes its objects once no other volume reads them"
-                    );
-                }
-                Ok(())
+                self.remove_objects(*if_own, keep.as_ref(), cut_off.map(Epoch)).await
             }
         }
+    }
+
+    /// Takes the volume out of the trash, if it is there. If a deletion `is_begun`, its trash requests in
+    /// flight have no effect any more.
+    async fn take_back(&self, is_begun: bool) -> Result<(), VolumeFailure> {
+        let store = self.connections.open(self.client.clone(), self.store_name()).await?;
+        let is_going = self.volume.metadata.deletion_timestamp.is_some();
+        let id = volume_id(&self.volume);
+        let taken = match take_back(store.as_ref(), &id).await {
+            // A trash request of the previous operator may still be in flight: it must have no effect when
+            // it arrives.
+            Ok(taken) if is_begun => {
+                let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
+                bar(store.as_ref(), &id, stay(&self.volume), deleted).await.map(|()| taken)
+            }
+            taken => taken,
+        };
+        match taken {
+            Ok(true) => {
+                tracing::info!(volume = %self.volume.name_any(), "volume taken out of the trash");
+            }
+            Ok(false) => {}
+            // Its retention ended before `Retain` was set.
+            Err(LogFailure::WasDeleted(_)) if is_going => {
+                tracing::warn!(volume = %self.volume.name_any(), "volume was already removed");
+            }
+            Err(failure) => return Err(failure.into()),
+        }
+        Ok(())
+    }
+
+    /// Removes the volume's objects, or trashes them under the terms of `keep`; with `if_own`, only those that
+    /// this Volume created. A writer up to the epoch `cut_off` does not prevent it.
+    async fn remove_objects(
+        &self,
+        if_own: bool,
+        keep: Option<&Terms>,
+        cut_off: Option<Epoch>,
+    ) -> Result<(), VolumeFailure> {
+        let store = self.connections.open(self.client.clone(), self.store_name()).await?;
+        let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
+        if if_own && !is_own(store.as_ref(), &self.volume, cluster).await? {
+            tracing::info!(volume = %self.volume.name_any(), "objects of another origin were kept");
+            return Ok(());
+        }
+        if let Some(terms) = keep
+            && keep_in_trash(store.as_ref(), &self.volume, terms, cut_off).await?
+        {
+            return Ok(());
+        }
+        let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
+        let id = volume_id(&self.volume);
+        let readers = holdfast_log::remove(store.as_ref(), &id, TOMBSTONE, deleted, cut_off).await?;
+        if !readers.is_empty() {
+            tracing::info!(
+                volume = %self.volume.name_any(),
+                readers = %readers.iter().map(VolumeId::as_str).collect::<Vec<_>>().join(", "),
+                "volume removed; a sweep deletes its objects once no other volume reads them"
+            );
+        }
+        Ok(())
     }
 
     /// Creates the VolumeSnapshot for this clone. If one of that name exists, the next plan observes it.

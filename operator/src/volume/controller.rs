@@ -281,7 +281,7 @@ async fn observe(
 ) -> Result<(), VolumeFailure> {
     let context = &shared.context;
     if facts.needs_store() {
-        facts.rival = rival_of(volume, shared.volumes.state().iter().map(AsRef::as_ref));
+        facts.identity.rival = rival_of(volume, shared.volumes.state().iter().map(AsRef::as_ref));
         let stores: Api<ObjectStore> = Api::all(context.client.clone());
         facts.store = match volume.spec.object_store.as_deref() {
             None => StoreFact::None,
@@ -295,7 +295,7 @@ async fn observe(
     if let Some(name) = facts.snapshot_in_question() {
         let snapshots: Api<VolumeSnapshot> = Api::all(context.client.clone());
         let snapshot = call(snapshots.get_opt(name)).await.map_err(VolumeFailure::Api)?;
-        facts.snapshot = SnapshotFact::of(snapshot.as_ref());
+        facts.content.snapshot = SnapshotFact::of(snapshot.as_ref());
     }
     observe_source(facts, context).await?;
     if let Some(name) = facts.node_in_doubt() {
@@ -305,7 +305,7 @@ async fn observe(
     }
     if facts.needs_found() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
-        facts.found = Some(FoundInStore::read(store.as_ref(), &volume_id(volume)).await?);
+        facts.content.found = Some(FoundInStore::read(store.as_ref(), &volume_id(volume)).await?);
     }
     if facts.needs_log_writer() || facts.needs_last_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
@@ -344,12 +344,14 @@ async fn observe_source(facts: &mut ClusterFacts, context: &VolumeDependencies) 
     let source = source.to_owned();
     let snapshots: Api<VolumeSnapshot> = Api::all(context.client.clone());
     let found = call(snapshots.get_opt(&name)).await.map_err(VolumeFailure::Api)?;
-    facts.is_clone_name_taken = found.as_ref().is_some_and(|found| !is_made_for(found, &facts.uid));
-    facts.snapshot = SnapshotFact::of(found.as_ref().filter(|_found| !facts.is_clone_name_taken));
+    facts.content.is_clone_name_taken =
+        found.as_ref().is_some_and(|found| !is_made_for(found, &facts.identity.uid));
+    facts.content.snapshot =
+        SnapshotFact::of(found.as_ref().filter(|_found| !facts.content.is_clone_name_taken));
     if found.is_none() && facts.status.restored_from.is_none() {
         let volumes: Api<Volume> = Api::all(context.client.clone());
         let volume = call(volumes.get_opt(&source)).await.map_err(VolumeFailure::Api)?;
-        facts.source = SourceFact::of(volume.as_ref());
+        facts.content.source = SourceFact::of(volume.as_ref());
     }
     Ok(())
 }

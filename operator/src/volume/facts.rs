@@ -20,16 +20,10 @@ use super::source_fact::SourceFact;
 /// One volume and its dependencies, observed at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterFacts {
-    /// `metadata.name`.
-    pub(crate) name: String,
-    /// `metadata.uid`.
-    pub(crate) uid: String,
-    /// The volume's identity in the object store.
-    pub(crate) id: String,
-    /// Another Volume that has this identity, and may be its owner.
-    pub(crate) rival: Option<String>,
-    /// Content of the object store under this identity, if the volume is to be adopted.
-    pub(crate) found: Option<FoundInStore>,
+    /// Its names in the cluster and in the object store.
+    pub(crate) identity: VolumeIdentity,
+    /// The content that it starts with.
+    pub(crate) content: ContentFacts,
     /// `metadata.generation`.
     pub(crate) generation: i64,
     /// `spec`.
@@ -54,14 +48,44 @@ pub(crate) struct ClusterFacts {
     pub(crate) store: StoreFact,
     /// The store's retention terms for deleted volumes; `None` if it keeps none.
     pub(crate) trash: Option<Terms>,
+    /// True if a StorageNode describes the node that should serve the volume, or that node already serves it.
+    pub(crate) node_known: bool,
+}
+
+/// Names of a volume.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeIdentity {
+    /// `metadata.name`.
+    pub(crate) name: String,
+    /// `metadata.uid`.
+    pub(crate) uid: String,
+    /// The volume's identity in the object store.
+    pub(crate) id: String,
+    /// Another Volume that has this identity, and may be its owner.
+    pub(crate) rival: Option<String>,
+}
+
+/// Facts of the content that a volume starts with.
+#[derive(Clone, Debug)]
+pub(crate) struct ContentFacts {
+    /// Content of the object store under the volume's identity, if the volume is to be adopted.
+    pub(crate) found: Option<FoundInStore>,
     /// The VolumeSnapshot that the volume starts from.
     pub(crate) snapshot: SnapshotFact,
     /// True if another object has the name of the VolumeSnapshot for this clone.
     pub(crate) is_clone_name_taken: bool,
     /// The Volume that this one starts from.
     pub(crate) source: SourceFact,
-    /// True if a StorageNode describes the node that should serve the volume, or that node already serves it.
-    pub(crate) node_known: bool,
+}
+
+impl ContentFacts {
+    /// The facts while the plan does not depend on them.
+    pub(crate) const NOT_READ: Self = Self {
+        found: None,
+        snapshot: SnapshotFact::NotRead,
+        is_clone_name_taken: false,
+        source: SourceFact::NotRead,
+    };
 }
 
 /// The state of a volume's writers, according to its log.
@@ -168,11 +192,13 @@ impl ClusterFacts {
     /// Collects the facts that `volume` itself contains.
     pub(crate) fn new(volume: &Volume) -> Self {
         Self {
-            name: volume.name_any(),
-            uid: volume.uid().unwrap_or_default(),
-            id: id_of(volume),
-            rival: None,
-            found: None,
+            identity: VolumeIdentity {
+                name: volume.name_any(),
+                uid: volume.uid().unwrap_or_default(),
+                id: id_of(volume),
+                rival: None,
+            },
+            content: ContentFacts::NOT_READ,
             generation: volume.metadata.generation.unwrap_or_default(),
             spec: volume.spec.clone(),
             status: volume.status.clone().unwrap_or_default(),
@@ -185,9 +211,6 @@ impl ClusterFacts {
             acknowledged: volume.annotations().get(ACKNOWLEDGE_LOSS).and_then(|epoch| epoch.parse().ok()),
             store: StoreFact::NotRead,
             trash: None,
-            snapshot: SnapshotFact::NotRead,
-            is_clone_name_taken: false,
-            source: SourceFact::NotRead,
             node_known: true,
         }
     }

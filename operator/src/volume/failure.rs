@@ -186,9 +186,7 @@ mod tests {
     use holdfast_types::Seq;
 
     use super::*;
-    use crate::volume::facts::StoreFact;
-    use crate::volume::snapshot_fact::SnapshotFact;
-    use crate::volume::source_fact::SourceFact;
+    use crate::volume::facts::{ContentFacts, StoreFact, VolumeIdentity};
 
     fn store_failure(source: StoreError) -> VolumeFailure {
         let volume = "v".parse().expect("a volume id");
@@ -197,11 +195,13 @@ mod tests {
 
     fn facts() -> ClusterFacts {
         ClusterFacts {
-            name: "data".to_owned(),
-            uid: "uid-1".to_owned(),
-            id: "v".to_owned(),
-            rival: None,
-            found: None,
+            identity: VolumeIdentity {
+                name: "data".to_owned(),
+                uid: "uid-1".to_owned(),
+                id: "v".to_owned(),
+                rival: None,
+            },
+            content: ContentFacts::NOT_READ,
             generation: 1,
             spec: serde_json::from_value(serde_json::json!({ "size": "1Gi", "objectStore": "store" }))
                 .expect("a spec"),
@@ -215,9 +215,6 @@ mod tests {
             acknowledged: None,
             store: StoreFact::Ready,
             trash: None,
-            snapshot: SnapshotFact::NotRead,
-            is_clone_name_taken: false,
-            source: SourceFact::NotRead,
             node_known: false,
         }
     }

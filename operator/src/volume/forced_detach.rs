@@ -248,13 +248,8 @@ pub(super) fn data_lost(
             message,
         ));
     };
-    let ForcedDetach { node, cause, epoch, durability, is_last_commit_reported, dirty_bytes, .. } = newest;
-    let (begins, after) = (cut_off(newest), after(newest));
-    let flushed = match durability {
-        // Its settings may have changed since the flush or the report.
-        Some(DurabilityMode::Object) => "; data flushed with durability object is not affected",
-        Some(DurabilityMode::Local) | None => "",
-    };
+    let ForcedDetach { node, cause, epoch, .. } = newest;
+    let begins = cut_off(newest);
     let read = match cause {
         DetachCause::Annotation => format!("Remove the annotation {FORCE_DETACH} when you have read this"),
         DetachCause::OutOfService | DetachCause::NodeDeleted | DetachCause::NodeNotReady => {
@@ -265,7 +260,34 @@ pub(super) fn data_lost(
     let kept = format!(
         "node {node} keeps the missing data: run `holdfast-node fenced list` there, once it is back. {read}"
     );
-    let (status, reason, what) = match dirty_bytes {
+    let (status, reason, what) = missing(newest);
+    let mut message = format!("{begins}: {what}; {kept}");
+    for loss in earlier.iter().rev() {
+        let epoch = loss.epoch.unwrap_or_default();
+        message.push_str(&format!(
+            ". Before that, {}, which is not acknowledged either ({ACKNOWLEDGE_LOSS}={epoch}): its writes {} may \
+             be missing",
+            cut_off(loss),
+            after(loss)
+        ));
+    }
+    if let Some(older) = older {
+        message.push_str(". Before that, ");
+        message.push_str(&summed(older));
+    }
+    Some(facts.conditions(now).build(DATA_LOST, status, reason, message))
+}
+
+/// Describes the data missing because of one loss, with the status and the reason of the condition.
+fn missing(loss: &ForcedDetach) -> (ConditionStatus, &'static str, String) {
+    let ForcedDetach { durability, is_last_commit_reported, dirty_bytes, .. } = loss;
+    let after = after(loss);
+    let flushed = match durability {
+        // Its settings may have changed since the flush or the report.
+        Some(DurabilityMode::Object) => "; data flushed with durability object is not affected",
+        Some(DurabilityMode::Local) | None => "",
+    };
+    match dirty_bytes {
         None => (
             ConditionStatus::Unknown,
             "NotReported",
@@ -289,22 +311,7 @@ pub(super) fn data_lost(
             "ForceDetached",
             format!("its writes {after} are missing, at least {bytes} bytes by its last report{flushed}"),
         ),
-    };
-    let mut message = format!("{begins}: {what}; {kept}");
-    for loss in earlier.iter().rev() {
-        let epoch = loss.epoch.unwrap_or_default();
-        message.push_str(&format!(
-            ". Before that, {}, which is not acknowledged either ({ACKNOWLEDGE_LOSS}={epoch}): its writes {} may \
-             be missing",
-            cut_off(loss),
-            self::after(loss)
-        ));
     }
-    if let Some(older) = older {
-        message.push_str(". Before that, ");
-        message.push_str(&summed(older));
-    }
-    Some(facts.conditions(now).build(DATA_LOST, status, reason, message))
 }
 
 /// Describes losses that are only known as a sum.

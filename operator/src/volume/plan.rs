@@ -117,7 +117,7 @@ fn plan_home(facts: &ClusterFacts, home: Home, now: &Time) -> Vec<OperatorStep> 
         Home::Existing { .. } => OperatorStep::TakeBack { is_begun: false },
     };
     let mut recorded = facts.clone();
-    recorded.status.volume_id = Some(facts.id.clone());
+    recorded.status.volume_id = Some(facts.identity.id.clone());
     if let OperatorStep::Provision { snapshot: Some(snapshot), .. } = &home {
         recorded.status.restored_from = Some(snapshot.name.to_string());
     }
@@ -202,7 +202,8 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
             vec![OperatorStep::Report(Box::new(deleting(facts, reason, message, now)))]
         }
         None => {
-            let (if_own, keep) = (facts.rival.is_some() || !exists, facts.trash.clone().filter(|_| exists));
+            let (if_own, keep) =
+                (facts.identity.rival.is_some() || !exists, facts.trash.clone().filter(|_| exists));
             let cut_off = facts.log_writer.as_ref().map(|writer| writer.epoch);
             // The failure of an earlier attempt stays reported: each of our writes triggers the next attempt.
             let message = match keep {
@@ -274,7 +275,7 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     }
     let status = VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
-        volume_id: Some(facts.id.clone()),
+        volume_id: Some(facts.identity.id.clone()),
         assigned_node,
         forced_detach,
         earlier_losses: named,
@@ -328,7 +329,7 @@ fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
         return build("Created", message.to_owned());
     }
     let before = find_condition(&facts.status.conditions, PROVISIONED);
-    match (&facts.found, before) {
+    match (&facts.content.found, before) {
         (Some(FoundInStore::Volume { size_bytes, last }), _) => build(
             ADOPTED,
             format!(

@@ -14,7 +14,7 @@ use super::source_volume::clonable;
 /// Reason why it cannot be created now; the message names the field to change.
 pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
     check_size(facts)?;
-    if let Some(rival) = &facts.rival {
+    if let Some(rival) = &facts.identity.rival {
         // A memory volume cannot be retained: it has no data that the other one could keep.
         let how = if facts.spec.is_memory() { "" } else { " with spec.deletionPolicy `Retain`" };
         return failed(
@@ -22,7 +22,7 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
             format!(
                 "spec.volumeID: Volume `{rival}` also has the identity `{}`. Nothing was changed. Delete one of \
                  the two{how}, or create this one with another spec.volumeID",
-                facts.id
+                facts.identity.id
             ),
         );
     }
@@ -52,8 +52,8 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
 
 /// Returns the size of the volume in the object store, if it can be adopted.
 fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle> {
-    let (id, store) = (&facts.id, facts.store_name());
-    match &facts.found {
+    let (id, store) = (&facts.identity.id, facts.store_name());
+    match &facts.content.found {
         None => Err(Obstacle::new(
             VolumePhase::Pending,
             "Provisioning",

@@ -52,7 +52,7 @@ pub(super) fn restorable(
         };
     }
     let field = "spec.source.snapshot.name";
-    match &facts.snapshot {
+    match &facts.content.snapshot {
         SnapshotFact::NotRead => Err(Obstacle::new(
             VolumePhase::Pending,
             "Provisioning",
@@ -91,7 +91,7 @@ pub(super) fn restorable(
 
 /// Returns the recorded snapshot's uid, if the VolumeSnapshot is still the one it was recorded from.
 fn recorded_uid(facts: &ClusterFacts, recorded: &SnapshotName) -> Option<SnapshotUid> {
-    match &facts.snapshot {
+    match &facts.content.snapshot {
         SnapshotFact::Ready(taken) => {
             let is_same = taken.name == *recorded && taken.object_store == facts.store_name();
             is_same.then_some(taken.uid)

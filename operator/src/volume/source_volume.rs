@@ -24,7 +24,7 @@ const CLONE_LABEL: &str = "holdfast.dev/clone";
 impl ClusterFacts {
     /// Returns the name of the VolumeSnapshot for this clone.
     pub(crate) fn clone_snapshot(&self) -> Option<String> {
-        matches!(self.spec.source, VolumeSource::Volume(_)).then(|| clone_snapshot_name(&self.uid))
+        matches!(self.spec.source, VolumeSource::Volume(_)).then(|| clone_snapshot_name(&self.identity.uid))
     }
 
     /// Returns the source Volume's name, while the plan depends on its VolumeSnapshot.
@@ -73,14 +73,14 @@ pub(super) fn clone_snapshot(clone: &Volume, source: &str, volume_id: &str) -> V
 /// # Errors
 /// Reason why the volume cannot start from it now; the message names the field to change.
 pub(super) fn clonable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Result<Home, Obstacle> {
-    let name = clone_snapshot_name(&facts.uid);
+    let name = clone_snapshot_name(&facts.identity.uid);
     let restored =
         || restorable(facts, &name, wanted).map(|snapshot| Home::Restored { size_bytes: wanted, snapshot });
     if facts.status.restored_from.is_some() {
         return restored();
     }
     let field = "spec.source.volume.name";
-    if facts.is_clone_name_taken {
+    if facts.content.is_clone_name_taken {
         return failed(
             "SnapshotNameTaken",
             format!(
@@ -89,7 +89,7 @@ pub(super) fn clonable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) 
         );
     }
     let waiting = |reason, message| Err(Obstacle::new(VolumePhase::Pending, reason, message));
-    match &facts.snapshot {
+    match &facts.content.snapshot {
         SnapshotFact::Missing => snapshottable(facts, source, wanted),
         SnapshotFact::NotRead => waiting("Provisioning", format!("reading VolumeSnapshot {name}")),
         SnapshotFact::Deleting => waiting(
@@ -114,13 +114,13 @@ pub(super) fn clonable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) 
 fn snapshottable(facts: &ClusterFacts, source: &str, wanted: Option<u64>) -> Result<Home, Obstacle> {
     let field = "spec.source.volume.name";
     let store = facts.store_name();
-    if source == facts.name {
+    if source == facts.identity.name {
         return failed(
             "InvalidSource",
             format!("{field}: `{source}` is this Volume itself; create the Volume with the name of another"),
         );
     }
-    match &facts.source {
+    match &facts.content.source {
         SourceFact::NotRead => {
             Err(Obstacle::new(VolumePhase::Pending, "Provisioning", format!("reading Volume {source}")))
         }

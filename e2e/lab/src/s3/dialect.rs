@@ -204,26 +204,42 @@ impl DialectRules {
         mut head: Head,
         body: &[u8],
     ) -> Result<RawResponse> {
+        if let Some(answer) = self.answer_in_place(dialect, request, &mut head)? {
+            return Ok(answer.into());
+        }
+        let mut answer = self.forward(&head, body)?;
+        let is_cut = self.change_answer(dialect, request, &mut answer);
+        Ok(RawResponse { bytes: answer.bytes(), is_cut })
+    }
+
+    /// Returns the response that replaces that of the server, if any. Otherwise the request is delayed and
+    /// changed as the server is to receive it.
+    fn answer_in_place(
+        &self,
+        dialect: Dialect,
+        request: &DialectRequest,
+        head: &mut Head,
+    ) -> Result<Option<Answer>> {
         let method = head.word(0).to_owned();
-        let refused = |status, code, message| Ok(RawResponse::from(Answer::refusal(status, code, message)));
+        let refused = |status, code, message| Ok(Some(Answer::refusal(status, code, message)));
         match dialect {
             Dialect::Answers { method: only, status, code, message }
                 if only.is_none_or(|only| only == method) =>
             {
                 return refused(status, code, message);
             }
-            Dialect::Page(status) => return Ok(Answer::page(status).into()),
+            Dialect::Page(status) => return Ok(Some(Answer::page(status))),
             Dialect::SlowDown(seconds) => {
                 let mut answer = Answer::refusal("503 Slow Down", "SlowDown", "Reduce your request rate");
                 answer.head.set("Retry-After", &seconds.to_string());
-                return Ok(answer.into());
+                return Ok(Some(answer));
             }
             Dialect::ErrorsIn200 => return refused("200 OK", "InternalError", "Please try again"),
             Dialect::Archived if request.is_read => {
                 let message = "The operation is not valid for the object's storage class";
                 return refused("403 Forbidden", "InvalidObjectState", message);
             }
-            Dialect::Retention if request.is_put && !has_checksum(&head) => {
+            Dialect::Retention if request.is_put && !has_checksum(head) => {
                 let message = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests \
                                with Object Lock parameters";
                 return refused("400 Bad Request", "InvalidRequest", message);
@@ -240,11 +256,11 @@ impl DialectRules {
                 }
                 std::thread::sleep(gap);
                 head.remove("if-none-match");
-                sign_again(&mut head)?;
+                sign_again(head)?;
             }
             Dialect::CreateReplaces if request.is_create => {
                 head.remove("if-none-match");
-                sign_again(&mut head)?;
+                sign_again(head)?;
             }
             Dialect::ListBeginsAfter(late) if request.is_list => std::thread::sleep(late),
             Dialect::Answers { .. }
@@ -259,15 +275,19 @@ impl DialectRules {
             | Dialect::LengthsWrong
             | Dialect::NoETags => {}
         }
-        let mut answer = self.forward(&head, body)?;
-        let is_cut = match dialect {
+        Ok(None)
+    }
+
+    /// Changes the response of the server. Returns true if it is cut.
+    fn change_answer(&self, dialect: Dialect, request: &DialectRequest, answer: &mut Answer) -> bool {
+        match dialect {
             Dialect::DeleteMarkers if request.is_delete => {
                 answer.head.set("x-amz-delete-marker", "true");
                 answer.head.set("x-amz-version-id", "3HL4kqtJlcpXroDTDmJ");
                 false
             }
             Dialect::ListLags(lag) if request.is_list => {
-                self.hide_recent(&mut answer, &request.bucket, lag);
+                self.hide_recent(answer, &request.bucket, lag);
                 false
             }
             Dialect::ListLags(_) if request.is_put => {
@@ -300,8 +320,7 @@ impl DialectRules {
             | Dialect::BodiesCut
             | Dialect::LengthsWrong
             | Dialect::ErrorsIn200 => false,
-        };
-        Ok(RawResponse { bytes: answer.bytes(), is_cut })
+        }
     }
 
     /// Removes objects stored within `lag` from a list.

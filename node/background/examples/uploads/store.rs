@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
-use holdfast_objects::{CreateError, Created, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix};
+use holdfast_objects::{
+    CreateError, Created, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix, UnfinishedUpload,
+};
 use tokio::sync::{Semaphore, SetOnce};
 
 /// Parallel connections for segments, as many as the S3 client opens for them.
@@ -146,6 +148,14 @@ impl ObjectStore for DistantStore {
     }
 
     async fn delete(&self, _keys: &[&str]) -> Result<(), StoreError> {
+        Err(unused())
+    }
+
+    async fn unfinished_uploads(&self, _prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        Err(unused())
+    }
+
+    async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<(), StoreError> {
         Err(unused())
     }
 }

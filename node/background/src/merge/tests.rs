@@ -16,7 +16,7 @@ use holdfast_format::segment::{SegmentBuilder, SegmentRef};
 use holdfast_format::side::SideSet;
 use holdfast_format::snapshot::SnapshotChange;
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
-use holdfast_objects::{ErrorKind, Fault, MAX_PARTS, MemoryStore, ReadyParts, Verb};
+use holdfast_objects::{ErrorKind, Fault, MAX_PARTS, MemoryStore, ReadyParts, UnfinishedUpload, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, Place, SegmentId, Seq, VolumeId,
@@ -779,6 +779,14 @@ impl ObjectStore for OneDenied {
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.store.delete(keys).await
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.store.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.store.abort_upload(upload).await
     }
 }
 

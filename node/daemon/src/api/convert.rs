@@ -15,8 +15,8 @@ use holdfast_ublk::Transport;
 use tonic::Status;
 
 use crate::node::{
-    AttachRequest, Attached, Capabilities, CommitStatus, Content, GrowTo, LimitChange, MemoryAttach,
-    NodeVolumeStatus, ServedCounts, SettingsChange, StateDisk, VolumeSettings, VolumeState,
+    AttachRequest, Attached, Capabilities, CommitStatus, Content, DelayStatus, GrowTo, LimitChange,
+    MemoryAttach, NodeVolumeStatus, ServedCounts, SettingsChange, StateDisk, VolumeSettings, VolumeState,
 };
 
 /// A field of a request is invalid.
@@ -369,11 +369,8 @@ impl From<NodeVolumeStatus> for wire::Volume {
             durability: class,
             max_dirty_age,
             store,
-            delayed: _,
-            pace: _,
-            limits,
+            delays: DelayStatus { writes: _, pace: _, limits, waiting_requests: _ },
             disk: _,
-            waiting_requests: _,
             served: _,
             index: _,
             memory,
@@ -426,7 +423,7 @@ pub(crate) fn stats(status: &NodeVolumeStatus) -> wire::VolumeStats {
         cold_reads,
         failed_requests: errors,
         // A queue holds far fewer than 2^64.
-        waiting_requests: u64::try_from(status.waiting_requests).unwrap_or(u64::MAX),
+        waiting_requests: u64::try_from(status.delays.waiting_requests).unwrap_or(u64::MAX),
         store_requests: status.store.requests.map(store_requests),
     }
 }

@@ -29,64 +29,8 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             message: "this command is not a request to the daemon".to_owned(),
         }),
         Command::Create(create) => create::run(create, out).await,
-        Command::Attach(attach) => {
-            let Attach {
-                volume,
-                store,
-                memory,
-                memory_limit,
-                memory_spill,
-                compression,
-                size,
-                take_over,
-                max_dirty_age,
-                durability,
-                max_iops,
-                max_throughput,
-                target,
-            } = attach;
-            let memory = memory.map(|size| MemoryVolume {
-                size_bytes: size.0,
-                limit_bytes: memory_limit.map(|limit| limit.0),
-                spill_bytes: memory_spill.map(|limit| limit.0),
-                compression: compression.map_or(wire::Compression::Unspecified, codec).into(),
-            });
-            // The command line's default is for volumes of a store.
-            let durability = memory.map_or(wire_class(durability), |_| Durability::Unspecified);
-            let request = AttachRequest {
-                volume_id: volume,
-                store: store.unwrap_or_default(),
-                size_bytes: size.map(|size| size.0),
-                replaces_epoch: take_over,
-                max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
-                durability: durability.into(),
-                memory,
-                // A new attach has no limits to remove.
-                limits: limits(
-                    max_iops.and_then(MaxIops::limit),
-                    max_throughput.and_then(MaxThroughput::limit),
-                ),
-            };
-            let mut client = connect(&target).await?;
-            let answer = client.attach(request).await;
-            if let Ok(answer) = &answer
-                && let Some(displaced) = &answer.get_ref().displaced
-            {
-                super::note(&output::displaced(displaced));
-            }
-            finish(answer, &target, out)
-        }
-        Command::Configure(configure) => {
-            let Configure { volume, max_dirty_age, durability, max_iops, max_throughput, target } = configure;
-            let mut client = connect(&target).await?;
-            let request = ConfigureRequest {
-                volume_id: volume,
-                max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
-                durability: durability.map_or(Durability::Unspecified, wire_class).into(),
-                limits: limits(max_iops.map(|iops| iops.0), max_throughput.map(|bytes| bytes.0)),
-            };
-            finish(client.configure(request).await, &target, out)
-        }
+        Command::Attach(request) => attach(request, out).await,
+        Command::Configure(request) => configure(request, out).await,
         Command::Grow { volume, size, memory_limit, memory_spill, target } => {
             let mut client = connect(&target).await?;
             let request = GrowRequest {
@@ -117,6 +61,65 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             finish(client.capabilities(CapabilitiesRequest {}).await, &target, out)
         }
     }
+}
+
+/// Attaches a volume, and tells the user which writer was replaced.
+async fn attach(attach: Attach, out: &mut String) -> Result<(), Failure> {
+    let Attach {
+        volume,
+        store,
+        memory,
+        memory_limit,
+        memory_spill,
+        compression,
+        size,
+        take_over,
+        max_dirty_age,
+        durability,
+        max_iops,
+        max_throughput,
+        target,
+    } = attach;
+    let memory = memory.map(|size| MemoryVolume {
+        size_bytes: size.0,
+        limit_bytes: memory_limit.map(|limit| limit.0),
+        spill_bytes: memory_spill.map(|limit| limit.0),
+        compression: compression.map_or(wire::Compression::Unspecified, codec).into(),
+    });
+    // The command line's default is for volumes of a store.
+    let durability = memory.map_or(wire_class(durability), |_| Durability::Unspecified);
+    let request = AttachRequest {
+        volume_id: volume,
+        store: store.unwrap_or_default(),
+        size_bytes: size.map(|size| size.0),
+        replaces_epoch: take_over,
+        max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
+        durability: durability.into(),
+        memory,
+        // A new attach has no limits to remove.
+        limits: limits(max_iops.and_then(MaxIops::limit), max_throughput.and_then(MaxThroughput::limit)),
+    };
+    let mut client = connect(&target).await?;
+    let answer = client.attach(request).await;
+    if let Ok(answer) = &answer
+        && let Some(displaced) = &answer.get_ref().displaced
+    {
+        super::note(&output::displaced(displaced));
+    }
+    finish(answer, &target, out)
+}
+
+/// Changes the settings of an attached volume.
+async fn configure(configure: Configure, out: &mut String) -> Result<(), Failure> {
+    let Configure { volume, max_dirty_age, durability, max_iops, max_throughput, target } = configure;
+    let mut client = connect(&target).await?;
+    let request = ConfigureRequest {
+        volume_id: volume,
+        max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
+        durability: durability.map_or(Durability::Unspecified, wire_class).into(),
+        limits: limits(max_iops.map(|iops| iops.0), max_throughput.map(|bytes| bytes.0)),
+    };
+    finish(client.configure(request).await, &target, out)
 }
 
 fn limits(iops: Option<u64>, bytes_per_second: Option<u64>) -> Option<Limits> {

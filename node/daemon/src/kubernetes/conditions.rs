@@ -117,8 +117,8 @@ fn local_disk_healthy(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Ti
 
 /// Returns true if a condition may be about to change.
 pub(crate) fn is_near(here: &node::NodeVolumeStatus) -> bool {
-    let node::NodeVolumeStatus { store, delayed, disk, .. } = here;
-    let waits = delayed.is_some() || disk.unreadable.is_some() || disk.unkept.is_some();
+    let node::NodeVolumeStatus { store, delays, disk, .. } = here;
+    let waits = delays.writes.is_some() || disk.unreadable.is_some() || disk.unkept.is_some();
     waits || store.health.unreachable().is_some()
 }
 
@@ -231,7 +231,7 @@ fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &St
 }
 
 fn writable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time) -> Condition {
-    let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
+    let Some((delay, _)) = here.delays.writes.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
         if unkept(here) == Some(Errno::ENOSPC) {
             let message = format!(
                 "commits, a detach, and flushes that need a commit wait: the disk under node.state_dir of node \

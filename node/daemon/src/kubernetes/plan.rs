@@ -217,7 +217,7 @@ fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<Wa
     let has = here.durability.zip(here.max_dirty_age).map(|(durability, max_dirty_age)| WantedSettings {
         durability,
         max_dirty_age,
-        limits: here.limits.limits,
+        limits: here.delays.limits.limits,
     });
     (is_served && has != Some(wanted)).then_some(wanted)
 }
@@ -384,7 +384,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
         oldest_dirty_seconds: here.and_then(|here| here.commit.oldest_dirty).map(|age| age.as_secs()),
         durability: here.and_then(|here| here.durability).map(durability),
         max_dirty_age: here.and_then(|here| here.max_dirty_age).map(|age| TimeSpan(age).to_string()),
-        limits: here.and_then(|here| limits::reported(here.limits.limits)),
+        limits: here.and_then(|here| limits::reported(here.delays.limits.limits)),
         durable_through: on_ring.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
         conditions,
         ..VolumeStatus::default()

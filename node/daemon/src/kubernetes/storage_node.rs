@@ -100,26 +100,15 @@ async fn report<V: Volumes>(
     // The operator writes to it, too, and it is deleted with its Node.
     let written = call(api.get_opt(name)).await?;
     let owner = owner(client, name).await?;
-    if owner.is_some() {
-        known.send_if_modified(|known| {
-            *known != owner && {
-                known.clone_from(&owner);
-                true
-            }
-        });
+    if let Some(owner) = &owner {
+        remember_owner(known, owner);
     }
     if owner.is_none() && written.is_none() && known.borrow().is_some() {
         // Deleted with its Node.
         return Ok(());
     }
     // Writes after the deletion of the Node still refer to that Node, and are deleted with it.
-    let owner = owner.or_else(|| known.borrow().clone());
-    let owners = match (owner, &written) {
-        (Some(owner), _) => vec![owner],
-        // This process has seen no Node; its predecessor has.
-        (None, Some(written)) => written.owner_references().to_vec(),
-        (None, None) => Vec::new(),
-    };
+    let owners = owners(owner.or_else(|| known.borrow().clone()), written.as_ref());
     let is_owned = written.as_ref().is_some_and(|node| node.owner_references() == owners);
     let before = written.and_then(|node| node.status);
     let StorageNodeStatus { fenced, fenced_unlisted, conditions, .. } = before.clone().unwrap_or_default();
@@ -162,6 +151,26 @@ async fn report<V: Volumes>(
     last.lacks_spill = write_status(&api, name, object, status, last.lacks_spill).await?;
     last.at = Some(Instant::now());
     Ok(())
+}
+
+/// Publishes the Node that owns the StorageNode, if it differs from the last one.
+fn remember_owner(known: &watch::Sender<Option<OwnerReference>>, owner: &OwnerReference) {
+    known.send_if_modified(|known| {
+        known.as_ref() != Some(owner) && {
+            *known = Some(owner.clone());
+            true
+        }
+    });
+}
+
+/// Returns the owners of a StorageNode that is to be written.
+fn owners(owner: Option<OwnerReference>, written: Option<&StorageNode>) -> Vec<OwnerReference> {
+    match (owner, written) {
+        (Some(owner), _) => vec![owner],
+        // This process has seen no Node; its predecessor has.
+        (None, Some(written)) => written.owner_references().to_vec(),
+        (None, None) => Vec::new(),
+    }
 }
 
 /// Writes the status; without spill files if the cluster's StorageNode CRD lacks their field, because the API

@@ -1,21 +1,23 @@
 //! Errors of requests to the node.
 
+mod foreign_log;
+mod local_damage;
+
 use std::io;
 use std::path::PathBuf;
 
 use holdfast_background::AttachError;
 use holdfast_crds::ByteSize;
 use holdfast_engine::attach::AttachRefused;
-use holdfast_engine::durable_map::DamagedMap;
-use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
-use holdfast_format::DecodeError;
 use holdfast_log::{LogFailure, SnapshotError};
-use holdfast_memory::{HeadError, RecoverError};
 use holdfast_ring::{KernelErrno, RingError};
 use holdfast_s3::{InvalidConfig, ProbeFailure};
-use holdfast_types::{Epoch, Seq, VolumeId};
+use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Holders, QueueError, Unsupported};
+
+pub(crate) use foreign_log::ForeignLog;
+pub(crate) use local_damage::LocalDamage;
 
 /// Class of an error, by the caller's possible reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -518,58 +520,6 @@ pub(crate) enum NodeError {
     Fenced(VolumeId),
 }
 
-/// Damage of a local structure.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LocalDamage {
-    /// The encoding is invalid.
-    #[error(transparent)]
-    Bytes(#[from] DecodeError),
-    /// A page of the durable map.
-    #[error(transparent)]
-    Page(#[from] DamagedMap),
-    /// The live map.
-    #[error(transparent)]
-    LiveMap(#[from] LiveMapError),
-    /// A record of another version of the daemon.
-    #[error(
-        "it has version {found}, but this daemon supports {known}: run the version that wrote it, or restart the host"
-    )]
-    Version {
-        /// The version in the record.
-        found: u32,
-        /// The version that this daemon writes.
-        known: u32,
-    },
-    /// A file of a fixed size.
-    #[error(
-        "it has {found} bytes, not {expected}: restore it, or remove it while the host has no ublk device"
-    )]
-    Length {
-        /// Its length.
-        found: usize,
-        /// Its expected length.
-        expected: usize,
-    },
-    /// The head of a memory volume's table.
-    #[error(transparent)]
-    MemoryHead(#[from] HeadError),
-    /// The entries of a memory volume's table.
-    #[error(transparent)]
-    MemoryTable(#[from] RecoverError),
-    /// The spill file of a memory volume.
-    #[error("{pages} pages of the volume are missing in it: restore the file, or restart the host")]
-    SpillFile {
-        /// Missing pages of the volume.
-        pages: u64,
-    },
-    /// A memory volume's table.
-    #[error("it does not belong to the attach that is recorded with it")]
-    OtherAttach,
-    /// A record in JSON.
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
-}
-
 impl NodeError {
     /// Returns the class of the error, by the caller's possible reaction.
     pub(crate) fn kind(&self) -> FailureKind {
@@ -611,10 +561,7 @@ impl NodeError {
             | Self::RunDirTaken { .. }
             | Self::StateInUse { .. }
             | Self::StoreNeeded(_) => FailureKind::Invalid,
-            Self::Log(
-                LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. },
-            )
-            | Self::Damaged { .. } => FailureKind::Corrupt,
+            Self::Damaged { .. } => FailureKind::Corrupt,
             Self::StoreUnfit { source, .. } if source.is_passing() => FailureKind::Unavailable,
             Self::StoreUnfit { .. } => FailureKind::Invalid,
             Self::StoreUnchecked { .. } | Self::StoreBusy { .. } | Self::StoreAttaching { .. } => {
@@ -625,9 +572,7 @@ impl NodeError {
             }
             Self::Snapshot(SnapshotError::Attached { .. }) => FailureKind::HeldElsewhere,
             Self::Snapshot(_) => FailureKind::Invalid,
-            Self::Log(LogFailure::NoSuchSource { .. }) => FailureKind::NotFound,
-            Self::Log(failure) if failure.is_transient() => FailureKind::Unavailable,
-            Self::Log(_) => FailureKind::Invalid,
+            Self::Log(failure) => log_kind(failure),
             Self::Unsupported(_) | Self::MemoryNeedsUblk(_) => FailureKind::Unavailable,
             Self::UblkNeeded(_) => FailureKind::OtherTransport,
             Self::File { .. }
@@ -644,6 +589,22 @@ impl NodeError {
             | Self::RingSetup(_)
             | Self::RingLost => FailureKind::Local,
         }
+    }
+}
+
+/// Returns the class of a failure to read or extend a log.
+fn log_kind(failure: &LogFailure) -> FailureKind {
+    if matches!(
+        failure,
+        LogFailure::Damaged { .. } | LogFailure::Misplaced { .. } | LogFailure::Broken { .. }
+    ) {
+        FailureKind::Corrupt
+    } else if matches!(failure, LogFailure::NoSuchSource { .. }) {
+        FailureKind::NotFound
+    } else if failure.is_transient() {
+        FailureKind::Unavailable
+    } else {
+        FailureKind::Invalid
     }
 }
 
@@ -677,28 +638,4 @@ impl From<NodeError> for io::Error {
 pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(io::Error) -> NodeError {
     let path = path.to_owned();
     move |source| NodeError::File { path, action, source }
-}
-/// Reason why a log does not belong to the writer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ForeignLog {
-    /// The volume has no log.
-    #[error("it has no log there")]
-    Absent,
-    /// The log belongs to another volume of this name.
-    #[error("the log there belongs to another volume of the same name")]
-    OtherVolume,
-    /// The log lacks the attach: the bucket is a copy from before it, or another bucket.
-    #[error("the log there lacks the attach of this node, epoch {0}")]
-    NotAttached(Epoch),
-    /// The log lacks later records: the bucket is an older copy.
-    #[error("the log there has records of this node up to {found} and lacks record {due}")]
-    Behind {
-        /// The last one.
-        found: Seq,
-        /// A record that this node committed.
-        due: Seq,
-    },
-    /// Another writer appended to a copy.
-    #[error("record {0} of that log was written by another writer")]
-    OtherWriter(Seq),
 }

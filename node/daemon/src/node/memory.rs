@@ -25,7 +25,7 @@ use holdfast_types::VolumeId;
 
 #[cfg(test)]
 pub(in crate::node) use local::MemoryLocal;
-pub(in crate::node) use local::spill_file_bytes;
+pub(in crate::node) use local::{check_attached, spill_file_bytes};
 use room::room_bytes;
 use spill_room::spill_room_bytes;
 pub(in crate::node) use table::MemoryTable;

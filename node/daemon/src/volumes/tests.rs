@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use holdfast_background::{AheadCounts, OldCounts};
 use holdfast_crds::MemoryUse;
 use holdfast_engine::settings::{Durability, Settings};
-use holdfast_engine::volume::{IndexStatus, PaceStatus};
+use holdfast_engine::volume::IndexStatus;
 use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
@@ -24,10 +24,10 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DiskStatus,
-    FailureKind, GrowTo, MemoryAttach, MemoryIdentity, NodeVolumeStatus, ReadAheadFigures, RingStatus,
-    ScrubRequest, Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus, SweepRequest,
-    TimedStep, VolumeInStore, VolumeSettings, VolumeState, millis,
+    AttachRequest, AttachTimes, Attached, Capabilities, CommitStatus, Content, CutStep, DelayStatus,
+    DiskStatus, FailureKind, GrowTo, MemoryAttach, MemoryIdentity, NodeVolumeStatus, ReadAheadFigures,
+    RingStatus, ScrubRequest, Scrubbed, ServedCounts, SettingsChange, StateDisk, StoreHealth, StoreStatus,
+    SweepRequest, TimedStep, VolumeInStore, VolumeSettings, VolumeState, millis,
 };
 
 /// Attaches all created volumes at once.
@@ -169,12 +169,9 @@ pub(crate) fn attached(name: &str) -> NodeVolumeStatus {
             requests: Some(RequestCounts { put: 2, ..RequestCounts::default() }),
             ..StoreStatus::default()
         },
-        delayed: None,
-        pace: PaceStatus::default(),
-        limits: LimitStatus::default(),
+        delays: DelayStatus::default(),
         disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
         index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1, ancestors: Some(2) },
-        waiting_requests: 0,
         served: served(),
         memory: None,
         memory_identity: None,
@@ -257,11 +254,12 @@ impl Volumes for Fake {
             displaced,
             ..attached("any").attached.unwrap()
         };
+        let limits = LimitStatus { limits: request.limits, ..LimitStatus::default() };
         let status = NodeVolumeStatus {
             volume: request.volume.clone(),
             store: StoreStatus { name: request.store_name, ..attached("any").store },
             attached: Some(device.clone()),
-            limits: LimitStatus { limits: request.limits, ..LimitStatus::default() },
+            delays: DelayStatus { limits, ..DelayStatus::default() },
             ..attached("any")
         };
         inner.attached.insert(request.volume, status);
@@ -312,7 +310,7 @@ impl Volumes for Fake {
         };
         status.durability = change.durability.or(status.durability);
         status.max_dirty_age = change.max_dirty_age.or(status.max_dirty_age);
-        let limits = &mut status.limits.limits;
+        let limits = &mut status.delays.limits.limits;
         limits.iops = change.iops.after(limits.iops);
         limits.bytes_per_second = change.bytes_per_second.after(limits.bytes_per_second);
         let limits = *limits;

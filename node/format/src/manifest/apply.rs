@@ -133,25 +133,8 @@ impl Manifest {
     /// # Errors
     /// [`LogError`] if the record cannot follow; the manifest is unchanged.
     pub fn apply(&mut self, record: &Record) -> Result<(), LogError> {
-        let seq = record.seq;
-        if record.volume != *self.volume() {
-            return Err(LogError::Volume {
-                seq,
-                found: record.volume.clone(),
-                expected: self.volume().clone(),
-            });
-        }
-        if seq != self.seq.next() {
-            return Err(LogError::Gap { expected: self.seq.next(), found: seq });
-        }
-        if self.deleted {
-            return Err(LogError::Deleted(seq));
-        }
-        let is_create = matches!(record.body, Body::Create { .. });
-        if (seq == Seq::FIRST) != is_create {
-            return Err(if is_create { LogError::CreatedTwice(seq) } else { LogError::NotCreated(seq) });
-        }
-        let current = self.epoch();
+        self.check_place(record)?;
+        let (seq, current) = (record.seq, self.epoch());
         let wrong_epoch = LogError::Epoch { seq, found: record.epoch, current };
         match &record.body {
             Body::Create { sectors, .. }
@@ -162,17 +145,10 @@ impl Manifest {
                 return Err(LogError::TooLarge { seq, sectors: *sectors });
             }
             Body::Create { sectors, source, labels: _ } => {
-                if let Some(fork) = source {
-                    self.inherit(fork, *sectors)?;
-                }
-                self.sectors = *sectors;
-                self.identity = record.nonce;
-                self.data_seq = seq;
+                self.create(record, *sectors, source.as_deref())?
             }
+            Body::Attach { .. } if record.epoch <= current => return Err(wrong_epoch),
             Body::Attach { sectors, node, displaced } => {
-                if record.epoch <= current {
-                    return Err(wrong_epoch);
-                }
                 self.check_size(seq, *sectors)?;
                 self.sectors = *sectors;
                 // An attach moves the invalidated sides to the node's header.
@@ -182,11 +158,7 @@ impl Manifest {
                 self.closed = self.closed.max(Place::first_merge(record.epoch));
             }
             Body::Change { snapshots, .. } if record.epoch == Epoch(0) && self.takes_control_records() => {
-                if record.body != Body::of_snapshots(snapshots.clone()) {
-                    return Err(LogError::Control(seq));
-                }
-                self.snapshots = self.with_snapshots(record, self.sectors, snapshots)?;
-                self.had_snapshots |= snapshots.taken.is_some();
+                self.control(record, snapshots)?;
             }
             Body::Change { .. } | Body::Detach { .. }
                 if record.epoch != current || !self.writers.attached =>
@@ -215,15 +187,8 @@ impl Manifest {
                 self.snapshots = listed;
                 self.had_snapshots |= snapshots.taken.is_some();
                 self.holds.add_all(chunks);
-                for segment in segments {
-                    self.add_segment(Arc::new(segment.clone()));
-                    self.data_seq = seq;
-                }
                 self.invalidated = self.invalidated.or(*invalidated);
-                // A record with only merges has no data that a map could lack.
-                if !segments.is_empty() {
-                    self.covered = self.covered.after(record.nonce, *generation);
-                }
+                self.add_segments(record, segments, *generation);
             }
             Body::Detach { .. } => {
                 self.writers.attached = false;
@@ -235,6 +200,49 @@ impl Manifest {
             }
         }
         self.seq = seq;
+        Ok(())
+    }
+
+    /// Checks that a record is the next one of this volume.
+    fn check_place(&self, record: &Record) -> Result<(), LogError> {
+        let seq = record.seq;
+        if record.volume != *self.volume() {
+            return Err(LogError::Volume {
+                seq,
+                found: record.volume.clone(),
+                expected: self.volume().clone(),
+            });
+        }
+        if seq != self.seq.next() {
+            return Err(LogError::Gap { expected: self.seq.next(), found: seq });
+        }
+        if self.deleted {
+            return Err(LogError::Deleted(seq));
+        }
+        let is_create = matches!(record.body, Body::Create { .. });
+        if (seq == Seq::FIRST) != is_create {
+            return Err(if is_create { LogError::CreatedTwice(seq) } else { LogError::NotCreated(seq) });
+        }
+        Ok(())
+    }
+
+    fn create(&mut self, record: &Record, sectors: u64, source: Option<&Fork>) -> Result<(), LogError> {
+        if let Some(fork) = source {
+            self.inherit(fork, sectors)?;
+        }
+        self.sectors = sectors;
+        self.identity = record.nonce;
+        self.data_seq = record.seq;
+        Ok(())
+    }
+
+    /// Applies a record of the control plane.
+    fn control(&mut self, record: &Record, snapshots: &SnapshotChange) -> Result<(), LogError> {
+        if record.body != Body::of_snapshots(snapshots.clone()) {
+            return Err(LogError::Control(record.seq));
+        }
+        self.snapshots = self.with_snapshots(record, self.sectors, snapshots)?;
+        self.had_snapshots |= snapshots.taken.is_some();
         Ok(())
     }
 
@@ -323,6 +331,18 @@ impl Manifest {
             runs = runs.with(newer.iter().chain(&merged).chain(older).cloned().collect::<Vec<_>>());
         }
         Ok(runs)
+    }
+
+    /// Adds the segments of a record, which cover the data of its writer up to this generation of its map.
+    fn add_segments(&mut self, record: &Record, segments: &[SegmentRef], generation: u64) {
+        for segment in segments {
+            self.add_segment(Arc::new(segment.clone()));
+            self.data_seq = record.seq;
+        }
+        // A record with only merges has no data that a map could lack.
+        if !segments.is_empty() {
+            self.covered = self.covered.after(record.nonce, generation);
+        }
     }
 
     fn add_segment(&mut self, segment: Arc<SegmentRef>) {

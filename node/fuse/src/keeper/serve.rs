@@ -74,6 +74,54 @@ impl KeeperFiles {
         kept.place.is_none() && kept.files.is_empty()
     }
 
+    /// Keeps a file under this tag, in place of an earlier one.
+    fn keep(&self, mut stream: &UnixStream, tag: u64, file: OwnedFd) -> io::Result<()> {
+        let mut kept = self.lock();
+        kept.check_place()?;
+        let replaced = kept.files.insert(tag, file);
+        stream.write_all(&[DONE])?;
+        drop(kept);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Sends a copy of the file with this tag, if there is one.
+    fn give(&self, stream: &UnixStream, tag: u64) -> io::Result<()> {
+        let kept = self.lock();
+        kept.check_place()?;
+        let file = kept.files.get(&tag).map(OwnedFd::try_clone).transpose()?;
+        drop(kept);
+        let status = if file.is_some() { DONE } else { ABSENT };
+        send(stream, &[status], file.as_ref().map(AsFd::as_fd))
+    }
+
+    /// Closes the file with this tag. Without it, a keeper that must exit may be done.
+    fn drop_file(&self, mut stream: &UnixStream, tag: u64) -> io::Result<()> {
+        let mut kept = self.lock();
+        kept.check_place()?;
+        let dropped = kept.files.remove(&tag);
+        stream.write_all(&[DONE])?;
+        if kept.is_ending {
+            kept.end_if_done();
+        }
+        drop(kept);
+        drop(dropped);
+        Ok(())
+    }
+
+    /// Sends the tags of all files.
+    fn list(&self, mut stream: &UnixStream) -> io::Result<()> {
+        let kept = self.lock();
+        kept.check_place()?;
+        let tags: Vec<u64> = kept.files.keys().copied().collect();
+        drop(kept);
+        let number = u32::try_from(tags.len()).map_err(io::Error::other)?;
+        let mut answer = vec![DONE];
+        answer.extend(number.to_ne_bytes());
+        answer.extend(tags.into_iter().flat_map(u64::to_ne_bytes));
+        stream.write_all(&answer)
+    }
+
     /// Removes a connection from the reasons to keep running.
     fn leave(&self) {
         let mut kept = self.lock();
@@ -176,45 +224,11 @@ fn answer(connection: &Arc<UnixStream>, kept: &KeeperFiles, is_counted: &mut boo
         let [_, operation, tag @ ..] = request;
         let tag = u64::from_ne_bytes(tag);
         match (operation, file) {
-            (KEEP, Some(file)) => {
-                let mut kept = kept.lock();
-                kept.check_place()?;
-                let replaced = kept.files.insert(tag, file);
-                stream.write_all(&[DONE])?;
-                drop(kept);
-                drop(replaced);
-            }
+            (KEEP, Some(file)) => kept.keep(stream, tag, file)?,
             (KEEP, None) => return Err(io::ErrorKind::InvalidData.into()),
-            (TAKE, _) => {
-                let kept = kept.lock();
-                kept.check_place()?;
-                let file = kept.files.get(&tag).map(OwnedFd::try_clone).transpose()?;
-                drop(kept);
-                let status = if file.is_some() { DONE } else { ABSENT };
-                send(stream, &[status], file.as_ref().map(AsFd::as_fd))?;
-            }
-            (DROP, _) => {
-                let mut kept = kept.lock();
-                kept.check_place()?;
-                let dropped = kept.files.remove(&tag);
-                stream.write_all(&[DONE])?;
-                if kept.is_ending {
-                    kept.end_if_done();
-                }
-                drop(kept);
-                drop(dropped);
-            }
-            (LIST, _) => {
-                let kept = kept.lock();
-                kept.check_place()?;
-                let tags: Vec<u64> = kept.files.keys().copied().collect();
-                drop(kept);
-                let number = u32::try_from(tags.len()).map_err(io::Error::other)?;
-                let mut answer = vec![DONE];
-                answer.extend(number.to_ne_bytes());
-                answer.extend(tags.into_iter().flat_map(u64::to_ne_bytes));
-                stream.write_all(&answer)?;
-            }
+            (TAKE, _) => kept.give(stream, tag)?,
+            (DROP, _) => kept.drop_file(stream, tag)?,
+            (LIST, _) => kept.list(stream)?,
             (WATCH, _) => {
                 let mut watched = kept.lock();
                 watched.check_place()?;

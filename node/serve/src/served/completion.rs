@@ -33,7 +33,7 @@ impl ServedVolume {
             return false;
         };
         match event {
-            QueueEvent::Request(request) if self.is_limited => {
+            QueueEvent::Request(request) if self.limits.is_limited => {
                 self.begin_limited(ring, queue, request, now);
             }
             QueueEvent::Request(request) => self.begin_single(ring, queue, request, now),
@@ -60,7 +60,7 @@ impl ServedVolume {
                     queues.with_batches(number)?.next_fetched(ring, tags)
                 };
                 while let Some(request) = next(&mut self.queues, ring, &mut tags) {
-                    if self.is_limited {
+                    if self.limits.is_limited {
                         self.begin_limited(ring, number, request, now);
                     } else {
                         self.begin_request(ring, number, request, now);
@@ -106,7 +106,7 @@ impl ServedVolume {
         let Some(queue) = self.queues.fuse() else { return false };
         queue.on_completion(command, outcome);
         while let Some(request) = self.queues.fuse().and_then(FuseQueue::next_request) {
-            if self.is_limited {
+            if self.limits.is_limited {
                 self.begin_limited(ring, 0, request, now);
             } else {
                 self.begin_single(ring, 0, request, now);
@@ -154,14 +154,14 @@ impl ServedVolume {
         now: Millis,
     ) {
         if op == Op::Read {
-            let known = |runs: &Runs| self.known.find(range.start.block(), Mask::of(range), runs);
+            let known = |runs: &Runs| self.slab.known.find(range.start.block(), Mask::of(range), runs);
             if let Some(slot) = self.volume.begin_known(now, id, range, known) {
                 self.tally.cold_reads += 1;
                 self.tally.slab_hits += 1;
-                self.passed.read(range, true);
+                self.slab.passed.read(range, true);
                 let part = self.slab_part(range, 0, &slot);
                 let counts = self.counts_copy(id, &slot);
-                self.copied[id.0 as usize] = Some(slot);
+                self.slab.copied[id.0 as usize] = Some(slot);
                 return self.read_part(ring, id, part, (FileOperation::CopyKnown { request: id }, counts));
             }
         }
@@ -206,7 +206,7 @@ impl ServedVolume {
     /// Handles the end of the move of a whole request.
     #[inline]
     pub(crate) fn on_moved(&mut self, ring: &mut VolumeRing, id: RequestId, outcome: IoResult, now: Millis) {
-        self.operations -= 1;
+        self.disk.operations -= 1;
         self.moved_whole(ring, id, outcome, now);
     }
 
@@ -257,7 +257,7 @@ impl ServedVolume {
         (outcome, buffer): (IoResult, Option<HeapBuffer>),
         now: Millis,
     ) {
-        self.operations -= 1;
+        self.disk.operations -= 1;
         let event = match operation {
             FileOperation::MoveWhole { request } => {
                 return self.moved_whole(ring, request, outcome, now);
@@ -269,24 +269,7 @@ impl ServedVolume {
                 Event::IoCompleted { id, result: exactly(outcome, len_bytes) }
             }
             FileOperation::CopyKnown { request: id } => {
-                let slot = self.copied[id.0 as usize].take();
-                let request = self.queues.described(id);
-                let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
-                if slot.as_ref().is_some_and(|slot| self.counts_copy(id, slot)) {
-                    self.large_move_ended(ring, bytes(range));
-                }
-                let result = exactly(outcome, bytes(range));
-                if result.is_ok() && self.volume.end(now, id) {
-                    return self.queues.complete(ring, id, Ok(()));
-                }
-                match self.volume.runs() {
-                    Some(runs) if result.is_err() => {
-                        let mut read = Box::new(ColdRead::of(id, range, 0, runs.clone()));
-                        read.slot = slot;
-                        return self.fetch_again(read);
-                    }
-                    Some(_) | None => Event::ColdReadCompleted { id, result },
-                }
+                return self.copied_known(ring, id, outcome, now);
             }
             FileOperation::CopyCold(read) => {
                 if read.slot.as_ref().is_some_and(|slot| self.counts_copy(read.request, slot)) {
@@ -299,7 +282,7 @@ impl ServedVolume {
             }
             FileOperation::Punch { request: id } => Event::IoCompleted { id, result: plain(outcome) },
             FileOperation::Evict => {
-                self.evictions.in_flight -= 1;
+                self.disk.evictions.in_flight -= 1;
                 self.evict(ring);
                 Event::Evicted { result: plain(outcome) }
             }
@@ -307,7 +290,7 @@ impl ServedVolume {
             FileOperation::WriteMap => {
                 let len_bytes = buffer.map_or(0, |buffer| buffer.len());
                 let written = exactly(outcome, u32::try_from(len_bytes).unwrap_or(u32::MAX));
-                match self.map_writes.end(written) {
+                match self.disk.map_writes.end(written) {
                     Some(result) => Event::MapWritten { result },
                     None => return,
                 }
@@ -330,6 +313,29 @@ impl ServedVolume {
         self.handle(ring, event, now);
     }
 
+    /// Handles the end of a read of a whole request from a block known to be in the slab.
+    #[inline]
+    fn copied_known(&mut self, ring: &mut VolumeRing, id: RequestId, outcome: IoResult, now: Millis) {
+        let slot = self.slab.copied[id.0 as usize].take();
+        let request = self.queues.described(id);
+        let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
+        if slot.as_ref().is_some_and(|slot| self.counts_copy(id, slot)) {
+            self.large_move_ended(ring, bytes(range));
+        }
+        let result = exactly(outcome, bytes(range));
+        if result.is_ok() && self.volume.end(now, id) {
+            return self.queues.complete(ring, id, Ok(()));
+        }
+        match self.volume.runs() {
+            Some(runs) if result.is_err() => {
+                let mut read = Box::new(ColdRead::of(id, range, 0, runs.clone()));
+                read.slot = slot;
+                self.fetch_again(read);
+            }
+            Some(_) | None => self.handle(ring, Event::ColdReadCompleted { id, result }, now),
+        }
+    }
+
     fn unprepared(&mut self, chunk: Chunk, why: Unprepared, now: Millis) -> Event {
         self.lines.no_map(why, now);
         Event::MapPrepared { chunk, result: Err(why) }
@@ -348,7 +354,7 @@ impl ServedVolume {
     /// Fetches the block of a read again, because the disk could not read its slot.
     fn fetch_again(&mut self, mut read: Box<ColdRead>) {
         read.again = true;
-        self.known.forget(read.range.start.block());
+        self.slab.known.forget(read.range.start.block());
         self.tally.local_read_errors += 1;
         self.send(BackgroundWork::Cold(read));
     }
@@ -364,7 +370,7 @@ impl ServedVolume {
         let id: RequestId = read.request;
         match found {
             Ok(found) => {
-                self.known.found(read.range.start.block(), &found, &read.runs);
+                self.slab.known.found(read.range.start.block(), &found, &read.runs);
                 self.copy_cold(ring, read, found.slot);
             }
             Err(errno) => self.handle(ring, Event::ColdReadCompleted { id, result: Err(errno) }, now),

@@ -31,8 +31,8 @@ impl ServedVolume {
         let op = self.count(&request);
         let id = self.queues.insert(queue, request);
         // Without a pause in flight, the thread's time may be that of its last message.
-        let at = if self.throttle.is_pausing() { now } else { crate::clock::now() };
-        if self.throttle.admit_or_queue(NewRequest { id, op, range }, at) {
+        let at = if self.limits.throttle.is_pausing() { now } else { crate::clock::now() };
+        if self.limits.throttle.admit_or_queue(NewRequest { id, op, range }, at) {
             self.begin_other(ring, (id, op, range), now);
         }
         self.pause_for_limits(ring);
@@ -40,27 +40,27 @@ impl ServedVolume {
 
     /// Changes the limits of the volume.
     pub(super) fn set_limits(&mut self, ring: &mut VolumeRing, limits: IoLimits, now: Millis) {
-        self.throttle.set(limits, now);
+        self.limits.throttle.set(limits, now);
         self.begin_waiting(ring, now);
     }
 
     /// Removes the limits of a fenced volume, whose requests all fail. Those that wait begin at the end of
     /// the pause.
     pub(super) fn fence_limits(&mut self, now: Millis) {
-        self.throttle.turn_off(now);
-        self.is_limited = !self.throttle.is_idle();
+        self.limits.throttle.turn_off(now);
+        self.limits.is_limited = !self.limits.throttle.is_idle();
     }
 
     /// Removes the limits of the volume, and ignores later limits.
     pub(crate) fn drop_limits(&mut self, ring: &mut VolumeRing, now: Millis) {
-        self.throttle.turn_off(now);
+        self.limits.throttle.turn_off(now);
         self.begin_waiting(ring, now);
         self.show();
     }
 
     /// Begins waiting requests at the end of the pause.
     pub(super) fn limit_pause_ended(&mut self, ring: &mut VolumeRing, now: Millis) {
-        self.throttle.pause_ended();
+        self.limits.throttle.pause_ended();
         self.begin_waiting(ring, now);
     }
 
@@ -69,15 +69,15 @@ impl ServedVolume {
         if self.is_draining {
             return;
         }
-        while let Some(NewRequest { id, op, range }) = self.throttle.next_admitted(now) {
+        while let Some(NewRequest { id, op, range }) = self.limits.throttle.next_admitted(now) {
             self.begin_other(ring, (id, op, range), now);
         }
-        self.is_limited = !self.throttle.is_idle();
+        self.limits.is_limited = !self.limits.throttle.is_idle();
         self.pause_for_limits(ring);
     }
 
     fn pause_for_limits(&mut self, ring: &mut VolumeRing) {
-        if !self.is_draining && self.throttle.start_pause_if_needed() {
+        if !self.is_draining && self.limits.throttle.start_pause_if_needed() {
             let operation = self.begin_file(FileOperation::LimitPause);
             ring.pause(&PAUSE, operation);
         }

@@ -27,8 +27,8 @@ impl ServedVolume {
         match action {
             Action::Read { id, range, at, from } => {
                 let (file, file_offset_bytes) = match from {
-                    Source::Side(side) => (self.slots.sides[side as usize], range.start.byte_offset()),
-                    Source::Zeros => (self.shared.zeros, 0),
+                    Source::Side(side) => (self.disk.slots.sides[side as usize], range.start.byte_offset()),
+                    Source::Zeros => (self.disk.shared.zeros, 0),
                 };
                 let part = part(range, at, file, file_offset_bytes);
                 let counts = matches!(from, Source::Side(_)) && self.is_large(id);
@@ -43,7 +43,7 @@ impl ServedVolume {
                 self.punch(ring, side, range, FileOperation::Punch { request: id });
             }
             Action::Evict { range, side } => {
-                self.evictions.waiting.push_back((side, range));
+                self.disk.evictions.waiting.push_back((side, range));
                 self.evict(ring);
             }
             Action::Complete { id, result } => {
@@ -51,24 +51,16 @@ impl ServedVolume {
                 let outcome = result.map_err(|errno| holdfast_ring::KernelErrno::new(errno.0));
                 self.queues.complete(ring, id, outcome);
             }
-            Action::PrepareMap { chunk } => {
-                let (offset_bytes, len_bytes) = chunk_extent(chunk);
-                let operation = self.begin_file(FileOperation::PrepareLive(chunk));
-                ring.allocate(self.slots.live, FileRange { offset_bytes, len_bytes }, operation);
-            }
-            Action::ReleaseMap { chunk } => {
-                let (offset_bytes, len_bytes) = chunk_extent(chunk);
-                let operation = self.begin_file(FileOperation::ReleaseLive(chunk));
-                ring.punch_hole(self.slots.live, FileRange { offset_bytes, len_bytes }, operation);
-            }
+            Action::PrepareMap { chunk } => self.prepare_live(ring, chunk),
+            Action::ReleaseMap { chunk } => self.release_live(ring, chunk),
             Action::SyncSide { side } => {
                 let operation = self.begin_file(FileOperation::SyncSide(side));
-                ring.sync_data(self.slots.sides[side as usize], operation);
+                ring.sync_data(self.disk.slots.sides[side as usize], operation);
             }
             Action::WriteMap(writes) => self.write_map(ring, writes),
             Action::SyncMap => {
                 let operation = self.begin_file(FileOperation::SyncMap);
-                ring.sync_data(self.slots.map, operation);
+                ring.sync_data(self.disk.slots.map, operation);
             }
             Action::NextTurn => {
                 let operation = self.begin_file(FileOperation::NextTurn);
@@ -101,13 +93,25 @@ impl ServedVolume {
         }
     }
 
+    fn prepare_live(&mut self, ring: &mut VolumeRing, chunk: Chunk) {
+        let (offset_bytes, len_bytes) = chunk_extent(chunk);
+        let operation = self.begin_file(FileOperation::PrepareLive(chunk));
+        ring.allocate(self.disk.slots.live, FileRange { offset_bytes, len_bytes }, operation);
+    }
+
+    fn release_live(&mut self, ring: &mut VolumeRing, chunk: Chunk) {
+        let (offset_bytes, len_bytes) = chunk_extent(chunk);
+        let operation = self.begin_file(FileOperation::ReleaseLive(chunk));
+        ring.punch_hole(self.disk.slots.live, FileRange { offset_bytes, len_bytes }, operation);
+    }
+
     /// Reads a part that is on no side: at once, if its block is known to be in the slab.
     fn read_cold(&mut self, ring: &mut VolumeRing, mut read: Box<ColdRead>) {
         self.tally.cold_reads += 1;
         let range = read.range;
-        if let Some(slot) = self.known.find(range.start.block(), Mask::of(range), &read.runs) {
+        if let Some(slot) = self.slab.known.find(range.start.block(), Mask::of(range), &read.runs) {
             self.tally.slab_hits += 1;
-            self.passed.read(range, read.at == 0);
+            self.slab.passed.read(range, read.at == 0);
             return self.copy_cold(ring, read, slot);
         }
         let request = self.queues.described(read.request);
@@ -115,9 +119,9 @@ impl ServedVolume {
         // True if no later part of the request needs a task.
         let is_last_of_work = SectorRange::new(range.end(), end - range.end())
             .split_at_multiples(BLOCK_SECTORS)
-            .all(|rest| self.known.find(rest.start.block(), Mask::of(rest), &read.runs).is_some());
+            .all(|rest| self.slab.known.find(rest.start.block(), Mask::of(rest), &read.runs).is_some());
         read.remote_after = is_last_of_work.then(|| self.volume.remote_after(range.start.block()));
-        read.passed = self.passed.take();
+        read.passed = self.slab.passed.take();
         self.send(BackgroundWork::Cold(read));
     }
 
@@ -142,18 +146,18 @@ impl ServedVolume {
     /// Returns the location in the slab of the part of a read that begins `at` bytes into the request.
     pub(super) fn slab_part(&self, range: SectorRange, at: u32, slot: &SlabSlot) -> RequestPart {
         let in_block = (range.start.0 % BLOCK_SECTORS) * SECTOR_BYTES;
-        let file = if slot.is_in_memory() { self.shared.memory } else { self.shared.slab };
+        let file = if slot.is_in_memory() { self.disk.shared.memory } else { self.disk.shared.slab };
         part(range, at, file, slot.offset_bytes() + in_block)
     }
 
     /// Reports the blocks read on this thread to the slab, once it has processed the previous report.
     pub(super) fn send_used(&mut self) {
-        if Arc::strong_count(&self.used_in_progress) > 1 {
+        if Arc::strong_count(&self.slab.used_in_progress) > 1 {
             return;
         }
-        let slots = self.known.take_used();
+        let slots = self.slab.known.take_used();
         if !slots.is_empty() {
-            let in_progress = Arc::clone(&self.used_in_progress);
+            let in_progress = Arc::clone(&self.slab.used_in_progress);
             self.send(BackgroundWork::Used(UsedBlocks { slots, in_progress }));
         }
     }
@@ -174,7 +178,7 @@ impl ServedVolume {
             request_offset_bytes: 0,
             // A request has at most 1 MiB.
             len_bytes: request.len_bytes() as u32,
-            file: self.slots.sides[side as usize],
+            file: self.disk.slots.sides[side as usize],
             file_offset_bytes: range.start.byte_offset(),
         };
         debug_assert_eq!(u64::from(part.len_bytes), range.bytes(), "all of the request");
@@ -196,7 +200,7 @@ impl ServedVolume {
         side: Side,
         is_write: bool,
     ) {
-        let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
+        let part = part(range, 0, self.disk.slots.sides[side as usize], range.start.byte_offset());
         let operation = self.begin_file(FileOperation::MoveWhole { request: id });
         let counts = is_large(range.bytes());
         self.move_part(ring, PartMove { request: id, part, is_write, operation }, counts);
@@ -216,10 +220,10 @@ impl ServedVolume {
 
     /// Moves data for a request. A move that counts may wait until fewer bytes of the volume are in flight.
     fn move_part(&mut self, ring: &mut VolumeRing, next: PartMove, counts: bool) {
-        if !counts || self.moves.begins(next.part.len_bytes) {
+        if !counts || self.disk.moves.begins(next.part.len_bytes) {
             self.begin_move(ring, next);
         } else {
-            self.moves.wait(next);
+            self.disk.moves.wait(next);
         }
     }
 
@@ -240,8 +244,8 @@ impl ServedVolume {
     /// Records the end of a move that counts, and begins others.
     #[inline(never)]
     pub(super) fn large_move_ended(&mut self, ring: &mut VolumeRing, len_bytes: u32) {
-        self.moves.end(len_bytes);
-        while let Some(next) = self.moves.next() {
+        self.disk.moves.end(len_bytes);
+        while let Some(next) = self.disk.moves.next() {
             self.begin_move(ring, next);
         }
     }
@@ -265,7 +269,7 @@ impl ServedVolume {
 
     /// Counts a file operation of this volume. Returns it for the ring.
     pub(super) fn begin_file(&mut self, operation: FileOperation) -> InFlight {
-        self.operations += 1;
+        self.disk.operations += 1;
         InFlight::File { volume: self.key, operation }
     }
 
@@ -274,18 +278,18 @@ impl ServedVolume {
     pub(super) fn prepare_durable(&mut self, ring: &mut VolumeRing, chunk: Chunk) {
         let (offset_bytes, len_bytes) = durable_map::chunk_extent(chunk);
         let operation = self.begin_file(FileOperation::PrepareDurable(chunk));
-        ring.allocate(self.slots.map, FileRange { offset_bytes, len_bytes }, operation);
+        ring.allocate(self.disk.slots.map, FileRange { offset_bytes, len_bytes }, operation);
     }
 
     fn punch(&mut self, ring: &mut VolumeRing, side: Side, range: SectorRange, operation: FileOperation) {
         let whole = FileRange { offset_bytes: range.start.byte_offset(), len_bytes: range.bytes() };
         let operation = self.begin_file(operation);
-        ring.punch_hole(self.slots.sides[side as usize], whole, operation);
+        ring.punch_hole(self.disk.slots.sides[side as usize], whole, operation);
     }
 
     /// Punches holes for ranges that an eviction frees, as many as may be in flight.
     pub(super) fn evict(&mut self, ring: &mut VolumeRing) {
-        while let Some((side, range)) = self.evictions.next() {
+        while let Some((side, range)) = self.disk.evictions.next() {
             self.punch(ring, side, range, FileOperation::Evict);
         }
     }
@@ -293,10 +297,10 @@ impl ServedVolume {
     /// Writes pages of the durable map. Frees each write's bytes as soon as they are copied to aligned
     /// memory, so that all of them never exist twice.
     fn write_map(&mut self, ring: &mut VolumeRing, writes: Vec<MapWrite>) {
-        self.map_writes.in_flight = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
+        self.disk.map_writes.in_flight = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
         for MapWrite { offset, bytes } in writes {
             let operation = self.begin_file(FileOperation::WriteMap);
-            ring.write(self.slots.map, offset, HeapBuffer::from_slice(&bytes), operation);
+            ring.write(self.disk.slots.map, offset, HeapBuffer::from_slice(&bytes), operation);
         }
     }
 }

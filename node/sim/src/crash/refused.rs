@@ -40,7 +40,7 @@ fn world(scenario: Scenario, seed: u64) -> World {
 pub fn writes(scenario: Scenario, seed: u64) -> BTreeMap<WriteStep, u64> {
     let mut world = world(scenario, seed);
     assert_eq!(scenario.play(&mut world), Ok(()), "nothing ends it");
-    world.strikes.visits().clone()
+    world.failures.strikes.visits().clone()
 }
 
 impl RefusedWrite {

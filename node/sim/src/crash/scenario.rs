@@ -8,11 +8,10 @@ use holdfast_format::record::{Body, Record};
 use holdfast_format::safeguard::Safeguard;
 use holdfast_types::{CHUNK_SECTORS, SectorRange};
 
-use super::watch::has_ended_process;
+use super::stage::{Played, Stage};
 use crate::bug::Bug;
 use crate::calls::StoreCall;
 use crate::disk::Fate;
-use crate::drive;
 use crate::world::{Faults, World};
 
 pub(super) const HOSTS: usize = 2;
@@ -80,9 +79,6 @@ pub enum Scenario {
     Control,
 }
 
-/// `Err` is the host whose process was ended.
-pub(super) type Played = Result<(), usize>;
-
 impl Scenario {
     /// All scenarios.
     pub const ALL: [Self; 23] = [
@@ -132,8 +128,9 @@ impl Scenario {
         }
     }
 
-    pub(super) fn world(self, seed: u64) -> World {
-        let faults = match self {
+    /// Returns the faults up to the death.
+    fn faults(self) -> Faults {
+        match self {
             Self::Life
             | Self::Takeover
             | Self::Recovery
@@ -157,8 +154,11 @@ impl Scenario {
             | Self::Control => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
-        };
-        let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, faults);
+        }
+    }
+
+    pub(super) fn world(self, seed: u64) -> World {
+        let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, self.faults());
         if matches!(
             self,
             Self::Life
@@ -620,109 +620,4 @@ fn record_in_flight(world: &World) -> bool {
 
 fn has_record_in_flight(world: &World, host: usize) -> bool {
     world.has_store_call(host, |call| matches!(call, StoreCall::Create { .. }))
-}
-
-/// A scenario in progress, on the driven host.
-struct Stage<'a> {
-    world: &'a mut World,
-    host: usize,
-}
-
-impl Stage<'_> {
-    fn check_alive(&self) -> Played {
-        if has_ended_process() || self.world.failed_host().is_some() { Err(self.host) } else { Ok(()) }
-    }
-
-    fn step(&mut self) -> Played {
-        drive::step(self.world, self.host);
-        self.check_alive()
-    }
-
-    fn run_until(&mut self, done: impl Fn(&World) -> bool) -> Played {
-        for _ in 0..2000 {
-            if done(self.world) {
-                return Ok(());
-            }
-            self.step()?;
-        }
-        panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
-    }
-
-    /// Runs until `done`, without completing object reads.
-    fn run_until_without_reads(&mut self, done: impl Fn(&World) -> bool) -> Played {
-        for _ in 0..2000 {
-            if done(self.world) {
-                return Ok(());
-            }
-            match self.world.first_due_without_reads(self.host) {
-                Some(index) => self.world.step_job(self.host, index),
-                None => self.world.tick(self.host, 500),
-            }
-            self.check_alive()?;
-        }
-        panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
-    }
-
-    /// Evicts all data from the sides.
-    fn evict_all(&mut self) -> Played {
-        let host = self.host;
-        self.world.limit_cache(0);
-        self.run_until(|world| world.held_sectors(host) == 0)?;
-        self.world.limit_cache(100);
-        Ok(())
-    }
-
-    fn issue(&mut self, requests: &[(Op, u64, u64)]) -> Played {
-        let host = self.host;
-        for (op, start, sectors) in requests {
-            self.run_until(|world| world.is_ready(host))?;
-            self.world.request(host, *op, SectorRange::new(*start, *sectors)).expect("the device has room");
-            self.check_alive()?;
-        }
-        Ok(())
-    }
-
-    fn snapshot(&mut self) -> Played {
-        self.world.request_snapshot(self.host, false);
-        self.check_alive()
-    }
-
-    /// Runs the control plane until `done`.
-    fn run_control_until(&mut self, done: impl Fn(&World) -> bool) -> Played {
-        while !done(self.world) {
-            assert!(!self.world.control_is_idle(), "the control plane has ended");
-            self.world.step_control();
-            self.check_alive()?;
-        }
-        Ok(())
-    }
-
-    /// Runs the control plane to its end.
-    fn end_control(&mut self) -> Played {
-        self.run_control_until(World::control_is_idle)
-    }
-
-    fn grow(&mut self, sectors: u64) -> Played {
-        self.world.grow(self.host, sectors);
-        self.check_alive()
-    }
-
-    fn run_until_idle(&mut self) -> Played {
-        let host = self.host;
-        self.run_until(|world| drive::is_idle(world, host))
-    }
-
-    fn complete(&mut self, requests: &[(Op, u64, u64)]) -> Played {
-        self.issue(requests)?;
-        self.run_until_idle()
-    }
-
-    fn detach(&mut self) -> Played {
-        while self.world.has_device(self.host) {
-            self.world.begin_detach(self.host);
-            self.check_alive()?;
-            self.step()?;
-        }
-        Ok(())
-    }
 }

@@ -66,8 +66,8 @@ impl World {
         let here = &mut self.hosts[host];
         assert!(!here.tmpfs.has_map(), "attached already");
         here.attempt.begin(self.writers.count());
-        here.requested_snapshots.clear();
-        here.released_cuts.clear();
+        here.snapshots.requested.clear();
+        here.snapshots.released_cuts.clear();
         let process = here.process.as_mut().expect("just begun");
         process.dies_after = dies_after;
         process.attach(claim);

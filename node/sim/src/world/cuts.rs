@@ -21,10 +21,10 @@ impl World {
         if self.hosts[host].process.as_ref().is_none_or(|process| process.volume.is_none()) {
             return;
         }
-        let Some((uid, answer)) = self.hosts[host].cut else {
+        let Some((uid, answer)) = self.hosts[host].snapshots.cut else {
             self.cuts += 1;
             let uid = SnapshotUid((OF_A_CUT + u128::from(self.cuts)).to_le_bytes());
-            self.hosts[host].cut = Some((uid, None));
+            self.hosts[host].snapshots.cut = Some((uid, None));
             let forgotten = self.store.forgotten_snapshots();
             return self.send_event(host, Event::PrepareCut { uid, forgotten });
         };
@@ -32,12 +32,12 @@ impl World {
             None if hasty => self.send_event(host, Event::ReleaseCut { uid }),
             None => {}
             Some(CutAnswer::Prepared) => {
-                self.hosts[host].cut = Some((uid, None));
+                self.hosts[host].snapshots.cut = Some((uid, None));
                 self.send_event(host, Event::Cut { uid });
             }
             Some(CutAnswer::Held) => self.send_event(host, Event::ReleaseCut { uid }),
             Some(CutAnswer::Busy | CutAnswer::Released | CutAnswer::Lapsed) => {
-                self.hosts[host].cut = None;
+                self.hosts[host].snapshots.cut = None;
                 self.send_event(host, Event::AwaitCut { uid });
             }
         }
@@ -45,7 +45,7 @@ impl World {
 
     /// Checks that the registered snapshot of a cut is of the point at which its writes were released.
     pub(super) fn check_cut(&self, host: usize, uid: SnapshotUid, registered: &Cut) {
-        let Some(released) = self.hosts[host].released_cuts.get(&uid) else { return };
+        let Some(released) = self.hosts[host].snapshots.released_cuts.get(&uid) else { return };
         let sectors = released.touched().chain(registered.touched());
         for sector in sectors {
             let (held, holds) = (released.allowed(sector), registered.allowed(sector));

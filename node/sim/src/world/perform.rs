@@ -1,16 +1,19 @@
 //! Actions of the engine on the local host, executed by its own thread: files, the live map, answers to
 //! the client.
 
-use holdfast_engine::action::{Action, Source};
+use holdfast_engine::action::{Action, MapWrite, Source};
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_engine::sector_map::chunk_extent;
 use holdfast_engine::settings::Durability;
 use holdfast_format::side::Side;
+use holdfast_types::{Chunk, SectorRange};
 
 use super::World;
 use crate::bug::{Mutation, is_mutated};
-use crate::disk::SyncMark;
+use crate::device::Device;
+use crate::disk::{Disk, SyncMark};
 use crate::invariant::Invariant;
+use crate::rng::Rng;
 
 impl World {
     /// Executes the action; returns the event for the engine.
@@ -19,61 +22,26 @@ impl World {
             return Some(refused);
         }
         let fails = self.failures.local_fails(&mut self.rng);
-        let result = if fails { Err(Errno::EIO) } else { Ok(()) };
         let here = &mut self.hosts[host];
         let mut disk = here.disk.lock();
+        let mut files = LocalFiles {
+            disk: &mut disk,
+            device: &mut here.device,
+            rng: &mut self.rng,
+            is_full: here.fault.full,
+            fails,
+        };
         Some(match action {
-            Action::Read { id, range, at, from } => {
-                let stamps = disk.read(*range, *from, fails);
-                let device = here.device.as_mut().expect("a read has a device");
-                let skips = *from == Source::Zeros && is_mutated(Mutation::ZerosNotFilled);
-                let result = if skips { Ok(()) } else { device.end_piece(*id, *range, *at, stamps) };
-                Event::IoCompleted { id: *id, result }
-            }
-            Action::Write { id, range, side } if here.fault.full => {
-                let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
-                let has_room = disk.overwrite(*side, *range, stamp);
-                Event::IoCompleted { id: *id, result: if has_room { Ok(()) } else { Err(Errno::ENOSPC) } }
-            }
-            // A hole in the middle of an extent splits it.
-            Action::Punch { id, .. } if here.fault.full && self.rng.once_in(2) => {
-                Event::IoCompleted { id: *id, result: Err(Errno::ENOSPC) }
-            }
-            Action::Evict { .. } if here.fault.full && self.rng.once_in(2) => {
-                Event::Evicted { result: Err(Errno::ENOSPC) }
-            }
-            Action::PrepareMap { chunk } if here.fault.full => {
-                Event::MapPrepared { chunk: *chunk, result: Err(Unprepared::Disk(Errno::ENOSPC)) }
-            }
-            Action::WriteMap(writes)
-                if here.fault.full && !writes.iter().all(|write| disk.has_room(write)) =>
-            {
-                Event::MapWritten { result: Err(Errno::ENOSPC) }
-            }
-            Action::Write { id, range, side } => {
-                let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
-                disk.side(*side).write_part(*range, stamp, || !fails || self.rng.once_in(2));
-                let full = fails && self.rng.once_in(2);
-                Event::IoCompleted { id: *id, result: if full { Err(Errno::ENOSPC) } else { result } }
-            }
-            Action::Punch { id, range, side } => {
-                disk.side(*side).write_part(*range, 0, || !fails || self.rng.once_in(2));
-                Event::IoCompleted { id: *id, result }
-            }
-            Action::Evict { range, side } => {
-                if !fails {
-                    disk.side(*side).punch(*range);
-                }
-                Event::Evicted { result }
-            }
+            Action::Read { id, range, at, from } => files.read(*id, *range, *at, *from),
+            Action::Write { id, range, side } => files.write(*id, *range, *side),
+            Action::Punch { id, range, side } => files.punch(*id, *range, *side),
+            Action::Evict { range, side } => files.evict(*range, *side),
             Action::Complete { id, result } => {
                 drop(disk);
                 self.complete(host, *id, *result);
                 return None;
             }
-            Action::PrepareMap { chunk } => {
-                Event::MapPrepared { chunk: *chunk, result: result.map_err(Unprepared::RunDir) }
-            }
+            Action::PrepareMap { chunk } => files.prepare_map(*chunk),
             Action::ReleaseMap { chunk } => {
                 if !fails {
                     here.tmpfs.punch(chunk_extent(*chunk));
@@ -84,16 +52,8 @@ impl World {
                 drop(disk);
                 self.sync_side(host, *side, mark.expect("a sync has a mark"))
             }
-            Action::WriteMap(writes) => {
-                for write in writes {
-                    disk.map.write(write, || !fails || self.rng.once_in(2));
-                }
-                Event::MapWritten { result }
-            }
-            Action::SyncMap => {
-                disk.map.end_sync(mark.expect("a sync has a mark"), fails);
-                Event::MapSynced { result }
-            }
+            Action::WriteMap(writes) => files.write_map(writes),
+            Action::SyncMap => files.sync_map(mark.expect("a sync has a mark")),
             Action::NextTurn => Event::NextTurn,
             Action::Pause => Event::PauseEnded,
             Action::Report(report) => {
@@ -152,5 +112,89 @@ impl World {
         let fails = std::mem::take(&mut at.unreported_failure) || self.failures.sync_fails(&mut self.rng);
         at.end_sync(mark, fails);
         Event::SideSynced { side, result: if fails { Err(Errno::EIO) } else { Ok(()) } }
+    }
+}
+
+/// The disk and the device of a host during one action, and the fate of the action.
+struct LocalFiles<'a> {
+    disk: &'a mut Disk,
+    device: &'a mut Option<Device>,
+    rng: &'a mut Rng,
+    /// True if the disk accepts no more data.
+    is_full: bool,
+    fails: bool,
+}
+
+impl LocalFiles<'_> {
+    /// Returns the result of the action, unless the disk is full.
+    fn result(&self) -> Result<(), Errno> {
+        if self.fails { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    /// Reads a piece of a request.
+    fn read(&mut self, id: RequestId, range: SectorRange, at: u32, from: Source) -> Event {
+        let stamps = self.disk.read(range, from, self.fails);
+        let device = self.device.as_mut().expect("a read has a device");
+        let skips = from == Source::Zeros && is_mutated(Mutation::ZerosNotFilled);
+        let result = if skips { Ok(()) } else { device.end_piece(id, range, at, stamps) };
+        Event::IoCompleted { id, result }
+    }
+
+    /// Writes the data of a request. A full disk accepts only what overwrites other data.
+    fn write(&mut self, id: RequestId, range: SectorRange, side: Side) -> Event {
+        let stamp = self.device.as_mut().expect("a write has a device").request(id).serial;
+        if self.is_full {
+            let has_room = self.disk.overwrite(side, range, stamp);
+            return Event::IoCompleted { id, result: if has_room { Ok(()) } else { Err(Errno::ENOSPC) } };
+        }
+        self.disk.side(side).write_part(range, stamp, || !self.fails || self.rng.once_in(2));
+        let full = self.fails && self.rng.once_in(2);
+        Event::IoCompleted { id, result: if full { Err(Errno::ENOSPC) } else { self.result() } }
+    }
+
+    /// Makes a hole for a request.
+    fn punch(&mut self, id: RequestId, range: SectorRange, side: Side) -> Event {
+        // A hole in the middle of an extent splits it.
+        if self.is_full && self.rng.once_in(2) {
+            return Event::IoCompleted { id, result: Err(Errno::ENOSPC) };
+        }
+        self.disk.side(side).write_part(range, 0, || !self.fails || self.rng.once_in(2));
+        Event::IoCompleted { id, result: self.result() }
+    }
+
+    /// Makes a hole in place of clean data.
+    fn evict(&mut self, range: SectorRange, side: Side) -> Event {
+        if self.is_full && self.rng.once_in(2) {
+            return Event::Evicted { result: Err(Errno::ENOSPC) };
+        }
+        if !self.fails {
+            self.disk.side(side).punch(range);
+        }
+        Event::Evicted { result: self.result() }
+    }
+
+    /// Reserves the disk space and the memory of a chunk.
+    fn prepare_map(&self, chunk: Chunk) -> Event {
+        if self.is_full {
+            return Event::MapPrepared { chunk, result: Err(Unprepared::Disk(Errno::ENOSPC)) };
+        }
+        Event::MapPrepared { chunk, result: self.result().map_err(Unprepared::RunDir) }
+    }
+
+    /// Writes to the durable map.
+    fn write_map(&mut self, writes: &[MapWrite]) -> Event {
+        if self.is_full && !writes.iter().all(|write| self.disk.has_room(write)) {
+            return Event::MapWritten { result: Err(Errno::ENOSPC) };
+        }
+        for write in writes {
+            self.disk.map.write(write, || !self.fails || self.rng.once_in(2));
+        }
+        Event::MapWritten { result: self.result() }
+    }
+
+    /// Syncs the durable map.
+    fn sync_map(&mut self, mark: SyncMark) -> Event {
+        self.disk.map.end_sync(mark, self.fails);
+        Event::MapSynced { result: self.result() }
     }
 }

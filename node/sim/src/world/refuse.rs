@@ -14,12 +14,12 @@ use crate::strike::{Condition, Strike, WriteStep};
 impl World {
     /// Arms the failure of a write.
     pub(crate) fn arm(&mut self, strike: Strike) {
-        self.strikes.arm(strike);
+        self.failures.strikes.arm(strike);
     }
 
     /// Returns the host whose write failed.
     pub(crate) fn failed_host(&self) -> Option<usize> {
-        self.strikes.failed_host()
+        self.failures.strikes.failed_host()
     }
 
     /// Returns true if the engine on `host` detaches.
@@ -29,14 +29,14 @@ impl World {
 
     /// Ends the failure: the file system has space again, and accepts writes.
     pub(crate) fn end_strike(&mut self) {
-        if let Some(host) = self.strikes.end() {
+        if let Some(host) = self.failures.strikes.end() {
             let fault = self.hosts[host].fault;
             self.set_fault(host, HostFault { full: false, ..fault });
         }
     }
 
     fn count_write(&mut self, host: usize, step: WriteStep) -> Option<Strike> {
-        let (strike, is_first) = self.strikes.count_write(host, step)?;
+        let (strike, is_first) = self.failures.strikes.count_write(host, step)?;
         if is_first {
             self.hosts[host].disk_past.note_full();
             if strike.may_fail_requests() {

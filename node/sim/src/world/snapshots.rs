@@ -80,7 +80,7 @@ impl World {
         process.snapshots.insert(uid);
         // An existing snapshot says nothing about later completions.
         if self.store.registered().iter().all(|known| known.uid != uid) {
-            here.requested_snapshots.entry(uid).or_insert_with(|| here.content.model.cut());
+            here.snapshots.requested.entry(uid).or_insert_with(|| here.content.model.cut());
         }
         self.send_event(host, Event::Snapshot { uid, forgotten });
     }
@@ -97,7 +97,7 @@ impl World {
         let here = &self.hosts[host];
         // The guarantee to a client is checked while its host is the newest writer.
         if let Some(requested) =
-            here.requested_snapshots.get(&taken.uid).filter(|_| self.writers.is_last(host))
+            here.snapshots.requested.get(&taken.uid).filter(|_| self.writers.is_last(host))
         {
             here.content.model.check_snapshot(&cut, requested);
         }

@@ -7,7 +7,7 @@ use holdfast_crds::{
 
 use holdfast_types::SnapshotUid;
 
-use super::super::facts::AttachedWriter;
+use super::super::facts::{AttachedWriter, ContentFacts, VolumeIdentity};
 use super::super::found_in_store::LastWriter;
 use super::super::snapshot_fact::{SnapshotFact, TakenSnapshot};
 use super::super::source_fact::SourceFact;
@@ -30,11 +30,13 @@ fn spec() -> VolumeSpec {
 /// A new volume whose store is Ready.
 fn new_volume() -> ClusterFacts {
     ClusterFacts {
-        name: "data".to_owned(),
-        uid: "uid-1".to_owned(),
-        id: "uid-1".to_owned(),
-        rival: None,
-        found: None,
+        identity: VolumeIdentity {
+            name: "data".to_owned(),
+            uid: "uid-1".to_owned(),
+            id: "uid-1".to_owned(),
+            rival: None,
+        },
+        content: ContentFacts::NOT_READ,
         generation: 3,
         spec: spec(),
         status: VolumeStatus::default(),
@@ -47,9 +49,6 @@ fn new_volume() -> ClusterFacts {
         acknowledged: None,
         store: StoreFact::Ready,
         trash: Some(terms()),
-        snapshot: SnapshotFact::NotRead,
-        is_clone_name_taken: false,
-        source: SourceFact::NotRead,
         node_known: true,
     }
 }
@@ -64,7 +63,7 @@ fn existing(desired: &str, assigned: &str, serving: &str) -> ClusterFacts {
     let mut facts = ClusterFacts { finalizer: true, ..new_volume() };
     facts.spec.node_name = text(desired);
     facts.status = VolumeStatus {
-        volume_id: Some(facts.id.clone()),
+        volume_id: Some(facts.identity.id.clone()),
         assigned_node: text(assigned),
         node: text(serving),
         device_path: text(serving).map(|_| "/dev/ublkb0".to_owned()),
@@ -340,7 +339,8 @@ fn a_volume_carries_its_identity_in_its_spec() {
 
 /// A volume to adopt with this desired size, while the store holds `found`.
 fn adopted(size: Option<&str>, found: FoundInStore) -> ClusterFacts {
-    let mut facts = ClusterFacts { found: Some(found), finalizer: true, ..new_volume() };
+    let content = ContentFacts { found: Some(found), ..ContentFacts::NOT_READ };
+    let mut facts = ClusterFacts { content, finalizer: true, ..new_volume() };
     facts.spec.source = VolumeSource::Existing(Empty {});
     facts.spec.size = size.map(str::to_owned);
     facts
@@ -366,7 +366,7 @@ fn an_existing_volume_is_adopted_with_its_size() {
         for part in ["1073741824 bytes", "node gone ", "epoch 7", "has not detached", "force-detach=gone"] {
             assert!(message.contains(part), "{message}");
         }
-        (facts.status, facts.found) = (status, None);
+        (facts.status, facts.content.found) = (status, None);
         assert!(!facts.needs_found(), "the log is read once");
         assert_eq!(last_report(&plan(&facts, &now())).conditions[0].message, message);
     }
@@ -405,7 +405,8 @@ fn an_impossible_adoption_names_the_field() {
 
 /// A volume that starts from VolumeSnapshot `nightly`, with this desired size.
 fn restored(size: Option<&str>, snapshot: SnapshotFact) -> ClusterFacts {
-    let mut facts = ClusterFacts { snapshot, finalizer: true, ..new_volume() };
+    let content = ContentFacts { snapshot, ..ContentFacts::NOT_READ };
+    let mut facts = ClusterFacts { content, finalizer: true, ..new_volume() };
     facts.spec.source = VolumeSource::Snapshot(SnapshotSource { name: "nightly".to_owned() });
     facts.spec.size = size.map(str::to_owned);
     facts
@@ -547,8 +548,8 @@ fn snapshots_are_looked_up_only_for_empty_volumes() {
 
 #[test]
 fn an_identity_of_another_volume_is_not_provisioned() {
-    for facts in [new_volume(), adopted(None, there())] {
-        let facts = ClusterFacts { rival: Some("first".to_owned()), ..facts };
+    for mut facts in [new_volume(), adopted(None, there())] {
+        facts.identity.rival = Some("first".to_owned());
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["report"]);
         let status = last_report(&steps);
@@ -567,9 +568,9 @@ fn deletion_of_an_unprovisioned_volume_removes_only_its_own() {
         plan(facts, &now()).contains(&OperatorStep::RemoveObjects { if_own, keep, cut_off: None })
     };
     assert!(removes(&facts, false, true));
-    facts.rival = Some("first".to_owned());
+    facts.identity.rival = Some("first".to_owned());
     assert!(removes(&facts, true, true), "of one of the two");
-    facts.rival = None;
+    facts.identity.rival = None;
     facts.status.conditions[0].status = "False".to_owned();
     assert!(removes(&facts, true, false), "it holds nothing");
 }
@@ -773,7 +774,8 @@ fn a_volume_above_the_largest_size_is_not_adopted() {
 
 /// A clone of Volume `original`, with our finalizer.
 fn cloned(size: Option<&str>, snapshot: SnapshotFact, source: SourceFact) -> ClusterFacts {
-    let mut facts = ClusterFacts { finalizer: true, snapshot, source, ..new_volume() };
+    let content = ContentFacts { snapshot, source, ..ContentFacts::NOT_READ };
+    let mut facts = ClusterFacts { finalizer: true, content, ..new_volume() };
     facts.spec.source = VolumeSource::Volume(CloneSource { name: "original".to_owned() });
     facts.spec.size = size.map(str::to_owned);
     facts
@@ -805,7 +807,7 @@ fn a_clone_begins_with_its_snapshot_and_drops_it() {
     let OperatorStep::Report(recorded) = &steps[0] else { panic!("a report") };
     facts.status = recorded.as_ref().clone();
     for snapshot in [SnapshotFact::Missing, SnapshotFact::Deleting, taken("other@3", "store")] {
-        facts.snapshot = snapshot;
+        facts.content.snapshot = snapshot;
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["provision", "drop", "report"]);
         let snapshot = source("first@17", false);
@@ -826,8 +828,9 @@ fn a_deleted_clone_leaves_no_snapshot() {
 #[test]
 fn a_volume_that_cannot_be_cloned_names_the_field() {
     let clone = |source| cloned(None, SnapshotFact::Missing, source);
-    let itself = ClusterFacts { name: "original".to_owned(), ..clone(original("store")) };
-    let taken = ClusterFacts { is_clone_name_taken: true, ..clone(original("store")) };
+    let (mut itself, mut taken) = (clone(original("store")), clone(original("store")));
+    itself.identity.name = "original".to_owned();
+    taken.content.is_clone_name_taken = true;
     let failed = SnapshotFact::Failed { why: "VolumeReplaced: m".to_owned() };
     let small = cloned(Some("1Mi"), SnapshotFact::Missing, original("store"));
     for (facts, phase, reason, field) in [

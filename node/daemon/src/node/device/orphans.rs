@@ -53,7 +53,7 @@ impl DeviceSweep<'_> {
             tracing::error!(
                 device = id, %state,
                 "a device of this installation has no readable record in node.run_dir. The daemon does not touch it, and \
-                 requests to it wait. Unmount it and restart the host"
+                 requests to it wait. Restart the host"
             );
             return;
         }
@@ -79,8 +79,18 @@ impl DeviceSweep<'_> {
     }
 }
 
+/// Returns the devices of an installation that programs may use: all except those that never served or were
+/// stopped.
+pub(in crate::node) fn usable_devices(
+    devices: &dyn Devices,
+    installation: Installation,
+) -> Result<Vec<DeviceInfo>, ControlError> {
+    let ours = orphans(devices, installation, &BTreeSet::new())?;
+    Ok(ours.into_iter().filter(|info| info.state != DeviceState::Dead).collect())
+}
+
 /// Returns the devices of an installation whose tag is not `known`, in any state.
-pub(in crate::node) fn orphans(
+fn orphans(
     devices: &dyn Devices,
     installation: Installation,
     known: &BTreeSet<u64>,

@@ -50,6 +50,16 @@ impl fmt::Display for Installation {
 impl Installation {
     /// Reads the identity of a state directory, or creates it.
     pub(in crate::node) fn of(state_dir: &Path) -> Result<Self, NodeError> {
+        if let Some(known) = Self::read(state_dir)? {
+            return Ok(known);
+        }
+        let identity = random();
+        replace_exact(&state_dir.join(FILE), &identity, 0o600)?;
+        Ok(Self(identity))
+    }
+
+    /// Reads the identity of a state directory, if it has one.
+    pub(in crate::node) fn read(state_dir: &Path) -> Result<Option<Self>, NodeError> {
         let path = state_dir.join(FILE);
         match fs::read(&path) {
             Ok(bytes) => {
@@ -57,13 +67,9 @@ impl Installation {
                     path,
                     source: LocalDamage::Length { found: bytes.len(), expected: size_of::<Self>() },
                 })?;
-                Ok(Self(identity))
+                Ok(Some(Self(identity)))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let identity = random();
-                replace_exact(&path, &identity, 0o600)?;
-                Ok(Self(identity))
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(file(&path, "read")(error)),
         }
     }

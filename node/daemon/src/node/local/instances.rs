@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! <run>/instances    their names, a list in JSON (tmpfs)
+//! <run>/takeovers    the last one, and how often each ended after it had taken over from an older one (tmpfs)
 //! ```
 //! A pod is an instance: its daemon may be restarted. The owner of the directories hands them over to younger
-//! instances only: otherwise the daemons of an old and a new pod would alternate indefinitely.
+//! instances only, and not endlessly to one that ends each time: otherwise the daemons of an old and a new pod
+//! would alternate indefinitely.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -20,7 +23,7 @@ use crate::node::local::record_json::{read, write};
 const MAX_INSTANCES: usize = 64;
 
 /// Name of an instance, such as the uid of its pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Instance(String);
 
@@ -62,6 +65,16 @@ pub(crate) struct Instances {
     /// Oldest first.
     known: Vec<Instance>,
     own: Option<Instance>,
+    takeovers: Takeovers,
+}
+
+/// `<run>/takeovers`.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Takeovers {
+    /// The last instance that used the directory.
+    last: Option<Instance>,
+    /// Number of times that an older instance had to follow each of these.
+    failed: BTreeMap<Instance, u32>,
 }
 
 impl Instances {
@@ -76,7 +89,30 @@ impl Instances {
             known.drain(..known.len().saturating_sub(MAX_INSTANCES));
             write(&path, &known).unwrap_or_else(|error| warned(&path, &error));
         }
-        Self { known, own }
+        let mut joined = Self { known, own, takeovers: Takeovers::default() };
+        joined.count_takeover(&run_dir.join("takeovers"));
+        joined
+    }
+
+    /// Counts a failed takeover of the last instance if this process follows a younger one.
+    fn count_takeover(&mut self, path: &Path) {
+        let before = read::<Takeovers>(path).unwrap_or_else(|error| warned(path, &error)).unwrap_or_default();
+        let mut takeovers = before.clone();
+        takeovers.failed.retain(|instance, _| self.known.contains(instance));
+        if let Some(last) = takeovers.last.take().filter(|last| self.own.is_some() && self.is_newer(last)) {
+            *takeovers.failed.entry(last).or_default() += 1;
+        }
+        takeovers.last.clone_from(&self.own);
+        if takeovers != before {
+            write(path, &takeovers).unwrap_or_else(|error| warned(path, &error));
+        }
+        self.takeovers = takeovers;
+    }
+
+    /// Returns the number of times that `other` took over from an older instance and ended, so that the older
+    /// one served again.
+    pub(crate) fn failed_takeovers(&self, other: &Instance) -> u32 {
+        self.takeovers.failed.get(other).copied().unwrap_or_default()
     }
 
     /// Returns true if `other` first used the directory after this process's instance, or never did.
@@ -121,6 +157,22 @@ mod tests {
         assert!(again.is_newer(&instance("two")) && again.is_newer(&instance("three")));
         let unnamed = Instances::join(run, None);
         assert!(unnamed.is_newer(&instance("three")) && !unnamed.is_newer(&instance("two")));
+    }
+
+    #[test]
+    fn only_takeovers_that_an_older_instance_follows_have_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let join = |name| Instances::join(dir.path(), Some(instance(name)));
+        let failed = |name| join("one").failed_takeovers(&instance(name));
+        assert_eq!(failed("two"), 0);
+        join("two");
+        assert_eq!([failed("two"), failed("two")], [1, 1], "the first one was restarted alone");
+        join("two");
+        join("two");
+        assert_eq!([failed("two"), failed("three"), failed("one")], [2, 0, 0]);
+        join("two");
+        let third = join("three");
+        assert_eq!(third.failed_takeovers(&instance("two")), 2, "it was replaced by a younger one");
     }
 
     #[test]

@@ -12,7 +12,6 @@
 //! that was emptied without a reboot of the host is rejected while a device of its volumes remains; without
 //! one only the live maps are lost, as after a reboot.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -23,13 +22,12 @@ use std::time::Duration;
 
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
-use holdfast_ublk::DeviceState;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::node::NodeConfig;
 use crate::node::device::kernel::{Devices, Kernel};
-use crate::node::device::orphans::orphans;
+use crate::node::device::orphans::usable_devices;
 use crate::node::device::tag::Installation;
 use crate::node::error::{NodeError, file};
 use crate::node::local::detached_cache::trash_dir;
@@ -227,7 +225,7 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
         && last.run_id != now.run_id
         && is_attached(config)?
     {
-        let left = devices_left(devices, installation)?;
+        let left: Vec<u32> = usable_devices(devices, installation)?.into_iter().map(|info| info.id).collect();
         if !left.is_empty() {
             let (state_dir, last_run_dir) = (state_dir.clone(), last.run_dir.clone());
             return Err(NodeError::StateInUse { state_dir, run_dir: run_dir.clone(), last_run_dir, left });
@@ -266,13 +264,6 @@ fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
     let spill_files = spill_files_dir(&config.state_dir);
     let has_spilled = spill_files.is_dir() && !volumes_under(&spill_files)?.is_empty();
     Ok(has_spilled || volumes_under(&state_volumes(&config.state_dir))?.iter().any(is_open))
-}
-
-/// Returns the numbers of the installation's devices that programs may use: all except those that never
-/// served or were stopped.
-fn devices_left(devices: &dyn Devices, installation: Installation) -> Result<Vec<u32>, NodeError> {
-    let ours = orphans(devices, installation, &BTreeSet::new())?;
-    Ok(ours.into_iter().filter(|info| info.state != DeviceState::Dead).map(|info| info.id).collect())
 }
 
 fn random_id() -> String {

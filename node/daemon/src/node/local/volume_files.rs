@@ -37,7 +37,6 @@ use holdfast_types::{Epoch, SECTOR_BYTES, VolumeId};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::node::NodeConfig;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::limit::{MAP_READERS, MAP_WINDOW_BYTES};
 use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
@@ -541,26 +540,6 @@ pub(crate) fn attached_volumes(dirs: &LocalDirs) -> Result<BTreeSet<VolumeId>, N
         volumes.extend(volumes_under(&dir)?.into_iter().filter(is_attached));
     }
     Ok(volumes)
-}
-
-/// Reads each attached volume's recovery data, without changes: checks that this version can read it.
-///
-/// # Errors
-/// The unreadable file.
-pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
-    let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
-    for volume in attached_volumes(&dirs)? {
-        let local = dirs.of(&volume);
-        local.check_layout()?;
-        let Some(record) = local.read_record()? else { continue };
-        local.read_header()?;
-        local.read_pending()?;
-        // Without a device, an attach may be creating the map.
-        if record.device_id.is_some() {
-            live_map::check(&local.live_map_path(), &volume)?;
-        }
-    }
-    Ok(())
 }
 
 /// Returns the volumes with a directory under `dir`: [`run_volumes`] or [`state_volumes`].

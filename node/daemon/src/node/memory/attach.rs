@@ -9,7 +9,7 @@ use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory, QueueShare};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
-use holdfast_ublk::{DeviceSpec, Transport};
+use holdfast_ublk::{Device, DeviceSpec, Transport};
 use parking_lot::Mutex;
 
 use super::detach::delete_device;
@@ -125,12 +125,7 @@ impl Node {
     ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
         let volume = &request.volume;
-        self.check_memory_limits(volume, (None, &shape), self.0.memory.others_most(volume))?;
-        let others = self.0.memory.spill_bytes(Some(volume));
-        self.check_spill_disk(volume, shape.spill_bytes(), others).await?;
-        let promised_bytes = self.0.memory.promised_bytes(volume);
-        let (named, run_dir) = (volume.clone(), self.0.dirs.run.clone());
-        blocking(move || check_room(&run_dir, &named, shape.file_bytes(), promised_bytes)).await?;
+        self.check_memory_room(volume, &shape).await?;
         let kernel = Arc::clone(self.0.devices.kernel());
         // The daemon needs access to the data: the kernel copies it.
         let kernel_copy = TransportChoice::Only(Transport::KernelCopy);
@@ -173,22 +168,7 @@ impl Node {
             present.unless_refused(device, blocking(move || Ok(starts.start(device)?))).await
         };
         if let Err(error) = started.await {
-            let stops = Arc::clone(&kernel);
-            let stopped = blocking(move || Ok(or_gone(stops.stop(device))?)).await;
-            // The kernel returns the tags of a stopped device only.
-            let ended = match stopped {
-                Ok(()) => present.close().await,
-                failed => failed,
-            };
-            if let Err(left) = ended {
-                tracing::error!(
-                    %volume, device = device.id(), error = chain(&left),
-                    "the attach of a memory volume failed, and so did the removal of its device; detach it"
-                );
-                self.0.memory.set(volume, MemoryState::Stopping(device));
-                return Err(error);
-            }
-            delete_device(&self.0.tasks, &kernel, device).await;
+            self.withdraw_memory(volume, &present, device).await;
             return Err(error);
         }
         self.0.memory.set(volume, MemoryState::Serving(device));
@@ -201,6 +181,37 @@ impl Node {
             "the device of a memory volume serves"
         );
         Ok(attached)
+    }
+
+    /// Fails if the node's limits, the state disk or the run directory have no room for a new memory volume.
+    async fn check_memory_room(&self, volume: &VolumeId, shape: &MemoryShape) -> Result<(), NodeError> {
+        self.check_memory_limits(volume, (None, shape), self.0.memory.others_most(volume))?;
+        let others = self.0.memory.spill_bytes(Some(volume));
+        self.check_spill_disk(volume, shape.spill_bytes(), others).await?;
+        let promised_bytes = self.0.memory.promised_bytes(volume);
+        let (named, run_dir, file_bytes) = (volume.clone(), self.0.dirs.run.clone(), shape.file_bytes());
+        blocking(move || check_room(&run_dir, &named, file_bytes, promised_bytes)).await
+    }
+
+    /// Removes the device of a memory volume that did not start. On failure, the volume stays for a detach.
+    async fn withdraw_memory(&self, volume: &VolumeId, present: &PresentMemory, device: Device) {
+        let kernel = self.0.devices.kernel();
+        let stops = Arc::clone(kernel);
+        let stopped = blocking(move || Ok(or_gone(stops.stop(device))?)).await;
+        // The kernel returns the tags of a stopped device only.
+        let ended = match stopped {
+            Ok(()) => present.close().await,
+            failed => failed,
+        };
+        if let Err(left) = ended {
+            tracing::error!(
+                %volume, device = device.id(), error = chain(&left),
+                "the attach of a memory volume failed, and so did the removal of its device; detach it"
+            );
+            self.0.memory.set(volume, MemoryState::Stopping(device));
+            return;
+        }
+        delete_device(&self.0.tasks, kernel, device).await;
     }
 
     /// Adds an opened memory volume to the ring threads that share the queues of its device. `device`: its

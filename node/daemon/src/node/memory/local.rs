@@ -26,6 +26,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 
 use super::spill_file::SpillFile;
+use crate::node::device::tag::Installation;
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::local::detached_cache::trash_dir;
 use crate::node::local::file::{allocated_bytes, cut, random};
@@ -167,6 +168,26 @@ pub(super) fn attached_memory(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError
     volumes_under(&dir)
 }
 
+/// Reads what a recovery of each memory volume needs, without changes: checks that this version can read it,
+/// and that `installation` attached it.
+///
+/// # Errors
+/// The unreadable file; [`NodeError::OtherInstallation`].
+pub(in crate::node) fn check_attached(
+    dirs: &LocalDirs,
+    installation: Option<Installation>,
+) -> Result<(), NodeError> {
+    for volume in attached_memory(&dirs.run)? {
+        let local = MemoryLocal::new(dirs, &volume);
+        let Some(record) = local.record()? else { continue };
+        if installation.is_none_or(|ours| ours.tag(&volume, record.nonce).0 != record.tag) {
+            return Err(NodeError::OtherInstallation(volume));
+        }
+        local.check(&record)?;
+    }
+    Ok(())
+}
+
 /// Returns the slabs of a volume of this many pages whose content may take `limit_bytes`: at most enough for
 /// any content, which is a slab for each 16 pages, plus a partly used one for each class.
 pub(super) fn slabs_of(pages: u64, limit_bytes: Option<u64>) -> Option<u32> {
@@ -269,6 +290,22 @@ impl MemoryLocal {
             1.. => Some(self.spill_file(head.nonce).open(&volume, head.pages)?),
         };
         Ok(OpenedMemory { volume, spill_file })
+    }
+
+    /// Checks that [`Self::open`] finds this record's table and spill file. An unfinished growth may have
+    /// changed the table.
+    fn check(&self, record: &MemoryRecord) -> Result<(), NodeError> {
+        let path = self.table_path();
+        let table = File::open(&path).map_err(file(&path, "opened"))?;
+        let head = match record.head() {
+            Some(head) => head,
+            None => self.read_head(&table, record)?,
+        };
+        if head.spill_pages > 0 {
+            let SpillFile { path } = self.spill_file(head.nonce);
+            File::open(&path).map_err(file(&path, "opened"))?;
+        }
+        Ok(())
     }
 
     fn open_memory(&self) -> Result<(File, File), NodeError> {

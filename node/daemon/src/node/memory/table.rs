@@ -135,6 +135,11 @@ impl MemoryTable {
         self.0.lock().contains_key(volume)
     }
 
+    /// Returns the ids of all volumes, in any state.
+    pub(in crate::node) fn volumes(&self) -> Vec<VolumeId> {
+        self.0.lock().keys().cloned().collect()
+    }
+
     /// Reserves a volume for an attach, or returns how it is attached if it is, with the same shape.
     ///
     /// # Errors

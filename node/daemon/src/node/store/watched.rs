@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_objects::{
     Blocker, CreateError, Created, ErrorKind, Folders, ObjectStore, Page, Parts, SegmentError, StoreError,
-    Suffix,
+    Suffix, UnfinishedUpload,
 };
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
@@ -388,6 +388,15 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
             return deleted;
         }
         self.note(sent, StoreError::kind, deleted)
+    }
+
+    // Only sweeps send the following two, and report a rejection: they need rights that volumes do not need.
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.current().unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.current().abort_upload(upload).await
     }
 }
 

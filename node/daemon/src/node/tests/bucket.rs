@@ -1,5 +1,5 @@
 //! An S3 server over an in-memory store, with the features a volume needs: key ids but no signatures, no
-//! multipart.
+//! multipart uploads except those left in the store.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_objects::{CreateError, MemoryStore, ObjectStore, ReadyParts, StoreError};
+use holdfast_objects::{CreateError, MemoryStore, ObjectStore, ReadyParts, StoreError, UnfinishedUpload};
 use holdfast_s3::{S3Config, S3Credentials};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -21,6 +21,9 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
+
+/// Time of every write, and of the start of every upload.
+const MODIFIED: &str = "2026-01-01T00:00:00.000Z";
 
 /// The running server; it stops when this is dropped.
 pub(super) struct Bucket {
@@ -163,6 +166,7 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
     let objects = tenant.as_deref().unwrap_or(objects);
     let gap_ms = rules.create_gap_ms.load(Ordering::Relaxed);
     let is_once = header("if-none-match").is_some() && !rules.ignores_conditions.load(Ordering::Relaxed);
+    let query = head.uri.query().unwrap_or_default();
     match head.method {
         Method::PUT if is_once && gap_ms > 0 => {
             if objects.get(&key, u64::MAX).await.is_ok() {
@@ -181,11 +185,19 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
             objects.put_segment(&key, &mut ReadyParts::from(body)).await.unwrap();
             stored()
         }
+        Method::DELETE if query.contains("uploadId=") => {
+            let upload = UnfinishedUpload { id: key.clone(), key, age: Duration::ZERO };
+            objects.abort_upload(&upload).await.unwrap();
+            reply(204, Bytes::new())
+        }
         Method::DELETE => {
             objects.delete(&[&key]).await.unwrap();
             reply(204, Bytes::new())
         }
-        Method::GET if key.is_empty() => list(head.uri.query().unwrap(), objects).await,
+        Method::GET if query.split('&').any(|pair| matches!(pair, "uploads" | "uploads=")) => {
+            uploads(objects).await
+        }
+        Method::GET if key.is_empty() => list(query, objects).await,
         Method::GET => match objects.get(&key, u64::MAX).await {
             Err(StoreError::NotFound { .. }) => refuse(404, "NoSuchKey"),
             Err(error) => panic!("{error}"),
@@ -225,6 +237,17 @@ fn part(range: &str, bytes: Bytes) -> Response<Full<Bytes>> {
     answer
 }
 
+/// Lists all unfinished uploads, with the start time of each object in a list.
+async fn uploads(objects: &MemoryStore) -> Response<Full<Bytes>> {
+    let mut text = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>".to_owned();
+    for UnfinishedUpload { key, id, .. } in objects.unfinished_uploads("").await.unwrap() {
+        let value = format!("<Key>{key}</Key><UploadId>{id}</UploadId><Initiated>{MODIFIED}</Initiated>");
+        write!(text, "<Upload>{value}</Upload>").unwrap();
+    }
+    text.push_str("</ListMultipartUploadsResult>");
+    reply(200, text.into())
+}
+
 async fn list(query: &str, objects: &MemoryStore) -> Response<Full<Bytes>> {
     let value = |name: &str| {
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -249,8 +272,7 @@ async fn list(query: &str, objects: &MemoryStore) -> Response<Full<Bytes>> {
     let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", page.more);
     for entry in page.entries {
         let (key, bytes) = (entry.key, entry.size_bytes);
-        let time = "2026-01-01T00:00:00.000Z";
-        let value = format!("<Key>{key}</Key><Size>{bytes}</Size><LastModified>{time}</LastModified>");
+        let value = format!("<Key>{key}</Key><Size>{bytes}</Size><LastModified>{MODIFIED}</LastModified>");
         write!(text, "<Contents>{value}</Contents>").unwrap();
     }
     text.push_str("</ListBucketResult>");

@@ -320,16 +320,16 @@ fn limits_outlive_the_daemon() {
     host.daemon(|node| async move {
         let request = AttachRequest { limits: first, ..host.request("x") };
         node.attach(request).await.unwrap();
-        assert_eq!(node.list().remove(0).limits.limits, first);
+        assert_eq!(node.list().remove(0).delays.limits.limits, first);
         let iops = LimitChange::Remove;
         let change =
             SettingsChange { iops, bytes_per_second: LimitChange::To(1 << 20), ..Default::default() };
         assert_eq!(node.configure(&id("x"), change).await.unwrap().limits, second);
-        assert_eq!(node.list().remove(0).limits.limits, second, "in effect when it returns");
+        assert_eq!(node.list().remove(0).delays.limits.limits, second, "in effect when it returns");
     });
     host.daemon(|node| async move {
         host.settle(&node).await;
-        assert_eq!(node.list().remove(0).limits.limits, second);
+        assert_eq!(node.list().remove(0).delays.limits.limits, second);
         host.detach_all(&node).await;
     });
 }
@@ -801,6 +801,23 @@ fn a_live_map_of_another_version_stops_the_handoff() {
         "{why}"
     );
     assert!(why.contains(path.to_str().unwrap()), "{why}");
+}
+
+/// Found in review: if another disk had been mounted over the state directory, a new pod took the devices from
+/// the old one and then refused to start.
+#[test]
+fn another_state_directory_stops_the_handoff() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    let state = tempfile::tempdir().unwrap();
+    let config = NodeConfig { state_dir: state.path().to_owned(), ..host.dirs.config() };
+    let refused = check_attached(&config).unwrap_err();
+    assert!(matches!(refused, NodeError::OtherInstallation(_)), "{refused}");
+    fs::copy(host.dirs.state.path().join("installation"), state.path().join("installation")).unwrap();
+    let refused = holdfast_service::chain(&check_attached(&config).unwrap_err());
+    assert!(refused.contains(state.path().to_str().unwrap()), "it has no durable map: {refused}");
 }
 
 /// Regression, found in review: a volume was added to its ring, and its uploads started, while the last

@@ -182,7 +182,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
         let reason = async {
             loop {
                 let status = node.list().into_iter().find(|status| status.volume == full).unwrap();
-                if let Some((delay, _)) = status.delayed {
+                if let Some((delay, _)) = status.delays.writes {
                     return (delay, status.message.unwrap());
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;

@@ -60,6 +60,21 @@ fn volume_files(dirs: &Dirs) -> super::super::memory::MemoryLocal {
     super::super::memory::MemoryLocal::new(&dirs, &scratch().volume)
 }
 
+/// Found in review: a successor that could not read a memory volume took the node over, and the volume's device
+/// stayed paused.
+#[test]
+fn a_memory_volume_that_cannot_be_read_stops_the_handoff() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        node.attach_memory(scratch()).await.unwrap();
+    });
+    check_attached(&dirs.config()).unwrap();
+    let table = fs::File::options().write(true).open(files(&dirs).join("table")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&table, b"other", 0).unwrap();
+    let refused = holdfast_service::chain(&check_attached(&dirs.config()).unwrap_err());
+    assert!(refused.contains("memory.d/scratch/table"), "{refused}");
+}
+
 /// The next daemon serves the content of a killed one; a detach drops it.
 #[test]
 fn a_killed_daemon_loses_no_page_of_a_memory_volume() {

@@ -22,7 +22,9 @@ use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest, read_snapshot,
     remove, snapshot_detached, write_checkpoint,
 };
-use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
+use holdfast_objects::{
+    CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix, UnfinishedUpload,
+};
 use holdfast_s3::S3Store;
 use holdfast_types::key::ObjectKey;
 use tokio::sync::Notify;
@@ -368,6 +370,14 @@ impl ObjectStore for StaleList {
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.0.delete(keys).await
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.0.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.0.abort_upload(upload).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! Attaches a volume: place on a ring thread, local files, log, device, in this order.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
@@ -34,6 +35,7 @@ use crate::node::volume::table::Reserved;
 use crate::node::{AttachRequest, Attached, Node, VolumeSettings, millis, sectors_of, unix_ms};
 use holdfast_serve::Label;
 use holdfast_serve::LiveMap;
+use holdfast_serve::Planned;
 use holdfast_serve::Start;
 use holdfast_serve::{Message, NewVolume};
 use holdfast_serve::{PublishedStatus, RingReport};
@@ -243,22 +245,9 @@ impl Node {
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
-        let cell = Arc::clone(&state);
-        let of_volume = volume.clone();
-        let published = PublishedStatus::new(move |report| match report {
-            RingReport::Writer(writer) => cell.apply(&StateEvent::Writer(writer)),
-            RingReport::DeviceEnded => lose_device(&of_volume, &cell),
-        });
-        let published = Arc::new(published);
+        let published = Arc::new(reported_to(volume.clone(), Arc::clone(&state)));
         let (work, receiver) = mpsc::channel(shape.waiting_work());
-        let planned = blocking(move || {
-            let live = live_map::open_file(&map_path)?;
-            let planned = start.make(setup, live_map).map_err(|error| {
-                let source = LocalDamage::LiveMap(error);
-                NodeError::Damaged { path: map_path, source }
-            })?;
-            Ok((planned, live))
-        });
+        let planned = blocking(move || make_planner(map_path, start, setup, live_map));
         let (planned, live) = planned.await?;
         let published_here = Arc::clone(&published);
         let label = Arc::new(Label::new(volume.clone(), Epoch(terms.epoch)));
@@ -298,6 +287,29 @@ impl Node {
         self.0.volumes.add_present(Arc::clone(&present));
         Ok(present)
     }
+}
+
+/// Returns the status of a volume, which applies the ring thread's reports to this state.
+fn reported_to(volume: VolumeId, state: Arc<StateCell>) -> PublishedStatus {
+    PublishedStatus::new(move |report| match report {
+        RingReport::Writer(writer) => state.apply(&StateEvent::Writer(writer)),
+        RingReport::DeviceEnded => lose_device(&volume, &state),
+    })
+}
+
+/// Returns the planner of a volume, and the file of its live map.
+fn make_planner(
+    path: PathBuf,
+    start: Start,
+    setup: Setup,
+    live_map: LiveMap,
+) -> Result<(Planned, File), NodeError> {
+    let live = live_map::open_file(&path)?;
+    let planned = start.make(setup, live_map).map_err(|error| {
+        let source = LocalDamage::LiveMap(error);
+        NodeError::Damaged { path, source }
+    })?;
+    Ok((planned, live))
 }
 
 /// Logs the data lost or preserved by an attach.

@@ -2,9 +2,11 @@
 //! host has restarted.
 //!
 //! 1. all volumes commit early, and all limits are lifted: the page cache is written back at once;
-//! 2. each is detached once its device is no longer in use, while file systems are being unmounted;
+//! 2. each is detached once its device is no longer in use, while file systems are being unmounted; memory
+//!    volumes, too, whose content ends with the host;
 //! 3. after a timeout the process leaves the remaining devices, as before a restart ([`Node::shutdown`]);
-//! 4. those are stopped ([`LeftDevices::stop`]): waiting and later requests fail.
+//! 4. those are stopped ([`LeftDevices::stop`]): waiting and later requests fail. The kernel lists them:
+//!    devices of volumes that could not be recovered, or whose record was lost, must not wait either.
 //!
 //! A process stops a device in use only after leaving it: the kernel waits for the process's requests, and
 //! one of those may wait for the store.
@@ -14,29 +16,31 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use holdfast_serve::Message;
 use holdfast_service::chain;
-use holdfast_ublk::Device;
+use holdfast_types::VolumeId;
+use holdfast_ublk::{Device, Expected};
 use tokio::time::{sleep, timeout};
 
 use crate::node::Node;
 use crate::node::device::kernel::Devices;
+use crate::node::device::orphans::usable_devices;
+use crate::node::device::tag::Installation;
 use crate::node::draining;
 use crate::node::error::NodeError;
-use crate::node::run_blocking::run_blocking;
+use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::device::or_gone;
-use crate::node::volume::present::Present;
 
 /// Interval between attempts to detach a volume whose device is in use.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// Maximum wait for the kernel to stop the remaining devices.
 const STOPPED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Devices of volumes that were not detached.
+/// The devices of this installation that were not detached.
 pub(crate) struct LeftDevices {
     kernel: Arc<dyn Devices>,
-    devices: Vec<Device>,
+    installation: Installation,
 }
 
 impl Node {
@@ -45,25 +49,28 @@ impl Node {
         draining::commit_soon(&self.0.rings, true).await;
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::DropLimits))).await;
         let present = self.0.volumes.presents();
-        let released = join_all(present.into_iter().map(|(_, present)| self.clone().release_unused(present)));
-        if timeout(within, released).await.is_err() {
+        let released = join_all(present.into_iter().map(|(volume, present)| async move {
+            once_unused(&volume, async || self.release(&present).await).await;
+        }));
+        let in_memory = self.0.memory.volumes();
+        let dropped = join_all(in_memory.into_iter().map(|volume| async move {
+            once_unused(&volume, async || self.detach_memory(&volume).await).await;
+        }));
+        if timeout(within, join(released, dropped)).await.is_err() {
             tracing::warn!(?within, "volumes were still in use, or their last commits not done");
         }
-        let left = self.0.volumes.all();
-        let devices = left.iter().filter_map(|seen| seen.state.device()).collect();
-        LeftDevices { kernel: Arc::clone(self.0.devices.kernel()), devices }
+        LeftDevices { kernel: Arc::clone(self.0.devices.kernel()), installation: self.0.installation }
     }
+}
 
-    /// Detaches a volume as soon as its device is not in use.
-    async fn release_unused(self, present: Arc<Present>) {
-        loop {
-            match self.release(&present).await {
-                Ok(()) => return,
-                Err(NodeError::InUse { .. }) => sleep(AGAIN_AFTER).await,
-                Err(error) => {
-                    let volume = present.volume();
-                    return tracing::warn!(%volume, error = chain(&error), "the volume was not detached");
-                }
+/// Repeats a detach until the volume's device is not in use.
+async fn once_unused(volume: &VolumeId, detach: impl AsyncFn() -> Result<(), NodeError>) {
+    loop {
+        match detach().await {
+            Ok(()) => return,
+            Err(NodeError::InUse { .. }) => sleep(AGAIN_AFTER).await,
+            Err(error) => {
+                return tracing::warn!(%volume, error = chain(&error), "the volume was not detached");
             }
         }
     }
@@ -72,9 +79,17 @@ impl Node {
 impl LeftDevices {
     /// Stops the devices, whether in use or not.
     pub(crate) async fn stop(self) {
-        let Self { kernel, devices } = self;
-        let stopped = join_all(devices.iter().map(|device| {
-            let (kernel, device) = (Arc::clone(&kernel), *device);
+        let Self { kernel, installation } = self;
+        let lists = Arc::clone(&kernel);
+        let devices = match blocking(move || left(&*lists, installation)).await {
+            Ok(devices) => devices,
+            Err(error) => {
+                let error = chain(&error);
+                return tracing::error!(error, "the host's devices could not be listed; none was stopped");
+            }
+        };
+        let stopped = join_all(devices.into_iter().map(|device| {
+            let kernel = Arc::clone(&kernel);
             async move {
                 match run_blocking(move || or_gone(kernel.stop(device))).await {
                     Ok(()) => tracing::warn!(
@@ -95,4 +110,18 @@ impl LeftDevices {
             tracing::error!(within = ?STOPPED_WITHIN, "the kernel did not stop all devices in time");
         }
     }
+}
+
+/// Returns the devices that a program may wait for.
+fn left(devices: &dyn Devices, installation: Installation) -> Result<Vec<Device>, NodeError> {
+    let mut left = Vec::new();
+    for info in usable_devices(devices, installation)? {
+        match devices.find(info.id, &Expected { tag: info.tag, sectors: u64::MAX }) {
+            Ok(device) => left.push(device),
+            Err(error) => {
+                tracing::error!(device = info.id, error = chain(&error), "a device cannot be stopped");
+            }
+        }
+    }
+    Ok(left)
 }

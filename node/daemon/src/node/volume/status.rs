@@ -86,18 +86,12 @@ pub(crate) struct NodeVolumeStatus {
     pub(crate) max_dirty_age: Option<Duration>,
     /// Its store.
     pub(crate) store: StoreStatus,
-    /// Reason why writes wait, and for how long.
-    pub(crate) delayed: Option<(Delay, Duration)>,
-    /// Writes delayed by pacing.
-    pub(crate) pace: PaceStatus,
-    /// Its limits in effect, and the resulting delays.
-    pub(crate) limits: LimitStatus,
+    /// Delays of its requests.
+    pub(crate) delays: DelayStatus,
     /// Its part of the local disk.
     pub(crate) disk: DiskStatus,
     /// Its list of index runs.
     pub(crate) index: IndexStatus,
-    /// Requests that wait for the store, memory or space.
-    pub(crate) waiting_requests: usize,
     /// Requests and bytes served so far.
     pub(crate) served: ServedCounts,
     /// Memory used by a memory volume, once it is served; `None` for others.
@@ -136,6 +130,19 @@ pub(crate) struct StoreStatus {
     pub(crate) of_volume: StoreTraffic,
     /// Adaptation of the requests to it; `None` while it is not connected.
     pub(crate) adaptation: Option<StoreAdaptation>,
+}
+
+/// Delays of a volume's requests.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DelayStatus {
+    /// Reason why writes wait, and for how long.
+    pub(crate) writes: Option<(Delay, Duration)>,
+    /// Writes delayed by pacing.
+    pub(crate) pace: PaceStatus,
+    /// Its limits in effect, and the resulting delays.
+    pub(crate) limits: LimitStatus,
+    /// Requests that wait for the store, memory or space.
+    pub(crate) waiting_requests: usize,
 }
 
 /// State of the local disk for a volume.
@@ -198,12 +205,9 @@ impl NodeVolumeStatus {
             durability,
             max_dirty_age: None,
             store: StoreStatus { name: store_name, ..StoreStatus::default() },
-            delayed: None,
-            pace: PaceStatus::default(),
-            limits: LimitStatus::default(),
+            delays: DelayStatus::default(),
             disk: DiskStatus::default(),
             index: IndexStatus::default(),
-            waiting_requests: 0,
             served: ServedCounts::default(),
             memory: None,
             memory_identity: None,
@@ -246,9 +250,12 @@ impl NodeVolumeStatus {
                 of_volume: present.requests.traffic(),
                 adaptation: present.objects.current().adaptation(),
             },
-            delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
-            pace: status.pace,
-            limits: present.published.limits(),
+            delays: DelayStatus {
+                writes: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
+                pace: status.pace,
+                limits: present.published.limits(),
+                waiting_requests: status.parked,
+            },
             disk: DiskStatus {
                 sync_failed: status.sync_failed,
                 unreadable: status.unreadable,
@@ -257,7 +264,6 @@ impl NodeVolumeStatus {
                 evicted_bytes: status.evicted_bytes,
             },
             index: status.index,
-            waiting_requests: status.parked,
             served: present.published.served(),
             memory: None,
             memory_identity: None,

@@ -89,7 +89,8 @@ fn a_node_cut_off_before_its_report_leaves_an_epoch() {
 /// Regression: the message advised deletion with `Retain`, which a memory volume does not support.
 #[test]
 fn a_duplicate_memory_volume_gets_no_advice_to_retain() {
-    let facts = ClusterFacts { finalizer: true, rival: Some("first".to_owned()), ..memory() };
+    let mut facts = ClusterFacts { finalizer: true, ..memory() };
+    facts.identity.rival = Some("first".to_owned());
     let steps = plan(&facts, &now());
     let message = &last_report(&steps).conditions[0].message;
     assert!(message.contains("Delete one of the two, or create"), "{message}");

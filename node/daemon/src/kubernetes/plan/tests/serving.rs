@@ -104,13 +104,13 @@ fn writes_that_wait_are_reported_with_the_reason() {
         (Delay::Unreadable, "DirtyUnreadable"),
     ] {
         let mut facts = served();
-        facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(1)));
+        facts.here.as_mut().unwrap().delays.writes = Some((delay, Duration::from_secs(1)));
         assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
-        facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(20)));
+        facts.here.as_mut().unwrap().delays.writes = Some((delay, Duration::from_secs(20)));
         let reported_now = condition_of(&facts, "Writable");
         assert_eq!((reported_now.0.as_str(), reported_now.1.as_str()), ("False", reason));
         reported(&mut facts);
-        facts.here.as_mut().unwrap().delayed = None;
+        facts.here.as_mut().unwrap().delays.writes = None;
         assert_eq!(condition_of(&facts, "Writable").1, "Serving");
     }
 }
@@ -223,10 +223,10 @@ fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
 fn a_volume_with_a_fault_is_reconciled_soon() {
     let mut facts = served();
     assert_eq!(plan(&facts, &now()).again, Some(LOOK_EVERY));
-    facts.here.as_mut().unwrap().delayed = Some((Delay::DirtyLimit, Duration::from_secs(1)));
+    facts.here.as_mut().unwrap().delays.writes = Some((Delay::DirtyLimit, Duration::from_secs(1)));
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
     let since = std::time::SystemTime::from(now().0);
-    facts.here.as_mut().unwrap().delayed = None;
+    facts.here.as_mut().unwrap().delays.writes = None;
     facts.here.as_mut().unwrap().store.health = StoreHealth::Unreachable(StoreUnreachable {
         since,
         error: "timed out".to_owned(),
@@ -241,7 +241,7 @@ fn briefly_waiting_requests_do_not_cause_a_write() {
     let mut facts = served();
     let here = facts.here.as_mut().unwrap();
     here.message = Some("requests wait for the object store".to_owned());
-    here.waiting_requests = 8;
+    here.delays.waiting_requests = 8;
     assert_eq!(step_names(&plan(&facts, &now())), [""; 0]);
 }
 

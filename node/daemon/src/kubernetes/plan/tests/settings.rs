@@ -15,7 +15,7 @@ fn limits_of_the_spec_come_into_effect_and_go() {
     let mut facts = present(|f| f.spec.limits = limits(Some(3000), Some("125Mi")));
     let [NodeStep::Configure(wanted)] = plan(&facts, &now()).steps[..] else { panic!("one step") };
     assert_eq!(wanted.limits, in_effect);
-    facts.here.as_mut().unwrap().limits.limits = in_effect;
+    facts.here.as_mut().unwrap().delays.limits.limits = in_effect;
     let status = written_status(&plan(&facts, &now())).expect("the limits in effect");
     assert_eq!(status.limits, facts.spec.limits);
     facts.spec.limits = limits(Some(3000), Some("131072000"));

@@ -16,6 +16,7 @@ use holdfast_format::index::Run;
 use holdfast_format::segment::SegmentBuilder;
 use holdfast_objects::{
     CreateError, Created, MemoryStore, Page, Parts, ReadyParts, SegmentError, StoreError, Suffix,
+    UnfinishedUpload,
 };
 use holdfast_types::{BLOCK_SECTORS, Block, Lineage, Place, SECTOR_BYTES, SegmentId, Seq};
 use tokio::task::JoinSet;
@@ -72,6 +73,14 @@ impl ObjectStore for FarStore {
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.near.delete(keys).await
+    }
+
+    async fn unfinished_uploads(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.near.unfinished_uploads(prefix).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.near.abort_upload(upload).await
     }
 }
 

@@ -1,9 +1,13 @@
 //! Shutdown of a node together with its host.
 
+use std::collections::BTreeSet;
+
+use holdfast_memory::PageCodec;
+
 use super::*;
-use crate::node::CALLS_END_WITHIN;
 use crate::node::local::owner::Owner;
 use crate::node::run_blocking::{calls_end, run_blocking};
+use crate::node::{CALLS_END_WITHIN, MemoryAttach};
 
 const WITHIN: Duration = Duration::from_millis(300);
 
@@ -44,6 +48,41 @@ fn no_device_waits_for_the_next_daemon() {
     });
 }
 
+/// Found in review: devices of memory volumes, of volumes that could not be recovered, and of those without a
+/// record were left to the next daemon, and the host's shutdown waited for them.
+#[test]
+fn no_device_of_this_installation_waits_for_the_next_daemon() {
+    let host = &Host::new(&["x", "y"]);
+    host.daemon(|node| async move {
+        for volume in ["x", "y"] {
+            host.attach(&node, volume).await;
+            let device = host.device_of(host.dirs.tag(&id(volume), 1)).unwrap().id;
+            host.kernel.change(device, |known| known.is_used = true);
+        }
+    });
+    fs::remove_file(host.dirs.run.path().join("volumes.d/x/attached")).unwrap();
+    fs::write(host.dirs.local_of(&id("y")).live_map_path(), b"damaged").unwrap();
+    host.daemon(|node| async move {
+        let others: BTreeSet<u32> = host.kernel.devices().into_keys().collect();
+        for (volume, is_used) in [("used", true), ("unused", false)] {
+            node.attach_memory(in_memory(volume)).await.unwrap();
+            let device = host.kernel.devices().into_keys().find(|id| !others.contains(id));
+            if is_used {
+                host.kernel.change(device.unwrap(), |known| known.is_used = true);
+            }
+        }
+        end_with_the_host(&node).await;
+        let waiting = host.kernel.devices().into_values().filter(|info| info.state != DeviceState::Dead);
+        assert_eq!(waiting.map(|info| info.id).collect::<Vec<_>>(), [2], "it is of another installation");
+    });
+}
+
+fn in_memory(volume: &str) -> MemoryAttach {
+    let (bytes, codec) = (SECTORS * SECTOR_BYTES, PageCodec::Lz4);
+    let (limit_bytes, spill_bytes, owner) = (None, None, None);
+    MemoryAttach { volume: id(volume), bytes, limit_bytes, spill_bytes, codec, epoch: 0, owner }
+}
+
 #[test]
 fn a_device_that_is_unmounted_meanwhile_is_detached() {
     let host = &Host::new(&["x"]);
@@ -69,7 +108,7 @@ fn a_host_shutdown_lifts_limits_of_volumes_in_use() {
         node.attach(AttachRequest { limits, ..host.request("x") }).await.unwrap();
         host.kernel.change(1, |known| known.is_used = true);
         let left = node.release_all(WITHIN).await;
-        assert_eq!(node.list().remove(0).limits.limits, IoLimits::NONE);
+        assert_eq!(node.list().remove(0).delays.limits.limits, IoLimits::NONE);
         let record = host.dirs.local_of(&id("x")).read_record().unwrap().unwrap();
         assert_eq!(record.limits.map(IoLimits::from), Some(limits), "the next daemon has them");
         node.clone().shutdown().await;

@@ -1,0 +1,42 @@
+//! Checks before a handoff: a successor asks for the devices of a node only once it can recover them, because
+//! the daemon that serves them ends then.
+//!
+//! Nothing is changed: the owner still uses the files.
+
+use std::io;
+
+use crate::node::NodeConfig;
+use crate::node::device::tag::Installation;
+use crate::node::error::{NodeError, file};
+use crate::node::local::live_map;
+use crate::node::local::volume_files::{LocalDirs, attached_volumes};
+use crate::node::memory;
+
+/// Reads each attached volume's recovery data: checks that this version can read it, and that it belongs to
+/// the state directory of this process. Another file system may have been mounted there since the owner
+/// started.
+///
+/// # Errors
+/// The unreadable file; [`NodeError::OtherInstallation`].
+pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
+    let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
+    let installation = Installation::read(&config.state_dir)?;
+    for volume in attached_volumes(&dirs)? {
+        let local = dirs.of(&volume);
+        local.check_layout()?;
+        let Some(record) = local.read_record()? else { continue };
+        if installation.is_none_or(|ours| ours.tag(&volume, record.epoch).0 != record.tag) {
+            return Err(NodeError::OtherInstallation(volume));
+        }
+        let header = local.read_header()?;
+        local.read_pending()?;
+        // Without a device, an attach may be creating the map.
+        if record.device_id.is_some() {
+            if header.is_none() {
+                return Err(file(&local.map_path(), "read")(io::ErrorKind::NotFound.into()));
+            }
+            live_map::check(&local.live_map_path(), &volume)?;
+        }
+    }
+    memory::check_attached(&dirs, installation)
+}
