@@ -47,6 +47,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(count(&defaults, "kind: DaemonSet") == 2, "node daemon and CSI node are DaemonSets");
     check_probe_timeouts(&defaults)?;
     check_host_dev_unused(&defaults)?;
+    check_nodes_removable(&defaults)?;
     apply_rendered(world, "defaults", &defaults)?;
     let all = render(world, "all", &all_values())?;
     for kind in OPTIONAL {
@@ -64,6 +65,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     attributes(world)?;
     memory(world, &defaults)?;
     without_ublk(world, &defaults)?;
+    other_directories(world)?;
+    affinity(world, &defaults)?;
     credentials(world)?;
     check_refusals(world)?;
     let alone = json!({ "operator": { "replicas": 1 }, "csi": { "controller": { "replicas": 1 } } });
@@ -213,6 +216,18 @@ fn check_host_dev_unused(objects: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Regression, found in review: the cluster autoscaler kept each node with a CSI controller, because a pod
+/// with an `emptyDir` on the disk would lose it.
+fn check_nodes_removable(objects: &[String]) -> Result<()> {
+    for object in objects.iter().filter(|object| object.lines().any(|line| line == "kind: Deployment")) {
+        let is_on_disk = |line: &str| {
+            line.contains("hostPath:") || (line.contains("emptyDir:") && !line.contains("medium: Memory"))
+        };
+        ensure!(!object.lines().any(is_on_disk), "an autoscaler keeps the node of the pods of\n{object}");
+    }
+    Ok(())
+}
+
 /// The snapshotter and the classes need CRDs that a cluster may lack.
 fn snapshots(world: &World) -> Result<()> {
     let labels = json!({ "velero.io/csi-volumesnapshot-class": "true" });
@@ -295,6 +310,7 @@ fn changed_blocks(world: &World) -> Result<()> {
         ensure!(programs == 3, "{part:?} is in {programs} objects: of operator, node and this service");
     }
     check_probe_timeouts(&others)?;
+    check_nodes_removable(&others)?;
     apply_rendered(world, "changed-blocks", &others)
 }
 
@@ -429,6 +445,41 @@ fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
     ensure!(is_never_evicted(keeper)?, "an autoscaler may evict the pods of\n{keeper}");
     ensure!(!keeper.contains("privileged") && !keeper.contains("hostPID"), "more rights than it needs");
     apply_rendered(world, "without-ublk", std::slice::from_ref(keeper))
+}
+
+/// Regression, found in review: with other directories, commands in the daemon's pod did not find its socket,
+/// and `fenced list` showed no data, because they do not read the configuration file.
+fn other_directories(world: &World) -> Result<()> {
+    let values = json!({ "node": { "stateDir": "/mnt/nvme", "runDir": "/run/other" } });
+    let rendered = render(world, "directories", &values)?;
+    for (variable, setting, value) in [
+        ("HOLDFAST_STATE_DIR", "state_dir", "/mnt/nvme"),
+        ("HOLDFAST_RUN_DIR", "run_dir", "/run/other"),
+        ("HOLDFAST_API_SOCKET", "socket", "/run/other/node.sock"),
+    ] {
+        ensure!(has_line(&rendered, &format!("{setting} = \"{value}\"")), "{setting} is not {value}");
+        let lines = format!("            - name: {variable}\n              value: \"{value}\"\n");
+        let found = rendered.iter().filter(|object| object.contains(&lines)).count();
+        ensure!(found == 1, "{found} containers have {variable} {value}");
+    }
+    Ok(())
+}
+
+/// Nodes that can never run a pod can be excluded, because an upgrade stops at each of them. A new daemon must
+/// run for a while before the next node gets it.
+fn affinity(world: &World, defaults: &[String]) -> Result<()> {
+    ensure!(count(defaults, "minReadySeconds: 30") == 1, "a daemon that ends at once spreads");
+    ensure!(!has_line(defaults, "affinity:"), "an affinity is rendered although no value asks for it");
+    let excluded = json!({ "key": "type", "operator": "NotIn", "values": ["virtual-kubelet"] });
+    let terms = json!({ "nodeSelectorTerms": [{ "matchExpressions": [excluded] }] });
+    let affinity = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": terms } });
+    let values = json!({ "node": { "affinity": affinity, "withoutUblk": { "enabled": true } } });
+    let rendered = render(world, "affinity", &values)?;
+    let daemon_sets: Vec<String> =
+        rendered.into_iter().filter(|object| object.lines().any(|line| line == "kind: DaemonSet")).collect();
+    ensure!(daemon_sets.len() == 3, "node daemon, keeper and CSI node are DaemonSets");
+    ensure!(count(&daemon_sets, "- virtual-kubelet") == 3, "a DaemonSet lacks the affinity");
+    apply_rendered(world, "affinity", &daemon_sets)
 }
 
 /// Returns values that enable everything in the chart.

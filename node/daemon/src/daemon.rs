@@ -15,7 +15,6 @@
 //! devices without ublk.
 //! On failure: an error during startup ends the process; afterwards only an error of the data plane may.
 
-use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -48,9 +47,9 @@ use crate::store_reload::StoreReload;
 const GRACE: Duration = Duration::from_secs(20);
 /// Maximum wait at the end for library calls.
 const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
-/// Maximum time that the predecessor may keep the metrics address after it released the lock.
+/// Time after which a metrics address that cannot be used is logged.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
-const ADDRESS_POLL: Duration = Duration::from_millis(50);
+const ADDRESS_POLL: Duration = Duration::from_millis(250);
 /// Interval of checks for a keeper that has all connections.
 const KEPT_POLL: Duration = Duration::from_millis(250);
 
@@ -108,13 +107,8 @@ async fn serve(
     let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
     let run_dir = node_config.run_dir.clone();
     let (mut edges, readiness) = (Edges::new(), Readiness::new());
-    // While a predecessor serves on the same network, the address is still in use.
-    let mut to_listen = metrics;
-    if let Some(address) = metrics
-        && let Ok(listener) = admin::listen(address).await
-    {
-        edges.serve_admin(listener, readiness.clone(), log_level.clone());
-        to_listen = None;
+    if let Some(address) = metrics {
+        edges.serve_admin(address, readiness.clone(), log_level);
     }
 
     let Some(owner) = await_lock(&node_config, &socket, instance.as_ref(), &mut shutdown).await? else {
@@ -126,9 +120,6 @@ async fn serve(
     tracing::info!(volumes = node.list().len(), "devices recovered");
     let stores = KnownStores::new(&control);
     let started = async {
-        if let Some(address) = to_listen {
-            edges.serve_admin(listen(address).await?, readiness.clone(), log_level);
-        }
         let listener = api::bind(&socket).map_err(|error| Failure::new(FailureKind::Invalid, &error))?;
         let permissions = FormatPermissions::default();
         edges.serve_api(
@@ -285,9 +276,11 @@ impl Edges {
         }
     }
 
-    fn serve_admin(&mut self, listener: TcpListener, readiness: Readiness<Node>, log_level: LogLevel) {
-        let (answers, stop) = (admin::serve(listener, Shown(readiness), log_level), self.stopped());
+    /// Serves the admin endpoint once its address can be used. Devices do not depend on it.
+    fn serve_admin(&mut self, address: SocketAddr, readiness: Readiness<Node>, log_level: LogLevel) {
+        let stop = self.stopped();
         self.tasks.spawn(async move {
+            let answers = async { admin::serve(listen(address).await, Shown(readiness), log_level).await };
             tokio::select! {
                 () = answers => {}
                 () = stop => {}
@@ -336,27 +329,27 @@ impl Edges {
 
 type EdgeEnd = Result<(), Failure>;
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
-    let begun = Instant::now();
+/// Waits until the address can be used: a predecessor on the same network may still have it.
+async fn listen(address: SocketAddr) -> TcpListener {
+    let (begun, mut known) = (Instant::now(), String::new());
     loop {
-        match admin::listen(address).await {
-            Ok(listener) => return Ok(listener),
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < ADDRESS_FREE_WITHIN =>
-            {
-                tokio::time::sleep(ADDRESS_POLL).await;
-            }
-            Err(error) => {
-                return Err(Failure {
-                    kind: FailureKind::Invalid,
-                    message: format!(
-                        "metrics.listen: {address} cannot be used ({error}); choose a free address"
-                    ),
-                });
-            }
+        let error = match admin::listen(address).await {
+            Ok(listener) => return listener,
+            Err(error) => error.to_string(),
+        };
+        if begun.elapsed() >= ADDRESS_FREE_WITHIN && known != error {
+            tracing::warn!(
+                %address,
+                error,
+                "metrics.listen: the address cannot be used, so neither metrics nor readiness are served; free it, or \
+                 choose another one"
+            );
+            known = error;
         }
+        tokio::time::sleep(ADDRESS_POLL).await;
     }
 }
+
 fn unexpected(ended: Result<EdgeEnd, tokio::task::JoinError>) -> Failure {
     match ended {
         Ok(Err(failure)) => failure,
@@ -380,6 +373,19 @@ mod tests {
         assert!(tokio::time::timeout(2 * KEPT_POLL, &mut waits).await.is_err());
         unkept.store(0, Ordering::Relaxed);
         assert_eq!(waits.await, None);
+    }
+
+    /// Found in review: a daemon whose metrics address was taken recovered its devices, ended, and left them
+    /// paused.
+    #[tokio::test]
+    async fn a_taken_metrics_address_is_waited_for() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let waits = listen(address);
+        tokio::pin!(waits);
+        assert!(tokio::time::timeout(2 * ADDRESS_POLL, &mut waits).await.is_err());
+        drop(taken);
+        assert_eq!(waits.await.local_addr().unwrap(), address);
     }
 
     /// Regression, found in review: the host was queried once, before the wait.

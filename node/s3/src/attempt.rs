@@ -8,7 +8,10 @@ use std::{
 use holdfast_objects::{Decision, ErrorKind, StoreError, Verb};
 
 use crate::{
-    availability::Attempted, classify::RequestFailure, config::AttemptLimit, request_class::RequestClass,
+    availability::Attempted,
+    classify::RequestFailure,
+    config::AttemptLimit,
+    request_class::{Lane, RequestClass},
     store::S3Store,
 };
 
@@ -37,6 +40,7 @@ impl S3Store {
         let metered = self.requests.begin(class.verb);
         let (sent, doublings) = (Instant::now(), self.availability.doublings(class));
         let after = limit.doubled(doublings);
+        let uploads_at_start = self.permits.uploads_in_flight();
         let answer = match tokio::time::timeout(after, request).await {
             Ok(answer) => answer,
             Err(_elapsed) => Err(StoreError::TimedOut { after }.into()),
@@ -48,7 +52,8 @@ impl S3Store {
         };
         metered.end(body_bytes, failed);
         let moved = AttemptLimit { body: self.config.timeouts.body(body_bytes), ..limit };
-        let attempted = Attempted { class, moved, doublings, sent, took };
+        let uploads = [uploads_at_start, self.permits.uploads_in_flight()];
+        let attempted = Attempted { class, moved, doublings, sent, took, uploads };
         self.availability.learn(&attempted, answer.as_ref().map(drop));
         self.permits.learn(class.lane, sent, answer.as_ref().map(drop));
         answer.map(|(value, _)| value)
@@ -67,7 +72,8 @@ impl S3Store {
         self.repeat_as(RequestClass::repeated(verb), limit, request).await
     }
 
-    /// Like `repeat`, for a request of this class.
+    /// Like `repeat`, for a request of this class. After its first timeout an upload is retried even past the
+    /// policy's deadline, because one attempt may take longer than that, and the next limit is longer.
     pub(crate) async fn repeat_as<T, Fut>(
         &self,
         class: RequestClass,
@@ -78,7 +84,7 @@ impl S3Store {
         Fut: Future<Output = Result<(T, BodyBytes), RequestFailure>>,
     {
         let (mut begun, mut queued) = (None, Duration::ZERO);
-        let mut attempt = 1;
+        let (mut attempt, mut has_timed_out) = (1, false);
         loop {
             self.availability.admit(class).await?;
             let sent = Instant::now();
@@ -102,7 +108,13 @@ impl S3Store {
             if unavailable && self.availability.is_unreachable() {
                 return Err(failure.error);
             }
-            match self.decide(attempt, begun.elapsed().saturating_sub(queued), &failure) {
+            let is_late = class.lane != Lane::First && matches!(failure.error, StoreError::TimedOut { .. });
+            let elapsed = if is_late && !std::mem::replace(&mut has_timed_out, true) {
+                Duration::ZERO
+            } else {
+                begun.elapsed().saturating_sub(queued)
+            };
+            match self.decide(attempt, elapsed, &failure) {
                 Decision::Fail => {
                     if unavailable {
                         self.availability.set_unreachable(sent, Instant::now(), &failure);

@@ -2,7 +2,8 @@
 //!
 //! *Timeouts.* A request that timed out would time out again with the same limit: each timeout doubles the
 //! limit of the next requests of its class, up to a bound, and a fast response halves it again. Each class
-//! learns separately, because a store that lists slowly may read quickly.
+//! learns separately, because a store that lists slowly may read quickly. Uploads share the uplink: one with
+//! few others in flight counts as fast only if it would be with as many as when an upload timed out.
 //!
 //! *Admission.* While a store is unreachable, only one request at a time is sent as a probe, every 500 ms or,
 //! with longer limits, less often: at most ten wait for a response. All others wait for the result. Any
@@ -57,6 +58,8 @@ pub(crate) struct Attempted {
     pub(crate) doublings: u32,
     pub(crate) sent: Instant,
     pub(crate) took: Duration,
+    /// Uploads in flight at its start and at its end; used for uploads only, and then includes itself.
+    pub(crate) uploads: [u32; 2],
 }
 
 /// Availability of one store; shared by all its requests.
@@ -71,6 +74,8 @@ pub(crate) struct Availability {
 struct AvailabilityState {
     /// Doublings of the limits; a class without an entry has none.
     doublings: HashMap<RequestClass, u32>,
+    /// Maximum number of uploads in flight when one of a class timed out; none for a class without doublings.
+    crowds: HashMap<RequestClass, u32>,
     unreachable: Option<Unreachable>,
     /// Time of the last response.
     answered: Option<Instant>,
@@ -86,6 +91,14 @@ impl AvailabilityState {
             other == class || (class == RequestClass::CREATE && other.lane == Lane::First)
         };
         self.doublings.iter().filter(|(other, _)| counts(**other)).map(|(_, count)| *count).max().unwrap_or(0)
+    }
+
+    /// Returns the time of an attempt; of an upload, as if as many were in flight as when one timed out.
+    fn took_in_crowd(&self, attempted: &Attempted) -> Duration {
+        let [at_start, at_end] = attempted.uploads;
+        let in_flight = at_start.min(at_end).max(1);
+        let crowd = self.crowds.get(&attempted.class).copied().unwrap_or(1).max(in_flight);
+        attempted.took.saturating_mul(crowd) / in_flight
     }
 
     /// Admits a request, or returns the time of the next probe.
@@ -138,15 +151,20 @@ impl Availability {
 
     /// Updates the state from an attempt. A failure ends the wait of others, but does not start an outage.
     pub(crate) fn learn(&self, attempted: &Attempted, answer: Result<(), &RequestFailure>) {
-        let Attempted { class, moved, doublings, sent, took } = *attempted;
+        let Attempted { class, moved, doublings, sent, took, uploads } = *attempted;
         let mut state = self.lock();
         let now_doublings = state.doublings(class);
         let failure = match answer {
             Err(failure) if !failure.is_answer() => failure,
             Ok(()) | Err(_) => {
                 let is_throttled = answer.is_err_and(|error| error.error.kind() == ErrorKind::Throttled);
-                if took < moved.doubled(now_doublings) / 4 && !is_throttled {
-                    state.doublings.insert(class, now_doublings.saturating_sub(1));
+                let is_fast = state.took_in_crowd(attempted) < moved.doubled(now_doublings) / 4;
+                if is_fast && !is_throttled {
+                    let fewer = now_doublings.saturating_sub(1);
+                    state.doublings.insert(class, fewer);
+                    if fewer == 0 {
+                        state.crowds.remove(&class);
+                    }
                 }
                 state.answered = Some(sent + took);
                 if state.unreachable.take().is_some() {
@@ -162,6 +180,10 @@ impl Availability {
             };
             // Requests with the same limit that time out together double it only once.
             state.doublings.insert(class, now_doublings.max(doublings + 1).min(most));
+            if class.lane != Lane::First {
+                let crowd = state.crowds.entry(class).or_default();
+                *crowd = uploads.into_iter().fold(*crowd, u32::max);
+            }
         }
         if let Some(Unreachable { probe_after, .. }) = state.unreachable
             && !state.was_answered_since(sent)
@@ -251,10 +273,15 @@ mod tests {
         }
 
         fn end(&self, took: Duration, answer: Result<(), &RequestFailure>) {
+            self.end_among([1, 1], took, answer);
+        }
+
+        /// Ends an attempt with as many uploads in flight at its start and at its end.
+        fn end_among(&self, uploads: [u32; 2], took: Duration, answer: Result<(), &RequestFailure>) {
             let Self(availability, class, body_bytes) = *self;
             let moved = Timeouts::default().attempt_for(body_bytes);
             let doublings = availability.doublings(class);
-            let attempted = Attempted { class, moved, doublings, sent: Instant::now(), took };
+            let attempted = Attempted { class, moved, doublings, sent: Instant::now(), took, uploads };
             availability.learn(&attempted, answer);
         }
     }
@@ -274,6 +301,26 @@ mod tests {
             upload.end(upload.limit(), Err(&late()));
         }
         assert_eq!(upload.limit(), (20 + 16 * 64) * SECOND, "there is a limit");
+    }
+
+    /// Regression, found in review: after a failed upload of eight parts, the first part of the next one was
+    /// sent alone, and halved the limit that all parts together needed.
+    #[test]
+    fn a_lone_upload_does_not_halve_the_limit_of_many() {
+        let availability = Availability::default();
+        let upload = Sender(&availability, UPLOAD, 8 << 20);
+        for limit in [13, 26] {
+            assert_eq!(upload.limit(), limit * SECOND);
+            upload.end_among([8, 8], upload.limit(), Err(&late()));
+        }
+        for uploads in [[1, 1], [1, 8], [8, 1]] {
+            upload.end_among(uploads, 7 * SECOND, Ok(()));
+            assert_eq!(upload.limit(), 52 * SECOND, "{uploads:?}: eight would need 56 s");
+        }
+        upload.end_among([8, 8], 7 * SECOND, Ok(()));
+        assert_eq!(upload.limit(), 26 * SECOND);
+        upload.end_among([1, 1], SECOND / 2, Ok(()));
+        assert_eq!(upload.limit(), 13 * SECOND, "eight would need 4 s");
     }
 
     /// Regression: only limits of uploads adapted; a store with slow first bytes could no longer be read.
@@ -307,7 +354,8 @@ mod tests {
         let availability = Availability::default();
         let sent = Instant::now();
         let moved = Timeouts::default().attempt_for(0);
-        let attempted = Attempted { class: GET, moved, doublings: 0, sent, took: 5 * SECOND };
+        let took = 5 * SECOND;
+        let attempted = Attempted { class: GET, moved, doublings: 0, sent, took, uploads: [0, 0] };
         for _ in 0..64 {
             availability.learn(&attempted, Err(&late()));
         }

@@ -1,18 +1,20 @@
 //! Permits, which limit the requests of each lane that are in flight at a time.
 //!
-//! Owns: the limit of each lane, which adapts to a store that throttles.
+//! Owns: the limit of each lane, which adapts to a store that throttles, and that of bulk uploads, which adapts
+//! to a slow uplink, too.
 //! Does not own: timeouts, retries, and outages ([`availability`]).
 //!
 //! A throttled request lowers the limit of its lane by a quarter, once for all requests that were in flight
-//! at that time. As many successes as the limit raise it by one, up to the maximum (additive increase,
-//! multiplicative decrease: Chiu and Jain, 1989). Permits in use are withdrawn when their requests end. The
-//! lanes share nothing, so reads and log records never wait for segments.
+//! at that time. So does a bulk upload that timed out: fewer of them then share the uplink. As many successes
+//! as the limit raise it by one, up to the maximum (additive increase, multiplicative decrease: Chiu and Jain,
+//! 1989). Permits in use are withdrawn when their requests end. The lanes share nothing, so reads and log
+//! records never wait for segments.
 //!
 //! [`availability`]: crate::availability
 
 use std::time::Instant;
 
-use holdfast_objects::ErrorKind;
+use holdfast_objects::{ErrorKind, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -99,9 +101,19 @@ impl Permits {
         Some(RequestPermits { lane: &self.first, permits: Some(permit) })
     }
 
+    /// Returns the number of segment uploads in flight.
+    pub(crate) fn uploads_in_flight(&self) -> u32 {
+        let in_use = self.small.in_use() + self.bulk.in_use();
+        u32::try_from(in_use).unwrap_or(u32::MAX)
+    }
+
     /// Adapts the limit of `lane` to the answer to a request that was sent at `sent`.
     pub(crate) fn learn(&self, lane: Lane, sent: Instant, answer: Result<(), &RequestFailure>) {
-        self.of(lane).learn(sent, answer);
+        match answer {
+            Ok(()) => self.of(lane).raise(),
+            Err(failure) if is_overload(lane, &failure.error) => self.of(lane).lower(sent),
+            Err(_) => {}
+        }
     }
 
     fn of(&self, lane: Lane) -> &LanePermits {
@@ -127,34 +139,46 @@ impl LanePermits {
         RequestPermits { lane: self, permits: Some(permits) }
     }
 
-    fn learn(&self, sent: Instant, answer: Result<(), &RequestFailure>) {
+    /// Returns the number of permits in use.
+    fn in_use(&self) -> usize {
+        let adaptation = self.adaptation.lock();
+        (adaptation.limit + adaptation.surplus).saturating_sub(self.semaphore.available_permits())
+    }
+
+    /// Counts a success, and raises the limit by one after as many as the limit.
+    fn raise(&self) {
         let mut adaptation = self.adaptation.lock();
-        match answer {
-            Ok(()) => {
-                adaptation.successes += 1;
-                if adaptation.successes < adaptation.limit || adaptation.limit == self.max {
-                    return;
-                }
-                adaptation.limit += 1;
-                match adaptation.surplus.checked_sub(1) {
-                    Some(surplus) => adaptation.surplus = surplus,
-                    None => self.semaphore.add_permits(1),
-                }
-            }
-            Err(failure) if failure.error.kind() == ErrorKind::Throttled => {
-                // Requests sent before the decrease exceeded the earlier limit, not the current one.
-                if adaptation.decreased.is_some_and(|decreased| sent <= decreased) {
-                    return;
-                }
-                adaptation.decreased = Some(Instant::now());
-                let excess = (adaptation.limit / 4).max(1).min(adaptation.limit - self.floor);
-                adaptation.limit -= excess;
-                adaptation.surplus += excess - self.semaphore.forget_permits(excess);
-            }
-            Err(_) => return,
+        adaptation.successes += 1;
+        if adaptation.successes < adaptation.limit || adaptation.limit == self.max {
+            return;
+        }
+        adaptation.limit += 1;
+        match adaptation.surplus.checked_sub(1) {
+            Some(surplus) => adaptation.surplus = surplus,
+            None => self.semaphore.add_permits(1),
         }
         adaptation.successes = 0;
     }
+
+    /// Lowers the limit by a quarter, unless it was lowered since a request was sent at `sent`.
+    fn lower(&self, sent: Instant) {
+        let mut adaptation = self.adaptation.lock();
+        // Requests sent before the decrease exceeded the earlier limit, not the current one.
+        if adaptation.decreased.is_some_and(|decreased| sent <= decreased) {
+            return;
+        }
+        adaptation.decreased = Some(Instant::now());
+        let excess = (adaptation.limit / 4).max(1).min(adaptation.limit - self.floor);
+        adaptation.limit -= excess;
+        adaptation.surplus += excess - self.semaphore.forget_permits(excess);
+        adaptation.successes = 0;
+    }
+}
+
+/// Returns true if fewer requests of `lane` at a time may prevent this failure.
+fn is_overload(lane: Lane, error: &StoreError) -> bool {
+    let is_late = lane == Lane::Bulk && matches!(error, StoreError::TimedOut { .. });
+    is_late || error.kind() == ErrorKind::Throttled
 }
 
 impl Drop for RequestPermits<'_> {
@@ -180,7 +204,6 @@ mod tests {
     use std::time::Duration;
 
     use futures::FutureExt;
-    use holdfast_objects::StoreError;
 
     use super::*;
 
@@ -280,6 +303,22 @@ mod tests {
         let late = StoreError::TimedOut { after: Duration::from_secs(5) }.into();
         permits.learn(Lane::First, Instant::now(), Err(&late));
         assert_eq!(free(&permits)[0], 10);
+    }
+
+    /// Regression, found in review: as many parts as before shared a slow uplink, and timed out again.
+    #[test]
+    fn bulk_uploads_that_time_out_lower_their_limit() {
+        let permits = Permits::new(96);
+        let (sent, late) = (Instant::now(), StoreError::TimedOut { after: Duration::from_secs(13) }.into());
+        let parts = take(&permits, Lane::Bulk);
+        assert_eq!(permits.uploads_in_flight(), 16);
+        for _ in &parts {
+            permits.learn(Lane::Bulk, sent, Err(&late));
+        }
+        permits.learn(Lane::Small, sent, Err(&late));
+        assert_eq!(permits.uploads_in_flight(), 16);
+        drop(parts);
+        assert_eq!((free(&permits), permits.uploads_in_flight()), ([48, 32, 12], 0));
     }
 
     /// Limits change while other threads take and return permits.

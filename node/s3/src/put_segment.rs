@@ -2,8 +2,8 @@
 //! uses the key.
 //!
 //! A part is in memory from its creation until it is stored; the producer limits their number. Its bytes are
-//! kept for retries, which the retry policy's deadline bounds; the first part that fails permanently ends the
-//! upload.
+//! kept for retries, which the retry policy bounds (`attempt.rs`); the first part that fails permanently ends
+//! the upload.
 
 use std::pin::pin;
 

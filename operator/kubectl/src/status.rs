@@ -6,7 +6,7 @@ use std::fmt::Write;
 use holdfast_crds::{ByteSize, Condition, READY, is_true};
 
 use crate::cluster::Seen;
-use crate::problem;
+use crate::problem::{self, Problem, StatusFault};
 
 /// Returns the output of the command.
 pub(crate) fn status(seen: &Seen) -> String {
@@ -30,13 +30,20 @@ pub(crate) fn status(seen: &Seen) -> String {
     if problems.is_empty() {
         text.push_str("Nothing is wrong.\n");
     }
-    for problem::Problem { of, condition } in problems {
-        let Condition { type_, status, reason, message, last_transition_time, .. } = condition;
-        let _ = writeln!(
-            text,
-            "\n{of}: {type_} is {status} since {} ({reason})\n  {message}",
-            last_transition_time.0
-        );
+    for Problem { of, fault } in problems {
+        match fault {
+            StatusFault::Condition(condition) => {
+                let Condition { type_, status, reason, message, last_transition_time, .. } = condition;
+                let _ = writeln!(
+                    text,
+                    "\n{of}: {type_} is {status} since {} ({reason})\n  {message}",
+                    last_transition_time.0
+                );
+            }
+            StatusFault::Unreported(predicate) => {
+                let _ = writeln!(text, "\n{of} {predicate}");
+            }
+        }
     }
     text
 }
@@ -80,7 +87,7 @@ fn counted(words: impl Iterator<Item = String>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{MemoryUse, SpillUse};
+    use holdfast_crds::{CONTENT_LOST, MemoryUse, ObjectStore, SpillUse};
 
     use super::*;
     use crate::why::tests::seen;
@@ -119,6 +126,41 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line:?} is not in\n{text}");
         }
+    }
+
+    /// Regression, found in review: nothing was wrong after a host restart had emptied a memory volume.
+    #[test]
+    fn content_lost_without_a_detach_is_a_problem() {
+        let mut seen = seen();
+        for (reason, is_problem) in [("NodeRestarted", true), ("NodeLost", true), ("Detached", false)] {
+            let condition = &mut seen.volumes[1].status.as_mut().unwrap().conditions[0];
+            condition.type_ = CONTENT_LOST.to_owned();
+            condition.status = "True".to_owned();
+            condition.reason = reason.to_owned();
+            let text = status(&seen);
+            assert_eq!(text.contains("Volume idle: ContentLost is True since "), is_problem, "{text}");
+        }
+    }
+
+    /// Regression, found in review: nothing was wrong in a cluster whose operator had never run.
+    #[test]
+    fn objects_without_a_report_are_problems() {
+        let store = serde_json::from_value(serde_json::json!({
+            "apiVersion": "storage.holdfast.dev/v1alpha1", "kind": "ObjectStore", "metadata": {"name": "main"},
+            "spec": {"bucket": "volumes", "credentials": {"environment": {}}}}));
+        let store: ObjectStore = store.unwrap();
+        let mut seen = Seen { stores: vec![store], ..seen() };
+        seen.volumes[1].status = None;
+        seen.nodes[0].status.as_mut().unwrap().conditions.clear();
+        let text = status(&seen);
+        for part in [
+            "\nObjectStore main has no condition Ready. The operator has not probed it",
+            "\nStorageNode a has no condition Ready. Its node daemon has not reported",
+            "\nVolume idle has no phase. The operator has not processed it",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+        assert!(!text.contains("pvc-1 (claim shop/data) has no phase"), "{text}");
     }
 
     #[test]

@@ -28,12 +28,18 @@ pub(crate) fn why(volume: &Volume, seen: &Seen, events: &[Event]) -> String {
     });
     for condition in wrong {
         write_condition(&mut text, &condition.type_, condition);
+        let _ = writeln!(text, "    {}", condition.message);
     }
     text.push_str("\nIt depends on\n");
     for (kind, name, conditions) in dependencies(volume, status, seen) {
         let title = format!("{kind} {name}");
         match conditions.and_then(|conditions| find_condition(conditions, READY)) {
-            Some(condition) => write_condition(&mut text, &format!("{title}: Ready"), condition),
+            Some(condition) => {
+                write_condition(&mut text, &format!("{title}: Ready"), condition);
+                if condition.status != "True" {
+                    let _ = writeln!(text, "    {}", condition.message);
+                }
+            }
             None => {
                 let _ = writeln!(text, "  {title}: does not exist, or has not reported yet");
             }
@@ -51,11 +57,8 @@ pub(crate) fn why(volume: &Volume, seen: &Seen, events: &[Event]) -> String {
 }
 
 fn write_condition(text: &mut String, title: &str, condition: &Condition) {
-    let Condition { status, reason, message, last_transition_time, .. } = condition;
+    let Condition { status, reason, last_transition_time, .. } = condition;
     let _ = writeln!(text, "  {title} is {status} since {} ({reason})", last_transition_time.0);
-    if status != "True" {
-        let _ = writeln!(text, "    {message}");
-    }
 }
 
 /// Describes `volume` as its `status` reports it.
@@ -198,6 +201,20 @@ pub(crate) mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    /// Regression, found in review: the message about lost data, which says how to acknowledge the loss, was
+    /// omitted, because the condition is `True`.
+    #[test]
+    fn lost_data_is_shown_with_its_message() {
+        let mut seen = seen();
+        let lost =
+            condition("UnuploadedDataLost", "True", "ForcedDetach", "node a did not upload 8192 bytes");
+        seen.volumes[0].status.as_mut().unwrap().conditions = vec![serde_json::from_value(lost).unwrap()];
+        let text = why(&seen.volumes[0], &seen, &[]);
+        let wrong = "Wrong\n  UnuploadedDataLost is True since 2026-11-26T00:00:00Z (ForcedDetach)\n    \
+                     node a did not upload 8192 bytes\n";
+        assert!(text.contains(wrong), "{wrong:?} is not in\n{text}");
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::volume::adoption::history;
 
 /// Name of the CSI driver.
 pub(super) const DRIVER: &str = "csi.holdfast.dev";
+/// Label of the nodes whose daemon serves volumes, and its value (`csi/src/topology.rs`).
+const SERVED: (&str, &str) = ("topology.holdfast.dev/served", "true");
 
 /// Returns the documents for all `survivors`, and the names of the Volumes, in the same order. `names` are
 /// those of the Volumes in the cluster; without `with_claims` no claim is printed.
@@ -154,6 +156,8 @@ struct SavedClaim<'a> {
 }
 
 impl SavedClaim<'_> {
+    /// Builds the PersistentVolume, with the node affinity that the driver gives to a new one: otherwise pods
+    /// are scheduled to nodes without the driver.
     fn persistent_volume(&self) -> Value {
         let Self { object, store, namespace, name, survivor } = self;
         let mut csi = json!({
@@ -167,6 +171,8 @@ impl SavedClaim<'_> {
         let claim = json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": name,
         });
+        let (key, value) = SERVED;
+        let serves = json!({ "key": key, "operator": "In", "values": [value] });
         json!({
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -176,6 +182,7 @@ impl SavedClaim<'_> {
                 "capacity": { "storage": self.size() },
                 "claimRef": claim,
                 "csi": csi,
+                "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [serves] }] } },
                 "persistentVolumeReclaimPolicy": "Retain",
                 "storageClassName": self.storage_class(),
                 "volumeMode": self.volume_mode(),
@@ -274,6 +281,20 @@ mod tests {
             (&claim["spec"]["storageClassName"], &claim["spec"]["volumeMode"]),
             (&json!("fast"), &json!("Filesystem"))
         );
+    }
+
+    /// Regression, found in review: pods with a restored claim were scheduled to nodes without the driver, and
+    /// waited there.
+    #[test]
+    fn a_restored_claim_is_only_for_nodes_that_serve_volumes() {
+        let [_, persistent, _] = &read(&[claimed("a-1")], &[])[..] else { panic!("three") };
+        let expected = json!({ "key": "topology.holdfast.dev/served", "operator": "In", "values": ["true"] });
+        let required = &persistent["spec"]["nodeAffinity"]["required"];
+        assert_eq!(required["nodeSelectorTerms"], json!([{ "matchExpressions": [expected] }]));
+        let driver = include_str!("../../../csi/src/topology.rs");
+        for (name, value) in [("KEY", SERVED.0), ("VALUE", SERVED.1)] {
+            assert!(driver.contains(&format!("const {name}: &str = \"{value}\";")), "{name} of the driver");
+        }
     }
 
     /// Regression, found in review: after a retained PersistentVolume was bound to another claim, the first

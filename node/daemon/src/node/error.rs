@@ -395,6 +395,14 @@ pub(crate) enum NodeError {
         /// The state directory that it belongs to.
         state_dir: PathBuf,
     },
+    /// The state directory is another one than that with which the volumes of the run directory are attached,
+    /// at the same path.
+    #[error(
+        "node.state_dir: another file system than that with which the volumes in node.run_dir are attached is now mounted \
+         at {}. This daemon serves nothing. Mount the former one, or restart the host",
+        .0.display()
+    )]
+    StateDirReplaced(PathBuf),
     /// Volumes of the state directory are attached through another run directory.
     #[error(
         "node.run_dir: {} differs from the run directory of the attached volumes, or was emptied (state directory {}, previous \
@@ -558,6 +566,7 @@ impl NodeError {
             | Self::SameDir(_)
             | Self::TooLarge { .. }
             | Self::DeviceCannotGrow(_)
+            | Self::StateDirReplaced(_)
             | Self::RunDirTaken { .. }
             | Self::StateInUse { .. }
             | Self::StoreNeeded(_) => FailureKind::Invalid,

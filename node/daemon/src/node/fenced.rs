@@ -52,6 +52,9 @@ pub(crate) enum FencedError {
         /// The existing names.
         known: Vec<String>,
     },
+    /// The state directory does not exist.
+    #[error("--state-dir: {} does not exist. Nothing was read. Name the daemon's node.state_dir", .0.display())]
+    NoStateDir(PathBuf),
     /// The directory has no durable map.
     #[error("{} has no durable map: which sectors of its sides were written is unknown", .0.display())]
     NoMap(PathBuf),
@@ -92,7 +95,7 @@ impl FencedError {
     /// Returns the class of the error, by the caller's possible reaction.
     pub(crate) fn kind(&self) -> FailureKind {
         match self {
-            Self::Unknown { .. } => FailureKind::NotFound,
+            Self::Unknown { .. } | Self::NoStateDir(_) => FailureKind::NotFound,
             Self::NoMap(_) => FailureKind::Corrupt,
             Self::Unreadable { .. } => FailureKind::Local,
             Self::OutputExists(_) | Self::NotConfirmed { .. } => FailureKind::Invalid,
@@ -185,11 +188,14 @@ impl Kept {
 /// Lists all preserved data below the state directory, by name.
 ///
 /// # Errors
-/// [`FencedError::Local`] if the directory cannot be read.
+/// [`FencedError::NoStateDir`]; [`FencedError::Local`] if the directory cannot be read.
 pub(crate) fn list(state_dir: &Path) -> Result<Vec<Kept>, FencedError> {
     let all = fenced_dir(state_dir);
     let entries = match fs::read_dir(&all) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && state_dir.exists() => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(FencedError::NoStateDir(state_dir.to_owned()));
+        }
         entries => entries.map_err(file(&all, "listed"))?,
     };
     let mut kept = Vec::new();
@@ -208,7 +214,7 @@ pub(crate) fn list(state_dir: &Path) -> Result<Vec<Kept>, FencedError> {
 /// Finds the preserved data called `name`.
 ///
 /// # Errors
-/// [`FencedError::Unknown`] with the existing names.
+/// [`FencedError::Unknown`] with the existing names; those of [`list`].
 pub(crate) fn find(state_dir: &Path, name: &str) -> Result<Kept, FencedError> {
     let mut all = list(state_dir)?;
     match all.iter().position(|kept| kept.name == name) {

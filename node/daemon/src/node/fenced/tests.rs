@@ -295,6 +295,17 @@ fn a_damaged_map_is_named_and_still_listed() {
     assert!(!state.path().join("disk.img.partial").exists());
 }
 
+/// Regression, found in review: with another state directory than the daemon's, the command showed that
+/// nothing was preserved.
+#[test]
+fn a_missing_state_directory_is_an_error() {
+    let state = tempfile::tempdir().unwrap();
+    assert!(list(state.path()).unwrap().is_empty());
+    let missing = list(&state.path().join("none")).unwrap_err();
+    assert_eq!(missing.kind(), FailureKind::NotFound);
+    assert!(missing.to_string().contains("/none does not exist"), "{missing}");
+}
+
 #[test]
 fn preserved_data_is_deleted_only_with_confirmation() {
     let state = state();

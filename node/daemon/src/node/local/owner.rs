@@ -76,8 +76,8 @@ impl Owner {
     /// Creates the directories and waits until no other daemon uses them, without a time limit.
     ///
     /// # Errors
-    /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] if the two do not
-    /// belong together; an unusable file.
+    /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`], [`NodeError::StateDirReplaced`] and
+    /// [`NodeError::StateInUse`] if the two do not belong together; an unusable file.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
         let kernel = Kernel::of_this_host(&config.run_dir, config.keeper);
         Self::wait_with(config, Arc::new(kernel)).await
@@ -213,7 +213,11 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     let owner = match recorded.clone() {
         Some(owner) if owner.state_id == state_id => owner,
         Some(RunOwner { state_dir, .. }) if !volumes_under(&run_volumes(run_dir))?.is_empty() => {
-            return Err(NodeError::RunDirTaken { run_dir: run_dir.clone(), state_dir });
+            return Err(if state_dir == config.state_dir {
+                NodeError::StateDirReplaced(state_dir)
+            } else {
+                NodeError::RunDirTaken { run_dir: run_dir.clone(), state_dir }
+            });
         }
         Some(_) | None => RunOwner { id: random_id(), state_id, state_dir: state_dir.clone() },
     };

@@ -95,6 +95,17 @@ async fn a_run_directory_serves_one_state_directory() {
     Owner::wait(config(&one.state, &one.run)).await.unwrap();
 }
 
+/// Found in review: after another disk was mounted there, the error named the configured path as the right one.
+#[tokio::test]
+async fn a_state_directory_that_was_replaced_is_named() {
+    let one = Dirs::new();
+    Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
+    attach(&one, false).await;
+    std::fs::remove_file(one.state.path().join("installation")).unwrap();
+    let refused = Owner::wait(config(&one.state, &one.run)).await.unwrap_err();
+    assert!(matches!(refused, NodeError::StateDirReplaced(_)), "{refused}");
+}
+
 /// Returns a kernel with a device in this state that serves a volume of the state directory.
 fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
     let kernel = FakeKernel::new();
