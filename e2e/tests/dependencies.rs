@@ -215,6 +215,8 @@ fn folders_point_one_way() {
             }
         }
     }
+    // For `cargo e2e bench house`.
+    println!("figure arrows_up {}", wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

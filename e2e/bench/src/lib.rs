@@ -26,6 +26,7 @@ mod external_storage;
 mod field;
 pub mod fio;
 mod fuse_uring;
+mod house;
 mod index;
 mod kubernetes;
 pub mod kublk;
@@ -215,6 +216,13 @@ pub const ALL: &[Benchmark] = &[
         expected: Duration::from_secs(20),
         profile: Profile::Dev,
         run: kubernetes::run_images,
+    },
+    Benchmark {
+        name: "house",
+        about: "the structure of the source: circles, arrows, names, words, sizes",
+        expected: Duration::from_secs(60),
+        profile: Profile::Dev,
+        run: house::run,
     },
     Benchmark {
         name: "proof",
