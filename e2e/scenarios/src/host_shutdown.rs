@@ -24,7 +24,8 @@ const WAITING: &str = "waiting";
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", "")?;
+    let control = Control::standalone(&s3, BUCKET);
+    let node = Node::start(world.vm("a")?, &control, "auto", "memory_volumes = \"128Mi\"")?;
     let vm = node.vm();
     for name in [MOUNTED, UNMOUNTED, WAITING] {
         node.cli(&["create", name, "--size", "256Mi", "--store", "store"])?;
@@ -34,6 +35,14 @@ pub(super) fn run(world: &World) -> Result<()> {
         }
         mount(vm, name, &device)?;
     }
+
+    // Regression, found in review: its device was left to the next daemon, and the shutdown waited for it.
+    let scratch = node.cli(&["attach", "scratch", "--memory", "64Mi"])?.trim().to_owned();
+    vm.wait_block_device(&scratch, LIMIT)?;
+    vm.exec(&format!(
+        "mkfs.ext4 -q {scratch}; mkdir -p /run/scratch; mount {scratch} /run/scratch; dd if=/dev/zero of=/run/scratch/file \
+         bs=1M count=8 status=none"
+    ))?;
 
     report::step("shut the machine down while two file systems are written and flushed");
     let flushed = load_and_shut_down(vm)?;

@@ -106,6 +106,7 @@ mod tests {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
         assert!(!text.contains("idle"), "a volume that no node is to serve is no problem: {text}");
+        assert!(!text.contains("KernelTeardownFixed"), "a property of the kernel is no problem: {text}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod http_proxy;
 mod late_reads;
 mod proxy;
 mod server;
+mod slow_uplink;
 mod tls;
 mod two_stores;
 mod versitygw;

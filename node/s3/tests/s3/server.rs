@@ -65,6 +65,31 @@ struct Parts {
     faults: PlannedFaults,
     in_flight: Arc<InFlight>,
     round_trip_ms: Arc<AtomicU64>,
+    uplink: Arc<Uplink>,
+}
+
+/// The link that all requests' bodies share.
+#[derive(Default)]
+pub(crate) struct Uplink {
+    /// Its throughput; 0: unlimited.
+    pub(crate) bytes_per_ms: AtomicU64,
+    /// Bodies are sent in pieces, one after the other.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Uplink {
+    /// Waits as long as a body of `bytes` takes.
+    async fn pass(&self, bytes: u64) {
+        const PIECE_BYTES: u64 = 8 << 10;
+        let bytes_per_ms = self.bytes_per_ms.load(Ordering::Relaxed);
+        let mut left = if bytes_per_ms == 0 { 0 } else { bytes };
+        while left > 0 {
+            let piece = left.min(PIECE_BYTES);
+            let _turn = self.turn.lock().await;
+            tokio::time::sleep(Duration::from_millis(piece / bytes_per_ms)).await;
+            left -= piece;
+        }
+    }
 }
 
 #[derive(Clone, Default)]
@@ -85,6 +110,7 @@ pub(crate) struct Server {
     in_flight: Arc<InFlight>,
     /// Wait before each request takes effect.
     pub(crate) round_trip_ms: Arc<AtomicU64>,
+    pub(crate) uplink: Arc<Uplink>,
     _accept: JoinSet<()>,
 }
 
@@ -107,14 +133,16 @@ impl Server {
         let faults = PlannedFaults::default();
         let mut accept = JoinSet::new();
         let (in_flight, round_trip_ms) = (Arc::new(InFlight::default()), Arc::default());
+        let uplink = Arc::<Uplink>::default();
         let parts = Parts {
             backend: Arc::clone(&backend),
             faults: faults.clone(),
             in_flight: Arc::clone(&in_flight),
             round_trip_ms: Arc::clone(&round_trip_ms),
+            uplink: Arc::clone(&uplink),
         };
         accept.spawn(serve(listener, tls, service, parts));
-        Self { address, backend, faults, in_flight, round_trip_ms, _accept: accept }
+        Self { address, backend, faults, in_flight, round_trip_ms, uplink, _accept: accept }
     }
 
     /// Returns the number of pending faults.
@@ -194,8 +222,11 @@ async fn connection<S>(stream: S, service: S3Service, parts: Parts)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let answer = service_fn(move |request| {
-        let (service, Parts { backend, faults, in_flight, round_trip_ms }) = (service.clone(), parts.clone());
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let (service, parts) = (service.clone(), parts.clone());
+        let Parts { backend, faults, in_flight, round_trip_ms, uplink } = parts;
+        let length = request.headers().get("content-length");
+        let body_bytes = length.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or(0);
         async move {
             let now = in_flight.now.fetch_add(1, Ordering::SeqCst) + 1;
             in_flight.peak.fetch_max(now, Ordering::SeqCst);
@@ -204,6 +235,7 @@ where
                 tokio::time::sleep(Duration::from_millis(round_trip_ms)).await;
             }
             let mut answer = with_faults(request, service, faults).await;
+            uplink.pass(body_bytes).await;
             if let Ok(answer) = &mut answer {
                 let date = DateTime::from(backend.date()).fmt(DateTimeFormat::HttpDate).unwrap();
                 answer.headers_mut().insert("date", date.parse().unwrap());
