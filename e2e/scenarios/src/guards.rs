@@ -29,6 +29,7 @@ const PROVISIONED_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\
 const LOST_CONTENT: &str = "{\"conditions\": [{\"type\": \"ContentLost\", \"status\": \"True\", \"reason\": \"Detached\", \
                             \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
 /// The value that enables a keeper on nodes without ublk.
+const AFFINITY: &str = r#"--set-json=node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"Exists"}]}]}}}"#;
 const KEEPER: &str = "--set=node.withoutUblk.enabled=true";
 /// Objects that must not be deleted while volumes are served.
 const KEPT: [[&str; 2]; 8] = [
@@ -272,12 +273,14 @@ fn check_upgrades(world: &World) -> Result<()> {
     let role = world.kubectl(role)?;
     ensure!(role.is_empty(), "the values name the namespace no longer, and {role} is there");
     report::step("an upgrade cannot separate the daemon from its volumes");
-    for other in ["node.nodeSelector.disk=fast", "node.stateDir=/mnt/nvme", "node.runDir=/run/other"] {
-        let refused = error_text(helm(
-            world,
-            NAMESPACE,
-            &["upgrade", "holdfast", "--reset-values", KEEPER, "--set", other],
-        ));
+    for other in [
+        "--set=node.nodeSelector.disk=fast",
+        AFFINITY,
+        "--set=node.stateDir=/mnt/nvme",
+        "--set=node.runDir=/run/other",
+    ] {
+        let upgrade = ["upgrade", "holdfast", "--reset-values", KEEPER, other];
+        let refused = error_text(helm(world, NAMESPACE, &upgrade));
         ensure!(refused.contains("until none is served, node.stateDir, node.runDir"), "{other}: {refused}");
     }
     helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set=node.logFilter=debug"])
