@@ -108,6 +108,14 @@ pub(crate) struct BrokenAnswer {
     pub(crate) source: Box<dyn Error + Send + Sync>,
 }
 
+/// A request that was not sent, because the source of its credentials did not answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("the token service (AWS STS, or the metadata service of the node) provided no credentials in time")]
+pub(crate) struct LateCredentials {
+    #[source]
+    source: Box<dyn Error + Send + Sync>,
+}
+
 /// Code of a request that could not be built.
 const NOT_SENT: &str = "not sent";
 
@@ -272,7 +280,7 @@ fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
         matches!(cause.downcast_ref(), Some(CredentialsError::ProviderTimedOut(_)))
     };
     if any_cause(source.as_ref(), &late) {
-        StoreError::Unavailable(source)
+        StoreError::Unavailable(LateCredentials { source }.into())
     } else {
         let blocker = Blocker::NoCredentials;
         StoreError::Blocked { blocker, code: NOT_SENT.to_owned(), source }

@@ -78,7 +78,7 @@ pub struct Timeouts {
     pub attempt: Duration,
     /// Added per MiB of an attempt's body; longer for a slow store, too.
     pub per_mib: Duration,
-    /// Time after the first attempt when no further one starts.
+    /// Time after the first attempt when no further one starts, except one after an upload's first timeout.
     pub deadline: Duration,
 }
 

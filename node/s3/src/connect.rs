@@ -1,10 +1,13 @@
 //! Builds the SDK client: transport, proxies, trust, credentials, without the SDK's own retries.
 
+use std::time::Duration;
+
 use aws_config::{
     default_provider::credentials::DefaultCredentialsChain,
     provider_config::ProviderConfig,
     web_identity_token::{StaticConfiguration, WebIdentityTokenCredentialsProvider},
 };
+use aws_credential_types::provider::{ProvideCredentials, error::CredentialsError, future};
 use aws_sdk_s3::{
     Client, Config,
     config::{
@@ -105,7 +108,28 @@ fn secure(trust: TrustStore, max_idle: usize, proxy: ProxyConfig) -> SharedHttpC
     })
 }
 
+/// Credentials of another service, obtained within a limit.
+#[derive(Debug)]
+struct TimeLimited<P> {
+    provider: P,
+    /// Less than that of an attempt, which would blame the store.
+    limit: Duration,
+}
+
+impl<P: ProvideCredentials> ProvideCredentials for TimeLimited<P> {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(async move {
+            let provided = tokio::time::timeout(self.limit, self.provider.provide_credentials()).await;
+            provided.unwrap_or_else(|_elapsed| Err(CredentialsError::provider_timed_out(self.limit)))
+        })
+    }
+}
+
 async fn credentials(config: &S3Config, region: Region) -> SharedCredentialsProvider {
+    let limit = config.timeouts.attempt * 4 / 5;
     match &config.credentials {
         S3Credentials::Static { access_key_id, secret_access_key, session_token } => {
             let mut pair = KeyPair::builder()
@@ -118,7 +142,8 @@ async fn credentials(config: &S3Config, region: Region) -> SharedCredentialsProv
         S3Credentials::Environment => {
             let chain =
                 DefaultCredentialsChain::builder().configure(provider_config(&config.proxies, &region));
-            SharedCredentialsProvider::new(chain.region(region).build().await)
+            let provider = chain.region(region).build().await;
+            SharedCredentialsProvider::new(TimeLimited { provider, limit })
         }
         S3Credentials::WebIdentity { token_file, role_arn } => {
             let assume = StaticConfiguration {
@@ -126,12 +151,11 @@ async fn credentials(config: &S3Config, region: Region) -> SharedCredentialsProv
                 role_arn: role_arn.clone(),
                 session_name: "holdfast".to_owned(),
             };
-            SharedCredentialsProvider::new(
-                WebIdentityTokenCredentialsProvider::builder()
-                    .configure(&provider_config(&config.proxies, &region))
-                    .static_configuration(assume)
-                    .build(),
-            )
+            let provider = WebIdentityTokenCredentialsProvider::builder()
+                .configure(&provider_config(&config.proxies, &region))
+                .static_configuration(assume)
+                .build();
+            SharedCredentialsProvider::new(TimeLimited { provider, limit })
         }
     }
 }
@@ -146,8 +170,6 @@ fn provider_config(proxies: &Proxies, region: &Region) -> ProviderConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use aws_sdk_s3::presigning::PresigningConfig;
 
     use super::*;

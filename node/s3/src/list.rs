@@ -1,4 +1,5 @@
-//! One validated page of a list: skipped, repeated or disordered keys are an error.
+//! One validated page of a list: skipped, repeated or disordered keys are an error. A server may answer with
+//! pages without keys before one that has some.
 
 use std::time::SystemTime;
 
@@ -6,6 +7,9 @@ use aws_sdk_s3::{operation::list_objects_v2::ListObjectsV2Output, types::Object}
 use holdfast_objects::{Folders, ListedObject, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
 
 use crate::{classify::classify, clock::AnswerDate, store::S3Store};
+
+/// Maximum pages without keys in a row.
+const MAX_EMPTY_PAGES: usize = 1000;
 
 /// Start of a page.
 enum Begin<'a> {
@@ -23,10 +27,24 @@ impl S3Store {
         start_after: Option<&str>,
         limit: usize,
     ) -> Result<Page, StoreError> {
-        self.list_with(prefix, Begin::After(start_after), limit, None, |answer, now| {
-            page(answer, self.root(), prefix, start_after, now)
-        })
-        .await
+        let mut token: Option<String> = None;
+        for _ in 0..MAX_EMPTY_PAGES {
+            let begin = match &token {
+                None => Begin::After(start_after),
+                Some(token) => Begin::Page(Some(token)),
+            };
+            let listed = self
+                .list_with(prefix, begin, limit, None, |answer, now| {
+                    page(answer, self.root(), prefix, start_after, now)
+                })
+                .await?;
+            match listed {
+                KeyPage::Keys(page) => return Ok(page),
+                KeyPage::Empty { next } if token.as_ref() == Some(&next) => break,
+                KeyPage::Empty { next } => token = Some(next),
+            }
+        }
+        Err(without_keys())
     }
 
     #[tracing::instrument(skip_all, fields(bucket = %self.config.bucket, prefix, from, limit))]
@@ -108,15 +126,31 @@ fn folders(answer: &ListObjectsV2Output, root: &str, prefix: &str) -> Result<Fol
     Ok(Folders { names, next })
 }
 
+/// Returns the error of a list that is truncated, but has no keys.
+fn without_keys() -> StoreError {
+    StoreError::BadAnswer { field: "Contents in a truncated list" }
+}
+
+/// An answer to a list of keys.
+#[derive(Debug)]
+enum KeyPage {
+    Keys(Page),
+    /// The page has no keys, but more may follow at this token.
+    Empty {
+        next: String,
+    },
+}
+
 fn page(
     answer: ListObjectsV2Output,
     root: &str,
     prefix: &str,
     start_after: Option<&str>,
     now: Option<SystemTime>,
-) -> Result<Page, StoreError> {
+) -> Result<KeyPage, StoreError> {
     let more = answer.is_truncated.unwrap_or(false);
     let mut entries: Vec<ListedObject> = Vec::with_capacity(answer.contents().len());
+    let token = answer.next_continuation_token.filter(|token| !token.is_empty());
     for object in answer.contents.unwrap_or_default() {
         let entry = entry(object, root)?;
         let after = entries.last().map(|last| last.key.as_str()).or(start_after);
@@ -126,9 +160,9 @@ fn page(
         entries.push(entry);
     }
     if more && entries.is_empty() {
-        return Err(StoreError::BadAnswer { field: "Contents in a truncated list" });
+        return token.map(|next| KeyPage::Empty { next }).ok_or_else(without_keys);
     }
-    Ok(Page { entries, more, now })
+    Ok(KeyPage::Keys(Page { entries, more, now }))
 }
 
 fn entry(object: Object, root: &str) -> Result<ListedObject, StoreError> {
@@ -160,7 +194,8 @@ mod tests {
     #[test]
     fn an_ordered_list_is_accepted_without_its_root() {
         let now = Some(SystemTime::UNIX_EPOCH);
-        let page = page(answer(&["r/log/1", "r/log/2"], true), "r/", "log/", Some("log/0"), now).unwrap();
+        let listed = page(answer(&["r/log/1", "r/log/2"], true), "r/", "log/", Some("log/0"), now);
+        let Ok(KeyPage::Keys(page)) = listed else { panic!("{listed:?}") };
         assert_eq!(
             page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(),
             ["log/1", "log/2"]

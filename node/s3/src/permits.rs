@@ -1,14 +1,14 @@
 //! Permits, which limit the requests of each lane that are in flight at a time.
 //!
-//! Owns: the limit of each lane, which adapts to a store that throttles, and that of bulk uploads, which adapts
-//! to a slow uplink, too.
+//! Owns: the limit of each lane, which adapts to a store that throttles; that of bulk uploads also adapts to
+//! a slow uplink.
 //! Does not own: timeouts, retries, and outages ([`availability`]).
 //!
 //! A throttled request lowers the limit of its lane by a quarter, once for all requests that were in flight
-//! at that time. So does a bulk upload that timed out: fewer of them then share the uplink. As many successes
-//! as the limit raise it by one, up to the maximum (additive increase, multiplicative decrease: Chiu and Jain,
-//! 1989). Permits in use are withdrawn when their requests end. The lanes share nothing, so reads and log
-//! records never wait for segments.
+//! at that time. So does a bulk upload that timed out: fewer of them then share the uplink. As many
+//! successes as the limit raise it by one, up to the maximum (additive increase, multiplicative decrease:
+//! Chiu and Jain, 1989). Permits in use are withdrawn when their requests end. The lanes share nothing, so
+//! reads and log records never wait for segments.
 //!
 //! [`availability`]: crate::availability
 

@@ -8,7 +8,7 @@ use futures::future::join_all;
 use holdfast_objects::{Blocker, CreateError, Created, ErrorKind, StoreError};
 
 use crate::{
-    classify::{BrokenAnswer, ForeignAnswer, ServerFault, any_cause},
+    classify::{BrokenAnswer, ForeignAnswer, LateCredentials, ServerFault, any_cause},
     clock::ServerClock,
     create::CreatePermit,
     proxies::Proxy,
@@ -108,6 +108,12 @@ pub enum ProbeFailure {
         #[source]
         source: StoreError,
     },
+    /// The source of the credentials does not answer.
+    #[error(
+        "credentials: the token service (AWS STS, or the metadata service of the node) does not answer; check it, \
+         and the network policies and proxies in front of it"
+    )]
+    LateCredentials(#[source] StoreError),
     /// A cause other than missing rights blocks the request.
     #[error("{}: {} ({code}, to {action}); {}", blocker.field(), blocker.state(), blocker.fix())]
     Blocked {
@@ -183,7 +189,7 @@ impl ProbeFailure {
             Self::Blocked { blocker, .. } => blocker.field(),
             Self::Untrusted(_) => "caBundle",
             Self::WrongRegion { .. } => "region",
-            Self::BadCredentials { .. } | Self::NotAllowed { .. } => "credentials",
+            Self::BadCredentials { .. } | Self::LateCredentials(_) | Self::NotAllowed { .. } => "credentials",
             Self::NoBucket { .. }
             | Self::Busy(_)
             | Self::CreateOnceIgnored
@@ -204,6 +210,7 @@ impl ProbeFailure {
             Self::AnswersBreakOff(_) => "AnswersBreakOff",
             Self::Busy(_) => "BucketBusy",
             Self::Blocked { blocker, .. } => blocker.reason(),
+            Self::LateCredentials(_) => Blocker::NoCredentials.reason(),
             Self::Untrusted(_) => "CertificateNotTrusted",
             Self::NoBucket { .. } => "BucketNotFound",
             Self::WrongRegion { .. } => "WrongRegion",
@@ -230,6 +237,7 @@ impl ProbeFailure {
                 | Self::ServerFails { .. }
                 | Self::NotS3 { .. }
                 | Self::AnswersBreakOff(_)
+                | Self::LateCredentials(_)
                 | Self::Busy(_)
         )
     }
@@ -414,6 +422,9 @@ impl S3Store {
             }
             if let Some(ForeignAnswer { status, lacks }) = cause.downcast_ref() {
                 return ProbeFailure::NotS3 { status: *status, lacks, source: error };
+            }
+            if cause.is::<LateCredentials>() {
+                return ProbeFailure::LateCredentials(error);
             }
             if cause.is::<BrokenAnswer>() {
                 return ProbeFailure::AnswersBreakOff(error);

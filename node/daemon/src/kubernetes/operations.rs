@@ -29,6 +29,9 @@ use crate::node::GrowTo;
 /// finds the queue full waits; there is one task for each volume.
 const MAX_ENDS: usize = 64;
 
+/// Time until files of another node's volume that a check left are checked again: each check reads the log.
+const CHECK_KEPT_AGAIN: Duration = Duration::from_secs(600);
+
 /// Operation in progress on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
@@ -113,7 +116,8 @@ impl OperationEntry {
         match ended {
             Ok(outcome) => {
                 self.failures = 0;
-                self.not_before = None;
+                // Files that are not outdated stay, and are not checked again at once.
+                self.not_before = (outcome == OperationOutcome::Cleared).then(|| now + CHECK_KEPT_AGAIN);
                 self.last = Some(outcome);
             }
             Err(failure) => {
@@ -251,6 +255,22 @@ mod tests {
             (entry.last.clone(), entry.wait(Instant::now())),
             (Some(OperationOutcome::Attached), Duration::ZERO)
         );
+    }
+
+    /// Found in review: files that a check left were checked again at once, without end.
+    #[tokio::test]
+    async fn files_that_stay_are_not_checked_again_at_once() {
+        let (operations, mut ended) = Operations::new(Tasks::new());
+        let volume: VolumeId = "v".parse().unwrap();
+        let begin = |doing, outcome| {
+            operations.begin(volume.clone(), ObjectRef::new("v"), doing, async { Ok(outcome) });
+        };
+        begin(Doing::Clearing, OperationOutcome::Cleared);
+        ended.recv().await.unwrap();
+        assert!(operations.of(&volume).wait(Instant::now()) > Duration::from_secs(60));
+        begin(Doing::Attaching, OperationOutcome::Attached);
+        ended.recv().await.unwrap();
+        assert_eq!(operations.of(&volume).wait(Instant::now()), Duration::ZERO);
     }
 
     /// Regression: they continued to run while the node was being shut down.

@@ -42,6 +42,10 @@ pub(crate) struct Backend {
     pub(crate) date_shift_seconds: AtomicI64,
     /// Returns no ETag for a stored object.
     pub(crate) hides_tags: AtomicBool,
+    /// Answers this many lists with an empty page, although keys follow.
+    pub(crate) empty_pages: AtomicU64,
+    /// The token of an empty page is that of its request.
+    pub(crate) repeats_tokens: AtomicBool,
     /// Fails each object of a multi-object delete.
     pub(crate) denies_deletes: AtomicBool,
 }
@@ -158,6 +162,17 @@ impl S3 for Backend {
         let prefix = input.prefix.unwrap_or_default();
         let after = input.continuation_token.or(input.start_after).unwrap_or_default();
         let limit = input.max_keys.unwrap_or(1000) as usize;
+        let empty_pages = self.empty_pages.load(Ordering::Relaxed);
+        if empty_pages > 0 {
+            self.empty_pages.store(empty_pages - 1, Ordering::Relaxed);
+            // No character of a key sorts before this one.
+            let next = if self.repeats_tokens.load(Ordering::Relaxed) { after } else { format!("{after}!") };
+            return Ok(S3Response::new(ListObjectsV2Output {
+                is_truncated: Some(true),
+                next_continuation_token: Some(next),
+                ..ListObjectsV2Output::default()
+            }));
+        }
         let objects = self.objects.lock().unwrap();
         let (mut contents, mut folders): (Vec<Object>, Vec<String>) = (Vec::new(), Vec::new());
         let (mut is_truncated, mut last) = (false, None);

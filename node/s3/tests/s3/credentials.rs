@@ -6,6 +6,7 @@ use std::{
     io::Write,
     path::PathBuf,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -102,6 +103,30 @@ async fn a_missing_token_file_is_named() {
     let store = S3Store::connect(S3Config { credentials, ..server.config() }).await.unwrap();
     let failure = store.probe().await.unwrap_err();
     assert_eq!((failure.field(), failure.reason()), ("credentials", "CredentialsMissing"), "{failure:?}");
+}
+
+/// Regression, found in review: the attempt's limit ended first, and the message named the S3 server.
+#[tokio::test]
+async fn a_silent_token_service_is_named() {
+    let token_file = env::var("HOLDFAST_TEST_TOKEN").map(PathBuf::from).unwrap_or_default();
+    let credentials = S3Credentials::WebIdentity { token_file, role_arn: ROLE.to_owned() };
+    let Some(mut config) = in_second_process(credentials) else {
+        let server = Server::start().await;
+        // The kernel accepts the connections, and no program reads from them.
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let sts = format!("http://{}", silent.local_addr().unwrap());
+        let mut token = tempfile::NamedTempFile::new().unwrap();
+        token.write_all(TOKEN.as_bytes()).unwrap();
+        let vars =
+            [("AWS_ENDPOINT_URL_STS", sts.as_str()), ("HOLDFAST_TEST_TOKEN", token.path().to_str().unwrap())];
+        run_again("credentials::a_silent_token_service_is_named", &server, &vars).await;
+        return;
+    };
+    (config.timeouts.attempt, config.timeouts.deadline) = (Duration::from_secs(3), Duration::from_secs(1));
+    let failure = S3Store::connect(config).await.unwrap().probe().await.unwrap_err();
+    assert_eq!((failure.field(), failure.reason()), ("credentials", "CredentialsMissing"), "{failure:?}");
+    assert!(failure.to_string().contains("the token service"), "{failure}");
+    assert!(failure.is_passing(), "a later attempt may succeed");
 }
 
 /// Runs a token service that knows one token and one role, until the test's runtime drops its task.

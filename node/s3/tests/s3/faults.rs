@@ -380,6 +380,28 @@ async fn keys_lie_under_the_prefix_and_others_are_not_seen() {
     assert_eq!(page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), [KEY]);
 }
 
+/// Regression, found in review: such a page was an error, but a server may skip deleted keys this way.
+#[tokio::test]
+async fn pages_without_keys_are_skipped() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let keys = objects(&store, 3).await;
+    for after in [None, Some(keys[0].as_str())] {
+        server.backend.empty_pages.store(3, Ordering::Relaxed);
+        let before = store.counts().list;
+        let page = store.list("volumes/", after, 2).await.unwrap();
+        let listed: Vec<&str> = page.entries.iter().map(|entry| entry.key.as_str()).collect();
+        let first = usize::from(after.is_some());
+        assert_eq!((listed, page.more), (vec![&*keys[first], &*keys[first + 1]], after.is_none()));
+        assert_eq!(store.counts().list - before, 4);
+    }
+    server.backend.empty_pages.store(9, Ordering::Relaxed);
+    server.backend.repeats_tokens.store(true, Ordering::Relaxed);
+    let before = store.counts().list;
+    let refused = store.list("volumes/", Some(&keys[0]), 2).await.expect_err("it never ends");
+    assert_eq!((refused.kind(), store.counts().list - before), (ErrorKind::Corrupt, 2));
+}
+
 /// Drops GETs until the store counts as unreachable.
 async fn become_unreachable(server: &Server, store: &S3Store) {
     let sent = store.counts().get;

@@ -10,20 +10,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
 use holdfast_types::VolumeId;
 
 use crate::node::error::{NodeError, file};
-use crate::node::local::file::random;
-use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
+use crate::node::local::file::allocated_bytes;
+use crate::node::local::volume_files::{Local, run_volumes, state_volumes, trash_dir, volumes_under};
 use crate::node::volume::table::NodeVolumes;
-
-/// Returns the directory of files to be purged, in a state directory.
-pub(in crate::node) fn trash_dir(state_dir: &Path) -> PathBuf {
-    state_dir.join("trash")
-}
 
 /// The local files of a volume that is not attached.
 struct DetachedCache {
@@ -126,18 +121,12 @@ impl<'a> DetachedCaches<'a> {
 
     /// Moves the files of the volume to the trash unless they were used since.
     fn move_to_trash(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
-        let trash = trash_dir(self.state_dir);
-        fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
         // Both an attach and this take the volume's entry before they touch a file.
         let Some(_no_attach) = self.volumes.keep_from_attaches(volume) else { return Ok(false) };
         if written_at(&local.map_path())? != Some(used) {
             return Ok(false);
         }
-        let dir = local.dir();
-        // Files already being deleted under this volume's name do not conflict.
-        let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
-        fs::rename(&dir, trash.join(name)).map_err(file(&dir, "moved to the trash"))?;
-        Ok(true)
+        Ok(local.move_to_trash()?.is_some())
     }
 }
 
@@ -157,6 +146,28 @@ pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
         removed = removed.and(fs::remove_dir_all(&path).map_err(file(&path, "removed")));
     }
     removed
+}
+
+/// Returns the bytes of the files that are still to be deleted.
+///
+/// # Errors
+/// They cannot be listed or measured.
+pub(in crate::node) fn trash_bytes(state_dir: &Path) -> Result<u64, NodeError> {
+    let list = |dir: &Path| match fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>(),
+        // Just deleted, or a file.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
+    };
+    let mut bytes = 0;
+    for dir in list(&trash_dir(state_dir)).map_err(file(state_dir, "listed"))? {
+        for path in list(&dir).map_err(file(&dir, "listed"))? {
+            bytes += allocated_bytes(&path)?;
+        }
+    }
+    Ok(bytes)
 }
 
 /// Returns the time at which a file was last written; `None` if it does not exist.
@@ -207,6 +218,41 @@ mod tests {
         .unwrap();
         files.files.map.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(used)).unwrap();
         local.forget_attached().unwrap();
+    }
+
+    /// Found in review: after a crash in the middle of a removal, the map had one side, and the other one was
+    /// created again with zeros.
+    #[tokio::test]
+    async fn a_map_without_one_of_its_sides_is_not_used() {
+        let dirs = tempfile::tempdir().unwrap();
+        for (name, closed_clean) in [("clean", true), ("dirty", false)] {
+            leave(dirs.path(), name, closed_clean, 1).await;
+            let local = Local::new(dirs.path(), &dirs.path().join("run"), &name.parse().unwrap());
+            assert!(LocalState::read_map(&local).await.unwrap().is_some());
+            fs::remove_file(local.dir().join("a.data")).unwrap();
+            let read = LocalState::read_map(&local).await.map(|found| found.is_some());
+            if closed_clean {
+                assert!(!read.unwrap() && !local.dir().exists(), "the store has all of it");
+            } else {
+                assert!(matches!(read.unwrap_err(), NodeError::Damaged { .. }));
+            }
+        }
+    }
+
+    /// Found in review: a removal that a crash interrupted could leave the map without a side.
+    #[tokio::test]
+    async fn files_are_discarded_all_at_once() {
+        let dirs = tempfile::tempdir().unwrap();
+        leave(dirs.path(), "x", true, 1).await;
+        let local = Local::new(dirs.path(), &dirs.path().join("run"), &"x".parse().unwrap());
+        assert_eq!(trash_bytes(dirs.path()).unwrap(), 0);
+        let trash = local.move_to_trash().unwrap().unwrap();
+        assert!(trash.join("map").exists() && !local.dir().exists());
+        assert!(trash_bytes(dirs.path()).unwrap() > 0);
+        assert_eq!(local.move_to_trash().unwrap(), None);
+        local.discard().expect("nothing to discard");
+        purge(dirs.path()).unwrap();
+        assert!(!trash.exists());
     }
 
     fn left(dirs: &Path) -> Vec<String> {

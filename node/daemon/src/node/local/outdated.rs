@@ -73,11 +73,17 @@ impl OutdatedFiles<'_> {
         let _no_attach = self.volumes.keep_from_attaches(volume).ok_or_else(busy)?;
         let local = self.dirs.of(volume);
         // Read last: the result of a concurrent attach is newer than this log, and stays.
-        let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
+        // Nothing was written before the first header.
+        let Some(found) = LocalState::read_map(&local).await? else {
+            return LocalState::discard(&local).await;
+        };
         match worth(&manifest, Some(&found)) {
             // If the log was rolled back, this may be the only copy of data that the log lacks: an attach
             // decides.
-            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogRolledBack) => Ok(()),
+            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogRolledBack) => {
+                tracing::warn!(%volume, "the files of a volume that another node has stay: its log does not show that they are outdated");
+                Ok(())
+            }
             LocalData::Foreign(_) if found.pages.holds_dirty() => {
                 LocalState::preserve(&local, found.header.epoch).await
             }

@@ -30,11 +30,10 @@ use crate::node::device::kernel::{Devices, Kernel};
 use crate::node::device::orphans::usable_devices;
 use crate::node::device::tag::Installation;
 use crate::node::error::{NodeError, file};
-use crate::node::local::detached_cache::trash_dir;
 use crate::node::local::file::random;
 use crate::node::local::record_json::{read, write};
 use crate::node::local::volume_files::{
-    Local, fenced_dir, run_volumes, spill_files_dir, state_volumes, volumes_under,
+    Local, fenced_dir, run_volumes, spill_files_dir, state_volumes, trash_dir, volumes_under,
 };
 use crate::node::run_blocking::blocking;
 

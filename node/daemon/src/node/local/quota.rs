@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
-use crate::node::local::detached_cache::{DetachedCaches, NeededCaches, purge};
+use crate::node::local::detached_cache::{DetachedCaches, NeededCaches, purge, trash_bytes};
 use crate::node::local::file::allocated_bytes;
 use crate::node::local::volume_files::{Local, LocalDirs, state_volumes, volumes_under};
 use crate::node::memory::spill_file_bytes;
@@ -140,9 +140,13 @@ impl CacheQuota {
         let mut caches = DetachedCaches::find(&dirs.state, &dirs.run, on_node)?;
         let all_bytes = held.iter().sum::<u64>() + caches.held_bytes();
         let quota = disk.quota(*cache_bytes, *apart_bytes, all_bytes);
+        // Nothing more is evicted for space that files to be deleted will free; there is no room for writes yet.
+        let emptied = Disk { free_bytes: disk.free_bytes + trash_bytes(&dirs.state)?, ..*disk };
+        let later = emptied.quota(*cache_bytes, *apart_bytes, all_bytes);
         // Attached volumes evict nothing while detached caches can be evicted.
-        let has_trash = caches.evict(all_bytes.saturating_sub(target(quota)), needed);
-        let spaces = divide(quota.saturating_sub(caches.held_bytes()), &held);
+        let has_trash = caches.evict(all_bytes.saturating_sub(target(later)), needed);
+        let [quota, later] = [quota, later].map(|quota| quota.saturating_sub(caches.held_bytes()));
+        let spaces = divide(quota, target(later), &held);
         let mut is_settled = true;
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.published.cached_bytes.store(*held, Ordering::Relaxed);
@@ -280,9 +284,9 @@ fn target(quota_bytes: u64) -> u64 {
 
 /// Divides `quota_bytes` among volumes that hold `held` bytes each. The bytes held plus those written before
 /// the next measurement never exceed the quota; a sixteenth of it is for volumes that hold next to nothing,
-/// including a new one.
-fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
-    let level = level(target(quota_bytes), held);
+/// including a new one. Together they evict what they hold beyond `target_bytes`.
+fn divide(quota_bytes: u64, target_bytes: u64, held: &[u64]) -> Vec<Space> {
+    let level = level(target_bytes, held);
     let volumes = held.len() as u64;
     let reserved = quota_bytes / 16;
     let own = reserved / (volumes + 1);
@@ -339,7 +343,10 @@ mod tests {
     }
 
     fn spaces(quota: u64, held: &[u64]) -> Vec<(u64, u64)> {
-        divide(quota, held).iter().map(|space| (space.excess_bytes, space.room_bytes)).collect()
+        divide(quota, target(quota), held)
+            .iter()
+            .map(|space| (space.excess_bytes, space.room_bytes))
+            .collect()
     }
 
     #[test]
@@ -347,6 +354,20 @@ mod tests {
         assert_eq!(spaces(800, &[]), []);
         let excess: Vec<u64> = spaces(800, &[0, 700]).iter().map(|(excess, _)| *excess).collect();
         assert_eq!(excess, [0, 0]);
+    }
+
+    /// Found in review: while moved caches were being deleted, further ones were evicted for the same space, up to
+    /// eight times as much.
+    #[test]
+    fn nothing_more_is_evicted_for_space_that_is_being_freed() {
+        let disk = Disk { capacity_bytes: 1 << 40, free_bytes: 1 << 35, is_shared: true };
+        let (held, deleted) = (600 << 30, 100 << 30);
+        let emptied = Disk { free_bytes: disk.free_bytes + deleted, ..disk };
+        let [now, later] = [&disk, &emptied].map(|disk| target(disk.quota(Some(1 << 40), 0, held)));
+        assert!(held > now && held <= later, "{now} {later}");
+        let spaces = divide(disk.quota(Some(1 << 40), 0, held), later, &[held]);
+        assert_eq!(spaces[0].excess_bytes, 0);
+        assert!(held + spaces[0].room_bytes <= held + disk.free_bytes, "no room before it is free");
     }
 
     /// Every volume writes as much as permitted; nothing is uploaded.

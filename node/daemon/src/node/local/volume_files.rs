@@ -40,7 +40,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::node::error::{LocalDamage, NodeError, file};
 use crate::node::limit::{MAP_READERS, MAP_WINDOW_BYTES};
 use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
-use crate::node::local::file::{allocated_bytes, open_direct, open_mode, sync_dir};
+use crate::node::local::file::{allocated_bytes, open_direct, open_mode, random, sync_dir};
 use crate::node::local::live_map;
 use crate::node::local::pending;
 use crate::node::local::record_file::{replace_reserved, spare};
@@ -81,6 +81,11 @@ pub(crate) fn run_volumes(run_dir: &Path) -> PathBuf {
 /// Returns the parents of the directories of attached volumes in earlier versions.
 fn older_run_volumes(run_dir: &Path) -> [PathBuf; 2] {
     [run_dir.to_owned(), run_dir.join("volumes")]
+}
+
+/// Returns the directory of files to be deleted, in a state directory.
+pub(in crate::node) fn trash_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("trash")
 }
 
 /// Returns the directory of the local files of fenced writers.
@@ -335,12 +340,70 @@ impl Local {
         }
     }
 
-    /// Discards the local files: none of them has the volume's newest data.
+    /// Discards the local files: none of them has the volume's newest data. They go at once: a map that stays
+    /// without one of its sides would turn the other's data into zeros.
     pub(crate) fn discard(&self) -> Result<(), NodeError> {
-        let dir = self.dir();
-        match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&dir, "removed")(error)),
-            Ok(()) | Err(_) => Ok(()),
+        let Some(trash) = self.move_to_trash()? else { return Ok(()) };
+        fs::remove_dir_all(&trash).map_err(file(&trash, "removed"))
+    }
+
+    /// Moves the local files to the trash, which the next start empties, too. Returns their directory there;
+    /// `None` if there are none.
+    pub(in crate::node) fn move_to_trash(&self) -> Result<Option<PathBuf>, NodeError> {
+        let (dir, trash) = (self.dir(), trash_dir(&self.state_dir));
+        fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
+        // Files already being deleted under this volume's name do not conflict.
+        let moved = trash.join(format!("{}-{:016x}", self.volume, u64::from_le_bytes(random())));
+        match fs::rename(&dir, &moved) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(file(&dir, "moved to the trash")(error)),
+        }
+        sync_dir(&trash)?;
+        Ok(Some(moved))
+    }
+
+    /// Checks that both sides exist and are as long as a volume of `sectors` needs: a map is used only with
+    /// its sides, because a missing one would read as zeros.
+    ///
+    /// # Errors
+    /// [`NodeError::Damaged`].
+    pub(crate) fn check_sides(&self, sectors: u64) -> Result<(), NodeError> {
+        for name in ["a.data", "b.data"] {
+            let path = self.dir().join(name);
+            let found = match fs::metadata(&path) {
+                Ok(found) => found.len(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                Err(error) => return Err(file(&path, "read")(error)),
+            };
+            let expected = sectors * SECTOR_BYTES;
+            if found < expected {
+                let [found, expected] =
+                    [found, expected].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+                return Err(damaged(&path, LocalDamage::Length { found, expected }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the durable map, if its sides are there. Without a side, the files of a clean detach are
+    /// discarded, because all their data is in the store.
+    ///
+    /// # Errors
+    /// An unreadable file; [`NodeError::Damaged`] if a side with data that may not be in the store is missing.
+    fn read_map_and_sides(&self) -> Result<Option<FoundMap>, NodeError> {
+        let Some(found) = self.read_map()? else { return Ok(None) };
+        match self.check_sides(found.header.sectors) {
+            Err(error @ NodeError::Damaged { .. }) if found.header.closed_clean => {
+                tracing::error!(
+                    volume = %self.volume,
+                    error = &error as &dyn std::error::Error,
+                    "the cache of the volume is incomplete, and was discarded; all data is in the store"
+                );
+                self.discard()?;
+                Ok(None)
+            }
+            checked => checked.map(|()| Some(found)),
         }
     }
 
@@ -379,7 +442,7 @@ impl LocalState for Local {
         let (local, turn) = (self.clone(), turn_to_read().await);
         blocking(move || {
             let _until_read = turn;
-            local.read_map()
+            local.read_map_and_sides()
         })
         .await
     }

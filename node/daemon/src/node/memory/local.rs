@@ -28,11 +28,10 @@ use serde::{Deserialize, Serialize};
 use super::spill_file::SpillFile;
 use crate::node::device::tag::Installation;
 use crate::node::error::{LocalDamage, NodeError, file};
-use crate::node::local::detached_cache::trash_dir;
 use crate::node::local::file::{allocated_bytes, cut, random};
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
-use crate::node::local::volume_files::{LocalDirs, spill_files_dir, volumes_under};
+use crate::node::local::volume_files::{LocalDirs, spill_files_dir, trash_dir, volumes_under};
 
 /// Version of [`MemoryRecord`].
 const VERSION: u32 = 1;

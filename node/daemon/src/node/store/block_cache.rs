@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::node::clock::now;
 use crate::node::error::{NodeError, file};
-use crate::node::local::file::open_direct;
+use crate::node::local::file::{cut, open_direct};
 use crate::node::run_blocking::run_blocking;
 use crate::node::store::kept_table::KeptTable;
 
@@ -148,7 +148,10 @@ impl BlockSlab {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS);
         let known = std::fs::metadata(path).map_or(0, |found| found.len() / BLOCK_BYTES);
         let kept = KeptTable::open(path, slots);
-        let disk = open_direct(path, u64::from(slots) * BLOCK_BYTES)?;
+        let bytes = u64::from(slots) * BLOCK_BYTES;
+        let disk = open_direct(path, bytes)?;
+        // A larger one of earlier settings.
+        cut(&disk, path, bytes)?;
         let name = "holdfast-blocks";
         let memory = memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(io::Error::from);
         let memory = memory
@@ -602,6 +605,8 @@ mod tests {
         drop(slab);
         for bytes in [0, 1024 * BLOCK_BYTES] {
             let slab = BlockSlab::open(&path, bytes).unwrap();
+            let is_smaller = std::fs::metadata(&path).unwrap().len() < 512 * BLOCK_BYTES;
+            assert_eq!(is_smaller, bytes == 0, "the disk gets the rest back");
             let OldCounts { found, .. } = slab.old();
             // A smaller index does not have space for 255.
             assert!((180..=255).contains(&found), "{found}");

@@ -4,7 +4,8 @@
 //! volumes are attached), and the record of the last responses and failures. All of this node's requests to
 //! the store pass through here; the first response ends an outage. A rejection is a response, and concerns
 //! only one kind of request: a full bucket rejects uploads but serves reads, and only a served request of the
-//! same kind ends that condition.
+//! same kind ends that condition. So does an upload for uploads that get no answer while other requests do,
+//! for example because a proxy limits the length of bodies.
 //! Does not own: retries, which are done by the store and its callers.
 //! Invariants: an outage begins after the last response, regardless of when the failed requests ended; a
 //! rejection begins after the last served request of its kind; a request ends with the client that it started
@@ -36,6 +37,12 @@ const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// Time for which conflicts and overloads must recur before they are reported.
 const REPEATED_FOR: Duration = Duration::from_secs(5);
 
+/// Time for which uploads must fail without an answer before this is reported although other requests are
+/// answered: a single one may time out on a slow uplink.
+const SILENT_AFTER: Duration = Duration::from_secs(30);
+/// Time after which their last failure is forgotten: longer than the attempts of a slow upload.
+const SILENT_FOR: Duration = Duration::from_mins(10);
+
 /// A store that does not respond, or rejects one kind of request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreUnreachable {
@@ -43,7 +50,8 @@ pub(crate) struct StoreUnreachable {
     pub(crate) since: SystemTime,
     /// Error of the last one.
     pub(crate) error: String,
-    /// Kind of that error; some, such as denied and blocked, are responses of the store.
+    /// Kind of that error; some, such as denied and blocked, are responses of the store. `Invalid` for
+    /// uploads without an answer while the store answers other requests.
     pub(crate) kind: ErrorKind,
     /// The only unavailable object; `None` if the fault is not limited to one object.
     pub(crate) object: Option<String>,
@@ -126,6 +134,8 @@ struct Known {
     /// Time of the last response.
     answered: Option<Instant>,
     lanes: BTreeMap<StoreLane, LaneState>,
+    /// Uploads without an answer since the last one that got one.
+    silent_uploads: Option<Refused>,
 }
 
 /// The last responses to one kind of request.
@@ -151,6 +161,12 @@ impl Refused {
         let is_repeated = self.last.duration_since(self.first) >= REPEATED_FOR;
         now.saturating_duration_since(self.last) < REFUSED_FOR && (is_repeated || !is_passing)
     }
+
+    /// Returns true if uploads without an answer have failed for long enough, and may still be waiting.
+    fn is_silence(&self, now: Instant) -> bool {
+        let is_recent = now.saturating_duration_since(self.last) < SILENT_FOR;
+        is_recent && self.last.duration_since(self.first) >= SILENT_AFTER
+    }
 }
 
 impl Known {
@@ -158,10 +174,34 @@ impl Known {
         let lasting = |lane: &LaneState| {
             lane.refused.as_ref().filter(|refused| refused.lasts(now)).map(|refused| refused.outage.clone())
         };
-        match self.outage.clone().or_else(|| self.lanes.values().find_map(lasting)) {
+        let silence = || {
+            self.silent_uploads.as_ref().filter(|silent| silent.is_silence(now)).map(|it| it.outage.clone())
+        };
+        match self.outage.clone().or_else(|| self.lanes.values().find_map(lasting)).or_else(silence) {
             Some(outage) => StoreHealth::Unreachable(outage),
             None if self.answered.is_some() => StoreHealth::Answers,
             None => StoreHealth::Unknown,
+        }
+    }
+
+    /// Records an upload that failed without an answer at `now`.
+    fn fail_upload(&mut self, sent: Sent<'_>, now: Instant, error: &str) {
+        let served = self.lanes.get(&StoreLane::Upload).and_then(|lane| lane.served);
+        if served.is_some_and(|served| served > sent.at) {
+            return;
+        }
+        let before = self.silent_uploads.take();
+        let before = before.filter(|silent| now.duration_since(silent.last) < SILENT_FOR);
+        let (since, first) = before.map_or((sent.time, now), |silent| (silent.outage.since, silent.first));
+        let error = format!("uploads get no answer of the store: {error}");
+        let outage = StoreUnreachable { since, error, kind: ErrorKind::Invalid, object: None };
+        self.silent_uploads = Some(Refused { outage, first, last: now });
+    }
+
+    /// Ends the outage in progress, which explains all uploads that failed after its start.
+    fn end_outage(&mut self) {
+        if let Some(outage) = self.outage.take() {
+            self.silent_uploads.take_if(|silent| silent.outage.since > outage.since);
         }
     }
 }
@@ -206,6 +246,7 @@ impl<S> WatchedStore<S> {
             known.lanes.clear();
             known.answered = None;
         }
+        known.silent_uploads = None;
     }
 
     /// Returns the reason why the newest configuration is not in use.
@@ -258,6 +299,9 @@ impl<S> WatchedStore<S> {
         let now = Instant::now();
         let (lane, refusal) = match &result {
             Err(error) if !is_answer(kind(error)) => {
+                if sent.lane == StoreLane::Upload {
+                    known.fail_upload(sent, now, &chain(error));
+                }
                 // The response to a later request takes precedence.
                 if known.answered.is_none_or(|answered| answered <= sent.at) {
                     let since = known.outage.as_ref().map_or(sent.time, |outage| outage.since);
@@ -272,8 +316,11 @@ impl<S> WatchedStore<S> {
             Err(error) if !is_served(kind(error)) => (sent.lane, Some((kind(error), chain(error)))),
             Ok(_) | Err(_) => (sent.lane, None),
         };
-        known.outage = None;
+        known.end_outage();
         known.answered = Some(now);
+        if lane == StoreLane::Upload {
+            known.silent_uploads = None;
+        }
         let state = known.lanes.entry(lane).or_default();
         match refusal {
             None => {
@@ -482,6 +529,34 @@ mod tests {
         memory.heal();
         watched.put_segment("b", &mut ReadyParts::new([])).await.expect("stored");
         assert_eq!(watched.health(), StoreHealth::Answers);
+    }
+
+    /// Regression, found in review: a proxy rejected large bodies (413), which each answer to another request
+    /// hid.
+    #[tokio::test]
+    async fn uploads_without_an_answer_are_shown_until_one_is_served() {
+        let memory = Arc::new(MemoryStore::new());
+        let watched = WatchedStore::new(Arc::clone(&memory));
+        watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
+        for _ in 0..2 {
+            memory.fail_next(Verb::Put, Fault::Before(ErrorKind::Unavailable));
+            watched.put_segment("b", &mut ReadyParts::new([])).await.expect_err("no answer");
+            watched.get("a", 10).await.expect("read");
+            assert_eq!(watched.health(), StoreHealth::Answers, "it may pass");
+        }
+        watched.known().silent_uploads.as_mut().expect("recorded").first -= SILENT_AFTER;
+        let shown = watched.health().unreachable().cloned().expect("shown");
+        assert!(shown.error.starts_with("uploads get no answer of the store: "), "{shown:?}");
+        watched.put_segment("b", &mut ReadyParts::new([])).await.expect("stored");
+        assert_eq!(watched.health(), StoreHealth::Answers);
+        // An outage explains them.
+        memory.go_away();
+        watched.get("a", 10).await.expect_err("away");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        watched.put_segment("b", &mut ReadyParts::new([])).await.expect_err("away");
+        memory.heal();
+        watched.get("a", 10).await.expect("read");
+        assert!(watched.known().silent_uploads.is_none());
     }
 
     /// Regression: reads of it waited indefinitely, without a report.

@@ -337,6 +337,31 @@ fn every_volume_of_a_store_is_checked() {
     });
 }
 
+/// Regression, found in review: one damaged record kept the new credentials from all volumes of the store.
+#[test]
+fn a_damaged_log_does_not_block_the_change_of_others() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = beside.block_on(Bucket::start());
+    run_node_test(async {
+        let damaged: VolumeId = "a-first".parse().unwrap();
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&damaged, (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        leave_volume_dirty(&dirs, ("main", &bucket), &damaged, SectorRange::new(2, 3)).await;
+        node.resumed(&damaged).await;
+        bucket.objects.corrupt(&ObjectKey::Log(damaged, Seq::FIRST).to_string(), |bytes| bytes.truncate(8));
+        let new = S3Config { credentials: key("new"), ..bucket.config.clone() };
+        let error = node.renew_store("main", &new).await.unwrap_err();
+        assert!(matches!(error, NodeError::StoreUnchecked { .. }), "no log proves the bucket: {error}");
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+        node.resumed(&volume()).await;
+        node.renew_store("main", &new).await.unwrap();
+        let listed = node.list();
+        assert!(listed.len() == 2 && listed.iter().all(|status| status.store.change_refused.is_none()));
+        node.shutdown().await;
+    });
+}
+
 /// Regression, found in review: a volume waiting for recovery was not checked, and was fenced afterwards.
 #[test]
 fn a_volume_that_waits_for_recovery_is_checked() {

@@ -10,7 +10,7 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::settings::Pending;
 use holdfast_format::record::Record;
 use holdfast_log::{LogFailure, read_manifest_to_end, read_record};
-use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_objects::{Blocker, ErrorKind, ObjectStore, StoreError};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::node::error::{ForeignLog, NodeError};
@@ -39,6 +39,18 @@ pub(in crate::node) enum Unproven {
     /// It could not be read.
     #[error(transparent)]
     Unread(#[from] LogFailure),
+}
+
+impl Unproven {
+    /// Returns true for a fault of the volume's own objects, with any configuration: one is damaged, or in an
+    /// archive class.
+    pub(in crate::node) fn is_of_volume(&self) -> bool {
+        let Self::Unread(failure) = self else { return false };
+        if let LogFailure::Store { source, .. } = failure {
+            return source.kind() == ErrorKind::Blocked(Blocker::Archived);
+        }
+        matches!(failure, LogFailure::Damaged { .. })
+    }
 }
 
 impl OwnLog {

@@ -106,6 +106,7 @@ impl LeftVolume {
             local.forget_attached()?;
             return Ok(None);
         };
+        local.check_sides(header.sectors)?;
         let pending = local.read_pending()?;
         let live_map = live_map::open(&local.live_map_path(), header.sectors)?;
         let files = local.open_files(record.sectors)?;
