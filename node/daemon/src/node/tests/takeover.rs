@@ -444,6 +444,22 @@ fn outdated_files_are_not_moved_below_an_attach() {
     });
 }
 
+/// Found in review: files of an attach that failed before its first header stayed, and were checked in a loop.
+#[test]
+fn files_without_a_header_are_removed() {
+    run_node_test(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        drop(LocalState::open(&dirs.local(), SECTORS, None).await.unwrap());
+        dirs.local().forget_attached().unwrap();
+        assert!(node.outdated().has_unserved_files(&volume()));
+        node.outdated().clear(&volume(), "main", &bucket.config).await.unwrap();
+        assert!(!dirs.durable_map().exists());
+        node.shutdown().await;
+    });
+}
+
 /// Regression: each detached volume left its files, even when deleted later: a node with many short-lived
 /// claims queried the API server for thousands of them, and measured them several times a second.
 #[test]
