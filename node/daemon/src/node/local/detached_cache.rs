@@ -17,7 +17,9 @@ use holdfast_types::VolumeId;
 
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::allocated_bytes;
-use crate::node::local::volume_files::{Local, run_volumes, state_volumes, trash_dir, volumes_under};
+use crate::node::local::volume_files::{
+    Local, remove_all, run_volumes, state_volumes, trash_dir, volumes_under,
+};
 use crate::node::volume::table::NodeVolumes;
 
 /// The local files of a volume that is not attached.
@@ -143,7 +145,7 @@ pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
     let mut removed = Ok(());
     for entry in entries {
         let path = entry.map_err(file(&trash, "listed"))?.path();
-        removed = removed.and(fs::remove_dir_all(&path).map_err(file(&path, "removed")));
+        removed = removed.and(remove_all(&path));
     }
     removed
 }

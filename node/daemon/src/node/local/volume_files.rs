@@ -344,7 +344,7 @@ impl Local {
     /// without one of its sides would turn the other's data into zeros.
     pub(crate) fn discard(&self) -> Result<(), NodeError> {
         let Some(trash) = self.move_to_trash()? else { return Ok(()) };
-        fs::remove_dir_all(&trash).map_err(file(&trash, "removed"))
+        remove_all(&trash)
     }
 
     /// Moves the local files to the trash, which the next start empties, too. Returns their directory there;
@@ -603,6 +603,14 @@ pub(crate) fn attached_volumes(dirs: &LocalDirs) -> Result<BTreeSet<VolumeId>, N
         volumes.extend(volumes_under(&dir)?.into_iter().filter(is_attached));
     }
     Ok(volumes)
+}
+
+/// Removes a directory with its files, some of which another task may have removed.
+pub(in crate::node) fn remove_all(dir: &Path) -> Result<(), NodeError> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(dir, "removed")(error)),
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 /// Returns the volumes with a directory under `dir`: [`run_volumes`] or [`state_volumes`].
