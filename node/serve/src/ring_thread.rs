@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use holdfast_engine::event::Event;
 use holdfast_ring::{Completion, Ended, FileSlot, IoResult, RingError, RingOptions, Waker};
 use holdfast_types::Millis;
-use holdfast_ublk::{Device, QueueCommand};
+use holdfast_ublk::{Device, KernelRelease, QueueCommand};
 use tokio::sync::mpsc::Receiver;
 
 use crate::clock::now;
@@ -344,8 +344,11 @@ impl RingThread {
     }
 
     fn leave(&mut self) {
+        // An older kernel notices the end of a queue late while the server has all of its tags: they are
+        // answered first.
+        let leaves_waiting = KernelRelease::running().is_ok_and(|kernel| kernel.recovers_each_queue());
         for served in self.volumes.iter_mut() {
-            served.drain();
+            served.drain(leaves_waiting);
         }
         self.memory.drain();
         self.leaving = Some(Instant::now());

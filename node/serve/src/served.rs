@@ -306,10 +306,14 @@ impl ServedVolume {
         self.queues.close(ring, done);
     }
 
-    /// Leaves further requests to the successor.
-    pub(crate) fn drain(&mut self) {
+    /// Leaves further requests to the successor. If `leaves_waiting`, also large requests that wait for others:
+    /// a full queue of them would take the disk seconds.
+    pub(crate) fn drain(&mut self, leaves_waiting: bool) {
         self.is_draining = true;
         self.queues.drain();
+        if leaves_waiting {
+            self.disk.operations -= self.disk.moves.forget_waiting();
+        }
     }
 
     /// Returns true if no file operation is in flight.

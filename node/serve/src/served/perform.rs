@@ -289,6 +289,10 @@ impl ServedVolume {
 
     /// Punches holes for ranges that an eviction frees, as many as may be in flight.
     pub(super) fn evict(&mut self, ring: &mut VolumeRing) {
+        // As after a kill: the successor finds again what can be evicted.
+        if self.is_draining {
+            return;
+        }
         while let Some((side, range)) = self.disk.evictions.next() {
             self.punch(ring, side, range, FileOperation::Evict);
         }
