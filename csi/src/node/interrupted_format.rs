@@ -48,7 +48,8 @@ impl InterruptedFormats {
     /// `INTERNAL`: the record cannot be written; the file system must not be used.
     pub(super) fn end(&self, volume_id: &str) -> Result<(), Status> {
         let file = self.file(volume_id);
-        match fs::remove_file(&file) {
+        // Durably: after a power loss, the record would make the next attach format again.
+        match fs::remove_file(&file).and_then(|()| File::open(&self.0)?.sync_all()) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Status::internal(format!("{} cannot be removed: {error}", file.display())))
             }

@@ -28,8 +28,9 @@ const PROVISIONED_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\
 /// A condition of the daemon: without it, no memory volume is attached again.
 const LOST_CONTENT: &str = "{\"conditions\": [{\"type\": \"ContentLost\", \"status\": \"True\", \"reason\": \"Detached\", \
                             \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
-/// The value that enables a keeper on nodes without ublk.
+/// A value that moves the DaemonSets to other nodes.
 const AFFINITY: &str = r#"--set-json=node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"Exists"}]}]}}}"#;
+/// The value that enables a keeper on nodes without ublk.
 const KEEPER: &str = "--set=node.withoutUblk.enabled=true";
 /// Objects that must not be deleted while volumes are served.
 const KEPT: [[&str; 2]; 8] = [

@@ -345,8 +345,9 @@ impl RingThread {
 
     fn leave(&mut self) {
         // An older kernel notices the end of a queue late while the server has all of its tags: they are
-        // answered first.
-        let leaves_waiting = KernelRelease::running().is_ok_and(|kernel| kernel.recovers_each_queue());
+        // answered first. If the host shuts down, there is no successor.
+        let leaves_waiting =
+            !self.drops_limits && KernelRelease::running().is_ok_and(|kernel| kernel.recovers_each_queue());
         for served in self.volumes.iter_mut() {
             served.drain(leaves_waiting);
         }

@@ -37,6 +37,16 @@ pub(crate) enum LocalDamage {
         /// Its expected length.
         expected: usize,
     },
+    /// A side of a volume.
+    #[error(
+        "it has {found} bytes, not {expected}, and its map names data in it that may not be in the store: restore it"
+    )]
+    Side {
+        /// Its length.
+        found: u64,
+        /// Minimum length for the volume.
+        expected: u64,
+    },
     /// The head of a memory volume's table.
     #[error(transparent)]
     MemoryHead(#[from] HeadError),

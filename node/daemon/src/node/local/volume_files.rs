@@ -9,7 +9,7 @@
 //! <state>/volumes/<id>/map          the durable map
 //! <state>/volumes/<id>/pending      the log record about to be created (see `pending.rs`)
 //! <state>/volumes/<id>/pending.new  space for the next one
-//! <state>/trash/<id>/              files of a detached volume, being deleted
+//! <state>/trash/<id>-<number>/     files of a volume, being deleted
 //! <state>/fenced/<id>-<epoch>/      un-uploaded data of a fenced writer
 //! <run>/lock  owner                 see `owner.rs`
 //! <run>/volumes.d/<id>/map          the live map (tmpfs)
@@ -259,6 +259,20 @@ impl Local {
         read_map(&self.map_path())
     }
 
+    /// Reads the durable map, and checks that its sides are there. Changes nothing.
+    ///
+    /// # Errors
+    /// An unreadable file; [`NodeError::Damaged`].
+    pub(crate) async fn check_map(&self) -> Result<(), NodeError> {
+        let (local, turn) = (self.clone(), turn_to_read().await);
+        blocking(move || {
+            let _until_read = turn;
+            let Some(found) = local.read_map()? else { return Ok(()) };
+            local.check_sides(found.header.sectors)
+        })
+        .await
+    }
+
     /// Reads the durable header with its generation, without the pages: if a live map exists, they are not
     /// needed, and the next flush rounds repair damaged ones.
     pub(crate) fn read_header(&self) -> Result<Option<(u64, Header)>, NodeError> {
@@ -378,9 +392,7 @@ impl Local {
             };
             let expected = sectors * SECTOR_BYTES;
             if found < expected {
-                let [found, expected] =
-                    [found, expected].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-                return Err(damaged(&path, LocalDamage::Length { found, expected }));
+                return Err(damaged(&path, LocalDamage::Side { found, expected }));
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ pub(super) async fn on_ring(
 ) {
     let queues: OpenQueues = Box::new(move |ring, key| {
         act(ring, key);
-        Err(QueueError::VolumeRing(RingError::FilesExhausted { capacity: 0 }))
+        Err(QueueError::Ring(RingError::FilesExhausted { capacity: 0 }))
     });
     let (done, _answer) = oneshot::channel();
     let (key, device) = (present.key, present.device().unwrap());

@@ -13,7 +13,6 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use holdfast_background::LocalState;
 use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::event::Event;
 use holdfast_log::scrub::{Effect, Progress, ScrubReport, repair_checkpoints, scrub};
@@ -160,8 +159,8 @@ impl Scrubs<'_> {
         let mut damage = None;
         for _ in 0..MAP_TRIES {
             // A ring thread may be writing it: real damage persists.
-            match LocalState::read_map(&local).await {
-                Ok(_) => return None,
+            match local.check_map().await {
+                Ok(()) => return None,
                 Err(error) => damage = Some(error),
             }
         }
