@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status};
 use crate::controller::objects::Objects;
 use crate::requests::{RequestKind, Requests};
 use ranges::{Asked, Ranges};
-use source::Source;
+use source::BlockSource;
 
 /// Messages prepared ahead of the client.
 const AHEAD: usize = 4;
@@ -93,7 +93,7 @@ impl SnapshotMetadata {
 
 /// Sends the ranges of `source` from the requested byte on, in at least one message.
 async fn send_ranges<F: Future<Output = Result<(), Status>>>(
-    source: Source,
+    source: BlockSource,
     asked: Asked,
     send: impl Fn(Message) -> F,
 ) -> Result<(), Status> {

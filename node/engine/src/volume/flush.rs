@@ -183,7 +183,7 @@ impl FlushRounds {
                 writes_header: false,
                 empties_journal: false,
             },
-            group: PagePageGroup::default(),
+            group: PageGroup::default(),
             journal: Journal::after_takeover(pages, has_journal || map.is_any_prepared()),
             waiters: Vec::new(),
             next_waiters: Vec::new(),

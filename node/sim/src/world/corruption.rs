@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use holdfast_format::manifest::Manifest;
 use holdfast_log::Indexes;
-use holdfast_log::scrub::{Effect, Report, repair_checkpoints, scrub};
+use holdfast_log::scrub::{Effect, ScrubReport, repair_checkpoints, scrub};
 use holdfast_log::{LogFailure, read_manifest};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_SECTORS, Block, Sector, SectorRange};
@@ -77,7 +77,7 @@ impl World {
         blocks.into_iter().map(|block| (block, self.store.read_remote(truth, Block(block)))).collect()
     }
 
-    fn scrub(&mut self) -> Report {
+    fn scrub(&mut self) -> ScrubReport {
         let volume = self.store.volume().clone();
         let report = self.run_reliably(|objects| async move { scrub(&objects, &volume, &|_| {}).await });
         report.expect("this store answers")
@@ -88,7 +88,7 @@ impl World {
     fn check_effect(
         &mut self,
         key: &str,
-        report: &Report,
+        report: &ScrubReport,
         truth: &Manifest,
         written: &BTreeMap<u64, Vec<Stamp>>,
     ) {

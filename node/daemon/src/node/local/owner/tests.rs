@@ -5,6 +5,7 @@ use holdfast_background::LocalState;
 use holdfast_engine::durable_map::Header;
 use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Epoch, Nonce, Seq};
+use holdfast_ublk::DeviceState;
 use tempfile::TempDir;
 
 use super::*;
