@@ -139,12 +139,11 @@ fn refused(message: &str) -> Status {
 /// `UNAVAILABLE`: it cannot be read. `INTERNAL`: blkid failed. Those of [`Tools::run`].
 pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<DeviceContent, Status> {
     let content = probed(&tools.run(volume, probe(device)).await?)?;
-    match content {
-        DeviceContent::Nothing => {}
-        DeviceContent::FileSystem(FileSystem::Xfs) if read(device, is_unfinished_xfs).await? => {
-            return Ok(DeviceContent::Unfinished(FileSystem::Xfs));
-        }
-        found => return Ok(found),
+    if content == DeviceContent::FileSystem(FileSystem::Xfs) && read(device, is_unfinished_xfs).await? {
+        return Ok(DeviceContent::Unfinished(FileSystem::Xfs));
+    }
+    if content != DeviceContent::Nothing {
+        return Ok(content);
     }
     // While the device is open, the kernel caches the data: blkid reads the same bytes.
     let open = read(device, read_regions).await?;

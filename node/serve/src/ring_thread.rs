@@ -331,7 +331,7 @@ impl RingThread {
                     served.drop_limits(&mut self.ring, now);
                 }
             }
-            Message::Leave => self.leave(),
+            Message::Leave => self.start_leaving(),
         }
     }
 
@@ -343,7 +343,7 @@ impl RingThread {
         }
     }
 
-    fn leave(&mut self) {
+    fn start_leaving(&mut self) {
         // An older kernel notices the end of a queue late while the server has all of its tags: they are
         // answered first. If the host shuts down, there is no successor.
         let leaves_waiting =
