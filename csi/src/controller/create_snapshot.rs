@@ -167,8 +167,8 @@ impl WantedSnapshot {
     }
 
     /// Deletes the VolumeSnapshot if it was created for this request and will never be taken: after this
-    /// response, a deletion of the user's VolumeSnapshot would leave it. A failure is ignored, because the next
-    /// request finds it refused.
+    /// response, a deletion of the user's VolumeSnapshot would leave it. A failure is ignored, because the
+    /// next request finds it refused.
     async fn delete_refused(&self, snapshots: &Objects<VolumeSnapshot>, until: Instant) {
         let name = &self.name.object;
         let still = |now: &VolumeSnapshot| {

@@ -1,9 +1,9 @@
 //! Formats that were started and may not have completed.
 //!
 //! A half-made file system looks like user data. So before a format, a file records the attach and volume
-//! being formatted; it is removed afterwards. The next request of the same attach, or of the next one, as after
-//! a power loss, formats again. With a later epoch, another writer may have come in between, and the file is
-//! ignored.
+//! being formatted; it is removed afterwards. The next request of the same attach, or of the next one, as
+//! after a power loss, formats again. With a later epoch, another writer may have come in between, and the
+//! file is ignored.
 //!
 //! A user's permission to format unknown content covers one format: the file then records its use.
 

@@ -603,8 +603,9 @@ fn a_repair_skips_ranges_the_disk_cannot_read() {
             .await
             .expect("it ends")
             .unwrap();
-        let [finding] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
+        let [finding, side] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
         assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
+        assert!(side.fault.contains("a.data is damaged: it has 0 bytes"), "{}", side.fault);
         let status = only_volume(&node);
         assert_eq!((status.commit.dirty_bytes, status.disk.unreadable), (Some(0), None));
         node.shutdown().await;
