@@ -272,8 +272,8 @@ mod tests {
         assert_eq!(snapshot.annotations().get(USER_SNAPSHOT).map(String::as_str), Some("x/x"));
     }
 
-    /// Regression, found in review: the object stayed after the user's VolumeSnapshot was deleted, because the
-    /// snapshotter knows no handle of a snapshot that was not taken.
+    /// Regression, found in review: the object stayed after the user's VolumeSnapshot was deleted, because
+    /// the snapshotter knows no handle of a snapshot that was not taken.
     #[tokio::test]
     async fn a_snapshot_that_will_never_be_taken_is_deleted() {
         let of_user = |name| {

@@ -465,8 +465,8 @@ fn other_directories(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Nodes that can never run a pod can be excluded, because an upgrade stops at each of them. A new daemon must
-/// run for a while before the next node gets it.
+/// Nodes that can never run a pod can be excluded, because an upgrade stops at each of them. A new daemon
+/// must run for a while before the next node gets it.
 fn affinity(world: &World, defaults: &[String]) -> Result<()> {
     ensure!(count(defaults, "minReadySeconds: 30") == 1, "a daemon that ends at once spreads");
     ensure!(!has_line(defaults, "affinity:"), "an affinity is rendered although no value asks for it");

@@ -6,8 +6,8 @@
 //! ```
 //! A device thus only waits once the new version's image is present, its process runs and its configuration
 //! is accepted. Only the lock grants the use of the directories; a daemon that does not know the request, or
-//! rejects it, keeps serving. An instance that ended after each of its takeovers must wait before the next one,
-//! and after some of them it gets no other: requests to the devices wait each time.
+//! rejects it, keeps serving. An instance that ended after each of its takeovers must wait before the next
+//! one, and after some of them it gets no other: requests to the devices wait each time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -179,8 +179,8 @@ mod tests {
         assert_eq!(handoff.agreed().await, "two".parse().unwrap());
     }
 
-    /// Found in review: a new version that ended after each takeover took the devices again and again from the
-    /// old one, which had served them well.
+    /// Found in review: a new version that ended after each takeover took the devices again and again from
+    /// the old one, which had served them well.
     #[tokio::test(start_paused = true)]
     async fn an_instance_that_ends_each_time_gets_no_further_handoff() {
         let dir = tempfile::tempdir().unwrap();

@@ -476,7 +476,8 @@ mod tests {
     }
 
     /// Regression: after the bucket was rolled back, the record carried an epoch below that of the header,
-    /// and the writer's first commit broke the log. Newer local data was mixed with the older data of the log.
+    /// and the writer's first commit broke the log. Newer local data was mixed with the older data of the
+    /// log.
     #[test]
     fn a_log_rolled_back_is_reported_and_breaks_no_log() {
         let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach { root: None })];

@@ -306,8 +306,8 @@ impl ServedVolume {
         self.queues.close(ring, done);
     }
 
-    /// Leaves further requests to the successor. If `leaves_waiting`, also large requests that wait for others:
-    /// a full queue of them would take the disk seconds.
+    /// Leaves further requests to the successor. If `leaves_waiting`, also large requests that wait for
+    /// others: a full queue of them would take the disk seconds.
     pub(crate) fn drain(&mut self, leaves_waiting: bool) {
         self.is_draining = true;
         self.queues.drain();

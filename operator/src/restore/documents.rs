@@ -283,8 +283,8 @@ mod tests {
         );
     }
 
-    /// Regression, found in review: pods with a restored claim were scheduled to nodes without the driver, and
-    /// waited there.
+    /// Regression, found in review: pods with a restored claim were scheduled to nodes without the driver,
+    /// and waited there.
     #[test]
     fn a_restored_claim_is_only_for_nodes_that_serve_volumes() {
         let [_, persistent, _] = &read(&[claimed("a-1")], &[])[..] else { panic!("three") };

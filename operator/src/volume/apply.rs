@@ -95,8 +95,8 @@ impl VolumeApplier<'_> {
         Ok(())
     }
 
-    /// Removes the volume's objects, or trashes them under the terms of `keep`; with `if_own`, only those that
-    /// this Volume created. A writer up to the epoch `cut_off` does not prevent it.
+    /// Removes the volume's objects, or trashes them under the terms of `keep`; with `if_own`, only those
+    /// that this Volume created. A writer up to the epoch `cut_off` does not prevent it.
     async fn remove_objects(
         &self,
         if_own: bool,

@@ -134,7 +134,8 @@ mod tests {
         assert!(moves.next().is_none());
     }
 
-    /// Found in review: at a handoff, a thread first moved all waiting requests, up to 126 MiB of each volume.
+    /// Found in review: at a handoff, a thread first moved all waiting requests, up to 126 MiB of each
+    /// volume.
     #[test]
     fn waiting_moves_can_be_left_to_a_successor() {
         let (mut moves, file) = (Moves::default(), a_file());

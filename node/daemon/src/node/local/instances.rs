@@ -5,8 +5,8 @@
 //! <run>/takeovers    the last one, and how often each ended after it had taken over from an older one (tmpfs)
 //! ```
 //! A pod is an instance: its daemon may be restarted. The owner of the directories hands them over to younger
-//! instances only, and not endlessly to one that ends each time: otherwise the daemons of an old and a new pod
-//! would alternate indefinitely.
+//! instances only, and not endlessly to one that ends each time: otherwise the daemons of an old and a new
+//! pod would alternate indefinitely.
 
 use std::collections::BTreeMap;
 use std::fmt;

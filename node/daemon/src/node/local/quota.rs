@@ -140,7 +140,8 @@ impl CacheQuota {
         let mut caches = DetachedCaches::find(&dirs.state, &dirs.run, on_node)?;
         let all_bytes = held.iter().sum::<u64>() + caches.held_bytes();
         let quota = disk.quota(*cache_bytes, *apart_bytes, all_bytes);
-        // Nothing more is evicted for space that files to be deleted will free; there is no room for writes yet.
+        // Nothing more is evicted for space that files to be deleted will free; there is no room for writes
+        // yet.
         let emptied = Disk { free_bytes: disk.free_bytes + trash_bytes(&dirs.state)?, ..*disk };
         let later = emptied.quota(*cache_bytes, *apart_bytes, all_bytes);
         // Attached volumes evict nothing while detached caches can be evicted.
@@ -356,8 +357,8 @@ mod tests {
         assert_eq!(excess, [0, 0]);
     }
 
-    /// Found in review: while moved caches were being deleted, further ones were evicted for the same space, up to
-    /// eight times as much.
+    /// Found in review: while moved caches were being deleted, further ones were evicted for the same space,
+    /// up to eight times as much.
     #[test]
     fn nothing_more_is_evicted_for_space_that_is_being_freed() {
         let disk = Disk { capacity_bytes: 1 << 40, free_bytes: 1 << 35, is_shared: true };

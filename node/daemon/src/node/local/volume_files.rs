@@ -402,7 +402,8 @@ impl Local {
     /// discarded, because all their data is in the store.
     ///
     /// # Errors
-    /// An unreadable file; [`NodeError::Damaged`] if a side with data that may not be in the store is missing.
+    /// An unreadable file; [`NodeError::Damaged`] if a side with data that may not be in the store is
+    /// missing.
     fn read_map_and_sides(&self) -> Result<Option<FoundMap>, NodeError> {
         let Some(found) = self.read_map()? else { return Ok(None) };
         match self.check_sides(found.header.sectors) {

@@ -803,8 +803,8 @@ fn a_live_map_of_another_version_stops_the_handoff() {
     assert!(why.contains(path.to_str().unwrap()), "{why}");
 }
 
-/// Found in review: if another disk had been mounted over the state directory, a new pod took the devices from
-/// the old one and then refused to start.
+/// Found in review: if another disk had been mounted over the state directory, a new pod took the devices
+/// from the old one and then refused to start.
 #[test]
 fn another_state_directory_stops_the_handoff() {
     let host = &Host::new(&["x"]);

@@ -60,8 +60,8 @@ fn volume_files(dirs: &Dirs) -> super::super::memory::MemoryLocal {
     super::super::memory::MemoryLocal::new(&dirs, &scratch().volume)
 }
 
-/// Found in review: a successor that could not read a memory volume took the node over, and the volume's device
-/// stayed paused.
+/// Found in review: a successor that could not read a memory volume took the node over, and the volume's
+/// device stayed paused.
 #[test]
 fn a_memory_volume_that_cannot_be_read_stops_the_handoff() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));

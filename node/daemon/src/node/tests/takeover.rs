@@ -444,7 +444,8 @@ fn outdated_files_are_not_moved_below_an_attach() {
     });
 }
 
-/// Found in review: files of an attach that failed before its first header stayed, and were checked in a loop.
+/// Found in review: files of an attach that failed before its first header stayed, and were checked in a
+/// loop.
 #[test]
 fn files_without_a_header_are_removed() {
     run_node_test(async {

@@ -96,7 +96,8 @@ async fn a_run_directory_serves_one_state_directory() {
     Owner::wait(config(&one.state, &one.run)).await.unwrap();
 }
 
-/// Found in review: after another disk was mounted there, the error named the configured path as the right one.
+/// Found in review: after another disk was mounted there, the error named the configured path as the right
+/// one.
 #[tokio::test]
 async fn a_state_directory_that_was_replaced_is_named() {
     let one = Dirs::new();
