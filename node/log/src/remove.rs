@@ -221,15 +221,10 @@ async fn bury(
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// Returns true for a log that is damaged, or changes faster than it can be read.
+/// Returns true for a log that is damaged, or changes faster than it can be read; false if a newer version
+/// wrote it: that version may be attached.
 fn is_unreadable(failure: &LogFailure) -> bool {
-    matches!(
-        failure,
-        LogFailure::Damaged { .. }
-            | LogFailure::Misplaced { .. }
-            | LogFailure::Broken { .. }
-            | LogFailure::Contended(_)
-    )
+    failure.is_damage() || matches!(failure, LogFailure::Contended(_))
 }
 
 /// Returns true if the record is the tombstone. Returns false for a damaged record, which is about to be

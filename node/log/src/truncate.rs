@@ -79,24 +79,29 @@ pub async fn drop_checkpoints(
         .list(&checkpoint_prefix(volume), None, MAX_PAGE_ENTRIES)
         .await
         .map_err(store("list the checkpoints", volume))?;
-    let surplus = page.entries.len().saturating_sub(KEPT_CHECKPOINTS);
-    let dropped: Vec<&str> = page.entries[..surplus].iter().map(|entry| entry.key.as_str()).collect();
+    // Objects of other programs count as none, wherever their names sort.
+    let found: Vec<(&str, Seq)> = page
+        .entries
+        .iter()
+        .filter_map(|entry| match ObjectKey::parse(&entry.key) {
+            Some(ObjectKey::Checkpoint(_, found)) => Some((entry.key.as_str(), found)),
+            Some(
+                ObjectKey::Log(..)
+                | ObjectKey::Segment(..)
+                | ObjectKey::Run(..)
+                | ObjectKey::TruncationMarker(..)
+                | ObjectKey::Snapshot(..)
+                | ObjectKey::Forgotten(..)
+                | ObjectKey::Origin(..)
+                | ObjectKey::PrefetchList(..),
+            )
+            | None => None,
+        })
+        .collect();
+    let surplus = found.len().saturating_sub(KEPT_CHECKPOINTS);
+    let dropped: Vec<&str> = found[..surplus].iter().map(|(key, _)| *key).collect();
     objects.delete(&dropped).await.map_err(store("drop the old checkpoints", volume))?;
-    let mut newest_first = page.entries[surplus..].iter().rev();
-    Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
-        Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),
-        Some(
-            ObjectKey::Log(..)
-            | ObjectKey::Segment(..)
-            | ObjectKey::Run(..)
-            | ObjectKey::TruncationMarker(..)
-            | ObjectKey::Snapshot(..)
-            | ObjectKey::Forgotten(..)
-            | ObjectKey::Origin(..)
-            | ObjectKey::PrefetchList(..),
-        )
-        | None => None,
-    }))
+    Ok(found[surplus..].iter().rev().map(|(_, kept)| *kept).find(|kept| *kept < seq))
 }
 
 /// Deletes the records that are no longer needed. `newest` are the seq and the bytes of the writer's newest

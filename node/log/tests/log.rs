@@ -141,6 +141,27 @@ async fn only_the_newest_checkpoints_are_kept() {
     assert_eq!(store.list("volumes/v/checkpoints/", None, 100).await.unwrap().entries.len(), 2);
 }
 
+/// Found in review: with two objects of another program whose names sort last, the newest checkpoints were
+/// deleted, and the log could not be read.
+#[tokio::test]
+async fn objects_of_other_programs_count_as_no_checkpoints() {
+    let store = log_of(6).await;
+    let manifest = read_manifest(&store, &volume()).await.unwrap();
+    let others = [".snapshot/x", "@eaDir/x", "copy.bak"].map(|name| format!("volumes/v/checkpoints/{name}"));
+    for key in &others {
+        let Created = store.create(key, Bytes::from_static(b"x")).await.unwrap();
+    }
+    for seq in 2..=6 {
+        write_checkpoint(&store, &volume(), Seq(seq), manifest.encode_checkpoint().into()).await.unwrap();
+        let older = drop_checkpoints(&store, &volume(), Seq(seq)).await.unwrap();
+        assert_eq!(older, (seq > 2).then(|| Seq(seq - 1)));
+    }
+    let entries = store.list("volumes/v/checkpoints/", None, 100).await.unwrap().entries;
+    let left: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
+    assert_eq!(left.len(), 2 + others.len(), "{left:?}");
+    assert!(others.iter().all(|other| left.contains(&other.as_str())), "{left:?}");
+}
+
 /// Regression: a deletion denied by the store hid that the checkpoint was stored; after 60 records nothing
 /// could be committed.
 #[tokio::test]
