@@ -141,6 +141,13 @@ pub const ALL: &[Benchmark] = &[
         run: without_ublk::run_kills,
     },
     Benchmark {
+        name: "without-ublk-scenarios",
+        about: "the scenarios of nodes without ublk: claims, csi-sanity, memory pressure, ends of daemon and keeper",
+        expected: Duration::from_secs(700),
+        profile: Profile::Dev,
+        run: without_ublk::run_scenarios,
+    },
+    Benchmark {
         name: "nvme-tcp",
         about: "an NVMe/TCP target on the loopback: kills of it on three kernels, requests against volumes by FUSE",
         expected: Duration::from_secs(600),

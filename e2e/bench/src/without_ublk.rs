@@ -7,7 +7,7 @@ use holdfast_lab::report;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::world::World;
 use holdfast_scenarios::kill_rounds::{self, KillsOutcome};
-use holdfast_scenarios::without_ublk;
+use holdfast_scenarios::{lane, without_ublk};
 
 use super::daemon::Bench;
 use super::fio::{self, Job};
@@ -20,6 +20,15 @@ const ROUNDS: u32 = 3;
 /// Ends of the daemon per kernel: 20 kills, 20 SIGTERMs, 20 handoffs.
 const KILL_ROUNDS: usize = 60;
 const KEEPERS: usize = 10;
+/// The scenarios of nodes without ublk, most of which other transports have too.
+const SCENARIOS: [&str; 6] = [
+    "without-ublk",
+    "claims-without-ublk",
+    "kill-rounds-fuse",
+    "memory-pressure-fuse",
+    "csi-sanity-fuse",
+    "story-fuse",
+];
 
 /// A transport of the daemon, and its volume.
 struct MeasuredTransport {
@@ -52,6 +61,25 @@ fn rows() -> [TransportRow; 4] {
         TransportRow { name: "read1m", job: large("read"), least: Some(0.8) },
         TransportRow { name: "write1m", job: large("write"), least: None },
     ]
+}
+
+/// Plays all scenarios of nodes without ublk.
+pub(super) fn run_scenarios(world: &World) -> Result<Vec<Figure>> {
+    let mut passed = 0;
+    for name in SCENARIOS {
+        report::step(format_args!("scenario {name}"));
+        match play(world, name, lane(name)?.scenario.run) {
+            Ok(()) => passed += 1,
+            Err(error) => report::step(format_args!("{name} failed: {error:#}")),
+        }
+    }
+    Ok(vec![Figure {
+        name: "fuse_scenarios_passed".to_owned(),
+        value: f64::from(passed),
+        unit: "count",
+        against: SCENARIOS.join(", "),
+        bar: Some(Bar::Exactly(SCENARIOS.len() as f64)),
+    }])
 }
 
 /// Measures a filled volume per transport, all served by one daemon, alternately in each round.
