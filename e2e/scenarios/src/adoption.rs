@@ -63,11 +63,11 @@ fn refuse_a_taken_id(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     report::step("another Volume with its id is rejected, and its deletion removes nothing");
     let objects = s3.keys(BUCKET, "volumes/")?;
     apply(world, &with_id("thief", id))?;
-    wait_unprovisioned(world, "thief", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
+    wait_unprovisioned(world, "thief", "IdTaken: spec.volumeID: Volume `kept` also has the identity")?;
     apply(world, &object_store("second", BUCKET, "store", &s3.endpoint()))?;
     world.wait_for("objectstore/second", "condition=Ready")?;
     apply(world, &adopting_volume("elsewhere", id, "").replace("objectStore: store", "objectStore: second"))?;
-    wait_unprovisioned(world, "elsewhere", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
+    wait_unprovisioned(world, "elsewhere", "IdTaken: spec.volumeID: Volume `kept` also has the identity")?;
     world.kubectl(["delete", "volume", "elsewhere", "--timeout=60s"])?;
     world.kubectl(["delete", "volume", "thief", "kept", "--timeout=60s"])?;
     apply(world, &with_id("thief", id))?;
