@@ -147,7 +147,7 @@ async fn only_the_newest_checkpoints_are_kept() {
 async fn objects_of_other_programs_count_as_no_checkpoints() {
     let store = log_of(6).await;
     let manifest = read_manifest(&store, &volume()).await.unwrap();
-    let others = [".snapshot/x", "@eaDir/x", "copy.bak"].map(|name| format!("volumes/v/checkpoints/{name}"));
+    let others = [".snapshot/x", "copy.bak", "copy.orig"].map(|name| format!("volumes/v/checkpoints/{name}"));
     for key in &others {
         let Created = store.create(key, Bytes::from_static(b"x")).await.unwrap();
     }
