@@ -35,10 +35,10 @@ use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::{self, Handoff};
-use crate::heap::{self, return_freed_memory};
+use crate::heap::return_freed_memory;
 use crate::host::{self, HostShutdown};
 use crate::kubernetes::{self, names::VolumeNames};
-use crate::node::{FailureKind, Instance, Instances, Node, NodeConfig, NodeError, Owner, run_blocking};
+use crate::node::{FailureKind, Instance, Instances, Node, NodeConfig, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
@@ -50,8 +50,6 @@ const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
 /// Time after which a metrics address that cannot be used is logged.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(250);
-/// Interval at which free memory is returned.
-const TRIM_EVERY: Duration = Duration::from_secs(30);
 /// Interval of checks for a keeper that has all connections.
 const KEPT_POLL: Duration = Duration::from_millis(250);
 
@@ -129,7 +127,6 @@ async fn serve(
             Api::new(node.clone(), stores.clone(), permissions.clone(), handoff.clone()),
         );
         edges.reload_stores(reload, node.clone(), stores);
-        edges.trim_heap(node.clone());
         match control {
             Control::Kubernetes => {
                 edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions, readiness.names());
@@ -304,29 +301,6 @@ impl Edges {
         let stop = self.stopped();
         self.tasks.spawn(async move {
             reload.run(node, stores, stop).await;
-            Ok(())
-        });
-    }
-
-    /// Returns the memory of uploads that have ended to the system, while volumes have I/O.
-    fn trim_heap(&mut self, node: Node) {
-        let stop = self.stopped();
-        self.tasks.spawn(async move {
-            let mut known = 0;
-            let trims = async {
-                loop {
-                    tokio::time::sleep(TRIM_EVERY).await;
-                    let busy_ticks = node.busy_ticks();
-                    if busy_ticks != known {
-                        known = busy_ticks;
-                        run_blocking(heap::trim).await;
-                    }
-                }
-            };
-            tokio::select! {
-                () = trims => {}
-                () = stop => {}
-            }
             Ok(())
         });
     }

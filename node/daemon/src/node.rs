@@ -601,11 +601,6 @@ impl Node {
         (owner, all_ended)
     }
 
-    /// Returns the number of ticks of the ring threads in which a volume had work.
-    pub(crate) fn busy_ticks(&self) -> u64 {
-        self.0.rings.iter().map(|ring| ring.status().busy_ticks).sum()
-    }
-
     /// Switches the volumes of the store called `name` to `config`.
     ///
     /// # Errors
