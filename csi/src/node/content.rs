@@ -9,6 +9,7 @@ use std::path::Path;
 use holdfast_crds::FORMAT_UNKNOWN_CONTENT;
 use tonic::Status;
 
+use super::interrupted_format::InterruptedIn;
 use super::tool::{CommandLine, EndedProgram, Tools};
 use crate::capability::FileSystem;
 
@@ -56,8 +57,8 @@ pub(super) struct DeviceFacts {
     /// False if the node daemon reports that every byte is zero and no writer was ever replaced; `None` while
     /// it does not know.
     pub(super) holds_data: Option<bool>,
-    /// True if a format of this attach was started and not completed.
-    pub(super) is_half_formatted: bool,
+    /// The attach in which a format was started and not completed.
+    pub(super) interrupted: Option<InterruptedIn>,
     /// The fencing number of this attach.
     pub(super) epoch: u64,
     /// True while the user's permission to format unknown content in this attach is unused.
@@ -85,16 +86,21 @@ pub(super) enum Preparation {
 /// `FAILED_PRECONDITION`: it has other or unknown content. `UNAVAILABLE`: it is not known yet whether it has
 /// content.
 pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
-    let DeviceFacts { wanted, content, holds_data, is_half_formatted, epoch, may_format, is_read_only } =
-        facts;
+    let DeviceFacts { wanted, content, holds_data, interrupted, epoch, may_format, is_read_only } = facts;
     let name = wanted.name();
-    if *is_read_only && matches!(content, DeviceContent::Nothing | DeviceContent::Unfinished(_)) {
+    let is_incomplete = matches!(content, DeviceContent::Nothing | DeviceContent::Unfinished(_));
+    if *is_read_only && is_incomplete {
         return Err(refused(&format!(
             "the volume has no known file system, but {name} was requested. It is read-only (ReadOnlyMany), and \
              was not formatted. Correct the dataSource of the claim, or use a raw block volume"
         )));
     }
-    if *is_half_formatted && !is_read_only {
+    let is_half_formatted = match interrupted {
+        Some(InterruptedIn::ThisAttach) => true,
+        Some(InterruptedIn::PreviousAttach) => is_incomplete,
+        None => false,
+    };
+    if is_half_formatted && !is_read_only {
         return Ok(Preparation::Format { is_zero: false });
     }
     match (content, holds_data) {
@@ -297,7 +303,7 @@ mod tests {
             wanted: FileSystem::Ext4,
             content,
             holds_data,
-            is_half_formatted: false,
+            interrupted: None,
             epoch: 7,
             may_format: false,
             is_read_only: false,
@@ -331,7 +337,7 @@ mod tests {
             let empty = DeviceFacts {
                 is_read_only: true,
                 may_format: true,
-                is_half_formatted: true,
+                interrupted: Some(InterruptedIn::ThisAttach),
                 ..facts(DeviceContent::Nothing, holds_data)
             };
             let refused = plan(&empty).expect_err("nothing to read");
@@ -424,9 +430,20 @@ mod tests {
         let several = probed(&EndedProgram::for_tests(AMBIGUOUS, "")).expect("signatures");
         let unfinished = DeviceContent::Unfinished(FileSystem::Xfs);
         let ext4 = DeviceContent::FileSystem(FileSystem::Ext4);
-        for content in [DeviceContent::Nothing, ext4, unfinished, several] {
-            let half = DeviceFacts { is_half_formatted: true, ..facts(content, Some(true)) };
-            assert_eq!(plan(&half).ok(), Some(Preparation::Format { is_zero: false }));
+        let formats = Some(Preparation::Format { is_zero: false });
+        for (content, in_previous) in [
+            (DeviceContent::Nothing, formats),
+            (unfinished, formats),
+            (ext4, Some(Preparation::Check)),
+            (several, None),
+        ] {
+            for (interrupted, expected) in
+                [(InterruptedIn::ThisAttach, formats), (InterruptedIn::PreviousAttach, in_previous)]
+            {
+                let half =
+                    DeviceFacts { interrupted: Some(interrupted), ..facts(content.clone(), Some(true)) };
+                assert_eq!(plan(&half).ok(), expected, "{content:?} {interrupted:?}");
+            }
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Formats that were started and may not have completed.
 //!
 //! A half-made file system looks like user data. So before a format, a file records the attach and volume
-//! being formatted; it is removed afterwards. The next request of the same attach, or of the next one, as
-//! after a power loss, formats again. With a later epoch, another writer may have come in between, and the
-//! file is ignored.
+//! being formatted; it is removed afterwards. The next request of the same attach formats again. So does the
+//! next attach, as after a power loss, unless it finds a complete file system: the record may come from an
+//! older state of the host's disk. With a later epoch, another writer may have come in between, and the file
+//! is ignored.
 //!
 //! A user's permission to format unknown content covers one format: the file then records its use.
 
@@ -15,6 +16,15 @@ use tonic::Status;
 
 use super::tool::file_name;
 
+/// The attach in which a format was started and not completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InterruptedIn {
+    /// The current one.
+    ThisAttach,
+    /// The one directly before it: no other writer came in between.
+    PreviousAttach,
+}
+
 /// The formats in progress, in files of a directory. Clones share the directory.
 #[derive(Clone, Debug)]
 pub(super) struct InterruptedFormats(PathBuf);
@@ -25,13 +35,14 @@ impl InterruptedFormats {
         Self(directory)
     }
 
-    /// Returns true if a format of this attach of the volume, or of the one directly before it, was started
-    /// and not completed.
-    pub(super) fn contains(&self, volume_id: &str, epoch: u64) -> bool {
-        [Some(epoch), epoch.checked_sub(1)]
-            .into_iter()
-            .flatten()
-            .any(|epoch| self.says(volume_id, &epoch.to_string()))
+    /// Returns the attach in which a format of the volume was interrupted, if it is that of this epoch or the
+    /// one before it.
+    pub(super) fn find(&self, volume_id: &str, epoch: u64) -> Option<InterruptedIn> {
+        let is_of = |epoch: u64| self.says(volume_id, &epoch.to_string());
+        if is_of(epoch) {
+            return Some(InterruptedIn::ThisAttach);
+        }
+        epoch.checked_sub(1).filter(|before| is_of(*before)).map(|_| InterruptedIn::PreviousAttach)
     }
 
     /// Records durably that a format starts.
@@ -105,16 +116,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_format_is_repeated_by_the_same_and_the_next_attach_only() {
+    fn a_format_is_known_to_the_same_and_the_next_attach_only() {
         let directory = tempfile::tempdir().expect("a directory");
         let formats = InterruptedFormats::new(directory.path().join("formats"));
-        assert!(!formats.contains("v", 3));
+        assert!(formats.find("v", 3).is_none());
         formats.end("v").expect("nothing to remove");
         formats.begin("v", 3).expect("noted");
-        assert!(formats.contains("v", 3) && formats.contains("v", 4) && !formats.contains("w", 3));
-        assert!(!formats.contains("v", 2) && !formats.contains("v", 5), "another writer came in between");
+        assert_eq!(formats.find("v", 3), Some(InterruptedIn::ThisAttach));
+        assert_eq!(formats.find("v", 4), Some(InterruptedIn::PreviousAttach));
+        assert_eq!(formats.find("w", 3), None);
+        assert_eq!([2, 5].map(|epoch| formats.find("v", epoch)), [None; 2], "another writer came in between");
         formats.end("v").expect("removed");
-        assert!(!formats.contains("v", 3));
+        assert!(formats.find("v", 3).is_none());
     }
 
     #[test]
@@ -124,7 +137,7 @@ mod tests {
         formats.begin("v", 3).expect("noted");
         assert!(!formats.is_used_up("v", 3), "it was interrupted");
         formats.use_up("v", 3).expect("noted");
-        assert!(formats.is_used_up("v", 3) && !formats.contains("v", 3));
+        assert!(formats.is_used_up("v", 3) && formats.find("v", 3).is_none());
         assert!(!formats.is_used_up("v", 4) && !formats.is_used_up("w", 3));
     }
 
@@ -145,7 +158,7 @@ mod tests {
         fill(&formats.file("v").with_extension("new"));
         let refused = formats.begin("v", 7).expect_err("no room");
         assert!(
-            refused.message().contains("No space left") && formats.contains("v", 5),
+            refused.message().contains("No space left") && formats.find("v", 5).is_some(),
             "the old note stays"
         );
     }

@@ -144,7 +144,7 @@ impl Inner {
             wanted: wanted.file_system,
             content,
             holds_data: device.holds_data,
-            is_half_formatted: self.formats.contains(id, device.epoch),
+            interrupted: self.formats.find(id, device.epoch),
             epoch: device.epoch,
             may_format: device.may_format && !self.formats.is_used_up(id, device.epoch),
             is_read_only,

@@ -8,7 +8,7 @@ use holdfast_lab::world::World;
 
 use super::{Bar, Figure};
 
-/// Figures that the tests print, with what they count and their bars.
+/// Figures that the tests print: name, meaning and bar.
 const FIGURES: &[(&str, &str, Option<Bar>)] = &[
     ("circles", "circles of files that import each other", Some(Bar::Exactly(0.0))),
     ("arrows_up", "imports from a lower layer of the workspace to a higher one", Some(Bar::Exactly(0.0))),

@@ -67,13 +67,13 @@ impl Handoff {
             Some(held) if self.begun.elapsed() >= *held => {}
             Some(held) => {
                 return Err(Status::failed_precondition(format!(
-                    "instance {instance} took over {failed} times and ended; the current daemon serves for {held:?} first"
+                    "instance {instance} ended after it had taken over (handoffs: {failed}); the current daemon serves for {held:?} first"
                 )));
             }
             None => {
                 return Err(Status::failed_precondition(format!(
-                    "instance {instance} took over {failed} times and ended each time; the current daemon keeps serving. \
-                     Correct the cause, then delete that pod"
+                    "instance {instance} ended after each handoff ({failed}); the current daemon keeps serving. Correct the \
+                     cause, then delete that pod, or start the daemon with another HOLDFAST_INSTANCE"
                 )));
             }
         }

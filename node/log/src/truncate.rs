@@ -83,19 +83,9 @@ pub async fn drop_checkpoints(
     let found: Vec<(&str, Seq)> = page
         .entries
         .iter()
-        .filter_map(|entry| match ObjectKey::parse(&entry.key) {
-            Some(ObjectKey::Checkpoint(_, found)) => Some((entry.key.as_str(), found)),
-            Some(
-                ObjectKey::Log(..)
-                | ObjectKey::Segment(..)
-                | ObjectKey::Run(..)
-                | ObjectKey::TruncationMarker(..)
-                | ObjectKey::Snapshot(..)
-                | ObjectKey::Forgotten(..)
-                | ObjectKey::Origin(..)
-                | ObjectKey::PrefetchList(..),
-            )
-            | None => None,
+        .filter_map(|entry| {
+            let Some(ObjectKey::Checkpoint(_, found)) = ObjectKey::parse(&entry.key) else { return None };
+            Some((entry.key.as_str(), found))
         })
         .collect();
     let surplus = found.len().saturating_sub(KEPT_CHECKPOINTS);

@@ -63,7 +63,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
     }
 }
 
-/// Attaches a volume, and tells the user which writer was replaced.
+/// Attaches a volume, and names the replaced writer in the output.
 async fn attach(attach: Attach, out: &mut String) -> Result<(), Failure> {
     let Attach {
         volume,

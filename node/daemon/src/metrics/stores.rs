@@ -89,8 +89,7 @@ pub(super) fn encode_stores(
         let Some(StoreAdaptation { hedged_reads: count, .. }) = store.adaptation else { continue };
         ConstCounter::new(count as f64).encode(family.encode_family(&[("store", *name)])?)?;
     }
-    let help =
-        "Requests that this node may have in flight to the object store; fewer while the store throttles";
+    let help = "Requests that this node may have in flight to the object store; fewer while the store throttles or large uploads time out";
     let mut family = encoder.encode_descriptor(STORE_IN_FLIGHT_LIMIT, help, None, MetricKind::Gauge.of())?;
     for (name, (_, store)) in &stores {
         let Some(StoreAdaptation { max_in_flight: limit, .. }) = store.adaptation else { continue };

@@ -287,6 +287,24 @@ impl ServedVolume {
         ring.punch_hole(self.disk.slots.sides[side as usize], whole, operation);
     }
 
+    /// Adds a large request that waits for another one.
+    #[cfg(test)]
+    pub(crate) fn add_waiting_move(&mut self) {
+        let request = RequestId(0);
+        let operation = self.begin_file(FileOperation::MoveWhole { request });
+        let file = self.disk.slots.map;
+        let part = RequestPart { request_offset_bytes: 0, len_bytes: 1 << 20, file, file_offset_bytes: 0 };
+        self.disk.moves.wait(PartMove { request, part, is_write: false, operation });
+    }
+
+    /// Adds ranges to evict. Returns the number of holes in flight.
+    #[cfg(test)]
+    pub(crate) fn add_evictions(&mut self, ring: &mut VolumeRing) -> u32 {
+        self.disk.evictions.waiting.extend([(Side::A, SectorRange::new(0, 1)); 2]);
+        self.evict(ring);
+        self.disk.evictions.in_flight
+    }
+
     /// Punches holes for ranges that an eviction frees, as many as may be in flight.
     pub(super) fn evict(&mut self, ring: &mut VolumeRing) {
         // As after a kill: the successor finds again what can be evicted.

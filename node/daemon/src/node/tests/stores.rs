@@ -31,8 +31,8 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
 /// committed, and the detach needed the old key before it could have read the new one.
 #[test]
 fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let bucket = beside.block_on(Bucket::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = outside.block_on(Bucket::start());
     run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.renew_store("main", &new).await.unwrap();
@@ -66,8 +66,8 @@ fn operations_blocked_by_a_store_are_named_and_resume() {
         (Method::PUT, 507, "XMinioStorageFull", Blocker::ServerFull),
         (Method::GET, 403, "InvalidObjectState", Blocker::Archived),
     ] {
-        let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-        let bucket = beside.block_on(Bucket::start());
+        let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+        let bucket = outside.block_on(Bucket::start());
         run_node_test(async {
             let node = Node::start(dirs.config()).await.unwrap();
             node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
@@ -96,8 +96,8 @@ fn operations_blocked_by_a_store_are_named_and_resume() {
 /// An attach also reads the configuration: existing volumes get it, too.
 #[test]
 fn an_attach_with_new_credentials_renews_the_store_of_others() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let bucket = beside.block_on(Bucket::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = outside.block_on(Bucket::start());
     run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.create(&"other".parse().unwrap(), SECTOR_BYTES.into(), "main", &new).await.unwrap();
@@ -109,8 +109,8 @@ fn an_attach_with_new_credentials_renews_the_store_of_others() {
 /// A volume recovered late, from the previous daemon's record, uses the newest configuration.
 #[test]
 fn a_late_recovery_uses_the_newest_key() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let bucket = beside.block_on(Bucket::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = outside.block_on(Bucket::start());
     run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         holdfast_log::provision(&*bucket.objects, &volume(), Creation::plain(SECTORS, Nonce([9; 16]), 0))
@@ -171,8 +171,8 @@ fn a_change_during_an_attach_is_applied_again() {
 /// A volume stays with its log: another bucket, or another server with a bucket of that name, would split it.
 #[test]
 fn a_store_that_moves_elsewhere_is_refused_and_named() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let (bucket, other) = beside.block_on(async { (Bucket::start().await, Bucket::start().await) });
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let (bucket, other) = outside.block_on(async { (Bucket::start().await, Bucket::start().await) });
     run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         let moved = S3Config { bucket: "elsewhere".to_owned(), ..new.clone() };
@@ -188,7 +188,7 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
         let error = node.renew_store("main", &silent).await.unwrap_err();
         assert_eq!(error.kind(), FailureKind::Unavailable, "it is tried again: {error}");
         // The same bucket at another address.
-        let behind = beside.spawn(Bucket::with_objects(Arc::clone(&bucket.objects))).await.unwrap();
+        let behind = outside.spawn(Bucket::with_objects(Arc::clone(&bucket.objects))).await.unwrap();
         node.renew_store("main", &S3Config { endpoint: behind.config.endpoint.clone(), ..new })
             .await
             .unwrap();
@@ -250,8 +250,8 @@ async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
 /// no log and was fenced.
 #[test]
 fn credentials_of_another_tenant_are_refused() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let tenants = beside.block_on(Tenants::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = outside.block_on(Tenants::start());
     run_node_test(async {
         let node = committed(&dirs, &tenants.own).await;
         refused(&node, &tenants.other(), "it has no log there").await;
@@ -269,8 +269,8 @@ fn credentials_of_another_tenant_are_refused() {
 /// Regression, found in review: only the first record was checked, which every copy of a bucket has.
 #[test]
 fn a_copy_without_the_newest_record_is_refused() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let tenants = beside.block_on(Tenants::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = outside.block_on(Tenants::start());
     run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
@@ -291,8 +291,8 @@ fn a_copy_without_the_newest_record_is_refused() {
 /// The same for a copy with the attach, in which the next commit is missing or belongs to another writer.
 #[test]
 fn an_outdated_copy_is_refused() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let tenants = beside.block_on(Tenants::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = outside.block_on(Tenants::start());
     run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
@@ -320,8 +320,8 @@ fn an_outdated_copy_is_refused() {
 /// Regression, found in review: only one arbitrary volume was checked.
 #[test]
 fn every_volume_of_a_store_is_checked() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let tenants = beside.block_on(Tenants::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = outside.block_on(Tenants::start());
     run_node_test(async {
         let first: VolumeId = "a-first".parse().unwrap();
         let node = Node::start(dirs.config()).await.unwrap();
@@ -340,8 +340,8 @@ fn every_volume_of_a_store_is_checked() {
 /// Regression, found in review: one damaged record kept the new credentials from all volumes of the store.
 #[test]
 fn a_damaged_log_does_not_block_the_change_of_others() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let bucket = beside.block_on(Bucket::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = outside.block_on(Bucket::start());
     run_node_test(async {
         let damaged: VolumeId = "a-first".parse().unwrap();
         let node = Node::start(dirs.config()).await.unwrap();
@@ -365,8 +365,8 @@ fn a_damaged_log_does_not_block_the_change_of_others() {
 /// Regression, found in review: a volume waiting for recovery was not checked, and was fenced afterwards.
 #[test]
 fn a_volume_that_waits_for_recovery_is_checked() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let tenants = beside.block_on(Tenants::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = outside.block_on(Tenants::start());
     run_node_test(async {
         holdfast_log::provision(
             &*tenants.own.objects,
@@ -398,8 +398,8 @@ fn a_volume_that_waits_for_recovery_is_checked() {
 /// The old key is revoked and the new one cannot be tested yet: nothing changes, and a retry succeeds.
 #[test]
 fn an_uncheckable_change_is_retried() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let bucket = beside.block_on(Bucket::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = outside.block_on(Bucket::start());
     run_node_test(async {
         let (node, new) = rotated(&dirs, &bucket).await;
         let not_yet = S3Config { credentials: key("newer"), ..new.clone() };
@@ -516,8 +516,8 @@ fn a_bucket_is_probed_once_by_a_process() {
 /// one is unfinished. Regression, found in review: only the operator aborted such uploads.
 #[test]
 fn sweeps_delete_garbage_one_at_a_time() {
-    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
-    let bucket = beside.block_on(Bucket::start());
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = outside.block_on(Bucket::start());
     run_node_test(async {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();

@@ -222,6 +222,23 @@ fn requests_waiting_for_a_limit_are_left_to_the_successor() {
     assert!(limited.answers.len() < 20, "{:?}", limited.answers);
 }
 
+/// Found in review: at a handoff, all waiting large requests were moved first, and each batch of an eviction
+/// began another one: the devices of the node were paused for up to ten seconds.
+#[test]
+fn a_leaving_thread_begins_no_waiting_work() {
+    let mut limited = Limited::new(iops(10));
+    // With an older kernel, waiting requests are answered first.
+    if KernelRelease::running().unwrap().recovers_each_queue() {
+        limited.thread.find(limited.key).unwrap().1.add_waiting_move();
+    }
+    limited.thread.on_message(Message::Leave, now());
+    let (ring, served) = limited.thread.find(limited.key).unwrap();
+    assert_eq!(served.add_evictions(ring), 0);
+    let begin = Instant::now();
+    limited.thread.run().unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+}
+
 #[test]
 fn a_device_is_closed_after_all_turns() {
     let mut limited = Limited::new(iops(100));
