@@ -11,6 +11,7 @@ use holdfast_format::record::{Body, Record};
 use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::SideSet;
 use holdfast_format::snapshot::SnapshotChange;
+use holdfast_format::wire::{DecodeError, ENVELOPE_BYTES, checksum};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, drop_checkpoints, list_volumes, provision,
     read_manifest, read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
@@ -437,6 +438,25 @@ async fn a_volume_with_a_damaged_last_record_can_be_removed() {
     remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
     assert_eq!(store.keys(), left_of_removed(4));
+}
+
+/// Regression: a record of a newer format version counted as damage, and its volume, which that version may
+/// have attached, was removed.
+#[tokio::test]
+async fn a_volume_with_a_last_record_of_a_newer_version_is_not_removed() {
+    const CHECKSUM: Range<usize> = 16..ENVELOPE_BYTES;
+    let store = log_of(3).await;
+    store.corrupt("volumes/v/log/00000000000000000003", |bytes| {
+        bytes[4..6].copy_from_slice(&99_u16.to_le_bytes());
+        let sum = checksum(&[&bytes[..CHECKSUM.start], &bytes[CHECKSUM.end..]].concat());
+        bytes[CHECKSUM].copy_from_slice(&sum);
+    });
+    let before = store.keys();
+    match remove(&store, &volume(), NONCE, 0, LOST).await {
+        Err(LogFailure::Damaged { source: DecodeError::Version { found: 99, .. }, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.keys(), before);
 }
 
 #[tokio::test]

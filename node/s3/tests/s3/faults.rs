@@ -199,6 +199,37 @@ async fn a_denied_read_is_not_repeated() {
     assert_eq!(store.counts().get, 1);
 }
 
+/// A store whose attempts may take longer than its retry policy's deadline.
+async fn store_with_early_deadline(server: &Server, attempt: Duration) -> S3Store {
+    let mut config = server.config();
+    config.timeouts.attempt = attempt;
+    config.timeouts.per_mib = Duration::ZERO;
+    config.timeouts.deadline = attempt / 4;
+    S3Store::connect(config).await.unwrap()
+}
+
+/// Regression: an upload whose first attempt timed out past the deadline was not retried.
+#[tokio::test]
+async fn an_upload_that_times_out_past_the_deadline_is_retried() {
+    let server = Server::start().await;
+    let store = store_with_early_deadline(&server, ATTEMPT_LIMIT).await;
+    server.plan_fault(Method::PUT, PlannedFault::Late(TOO_LATE));
+    store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await.unwrap();
+    assert_eq!(store.counts().put, 2);
+}
+
+#[tokio::test]
+async fn an_upload_past_the_deadline_fails_after_its_second_timeout() {
+    let server = Server::start().await;
+    let store = store_with_early_deadline(&server, Duration::from_millis(400)).await;
+    for _ in 0..3 {
+        server.plan_fault(Method::PUT, PlannedFault::Late(TOO_LATE));
+    }
+    let failed = store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await;
+    assert!(matches!(failed, Err(SegmentError::Store(StoreError::TimedOut { .. }))), "{failed:?}");
+    assert_eq!(store.counts().put, 2);
+}
+
 #[tokio::test]
 async fn a_one_put_segment_survives_a_lost_reply() {
     let server = Server::start().await;

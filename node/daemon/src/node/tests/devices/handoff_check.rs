@@ -1,4 +1,4 @@
-//! What stops a successor before it asks for the devices.
+//! Checks of a successor before it asks for a handoff.
 
 use super::*;
 
