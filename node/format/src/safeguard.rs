@@ -122,8 +122,6 @@ pub enum Safeguard {
     StoreVerdict,
     /// Objects that a fork reads are not deleted.
     ForksKeepObjects,
-    /// A removal leaves the objects that forks of forks read.
-    ForksOfForksCount,
     /// A sweep keeps objects whose place the log has not passed.
     SweepPassedPlaces,
     /// A sweep keeps objects that a snapshot names.
@@ -222,7 +220,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All safeguards.
-    pub const ALL: [Self; 103] = [
+    pub const ALL: [Self; 102] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -305,7 +303,6 @@ impl Safeguard {
         Self::AskIfForgotten,
         Self::StoreVerdict,
         Self::ForksKeepObjects,
-        Self::ForksOfForksCount,
         Self::SweepPassedPlaces,
         Self::SweepKeepsSnapshots,
         Self::SweepListsAgain,
@@ -421,7 +418,6 @@ impl Safeguard {
             | Self::StoreVerdict
             | Self::SweepListsAgain
             | Self::ForksKeepObjects
-            | Self::ForksOfForksCount
             | Self::CountFromOwner
             | Self::AddOnlyOwn => 30,
             Self::GrowInLogFirst | Self::ResumeAsGrown => 31,

@@ -218,6 +218,34 @@ impl LogFailure {
         !is_newer && matches!(self, Self::Damaged { .. } | Self::Misplaced { .. } | Self::Broken { .. })
     }
 
+    /// Returns true if the store did not answer, so that requests for other volumes would fail, too.
+    pub fn is_of_store(&self) -> bool {
+        match self {
+            Self::Store { source, .. } => !source.is_of_object(),
+            Self::Volumes { .. } => true,
+            Self::Damaged { .. }
+            | Self::Misplaced { .. }
+            | Self::Broken { .. }
+            | Self::ExistsOtherwise { .. }
+            | Self::CreatedElsewhere { .. }
+            | Self::WasDeleted(_)
+            | Self::NotOfTrash { .. }
+            | Self::StillAttached { .. }
+            | Self::UsedSince(_)
+            | Self::WrittenSince { .. }
+            | Self::OtherSource { .. }
+            | Self::NoSuchSource { .. }
+            | Self::OtherSnapshot { .. }
+            | Self::SmallerThanSource { .. }
+            | Self::TooManyForks { .. }
+            | Self::NoLog(_)
+            | Self::HasSnapshots { .. }
+            | Self::Contended(_)
+            | Self::ForeignRoot(_)
+            | Self::NotEmpty { .. } => false,
+        }
+    }
+
     /// Returns true if a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};
@@ -275,21 +303,13 @@ pub(crate) fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreE
     move |source| LogFailure::Store { what, volume, source }
 }
 
-/// Separates damage of a volume, which the next sweep may find again, from a store that does not answer. An
-/// oversized object counts as damage of its volume.
+/// Separates a volume that cannot be read, possibly for long, from a store that does not answer.
 pub(crate) async fn or_damage<T>(
     read: impl Future<Output = Result<T, LogFailure>>,
 ) -> Result<Result<T, LogFailure>, LogFailure> {
     match read.await {
         Ok(read) => Ok(Ok(read)),
-        Err(LogFailure::Store { what, volume, source })
-            if !matches!(
-                source,
-                StoreError::NotFound { .. } | StoreError::OutOfRange { .. } | StoreError::TooLarge { .. }
-            ) =>
-        {
-            Err(LogFailure::Store { what, volume, source })
-        }
+        Err(error) if error.is_of_store() => Err(error),
         Err(error) => Ok(Err(error)),
     }
 }

@@ -2,16 +2,13 @@
 //!
 //! Creating a fork and forgetting its snapshot may happen concurrently. The fork's create record comes first,
 //! then the check for the snapshot's mark ([`confirm`]). Objects are deleted only after all snapshots that
-//! name them were seen as forgotten, and a later listing found no fork ([`forks_of`], [`crate::sweep`]). So
-//! either the deletion sees the fork and keeps its objects, or the fork sees the mark and removes itself.
+//! name them were seen as forgotten, and a later listing found no fork ([`crate::sweep`]). So either the
+//! deletion sees the fork and keeps its objects, or the fork sees the mark and removes itself.
 
-use std::collections::BTreeSet;
-
-use futures::future::try_join_all;
 use holdfast_format::fork::Fork;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::safeguard::{
-    Safeguard::{AskIfForgotten, ForksKeepObjects, ForksOfForksCount, StoreVerdict},
+    Safeguard::{AskIfForgotten, StoreVerdict},
     safeguard,
 };
 use holdfast_format::snapshot::SnapshotChange;
@@ -20,9 +17,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Seq, SnapshotName, SnapshotUid, VolumeId};
 
 use crate::append::{CreateOutcome, create_record};
-use crate::error::{LogFailure, or_damage};
-use crate::limit::PARALLEL_READS;
-use crate::objects::list_volumes;
+use crate::error::LogFailure;
 use crate::read::{read_manifest_to_end, read_record};
 use crate::snapshot::{is_forgotten, read_snapshot, registered};
 use crate::truncate::was_truncated_after;
@@ -88,66 +83,4 @@ pub async fn confirm_fork(objects: &dyn ObjectStore, volume: &VolumeId) -> Resul
         return Err(LogFailure::Misplaced { key, volume: created.volume, seq: created.seq });
     }
     confirm(objects, &created).await
-}
-
-/// Returns the volumes that read objects of `volume`: forks of its snapshots, forks of those, and damaged
-/// volumes that may be forks. Two LISTs and one GET per volume of the store. A fork may be created while its
-/// parent is removed, so the list is repeated until it shows no new volume.
-///
-/// # Errors
-/// The store did not answer.
-pub(crate) async fn forks_of(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-) -> Result<Vec<VolumeId>, LogFailure> {
-    let (mut seen, mut forks) = (BTreeSet::from([volume.clone()]), Vec::new());
-    if !safeguard(ForksKeepObjects) {
-        return Ok(forks);
-    }
-    loop {
-        let mut new = list_volumes(objects).await.map_err(|source| LogFailure::Volumes { source })?;
-        new.retain(|other| seen.insert(other.clone()));
-        if new.is_empty() {
-            return Ok(forks);
-        }
-        for batch in new.chunks(PARALLEL_READS) {
-            let asked = batch.iter().map(|other| or_damage(reads_from(objects, other, volume)));
-            let found = try_join_all(asked).await?.into_iter().map(|reads| reads.unwrap_or(true));
-            forks.extend(batch.iter().zip(found).filter(|(_, reads)| *reads).map(|(other, _)| other.clone()));
-        }
-    }
-}
-
-/// Returns true if `other` exists and reads objects of `volume`.
-async fn reads_from(
-    objects: &dyn ObjectStore,
-    other: &VolumeId,
-    volume: &VolumeId,
-) -> Result<bool, LogFailure> {
-    let created = match read_record(objects, other, Seq::FIRST).await {
-        Ok(record) if record.volume == *other => record.body,
-        // A volume with a checkpoint can be read without the record.
-        Ok(_)
-        | Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. } | LogFailure::Damaged { .. }) => {
-            let manifest = read_manifest_to_end(objects, other).await?;
-            return Ok(manifest.exists() && manifest.lineage().ancestors().contains(volume));
-        }
-        Err(error) => return Err(error),
-    };
-    match created {
-        Body::Create { source: Some(fork), .. } if is_behind(&fork, volume) => {
-            Ok(!read_manifest_to_end(objects, other).await?.is_deleted())
-        }
-        Body::Create { .. }
-        | Body::Attach { .. }
-        | Body::Change { .. }
-        | Body::Detach { .. }
-        | Body::Delete => Ok(false),
-    }
-}
-
-/// Returns true if the fork reads objects of `volume`, which is one of its ancestors.
-fn is_behind(fork: &Fork, volume: &VolumeId) -> bool {
-    let counts = |ancestor: &VolumeId| *ancestor == fork.snapshot.volume || safeguard(ForksOfForksCount);
-    fork.ancestors().any(|ancestor| ancestor == volume && counts(ancestor))
 }

@@ -1,17 +1,18 @@
 //! Removes a volume: the tombstone first, then everything else.
 //!
-//! A volume with snapshots that were not forgotten is not removed. If forks read its objects, a
-//! [`crate::sweep`] after the end of the forks deletes these objects. Marks of forgotten snapshots stay, so
-//! that a late fork can see them. All objects that bar positions of the log stay, too, so that the id is
-//! never used again:
+//! A volume with snapshots that were not forgotten is not removed. Forks of the forgotten ones may still read
+//! its objects, and only the logs of all volumes would show them: a [`crate::sweep`], which reads these
+//! anyway, deletes the objects of a volume that had snapshots. Marks of forgotten snapshots stay, so that a
+//! late fork can see them. All objects that bar positions of the log stay, too, so that the id is never used
+//! again:
 //! - the tombstone, at the end of the log;
 //! - the record at the first position, so that creating the volume fails ([`crate::provision`]);
 //! - the truncation markers of all positions in between. The removal deletes records, too: a reader whose
 //!   LIST shows only the first record must not mistake it for the log of a new volume, and an attach that
 //!   read the log long ago must not win an emptied position ([`crate::was_truncated_after`]).
 //!
-//! Costs, for a detached volume without snapshots: a LIST and a GET of its last record, two PUTs, and a LIST
-//! and a DELETE per 1,000 objects; from the trash, also a GET of the tombstone.
+//! Costs, for a detached volume that never had snapshots: a LIST and a GET of its last record, two PUTs, and
+//! a LIST and a DELETE per 1,000 objects; from the trash, also a GET of the tombstone.
 
 use holdfast_format::manifest::{Manifest, Writer};
 use holdfast_format::record::{Body, Record};
@@ -21,7 +22,6 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::append::{CreateOutcome, create_record, is_in_place};
 use crate::error::{LogFailure, store};
-use crate::fork::forks_of;
 use crate::limit::TRIES;
 use crate::objects::{records_after, seqs_under};
 use crate::read::{read_manifest, read_manifest_to_end, read_record};
@@ -29,10 +29,10 @@ use crate::snapshot::{forgotten_of, has_marks, live};
 use crate::truncate::store_markers;
 
 /// Ends the volume's log with its tombstone, which fences any writer. Then deletes all objects except those
-/// that bar its positions, and the marks of forgotten snapshots. Returns the volumes that read its objects;
-/// if there are any, nothing was deleted, and a [`crate::sweep`] deletes the objects later. May be repeated
-/// after a partial failure. Without a log, there is nothing to remove. `cut_off` is the epoch of the last
-/// writer that was declared lost and need not detach first; `None` requires every writer to detach.
+/// that bar its positions, unless it had snapshots: the next [`crate::sweep`] deletes what no fork of them
+/// reads. May be repeated after a partial failure. Without a log, there is nothing to remove. `cut_off` is
+/// the epoch of the last writer that was declared lost and need not detach first; `None` requires every
+/// writer to detach.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:
@@ -43,7 +43,7 @@ pub async fn remove(
     nonce: Nonce,
     unix_ms: u64,
     cut_off: Option<Epoch>,
-) -> Result<Vec<VolumeId>, LogFailure> {
+) -> Result<(), LogFailure> {
     let decide =
         |_last, manifest: Option<&Manifest>| match manifest.map(|read| refuse_attached(read, cut_off)) {
             Some(Err(refused)) => RemovalVerdict::Refuse(refused),
@@ -89,18 +89,14 @@ pub(crate) async fn remove_if(
     nonce: Nonce,
     unix_ms: u64,
     decide: impl Fn(Seq, Option<&Manifest>) -> RemovalVerdict,
-) -> Result<Vec<VolumeId>, LogFailure> {
+) -> Result<(), LogFailure> {
     let Some(Buried { tombstone, may_have_snapshots, may_have_writer }) =
         bury(objects, volume, nonce, unix_ms, decide).await?
     else {
-        return Ok(Vec::new());
+        return Ok(());
     };
-    // All snapshots are forgotten: a new fork is void.
     if may_have_snapshots && has_marks(objects, volume).await? {
-        let forks = forks_of(objects, volume).await?;
-        if !forks.is_empty() {
-            return Ok(forks);
-        }
+        return Ok(());
     }
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
@@ -123,7 +119,7 @@ pub(crate) async fn remove_if(
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
             Some(_) | None if std::mem::take(&mut found_any) && may_have_writer => start_after = None,
-            Some(_) | None => return Ok(Vec::new()),
+            Some(_) | None => return Ok(()),
         }
     }
 }

@@ -28,7 +28,7 @@
 //! once, a GET for each merged run and each snapshot. A log is read again if an origin belongs to none of its
 //! snapshots. A removed volume, reduced to the objects that bar its id, costs one GET of its tombstone. On
 //! failure: the objects of an unreadable volume, and of every volume that it may read, are kept; the report
-//! names the volume. If the store does not answer, the sweep ends.
+//! names the volume. If the store does not answer, or refuses to list or delete, the sweep ends.
 
 mod needed;
 mod unfinished;
@@ -174,7 +174,7 @@ pub async fn sweep(
         if needed.is_kept_whole(volume, known) {
             continue;
         }
-        match or_damage(sweep_volume(objects, &needed, volume, known, options, &mut report)).await? {
+        match sweep_volume(objects, &needed, volume, known, options, &mut report).await? {
             Ok(left) => {
                 let remains = left.map(|left| Removed { tombstone: known.manifest.seq(), left });
                 removed.extend(remains.map(|remains| (volume.clone(), remains)));
@@ -289,7 +289,7 @@ async fn read_marks(
 }
 
 /// Deletes the unneeded objects of one volume. Returns the remains of a removed volume, if all of them are
-/// permanent and old.
+/// permanent and old, or the reason why the volume cannot be read.
 async fn sweep_volume(
     objects: &dyn ObjectStore,
     needed: &Needed,
@@ -297,7 +297,7 @@ async fn sweep_volume(
     known: &Known,
     options: SweepOptions,
     report: &mut SweepReport,
-) -> Result<Option<Amount>, LogFailure> {
+) -> Result<Result<Option<Amount>, LogFailure>, LogFailure> {
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
     let mut is_barred = !known.manifest.is_deleted();
@@ -308,7 +308,10 @@ async fn sweep_volume(
             .await
             .map_err(store("list the objects", volume))?;
         let uids = origins_of(&page.entries);
-        let origins = needed_origins(objects, known, uids).await?;
+        let origins = match or_damage(needed_origins(objects, known, uids)).await? {
+            Ok(origins) => origins,
+            Err(damage) => return Ok(Err(damage)),
+        };
         let mut unneeded = Vec::new();
         for entry in &page.entries {
             let key = ObjectKey::parse(&entry.key);
@@ -336,15 +339,17 @@ async fn sweep_volume(
         if !unneeded.is_empty() && !is_barred {
             // The sweep deletes records, too, whose positions must stay barred.
             let end = known.manifest.seq();
-            let (true | false) = store_markers(objects, volume, end, end).await?;
-            is_barred = true;
+            match or_damage(store_markers(objects, volume, end, end)).await? {
+                Ok(true | false) => is_barred = true,
+                Err(damage) => return Ok(Err(damage)),
+            }
         }
         let keys: Vec<&str> = unneeded.iter().map(|entry| entry.key.as_str()).collect();
         objects.delete(&keys).await.map_err(store("delete the objects", volume))?;
         unneeded.iter().for_each(|entry| report.deleted.add(entry));
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
-            Some(_) | None => return Ok(remains),
+            Some(_) | None => return Ok(Ok(remains)),
         }
     }
 }

@@ -123,7 +123,7 @@ impl End {
 pub enum Emptied {
     /// The retention time has not ended.
     NotDue,
-    /// The volume was removed. If others read its objects, later sweeps delete these.
+    /// The volume was removed. If it had snapshots, the next sweep deletes its objects.
     Removed,
     /// The volume had been taken back.
     TakenBack,
@@ -311,7 +311,7 @@ pub async fn empty(
         UseSince::Unreadable => RemovalVerdict::Defer,
     };
     let emptied = match remove_if(objects, &stay.volume, stay.nonce, unix_ms, verdict).await {
-        Ok(_readers) => Emptied::Removed,
+        Ok(()) => Emptied::Removed,
         Err(LogFailure::UsedSince(_)) => Emptied::Used,
         Err(failure) => return Err(failure),
     };

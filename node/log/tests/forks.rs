@@ -178,32 +178,7 @@ async fn a_fork_outlives_its_snapshot() {
     assert!(!exists(&store, "c").await && exists(&store, "b").await);
 }
 
-#[tokio::test]
-async fn volumes_are_removed_in_any_order_and_keep_what_forks_read() {
-    let store = with_snapshot().await;
-    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
-    assert_eq!(snapshot(&store, "b").await, "b@3");
-    provision(&store, &id("c"), fork_of("b@3", 0)).await.unwrap();
-    for (volume, seq) in [("a", Seq(2)), ("b", Seq(3))] {
-        forget(&store, &id(volume), seq).await.unwrap();
-    }
-    let root = |volume| match volume {
-        "a" => "volumes/a/snapshots/00000000000000000002",
-        _ => "volumes/b/snapshots/00000000000000000003",
-    };
-    for (volume, forks) in [("a", vec![id("b"), id("c")]), ("b", vec![id("c")])] {
-        assert_eq!(remove(&store, &id(volume), NONCE, 0, None).await.unwrap(), forks);
-        assert!(!exists(&store, volume).await);
-        assert!(store.get(root(volume), 1 << 20).await.is_ok(), "no object was deleted");
-    }
-    assert_eq!(remove(&store, &id("c"), NONCE, 0, None).await.unwrap(), []);
-    for volume in ["a", "b"] {
-        assert_eq!(remove(&store, &id(volume), NONCE, 0, None).await.unwrap(), []);
-        assert!(store.get(root(volume), 1 << 20).await.is_err());
-    }
-}
-
-/// Most removals need no requests about other volumes.
+/// A removal needs no requests about other volumes.
 #[tokio::test]
 async fn a_volume_without_snapshots_is_removed_whatever_others_are_there() {
     let store = with_snapshot().await;
@@ -211,18 +186,6 @@ async fn a_volume_without_snapshots_is_removed_whatever_others_are_there() {
     attach(&store, "b").await;
     store.corrupt("volumes/a/log/00000000000000000001", |bytes| bytes[40] ^= 1);
     remove(&store, &id("b"), NONCE, 0, Some(Epoch(u64::MAX))).await.unwrap();
-}
-
-/// The first record of another volume cannot be read: it may be a fork.
-#[tokio::test]
-async fn a_damaged_neighbour_may_be_a_fork_and_keeps_the_objects() {
-    let store = with_snapshot().await;
-    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
-    forget(&store, &id("a"), Seq(2)).await.unwrap();
-    store.corrupt("volumes/b/log/00000000000000000001", |bytes| bytes[40] ^= 1);
-    assert_eq!(remove(&store, &id("a"), NONCE, 0, None).await.unwrap(), [id("b")]);
-    assert!(!exists(&store, "a").await);
-    assert!(store.get("volumes/a/snapshots/00000000000000000002", 1 << 20).await.is_ok());
 }
 
 /// The snapshot is forgotten, and its volume removed, between the fork's read of the root and its create.
@@ -238,22 +201,6 @@ async fn a_fork_that_comes_after_the_mark_ends_itself() {
     let refused = provision(&before_create, &id("b"), fork_of("a@2", 0)).await.unwrap_err();
     assert!(matches!(refused, LogFailure::NoSuchSource { .. }), "{refused}");
     assert!(!exists(&store, "b").await && !exists(&store, "a").await);
-}
-
-/// The fork is created between the removal's first search for forks and its tombstone.
-#[tokio::test]
-async fn a_fork_that_comes_before_the_tombstone_keeps_its_objects() {
-    let store = with_snapshot().await;
-    let script = async |inner: MemoryStore| create_only(&inner, "b", "a@2").await;
-    forget(&store, &id("a"), Seq(2)).await.unwrap();
-    let root = "volumes/a/snapshots/00000000000000000002";
-    let before_create =
-        Before { inner: store.clone(), key: "volumes/a/log/", script: Mutex::new(Some(script)) };
-    assert_eq!(remove(&before_create, &id("a"), NONCE, 0, None).await.unwrap(), [id("b")]);
-    assert!(store.get(root, 1 << 20).await.is_ok(), "no object was deleted");
-    remove(&store, &id("b"), NONCE, 0, None).await.unwrap();
-    remove(&store, &id("a"), NONCE, 0, None).await.unwrap();
-    assert!(store.get(root, 1 << 20).await.is_err());
 }
 
 /// A store that runs a script before the first create under `key`.
@@ -354,22 +301,6 @@ async fn a_snapshot_of_another_uid_is_no_source() {
     provision(&store, &id("c"), of(found)).await.unwrap();
 }
 
-/// Found by review: readers of a fork with a checkpoint do not need its first record.
-#[tokio::test]
-async fn a_fork_without_its_first_record_keeps_its_objects() {
-    let store = with_snapshot().await;
-    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
-    attach(&store, "b").await;
-    let manifest = read_manifest_to_end(&store, &id("b")).await.unwrap();
-    let bytes = manifest.encode_checkpoint().into();
-    holdfast_log::write_checkpoint(&store, &id("b"), manifest.seq(), bytes).await.unwrap();
-    forget(&store, &id("a"), Seq(2)).await.unwrap();
-    store.delete(&["volumes/b/log/00000000000000000001"]).await.unwrap();
-    assert_eq!(read_manifest_to_end(&store, &id("b")).await.unwrap().lineage().ancestors(), [id("a")]);
-    let readers = remove(&store, &id("a"), NONCE, 0, None).await.unwrap();
-    assert_eq!(readers, [id("b")], "volume b can be read, and reads the objects of volume a");
-}
-
 /// Found by review: the create record came after the mark and the removal, and its reply was lost.
 #[tokio::test]
 async fn a_late_fork_with_a_lost_reply_ends_itself() {
@@ -440,29 +371,6 @@ async fn a_fork_stands_when_its_snapshot_is_forgotten_before_the_first_attach() 
     for sectors in [0, SECTORS] {
         assert_eq!(provision(&store, &id("b"), fork_of("a@2", sectors)).await.unwrap(), SECTORS);
     }
-}
-
-/// Found by review: `b` ends while `c` is created; the removal of `a` has listed the volumes before `c`
-/// existed, and reads `b` after its end.
-#[tokio::test]
-async fn a_fork_of_a_fork_that_ends_meanwhile_keeps_the_objects() {
-    let store = with_snapshot().await;
-    provision(&store, &id("b"), fork_of("a@2", 0)).await.unwrap();
-    forget(&store, &id("a"), Seq(2)).await.unwrap();
-    assert_eq!(snapshot(&store, "b").await, "b@3");
-    let script = async |inner: MemoryStore| {
-        provision(&inner, &id("c"), fork_of("b@3", 0)).await.unwrap();
-        forget(&inner, &id("b"), Seq(3)).await.unwrap();
-        assert_eq!(remove(&inner, &id("b"), NONCE, 0, None).await.unwrap(), [id("c")]);
-    };
-    let first = BeforeGet {
-        inner: store.clone(),
-        key: "volumes/b/log/00000000000000000001",
-        script: Mutex::new(Some(script)),
-    };
-    let readers = remove(&first, &id("a"), NONCE, 0, None).await.unwrap();
-    assert!(readers.contains(&id("c")), "volume c reads the objects of volume a: {readers:?}");
-    assert!(exists(&store, "c").await);
 }
 
 impl<F> std::fmt::Debug for BeforeGet<F> {

@@ -367,7 +367,7 @@ async fn a_removal_costs_a_few_requests_whatever_the_volume_holds() {
             let _ = store.create(&key, "x".into()).await.unwrap();
         }
         let before = store.counts();
-        assert_eq!(remove(&store, &volume(), NONCE, 0, LOST).await.unwrap(), []);
+        remove(&store, &volume(), NONCE, 0, LOST).await.unwrap();
         let after = store.counts();
         let spent = [
             after.list - before.list,

@@ -111,6 +111,7 @@ async fn a_removed_volume_leaves_no_list() {
         forget(&store, &id("image"), snapshot.seq).await.unwrap();
     }
     remove(&store, &id("image"), NONCE, 0, None).await.unwrap();
+    swept(&store, Duration::ZERO).await;
     assert!(snapshots.iter().all(|snapshot| !store.keys().contains(&key(snapshot))), "{:?}", store.keys());
     // A fork on another node stored it late.
     let Created = store.create(&key(&snapshots[1]), list(&snapshots[1], 9).encode().into()).await.unwrap();

@@ -262,7 +262,7 @@ async fn no_volume_is_deleted_below_a_writer_of_another_cluster() {
     let lost = Some(Epoch(1));
     assert!(trash::discard(&stored.store, &id(), STAY, &terms(), lost).await.unwrap());
     assert!(take_back(&stored.store, &id()).await.unwrap());
-    assert_eq!(remove(&stored.store, &id(), NONCE, 0, lost).await.unwrap(), []);
+    remove(&stored.store, &id(), NONCE, 0, lost).await.unwrap();
 
     // The next writer comes after the decision to delete: the tombstone loses its position.
     stored = detached().await;

@@ -156,6 +156,32 @@ impl StoreError {
             | Self::BadAnswer { .. } => ErrorKind::Corrupt,
         }
     }
+
+    /// Returns true if a read may have failed because of its object alone, which is missing, damaged,
+    /// archived, or encrypted with a key that was disabled.
+    pub const fn is_of_object(&self) -> bool {
+        match self.kind() {
+            ErrorKind::NotFound
+            | ErrorKind::Denied
+            | ErrorKind::Blocked(Blocker::Archived | Blocker::Key)
+            | ErrorKind::Invalid
+            | ErrorKind::Corrupt => true,
+            ErrorKind::Throttled
+            | ErrorKind::Unavailable
+            | ErrorKind::Conflict
+            | ErrorKind::Blocked(
+                Blocker::Quota
+                | Blocker::Account
+                | Blocker::ServerFull
+                | Blocker::Retention
+                | Blocker::Region
+                | Blocker::Clock
+                | Blocker::NoCredentials,
+            )
+            | ErrorKind::Ambiguous
+            | ErrorKind::Exists => false,
+        }
+    }
 }
 
 /// Reason why a create-once PUT was not confirmed.

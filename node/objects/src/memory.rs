@@ -34,6 +34,8 @@ struct MemoryContents {
     /// Keys of unfinished uploads, and their start times.
     uploads: Mutex<Vec<(String, SystemTime)>>,
     faults: Mutex<FaultPlan>,
+    /// Objects whose reads fail, with the kind of the error.
+    unreadable: Mutex<BTreeMap<String, ErrorKind>>,
     requests: RequestMeter,
     /// One moment on tokio's clock and on the store's clock.
     begun: (Instant, SystemTime),
@@ -48,6 +50,7 @@ impl Default for MemoryContents {
             objects: Mutex::default(),
             uploads: Mutex::default(),
             faults: Mutex::default(),
+            unreadable: Mutex::default(),
             requests: RequestMeter::default(),
             begun,
             hides_time: AtomicBool::new(false),
@@ -149,6 +152,11 @@ impl MemoryStore {
         object.body = body.into();
     }
 
+    /// Fails all reads of one object with an error of this kind, like an archived object.
+    pub fn make_unreadable(&self, key: &str, kind: ErrorKind) {
+        self.shared.unreadable.lock().insert(key.to_owned(), kind);
+    }
+
     /// Adds an unfinished upload of `key` that starts now, as left behind by a killed daemon.
     pub fn leave_upload(&self, key: &str) {
         let now = self.now();
@@ -202,6 +210,9 @@ impl MemoryStore {
         check_key(key)?;
         if self.arrive(Verb::Get).await? == ReplyFate::Lost {
             return Err(lost_reply());
+        }
+        if let Some(kind) = self.shared.unreadable.lock().get(key) {
+            return Err(planned_error(*kind));
         }
         let found = self.objects().get(key).map(|object| object.body.clone());
         found.ok_or_else(|| StoreError::NotFound { key: key.to_owned() })

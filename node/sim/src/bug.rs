@@ -41,11 +41,6 @@ impl Bug {
         }
     }
 
-    /// Returns true if only living volumes that are forked from each other reveal the bug.
-    pub const fn needs_family(self) -> bool {
-        matches!(self, Self::Missing(Safeguard::ForksOfForksCount))
-    }
-
     /// Returns true if only memory volumes reveal the bug.
     pub const fn needs_memory_volume(self) -> bool {
         match self {

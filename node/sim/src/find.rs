@@ -3,17 +3,17 @@
 use crate::bug::{Bug, plant};
 use crate::case::Case;
 use crate::crash::{Scenario, campaign, violation_without_death};
-use crate::fleet::{FamilyCase, FleetCase};
+use crate::fleet::FleetCase;
 use crate::memory_volume::MemoryCase;
 use crate::violation::Violation;
 
-/// Volumes of a run for a bug in shared state, or in forks that live at the same time.
+/// Volumes of a run for a bug in shared state.
 const FLEET: usize = 4;
 /// Outcomes of a power cut tried at each visit of a crash point.
 const OUTCOMES: u64 = 8;
 
 /// Returns the first seed whose run detects the planted `bug`, and the violation. The bug determines the kind
-/// of run: crash points, memory volume, family, fleet, or single volume.
+/// of run: crash points, memory volume, fleet, or single volume.
 pub fn search(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
     if let Some(scenario) = Scenario::for_bug(bug) {
         let deaths = |bug| {
@@ -39,10 +39,6 @@ pub fn search(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)>
     }
     if bug.needs_memory_volume() {
         return MemoryCase::first_detecting(bug, seeds, operations).map(|(case, found)| (case.seed, found));
-    }
-    if bug.needs_family() {
-        return FamilyCase::first_detecting(bug, seeds, FLEET, FLEET as u64 * operations)
-            .map(|(case, found)| (case.seed, found));
     }
     if !bug.needs_fleet() {
         return Case::first_detecting(bug, seeds, operations).map(|(case, found)| (case.seed, found));

@@ -14,25 +14,23 @@ use tokio::time::{Instant, sleep};
 
 use super::cluster::SweptCluster;
 use super::failure::SweepFailed;
+use super::looks::Looks;
 use super::report;
 use super::schedule::Facts;
-use super::trash::{TrashReport, count_trash, empty_trash, take_back_used};
+use super::trash::{TrashReport, count_trash, empty_trash};
 use crate::metrics::Metrics;
 
 /// Time between two looks at the ObjectStores.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Time between two checks for trashed volumes that are used here: another cluster may remove them. It keeps
-/// them for a day by default, as long as the interval between two sweeps. Costs one LIST.
-const LOOK_EVERY: Duration = Duration::from_hours(1);
+/// Time between two checks of a running sweep's ObjectStore.
+const CHECK_EVERY: Duration = Duration::from_secs(20);
 
 /// State of the sweeps of one ObjectStore.
 #[derive(Default)]
 struct SweepState {
     /// Memory of the last sweep, and the connection through which it read.
     remembered: Option<(Arc<dyn Bucket>, SweepMemory)>,
-    /// Time of this instance's last look into the trash.
-    looked: Option<Instant>,
     /// End of this instance's last sweep.
     ended: Option<Instant>,
     /// Time of the last failure since then, and the number of failures.
@@ -67,8 +65,8 @@ impl SweepState {
 }
 
 /// The sweeps of this instance.
-struct Sweeps<C> {
-    cluster: C,
+struct Sweeps<'a, C> {
+    cluster: &'a C,
     metrics: Arc<Metrics>,
     led_since: Instant,
     /// By the uid of the ObjectStore.
@@ -76,19 +74,30 @@ struct Sweeps<C> {
     random: fn() -> f64,
 }
 
-/// Sweeps until the future is dropped. Starts when this instance becomes the leader.
+/// Sweeps until the future is dropped, and looks into the trash meanwhile, because a sweep may take hours.
+/// Starts when this instance becomes the leader.
 pub(crate) async fn run(cluster: impl SweptCluster, metrics: Arc<Metrics>) {
+    let cluster = &cluster;
     let (led_since, known, random) = (Instant::now(), HashMap::new(), fastrand::f64 as fn() -> f64);
-    let mut sweeps = Sweeps { cluster, metrics, led_since, known, random };
-    loop {
-        // Reads the list again: a sweep may have taken hours.
-        if !sweeps.sweep_next().await {
+    let mut sweeps = Sweeps { cluster, metrics: metrics.clone(), led_since, known, random };
+    let sweeping = async {
+        loop {
+            if !sweeps.sweep_next().await {
+                sleep(EVERY).await;
+            }
+        }
+    };
+    let mut looks = Looks::new(cluster, metrics);
+    let looking = async {
+        loop {
+            looks.look_at_all().await;
             sleep(EVERY).await;
         }
-    }
+    };
+    tokio::join!(sweeping, looking);
 }
 
-impl<C: SweptCluster> Sweeps<C> {
+impl<C: SweptCluster> Sweeps<'_, C> {
     /// Sweeps the ObjectStore that has been due longest. Returns false if none is due.
     async fn sweep_next(&mut self) -> bool {
         let stores = match self.cluster.object_stores().await {
@@ -98,18 +107,18 @@ impl<C: SweptCluster> Sweeps<C> {
                 return false;
             }
         };
-        self.metrics.show_sweeps(&stores, self.cluster.now());
         self.known.retain(|uid, _| stores.iter().any(|store| store.metadata.uid.as_ref() == Some(uid)));
-        for store in &stores {
-            self.look(store).await;
-        }
         let Some(store) = self.due(stores) else { return false };
         let uid = store.metadata.uid.clone().unwrap_or_default();
         let mut state = self.known.remove(&uid).unwrap_or_default();
-        let outcome = self.sweep(&store, &mut state).await;
+        let outcome = tokio::select! {
+            outcome = self.sweep(&store, &mut state) => Some(outcome),
+            () = self.is_outdated(&store) => None,
+        };
         state.random = (self.random)();
         match outcome {
-            Ok((swept, trashed)) => {
+            None => tracing::info!(object_store = %store.name_any(), "sweep ended: its ObjectStore changed"),
+            Some(Ok((swept, trashed))) => {
                 (state.ended, state.failed) = (Some(Instant::now()), None);
                 let is_known = std::mem::replace(&mut state.keeps_uploads, swept.uploads.failed.is_some());
                 self.finish(&store, &swept, &trashed).await;
@@ -118,7 +127,7 @@ impl<C: SweptCluster> Sweeps<C> {
                     self.cluster.publish(&store, event).await;
                 }
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 let failures = state.failed.map_or(0, |(_, failures)| failures).saturating_add(1);
                 state.failed = Some((Instant::now(), failures));
                 self.metrics.count_failed_sweep(&store.name_any());
@@ -130,22 +139,18 @@ impl<C: SweptCluster> Sweeps<C> {
         true
     }
 
-    /// Takes volumes that are used here out of the trash, if a look is due.
-    async fn look(&mut self, store: &ObjectStore) {
-        let known = known(&mut self.known, self.random, store);
-        let is_ready = store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY));
-        let is_due = known.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
-        if !is_due || !is_ready || store.metadata.deletion_timestamp.is_some() {
-            return;
-        }
-        let looked = async {
-            let bucket = self.cluster.open(&store.name_any()).await?;
-            take_back_used(&self.cluster, store, &*bucket).await
-        };
-        match looked.await {
-            Ok(()) => known.looked = Some(Instant::now()),
-            Err(error) => {
-                tracing::warn!(object_store = %store.name_any(), error = chain(&error), "trash not read");
+    /// Waits until a running sweep of the ObjectStore must end: its spec changed, or it is being deleted.
+    async fn is_outdated(&self, swept: &ObjectStore) {
+        loop {
+            sleep(CHECK_EVERY).await;
+            let Ok(stores) = self.cluster.object_stores().await else { continue };
+            let is_current = |store: &ObjectStore| {
+                store.metadata.uid == swept.metadata.uid
+                    && store.metadata.deletion_timestamp.is_none()
+                    && store.spec == swept.spec
+            };
+            if !stores.iter().any(is_current) {
+                return;
             }
         }
     }
@@ -183,7 +188,7 @@ impl<C: SweptCluster> Sweeps<C> {
         let trashed = if schedule.dry_run {
             count_trash(&*bucket).await?
         } else {
-            empty_trash(&self.cluster, store, &*bucket).await?
+            empty_trash(self.cluster, store, &*bucket).await?
         };
         let most = schedule.max_objects.unwrap_or(u64::MAX);
         let options = SweepOptions { grace, dry_run: schedule.dry_run, most };

@@ -72,9 +72,7 @@ pub(super) async fn empty_trash(
                     report.used.push(volume.clone());
                 }
             }
-            Err(failure @ (LogFailure::Store { .. } | LogFailure::Volumes { .. })) => {
-                return Err(failure.into());
-            }
+            Err(failure) if failure.is_of_store() => return Err(failure.into()),
             Err(failure) => {
                 report.volumes.insert(volume.clone());
                 report.stuck.push((volume.clone(), failure));
@@ -114,9 +112,7 @@ pub(super) async fn take_back_used(
         if here.get(volume.as_str()).is_some_and(|here| here.uses(&name)) {
             match take_back(bucket, volume).await {
                 Ok(_) => tracing::warn!(object_store = name, %volume, "volume in use taken out of the trash"),
-                Err(failure @ (LogFailure::Store { .. } | LogFailure::Volumes { .. })) => {
-                    return Err(failure.into());
-                }
+                Err(failure) if failure.is_of_store() => return Err(failure.into()),
                 Err(failure) => {
                     let error = &failure as &dyn std::error::Error;
                     tracing::warn!(object_store = name, %volume, error, "volume in use stayed in the trash");

@@ -34,7 +34,7 @@ pub(super) struct Heads {
     /// The segments named by a run, by the run's key.
     runs: BTreeMap<String, Arc<[Named]>>,
     /// By volume and snapshot: in a restored bucket, another root may take the key.
-    roots: HashMap<(VolumeId, Snapshot), Arc<Manifest>>,
+    roots: HashMap<(VolumeId, Snapshot), Arc<Names>>,
 }
 
 /// 64 bits of an id, independent of its number of forks.
@@ -64,6 +64,35 @@ impl Named {
             by_owner.entry(segment.0.owner).or_default().push(Fingerprint::of(segment.0));
         }
         by_owner.into_iter().map(|(forks, segments)| Self { forks, segments: segments.into() }).collect()
+    }
+}
+
+/// The objects that a manifest names, without the rest of it: a root also lists all older snapshots.
+#[derive(Debug)]
+struct Names {
+    lineage: Arc<Lineage>,
+    /// The segments that the manifest itself names.
+    segments: Arc<[Named]>,
+    /// Its merged runs, whose heads name further segments.
+    runs: Box<[Arc<RunRef>]>,
+}
+
+impl Names {
+    /// Returns the objects named by `manifest`. `lineage` is that of its volume, which they share in memory.
+    fn of(manifest: &Manifest, lineage: &Arc<Lineage>) -> Self {
+        let shared = (**lineage == *manifest.lineage()).then(|| Arc::clone(lineage));
+        let (mut segments, mut runs) = (Vec::new(), Vec::new());
+        for run in manifest.runs().iter() {
+            match run {
+                Run::Segment(segment) => segments.push(segment.id),
+                Run::Merged(run) => runs.push(Arc::clone(run)),
+            }
+        }
+        Self {
+            lineage: shared.unwrap_or_else(|| Arc::new(manifest.lineage().clone())),
+            segments: Named::all(segments.into_iter()),
+            runs: runs.into(),
+        }
     }
 }
 
@@ -117,10 +146,11 @@ impl Needed {
     pub(crate) async fn of_one(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<Self, LogFailure> {
         let mut needed = Self::default();
         let mut reader = HeadReader { before: Heads::default(), now: Heads::default() };
-        for run in manifest.runs().iter() {
+        let names = Names::of(manifest, &Arc::new(manifest.lineage().clone()));
+        needed.add_segments(&names, Holder::Others);
+        for run in &names.runs {
             let (Ok(()) | Err(_)) =
-                or_damage(needed.add_run(objects, &mut reader, manifest.lineage(), run, Holder::Others))
-                    .await?;
+                or_damage(needed.add_run(objects, &mut reader, &names.lineage, run, Holder::Others)).await?;
         }
         Ok(needed)
     }
@@ -201,10 +231,11 @@ impl Needed {
         reader: &mut HeadReader,
         known: &Known,
     ) -> Result<(), LogFailure> {
-        self.add(objects, reader, &known.manifest, Holder::Others).await?;
+        let lineage = Arc::new(known.manifest.lineage().clone());
+        self.add(objects, reader, &Names::of(&known.manifest, &lineage), Holder::Others).await?;
         for snapshot in known.manifest.snapshots() {
             if !known.forgotten.contains(&snapshot.seq) && safeguard(SweepKeepsSnapshots) {
-                let root = reader.root(objects, known.manifest.volume(), *snapshot).await?;
+                let root = reader.root(objects, &lineage, *snapshot).await?;
                 let (volume, seq) = (known.manifest.volume().clone(), snapshot.seq);
                 let holder = u32::try_from(self.snapshots.len()).map_or(Holder::Others, Holder::Snapshot);
                 self.snapshots.push(SnapshotName { volume, seq });
@@ -213,7 +244,9 @@ impl Needed {
         }
         for seq in &known.held {
             match read_snapshot(objects, known.manifest.volume(), *seq).await {
-                Ok(root) => self.add(objects, reader, &root, Holder::Others).await?,
+                Ok(root) => {
+                    self.add(objects, reader, &Names::of(&root, &lineage), Holder::Others).await?;
+                }
                 // A concurrent sweep deleted it first.
                 Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
                 Err(error) => return Err(error),
@@ -222,18 +255,25 @@ impl Needed {
         Ok(())
     }
 
-    /// Adds the runs of `manifest`, and the segments that they name.
+    /// Adds everything that `names` contains, and the segments that its runs name.
     async fn add(
         &mut self,
         objects: &dyn ObjectStore,
         reader: &mut HeadReader,
-        manifest: &Manifest,
+        names: &Names,
         holder: Holder,
     ) -> Result<(), LogFailure> {
-        for run in manifest.runs().iter() {
-            self.add_run(objects, reader, manifest.lineage(), run, holder).await?;
+        self.add_segments(names, holder);
+        for run in &names.runs {
+            self.add_run(objects, reader, &names.lineage, run, holder).await?;
         }
         Ok(())
+    }
+
+    fn add_segments(&mut self, names: &Names, holder: Holder) {
+        for Named { forks, segments } in &*names.segments {
+            self.insert(&names.lineage, *forks, segments, holder, |own| &mut own.segments);
+        }
     }
 
     async fn add_run(
@@ -241,22 +281,14 @@ impl Needed {
         objects: &dyn ObjectStore,
         reader: &mut HeadReader,
         lineage: &Lineage,
-        run: &Run,
+        run: &RunRef,
         holder: Holder,
     ) -> Result<(), LogFailure> {
-        match run {
-            Run::Segment(segment) => {
-                let id = Fingerprint::of(segment.id.0);
-                self.insert(lineage, segment.id.0.owner, &[id], holder, |own| &mut own.segments);
-            }
-            Run::Merged(run) => {
-                let forks = run.id.0.owner;
-                self.insert(lineage, forks, &[Fingerprint::of(run.id.0)], holder, |own| &mut own.runs);
-                for named in &*reader.segments(objects, lineage, run).await? {
-                    let forks = forks.saturating_add(named.forks);
-                    self.insert(lineage, forks, &named.segments, holder, |own| &mut own.segments);
-                }
-            }
+        let forks = run.id.0.owner;
+        self.insert(lineage, forks, &[Fingerprint::of(run.id.0)], holder, |own| &mut own.runs);
+        for named in &*reader.segments(objects, lineage, run).await? {
+            let forks = forks.saturating_add(named.forks);
+            self.insert(lineage, forks, &named.segments, holder, |own| &mut own.segments);
         }
         Ok(())
     }
@@ -346,16 +378,18 @@ impl HeadReader {
         Ok(segments)
     }
 
+    /// Returns what a snapshot of the volume with this lineage names.
     async fn root(
         &mut self,
         objects: &dyn ObjectStore,
-        volume: &VolumeId,
+        lineage: &Arc<Lineage>,
         snapshot: Snapshot,
-    ) -> Result<Arc<Manifest>, LogFailure> {
+    ) -> Result<Arc<Names>, LogFailure> {
+        let volume = lineage.volume();
         let name = (volume.clone(), snapshot);
         let root = match self.before.roots.remove(&name) {
             Some(read) => read,
-            None => Arc::new(read_snapshot(objects, volume, snapshot.seq).await?),
+            None => Arc::new(Names::of(&read_snapshot(objects, volume, snapshot.seq).await?, lineage)),
         };
         self.now.roots.insert(name, Arc::clone(&root));
         Ok(root)
@@ -373,6 +407,7 @@ mod tests {
     fn a_needed_segment_takes_little_memory() {
         assert_eq!(size_of::<(Fingerprint, Holder)>(), 16, "an entry of the map");
         assert_eq!(size_of::<Fingerprint>(), 8, "what is remembered");
+        assert_eq!(size_of::<Names>(), 40, "what is remembered of a root, besides those");
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl World {
         self.handle_removal_result(removed);
     }
 
-    pub(super) fn handle_removal_result(&mut self, removed: Result<Vec<VolumeId>, SnapshotError>) {
+    pub(super) fn handle_removal_result(&mut self, removed: Result<(), SnapshotError>) {
         let exists = self.store.exists();
         self.control.settled = Some(match &removed {
             Ok(_) if !exists => Settled::Removed,
@@ -150,11 +150,7 @@ async fn list_reads(objects: &dyn ObjectStore, fork: &VolumeId) -> Result<bool, 
 }
 
 /// Forgets the snapshots, then removes the volume.
-async fn forget_all(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    nonce: Nonce,
-) -> Result<Vec<VolumeId>, SnapshotError> {
+async fn forget_all(objects: &dyn ObjectStore, volume: &VolumeId, nonce: Nonce) -> Result<(), SnapshotError> {
     let known = match snapshots(objects, volume).await {
         Ok(known) => known,
         // An earlier attempt removed it.

@@ -15,7 +15,7 @@ use holdfast_log::sweep::{SweepMemory, SweepOptions, SweepReport, sweep};
 use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached, store_origin};
 use holdfast_objects::StoreError;
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid};
 
 use super::World;
 use crate::calls::{Answer, Call, CallKind, Calls, StoreCall};
@@ -40,7 +40,7 @@ pub(super) enum ControlResult {
     Swept(Result<SweepReport, LogFailure>, SweepMemory),
     Made(Result<u64, LogFailure>),
     Listed(Result<bool, LogFailure>),
-    Removed(Result<Vec<VolumeId>, SnapshotError>),
+    Removed(Result<(), SnapshotError>),
 }
 
 /// Result of the creation of a fork, or of a removal.

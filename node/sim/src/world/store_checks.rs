@@ -28,7 +28,7 @@ impl World {
 
     /// Checks that a removed volume leaves only the objects that reserve its id: the first record, the
     /// tombstone, and the truncation markers that explain missing records between them; and the marks of its
-    /// snapshots, without which it is not removed.
+    /// snapshots, without which it is not removed. If it had snapshots, that takes a sweep.
     pub(crate) fn check_removal(&mut self) {
         self.check_ancestors_stay();
         let volume = self.store.volume().clone();
@@ -50,6 +50,9 @@ impl World {
             remove(&objects, &named, Nonce::default(), 0, CUT_OFF).await
         });
         removed.expect("this store answers");
+        if !self.store.forgotten_snapshots().is_empty() {
+            self.check_sweep();
+        }
         let manifest = self.store.manifest();
         let mut expected =
             [Seq::FIRST, manifest.seq()].map(|seq| ObjectKey::Log(volume.clone(), seq)).to_vec();

@@ -6,7 +6,7 @@ use holdfast_cluster::api::ApiError;
 use holdfast_crds::{ConditionBuilder, ConditionStatus, ObjectStoreStatus, SweepStatus, Time};
 use holdfast_log::Creation;
 use holdfast_log::trash::{Terms, discard};
-use holdfast_objects::{ErrorKind, Fault, MemoryStore, ReadyParts, Verb};
+use holdfast_objects::{Blocker, ErrorKind, Fault, Gate, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, Place, SegmentId, Seq, SnapshotName, SnapshotUid, VolumeId};
 use kube::runtime::events::{Event, EventType};
@@ -326,6 +326,51 @@ async fn a_used_volume_trashed_by_another_is_restored_soon() {
     assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/")), "{:?}", bucket.keys());
 }
 
+/// Found by review: the looks waited behind a sweep, which may take hours.
+#[tokio::test(start_paused = true)]
+async fn a_used_volume_is_restored_beside_a_long_sweep() {
+    let (bucket, _) = bucket().await;
+    let gate = Gate::new();
+    bucket.fail_next(Verb::Get, Fault::Hold(gate.clone()));
+    let fake = Fake::new(vec![hourly("main", "24h")], bucket);
+    let here = VolumeHere { object_store: Some("main".to_owned()), is_provisioned: true };
+    fake.0.lock().volumes.insert("used".to_owned(), here);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    gate.arrival().await;
+    let (bucket, nonce) = (fake.bucket(), Nonce([1; 16]));
+    let id = "used".parse().expect("an id");
+    holdfast_log::provision(&*bucket, &id, Creation::plain(64, nonce, 0)).await.expect("created");
+    let terms = Terms { keep: DAY, owner: "another-cluster".to_owned() };
+    assert!(discard(&*bucket, &id, nonce, &terms, None).await.expect("deleted"));
+    sleep(HOUR + 2 * MINUTE).await;
+    assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/")), "{:?}", bucket.keys());
+    assert!(fake.reports().is_empty(), "the sweep is still held");
+}
+
+/// Found by review: a sweep that had begun before `suspend` was set continued beside a copy of its bucket.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_ends_when_its_object_store_changes() {
+    let (bucket, key) = bucket().await;
+    let gate = Gate::new();
+    bucket.fail_next(Verb::Delete, Fault::Hold(gate.clone()));
+    let mut store = hourly("main", "1h");
+    store.spec.sweep.grace = "1h".to_owned();
+    let fake = Fake::new(vec![store], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    gate.arrival().await;
+    let reports = fake.reports().len();
+    sleep(DAY).await;
+    assert_eq!(fake.reports().len(), reports, "the sweep is held, and continues as long as nothing changes");
+    fake.0.lock().stores[0].spec.sweep.suspend = true;
+    sleep(MINUTE).await;
+    gate.release();
+    sleep(DAY).await;
+    assert!(fake.reports().len() == reports && fake.bucket().keys().contains(&key), "the sweep has ended");
+    fake.0.lock().stores[0].spec.sweep.suspend = false;
+    sleep(2 * HOUR).await;
+    assert!(fake.reports().len() > reports && !fake.bucket().keys().contains(&key));
+}
+
 /// Found by review: the shortest retention of all clusters that share a bucket applied.
 #[tokio::test(start_paused = true)]
 async fn clusters_sharing_a_bucket_keep_trash_of_others() {
@@ -342,7 +387,9 @@ async fn clusters_sharing_a_bucket_keep_trash_of_others() {
 /// Found by review: an object without a date stopped all sweeps of its bucket.
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
-    let bucket = trash(&["damaged", "strange", "gone"], DAY).await;
+    let bucket = trash(&["archived", "damaged", "strange", "gone"], DAY).await;
+    let archived = ErrorKind::Blocked(Blocker::Archived);
+    bucket.make_unreadable("volumes/archived/log/00000000000000000001", archived);
     bucket.corrupt("volumes/damaged/log/00000000000000000001", |bytes| bytes.truncate(9));
     let keys = bucket.keys();
     let strange = keys.iter().find(|key| key.starts_with("trash/strange/")).expect("its entry");
@@ -350,12 +397,16 @@ async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
     let fake = Fake::new(vec![hourly("main", "24h")], bucket);
     let _running = fake.start(&Arc::new(Metrics::new()));
     sleep(27 * HOUR).await;
-    assert_eq!(fake.reports().last().map(|report| report.trashed_volumes), Some(2));
+    let last = fake.reports().pop().expect("it was swept");
+    assert_eq!((last.trashed_volumes, last.skipped.len()), (3, 2), "{last:?}");
     assert!(has_tombstone(&fake.bucket(), "gone"));
     let notes: Vec<String> = std::iter::from_fn(|| fake.event()).filter_map(|event| event.note).collect();
     let has_note =
-        |part: &str| notes.iter().any(|note| note.contains("retention has ended (2)") && note.contains(part));
-    assert!(has_note("damaged: ") && has_note("strange: object trash/strange/"), "{notes:?}");
+        |part: &str| notes.iter().any(|note| note.contains("retention has ended (3)") && note.contains(part));
+    assert!(
+        has_note("archived: ") && has_note("damaged: ") && has_note("strange: object trash/strange/"),
+        "{notes:?}"
+    );
 }
 
 /// Regression: a proxy removed the header `Date`, so nothing was deleted permanently, without any report.

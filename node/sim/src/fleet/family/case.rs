@@ -6,7 +6,7 @@ use super::Family;
 use crate::bug::{Bug, plant};
 use crate::case::{CaseOutcome, IDLE_STEPS, shrink};
 use crate::fleet::case::outcome;
-use crate::violation::{self, Violation};
+use crate::violation;
 
 /// A reproducible run of volumes that are forked from each other and live at the same time, in one bucket
 /// and on the same hosts: the same case gives the same outcome.
@@ -26,24 +26,6 @@ impl FamilyCase {
     /// Runs the case and keeps the last `story` lines of each volume's story.
     pub fn run(self, story: usize) -> CaseOutcome {
         self.run_steps(0..self.operations.saturating_mul(IDLE_STEPS), story)
-    }
-
-    /// Returns the first of the `seeds` from 0 that detects the planted `bug`, and its violation: of the
-    /// invariant that the bug is declared to break, in a run that has no violation without it.
-    pub fn first_detecting(
-        bug: Bug,
-        seeds: u64,
-        volumes: usize,
-        operations: u64,
-    ) -> Option<(Self, Violation)> {
-        (0..seeds).find_map(|seed| {
-            let case = Self { seed, volumes, operations, bug: Some(bug) };
-            let violation = case.run(0).violation?;
-            let matches_bug =
-                violation.invariant.is_some_and(|invariant| invariant.number() == bug.invariant_number());
-            (matches_bug && Self { bug: None, ..case }.run(0).violation.is_none())
-                .then_some((case, violation))
-        })
     }
 
     /// Removes steps of a case with a violation while a similar violation remains, with at most
