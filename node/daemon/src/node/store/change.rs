@@ -5,7 +5,7 @@
 //! 2. with the new client the log of every volume that uses the store is looked up again (`own_log.rs`),
 //!    including volumes that wait for recovery: new credentials and endpoints may lead to another bucket of
 //!    the same name. A damaged or archived record of one volume does not stop the change if another volume's
-//!    log was found. If no volume uses the store, but an operation (an attach) does, the change waits;
+//!    log was found, and neither does a log that the current client does not find either. If no volume uses the store, but an operation (an attach) does, the change waits;
 //! 3. the client is replaced: pending uploads, log records and reads use it with their next attempt;
 //! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon starts with
 //!    the new configuration;
@@ -150,7 +150,7 @@ impl NodeStores {
             return Err(NodeError::StoreBusy { name: name.to_owned() });
         }
         let users = users.unwrap_or_default();
-        find_logs(name, &users, &client).await?;
+        find_logs(name, &users, &client, &before).await?;
         store.replace(Arc::new(client));
         tracing::info!(
             store = name,
@@ -204,14 +204,22 @@ fn invalid(name: &str, source: holdfast_s3::InvalidConfig) -> NodeError {
     NodeError::StoreConfig { name: name.to_owned(), source }
 }
 
-/// Finds all of `logs` with `client`. The fault of one volume's own objects is only logged if another log is
-/// found: it would block the credentials of all volumes.
-async fn find_logs(name: &str, logs: &[OwnLog], client: &StoreClient) -> Result<(), NodeError> {
+/// Finds all of `logs` with `client`, which replaces `before`. The fault of one volume's own objects is only
+/// logged if another log is found: it would block the credentials of all volumes.
+async fn find_logs(
+    name: &str,
+    logs: &[OwnLog],
+    client: &StoreClient,
+    before: &StoreClient,
+) -> Result<(), NodeError> {
     let mut faulty = Vec::new();
     for log in logs {
         match log.find(client).await {
             Ok(()) => {}
             Err(unproven) if unproven.is_of_volume() => faulty.push((log, unproven)),
+            Err(unproven @ Unproven::Foreign(_)) if is_foreign_in(log, before, &unproven).await => {
+                faulty.push((log, unproven));
+            }
             Err(unproven) => return Err(unproven_in(name, log, unproven)),
         }
     }
@@ -222,10 +230,15 @@ async fn find_logs(name: &str, logs: &[OwnLog], client: &StoreClient) -> Result<
     }
     for (log, unproven) in faulty {
         tracing::error!(store = name, volume = %log.volume, error = chain(&unproven),
-            "a record of an attached volume's log is damaged or archived: the volume uses the store's new \
-             configuration without a check of its log");
+            "the log of an attached volume is damaged, archived or not that of its writer, with the former \
+             configuration, too: the volume uses the new one without a check of its log");
     }
     Ok(())
+}
+
+/// Returns true if `before` finds the same fault: someone deleted or replaced the log in the bucket.
+async fn is_foreign_in(log: &OwnLog, before: &StoreClient, unproven: &Unproven) -> bool {
+    log.find(before).await.is_err_and(|found| found.to_string() == unproven.to_string())
 }
 
 fn unproven_in(name: &str, log: &OwnLog, unproven: Unproven) -> NodeError {

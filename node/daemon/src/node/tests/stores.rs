@@ -362,6 +362,31 @@ fn a_damaged_log_does_not_block_the_change_of_others() {
     });
 }
 
+/// Found in review: a volume whose log someone had deleted kept the new credentials from all volumes, with the
+/// message that these select another bucket.
+#[test]
+fn a_deleted_log_does_not_block_the_change_of_others() {
+    let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = outside.block_on(Tenants::start());
+    run_node_test(async {
+        let deleted: VolumeId = "a-first".parse().unwrap();
+        let node = Node::start(dirs.config()).await.unwrap();
+        for name in [&deleted, &volume()] {
+            node.create(name, (SECTORS * SECTOR_BYTES).into(), "main", &tenants.own.config).await.unwrap();
+            leave_volume_dirty(&dirs, ("main", &tenants.own), name, SectorRange::new(2, 3)).await;
+            node.resumed(name).await;
+        }
+        let first = ObjectKey::Log(deleted, Seq::FIRST).to_string();
+        tenants.copy().await;
+        tenants.other.delete(&[&first]).await.unwrap();
+        let error = node.renew_store("main", &tenants.other()).await.unwrap_err();
+        assert!(matches!(error, NodeError::StoreForeign { .. }), "only the new one lacks it: {error}");
+        tenants.own.objects.delete(&[&first]).await.unwrap();
+        node.renew_store("main", &tenants.other()).await.unwrap();
+        node.shutdown().await;
+    });
+}
+
 /// Regression, found in review: a volume waiting for recovery was not checked, and was fenced afterwards.
 #[test]
 fn a_volume_that_waits_for_recovery_is_checked() {
