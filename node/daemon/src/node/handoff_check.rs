@@ -3,7 +3,10 @@
 //!
 //! Nothing is changed: the owner still uses the files.
 
-use std::io;
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+
+use holdfast_ring::{Ring, RingOptions};
 
 use crate::node::NodeConfig;
 use crate::node::device::tag::Installation;
@@ -11,14 +14,23 @@ use crate::node::error::{NodeError, file};
 use crate::node::local::live_map;
 use crate::node::local::volume_files::{LocalDirs, attached_volumes};
 use crate::node::memory;
+use crate::node::store::block_cache::slab_path;
 
-/// Reads each attached volume's recovery data: checks that this version can read it, and that it belongs to
+/// Checks that this process can create a ring and write to the slab's file: its pod may have other rights than
+/// the owner's, and the state directory may have been remounted read-only. Reads each attached volume's recovery data: checks that this version can read it, and that it belongs to
 /// the state directory of this process. Another file system may have been mounted there since the owner
 /// started.
 ///
 /// # Errors
-/// The unreadable file; [`NodeError::OtherInstallation`].
+/// The unusable file; [`NodeError::RingSetup`]; [`NodeError::OtherInstallation`].
 pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
+    drop(Ring::<()>::new(&RingOptions::default()).map_err(NodeError::RingSetup)?);
+    let slab = slab_path(&config.state_dir);
+    match OpenOptions::new().read(true).write(true).open(&slab) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(file(&slab, "opened")(error)),
+    }
     let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
     let installation = Installation::read(&config.state_dir)?;
     for volume in attached_volumes(&dirs)? {
@@ -33,7 +45,7 @@ pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
         // Without a device, an attach may be creating the map.
         if record.device_id.is_some() {
             if header.is_none() {
-                return Err(file(&local.map_path(), "read")(io::ErrorKind::NotFound.into()));
+                return Err(file(&local.map_path(), "read")(ErrorKind::NotFound.into()));
             }
             live_map::check(&local.live_map_path(), &volume)?;
         }

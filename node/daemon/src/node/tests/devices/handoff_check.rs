@@ -39,3 +39,18 @@ fn another_state_directory_stops_the_handoff() {
     let refused = holdfast_service::chain(&check_attached(&config).unwrap_err());
     assert!(refused.contains(state.path().to_str().unwrap()), "it has no durable map: {refused}");
 }
+
+/// Found in review: the owner had left before its successor noticed that it could not write to the slab.
+#[test]
+fn a_slab_that_cannot_be_opened_stops_the_handoff() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    let slab = slab_path(host.dirs.state.path());
+    fs::remove_file(&slab).unwrap();
+    check_attached(&host.dirs.config()).unwrap();
+    fs::create_dir(&slab).unwrap();
+    let refused = holdfast_service::chain(&check_attached(&host.dirs.config()).unwrap_err());
+    assert!(refused.contains(slab.to_str().unwrap()), "{refused}");
+}
