@@ -25,7 +25,7 @@ use holdfast_service::shutdown::Shutdown;
 use holdfast_service::telemetry::{self, TelemetryError};
 use holdfast_ublk::become_io_flusher;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::runtime::Runtime;
+use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -50,6 +50,9 @@ const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
 /// Time after which a metrics address that cannot be used is logged.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(250);
+/// Time after which an idle thread for blocking calls ends. Calls go round all threads, so that with tokio's 10
+/// seconds a few calls a second keep as many threads as the node ever needed at once.
+const KEEP_IDLE_THREAD: Duration = Duration::from_secs(1);
 /// Interval of checks for a keeper that has all connections.
 const KEPT_POLL: Duration = Duration::from_millis(250);
 
@@ -88,7 +91,8 @@ fn serve_to_end(
     instance: Option<Instance>,
     log_level: LogLevel,
 ) -> Result<(), Failure> {
-    let runtime = Runtime::new().map_err(|error| Failure::new(FailureKind::Local, &error))?;
+    let runtime = Builder::new_multi_thread().enable_all().thread_keep_alive(KEEP_IDLE_THREAD).build();
+    let runtime = runtime.map_err(|error| Failure::new(FailureKind::Local, &error))?;
     let outcome = runtime.block_on(serve(file, config, instance, log_level));
     // The remaining calls touch no file of the node: a name lookup, for example.
     runtime.shutdown_timeout(TASKS_END_WITHIN);

@@ -3,17 +3,22 @@
 
 /// Makes the heap return freed memory to the system. By default, glibc raises the size from which a block has
 /// its own mapping to that of the largest freed block, up to 32 MiB. Bodies of uploads then come from the
-/// common areas, where a small block that stays, such as a cached index, keeps the memory around it.
+/// common areas, where a small block that stays, such as a cached index, keeps the memory around it. And glibc
+/// has eight of these areas for each processor, which threads that come and go fill one after another.
 #[cfg(target_env = "gnu")]
 pub(crate) fn return_freed_memory() {
     /// Larger than the buffer of a block.
     const OWN_MAPPING_BYTES: libc::c_int = 512 << 10;
     const FREE_BYTES: libc::c_int = 1 << 20;
-    for (parameter, bytes) in
-        [(libc::M_MMAP_THRESHOLD, OWN_MAPPING_BYTES), (libc::M_TRIM_THRESHOLD, FREE_BYTES)]
-    {
-        // SAFETY: the call takes integers. Both parameters exist, so it succeeds.
-        unsafe { libc::mallopt(parameter, bytes) };
+    /// Areas, the first one included. No request of a device allocates, so few threads meet in one.
+    const AREAS: libc::c_int = 2;
+    for (parameter, value) in [
+        (libc::M_MMAP_THRESHOLD, OWN_MAPPING_BYTES),
+        (libc::M_TRIM_THRESHOLD, FREE_BYTES),
+        (libc::M_ARENA_MAX, AREAS),
+    ] {
+        // SAFETY: the call takes integers. The parameters exist, so it succeeds.
+        unsafe { libc::mallopt(parameter, value) };
     }
 }
 

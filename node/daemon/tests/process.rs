@@ -240,6 +240,26 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
     are_io_flushers(daemon.child.id(), &["holdfast-node", "ring-0", "log", "tokio-rt-worker"]);
 }
 
+/// Found in a long run: each thread that uploads had an area of the heap of its own, and small blocks that stay
+/// kept most of the memory of all of them.
+#[cfg(target_env = "gnu")]
+#[test]
+fn the_heap_of_a_daemon_has_few_areas() {
+    /// glibc's areas but the first one begin at multiples of this.
+    const AREA_BYTES: u64 = 64 << 20;
+    let dirs = Dirs::new();
+    let daemon = Daemon::start(&dirs, &[]);
+    daemon.wait_readyz("200 OK");
+    let maps = fs::read_to_string(format!("/proc/{}/maps", daemon.child.id())).unwrap();
+    let is_area = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let start = u64::from_str_radix(words[0].split('-').next().unwrap(), 16).unwrap();
+        words[1] == "rw-p" && words.len() == 5 && start.is_multiple_of(AREA_BYTES)
+    };
+    let areas: Vec<&str> = maps.lines().filter(is_area).collect();
+    assert!(areas.len() <= 1, "besides the first one: {areas:?}");
+}
+
 /// Regression: a keeper in a separate pod was not marked: a starting daemon waits for it.
 #[test]
 fn every_thread_of_a_keeper_is_an_io_flusher() {
