@@ -150,7 +150,7 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
 
 impl<S: Sides> PageReader<'_, S> {
     /// Returns the segments to relocate; reads all pages once.
-    async fn sparse(&self) -> Result<Vec<SegmentId>, Unmerged> {
+    async fn to_relocate(&self) -> Result<Vec<SegmentId>, Unmerged> {
         let mut survey = RunMerge::survey(self.inputs.iter().cloned());
         loop {
             let advance = move || {
@@ -164,7 +164,7 @@ impl<S: Sides> PageReader<'_, S> {
                     let fed = self.feed(&mut survey, input, page).await;
                     fed.map_err(|error| Unmerged { failed: FailedPart::Input(input), error })?;
                 }
-                MergeStep::Ended => return Ok(survey.sparse()),
+                MergeStep::Ended => return Ok(survey.to_relocate()),
                 MergeStep::Wrote | MergeStep::Move(_) => unreachable!("a survey has no output"),
             }
         }
@@ -265,7 +265,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let Relocation { groups, stored } = match relocation {
             Some(known) => known,
             None => {
-                let groups = groups(reader.sparse().await?);
+                let groups = groups(reader.to_relocate().await?);
                 relocation.insert(Relocation { groups, stored: HashMap::new() })
             }
         };

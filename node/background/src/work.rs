@@ -1,5 +1,6 @@
 //! The work of a running volume: requests of its planner, processed until done.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
@@ -11,8 +12,8 @@ use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
 use holdfast_engine::settings::Pending;
 use holdfast_format::begins_as_ours;
-use holdfast_format::index::MergePlan;
-use holdfast_format::record::Record;
+use holdfast_format::index::{MergePlan, Runs};
+use holdfast_format::record::{Body, Record};
 use holdfast_format::safeguard::{
     Safeguard::{CheckpointBeforeDeletes, FreeMemoryInBackoff, QueueByStore, SegmentBeforeCommit},
     safeguard,
@@ -21,7 +22,7 @@ use holdfast_format::segment::FRAME_MEMORY_BYTES;
 use holdfast_log::RootPlace;
 use holdfast_objects::{CreateError, ObjectStore, SegmentError, StoreError, part_length};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Place, SegmentId, Seq, VolumeId};
+use holdfast_types::{Place, RunId, SegmentId, Seq, VolumeId};
 use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
@@ -36,6 +37,8 @@ const LOCAL_RETRY: Duration = Duration::from_secs(1);
 const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
 /// Delay before a log position with an invalid record is read again.
 const CONFIRM_AFTER: Duration = Duration::from_secs(5);
+/// Merges of a volume whose inputs are known until a record carries their outputs.
+const MERGES: usize = 4;
 /// Largest log record read back, in bytes.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
 
@@ -119,6 +122,8 @@ pub struct Background<S, T> {
     pub store: StoreKey,
     pub(crate) pools: Pools,
     tidying: Mutex<()>,
+    /// Outputs of the last merges, each with its inputs, until a record replaces these.
+    merged: parking_lot::Mutex<VecDeque<(RunId, Runs)>>,
     /// Gives its store a share of the upload memory.
     _attached: StorePresence,
 }
@@ -159,7 +164,8 @@ impl<S: Sides, T: Environment> Background<S, T> {
         pools: Pools,
     ) -> Self {
         let attached = pools.upload_memory.attach(store);
-        Self { volume, objects, sides, time, store, pools, tidying: Mutex::new(()), _attached: attached }
+        let (tidying, merged) = (Mutex::default(), parking_lot::Mutex::default());
+        Self { volume, objects, sides, time, store, pools, tidying, merged, _attached: attached }
     }
 
     /// Does a piece of work. The event must be passed to the volume before the returned work starts.
@@ -172,7 +178,15 @@ impl<S: Sides, T: Environment> Background<S, T> {
         let event = match work {
             Work::Upload { place, blocks } => self.upload(place, blocks).await,
             Work::Merge(plan) => match self.merge(&plan).await {
-                Ok(run) => Event::Merged { kind: plan.kind, output: Box::new(run) },
+                Ok(run) => {
+                    let mut merged = self.merged.lock();
+                    merged.push_back((run.id, plan.inputs.clone()));
+                    // No record carries a merge that a later one of its kind follows.
+                    while merged.len() > MERGES {
+                        merged.pop_front();
+                    }
+                    Event::Merged { kind: plan.kind, output: Box::new(run) }
+                }
                 Err(barred) => Event::MergeFailed { kind: plan.kind, barred },
             },
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
@@ -311,13 +325,30 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
     }
 
+    /// Drops the cached indexes of the runs that this record replaces.
+    fn forget_merged(&self, record: &[u8]) {
+        let mut merged = self.merged.lock();
+        if merged.is_empty() {
+            return;
+        }
+        let Ok(Record { body: Body::Change { merges, .. }, .. }) = Record::decode(record) else { return };
+        for merge in merges {
+            let Some(at) = merged.iter().position(|(output, _)| *output == merge.output.id) else { continue };
+            let (_, inputs) = merged.remove(at).expect("it was found");
+            inputs.iter().for_each(|run| self.pools.indexes.forget(run));
+        }
+    }
+
     async fn create_record(&self, seq: Seq, bytes: Vec<u8>) -> CreateAnswer {
         let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
         let body = Bytes::from(bytes);
         let mut backoff = JobBackoff::of_commits();
         loop {
             match self.objects.create(&key, body.clone()).await {
-                Ok(_created) => return CreateAnswer::Created,
+                Ok(_created) => {
+                    self.forget_merged(&body);
+                    return CreateAnswer::Created;
+                }
                 Err(CreateError::Exists { .. }) => return CreateAnswer::Exists,
                 Err(CreateError::Ambiguous(error)) => {
                     self.warn("whether the commit is in the log is being looked up", &error);

@@ -23,6 +23,7 @@ mod store;
 mod volume;
 
 use std::fs::File;
+use std::io;
 use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,7 @@ use holdfast_service::tasks::Tasks;
 use holdfast_types::{SECTOR_BYTES, SnapshotName, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
 use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_setfl, memfd_create};
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
@@ -80,7 +82,6 @@ use clock::unix_ms;
 use device::kernel::{Devices, Kernel};
 use device::tag::Installation;
 use error::file;
-use local::file::open_direct;
 pub(crate) use local::file::random;
 use local::outdated::OutdatedFiles;
 use local::owner::HeldOwner;
@@ -116,6 +117,8 @@ const COMPRESSORS_OF_PROCESSOR: usize = 2;
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum wait at the end for calls that block on a disk or a device, while the devices are served.
 const CALLS_END_WITHIN: Duration = Duration::from_secs(5);
+/// Name of the file of zeros, in messages and in `/proc`.
+const ZEROS: &str = "holdfast-zeros";
 /// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -387,11 +390,10 @@ impl Node {
         });
         let (path, bytes) = (slab_path(&config.state_dir), config.slab_bytes);
         let slab = run_blocking(move || BlockSlab::open(&path, bytes)).await?;
-        let zeros_path = config.state_dir.join("zeros.data");
-        let zeros = zeros_file(&zeros_path)?;
+        let zeros = zeros_file().map_err(file(Path::new(ZEROS), "created in memory"))?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
         for number in 0..config.ring_threads {
-            let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
+            let share = |handle: &File| handle.try_clone().map_err(file(Path::new(ZEROS), "shared"));
             let (ring, thread) = thread::spawn(
                 number,
                 SharedFiles {
@@ -642,12 +644,14 @@ fn ticks() -> tokio::time::Interval {
     ticks
 }
 
-/// Creates a file of zeros, and replaces any earlier content.
-fn zeros_file(path: &Path) -> Result<File, NodeError> {
-    let zeros = open_direct(path, 0)?;
-    zeros.set_len(0).map_err(file(path, "emptied"))?;
-    // As long as the largest request of any device: another version may have created it.
-    zeros.set_len(DeviceSpec::MAX_IO_BYTES.into()).map_err(file(path, "resized"))?;
+/// Creates a file of zeros in memory, as long as the largest request of any device. It takes no memory,
+/// because nothing can be written to it, and does not fail with a disk.
+fn zeros_file() -> io::Result<File> {
+    let zeros = File::from(memfd_create(ZEROS, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    zeros.set_len(DeviceSpec::MAX_IO_BYTES.into())?;
+    fcntl_add_seals(&zeros, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    // io_uring reads a file in memory with worker threads unless it has this.
+    fcntl_setfl(&zeros, OFlags::NONBLOCK)?;
     Ok(zeros)
 }
 

@@ -579,8 +579,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn forget_clean(&mut self, range: SectorRange) -> u64 {
         let mut forgotten = 0;
         for sector in range.start.0..range.end() {
+            // Only of a prepared chunk may the map be read.
+            if self.newest(sector).is_none() {
+                continue;
+            }
             let old = self.nibble(sector);
-            if self.newest(sector).is_some() && old.0 & Nibble::DIRTY == 0 {
+            if old.0 & Nibble::DIRTY == 0 {
                 self.set_alike((sector, 1), old, Nibble::REMOTE);
                 forgotten += 1;
             }

@@ -329,7 +329,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn gate(&self) -> WriteGate {
         let holds_active = self.sealer.holds_still(self.core.map.active());
         let is_held = self.cut.stops_writes() && safeguard(HoldUntilRelease);
-        WriteGate { is_open: self.sealer.is_open(), holds_active, is_held }
+        WriteGate { is_open: self.sealer.is_open() && self.may_seal(), holds_active, is_held }
+    }
+
+    /// Returns true unless the log must be read, or a checkpoint stored, before the next seal. The dirty data
+    /// could grow without limit until then.
+    #[inline]
+    fn may_seal(&self) -> bool {
+        self.core.manifest.as_ref().is_some_and(|manifest| !self.log.is_full(manifest))
     }
 
     fn unpark(&mut self, out: &mut Vec<Action>) {

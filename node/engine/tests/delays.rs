@@ -89,6 +89,22 @@ fn a_full_run_directory_is_named_until_there_is_room() {
     assert_eq!((status.delayed, status.full.run_dir, status.unkept), (None, false, None));
 }
 
+/// Found in review: where the file system of the state directory had been shut down, a read of zeros was
+/// planned again and again, and its ring thread did nothing else.
+#[test]
+fn a_read_that_always_fails_ends() {
+    let mut volume = volume();
+    let (id, range) = (RequestId(0), SectorRange::new(0, 8));
+    let mut actions = send(&mut volume, 1000, Event::Request { id, op: Op::Read, range });
+    let mut plans = 0;
+    while matches!(actions[..], [Action::Read { .. }]) {
+        plans += 1;
+        assert!(plans < 10, "it does not end");
+        actions = send(&mut volume, 1000, Event::IoCompleted { id, result: Err(Errno::EIO) });
+    }
+    assert_eq!(actions, [Action::Complete { id, result: Err(Errno::EIO) }]);
+}
+
 /// Regression: a disk that failed each map write blocked every commit, and no status named it.
 #[test]
 fn a_round_that_fails_before_a_commit_is_named() {

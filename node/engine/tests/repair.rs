@@ -12,7 +12,7 @@ use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Pending, Setup};
 use holdfast_engine::snapshot::SnapshotRefused;
-use holdfast_engine::volume::Volume;
+use holdfast_engine::volume::{Delay, Volume};
 use holdfast_format::chunk_set::ChunkSet;
 use holdfast_format::fence::Fence;
 use holdfast_format::index::RunRef;
@@ -129,6 +129,13 @@ impl Host {
             store_answers: true,
             now: 0,
         }
+    }
+
+    /// Crashes the process; another one takes over, which cannot read the log yet.
+    fn die(&mut self) {
+        self.volume = Self::new().volume;
+        let memory = Mapping { bytes: self.tmpfs.take(), home: Rc::clone(&self.tmpfs) };
+        self.volume = Volume::resume(self.setup.clone(), memory, None, self.now).unwrap();
     }
 
     /// Crashes the process with this record stored for the position after `self.log`; another takes over.
@@ -340,6 +347,37 @@ fn a_checkpoint_replaces_a_lost_part_of_the_log() {
     host.send(Event::Repair { ranges: Vec::new(), checkpoint: true });
     assert_eq!(host.checkpoints, [Seq(4); 2]);
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
+}
+
+/// Found in review: until a restarted daemon could read the log, no seal was in progress, and writes had no
+/// limit. In an outage of the store they filled the cache, and one seal then took all of it.
+#[test]
+fn writes_wait_at_the_limit_until_the_log_is_read() {
+    const MOST: u64 = 8;
+    let mut host = Host::new();
+    host.setup.limits.max_bytes = MOST * 4096;
+    host.write(0, 1);
+    host.die();
+    let mut begun = 0;
+    for sector in 1..MOST + 4 {
+        let (id, range) = (RequestId((sector % 4) as u32), SectorRange::new(sector, 1));
+        if let Some(_side) = host.volume.begin(host.now, id, Op::Write, range) {
+            host.send(Event::IoCompleted { id, result: Ok(()) });
+        } else {
+            host.send(Event::Request { id, op: Op::Write, range });
+        }
+        begun = sector;
+        if host.volume.status().parked > 0 {
+            break;
+        }
+    }
+    let status = host.volume.status();
+    assert_eq!((begun, status.dirty_bytes), (MOST, MOST * 4096), "{status:?}");
+    assert!(matches!(status.delayed, Some((Delay::DirtyLimit, _))), "{status:?}");
+    host.send(Event::ManifestLoaded(Box::new(host.log.clone())));
+    host.commit();
+    let status = host.volume.status();
+    assert_eq!((status.parked, status.delayed), (0, None), "it is written once there is a commit");
 }
 
 fn detach_record(seq: Seq, nonce: Nonce) -> Vec<u8> {

@@ -186,6 +186,20 @@ impl Indexes {
         self.0.insert(PartName::Head(id), IndexPart::Head(Arc::new(head)));
     }
 
+    /// Drops the parts of a run that was merged into another one. Its volume does not read them any more, and
+    /// the limit of the cache would keep them for long.
+    pub fn forget(&self, run: &Run) {
+        match run {
+            Run::Segment(segment) => drop(self.0.remove(&PartName::Segment(segment.id))),
+            Run::Merged(run) => {
+                let Some((_, IndexPart::Head(head))) = self.0.remove(&PartName::Head(run.id)) else { return };
+                for page in 0..head.pages() {
+                    self.0.remove(&PartName::Page(run.id, page));
+                }
+            }
+        }
+    }
+
     /// Returns the frames that compose the sectors `wanted` of `block` from `runs`.
     ///
     /// # Errors

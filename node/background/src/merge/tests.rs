@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
+use holdfast_engine::event::Event;
 use holdfast_engine::settings::Pending;
 use holdfast_format::chunk_set::ChunkSet;
 use holdfast_format::compose::Composition;
@@ -24,7 +25,7 @@ use holdfast_types::{
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
-use crate::{Compressors, Fetches, Pools, StoreKey, UploadBatch, UploadMemory};
+use crate::{Compressors, Fetches, Pools, StoreKey, UploadBatch, UploadMemory, Work};
 use holdfast_log::Indexes;
 
 /// Merges do not need local data files.
@@ -123,6 +124,47 @@ fn blocks_read_the_same_before_and_after_a_merge() {
         let [before, after] = [&before, &after].map(|runs| read(&indexes, &store, block, runs));
         assert_eq!((before.pieces, before.key), (after.pieces, after.key), "block {block}");
     }
+}
+
+/// Found in a long run: the cache kept the indexes of all segments that had been merged, up to its limit of
+/// 256 MiB, and the memory of a busy node grew for hours.
+#[test]
+fn the_indexes_of_merged_runs_leave_the_cache() {
+    let store = MemoryStore::new();
+    let (before, _) = lists(&store);
+    let work = work(&store, |_wait| {});
+    let (plan, other) = (plan(&before[1..4], false), plan(&before[3..], true));
+    let perform = |work_of| work.perform(work_of).now_or_never().expect("the store answers").0;
+    let indexes = &work.pools.indexes;
+    read(indexes, &store, 7, &before[..1]);
+    let rest = indexes.bytes();
+    read(indexes, &store, 7, &before[4..]);
+    perform(Work::Merge(Box::new(other)));
+    let Event::Merged { output, .. } = perform(Work::Merge(Box::new(plan.clone()))) else { panic!("merged") };
+    let (newest, oldest) = (before[1].id(), before[3].id());
+    let merges = vec![Merge { newest, oldest, output: (*output).clone() }];
+    let all = indexes.bytes();
+    let body = Body::Change {
+        segments: Vec::new(),
+        chunks: ChunkSet::default(),
+        invalidated: SideSet::NONE,
+        generation: 1,
+        merges,
+        closed: Place::default(),
+        snapshots: SnapshotChange::default(),
+        sectors: None,
+    };
+    let record =
+        Record { volume: volume(), seq: Seq(9), epoch: Epoch(1), nonce: Nonce::default(), unix_ms: 0, body };
+    perform(Work::CreateRecord { seq: Seq(9), bytes: record.encode() });
+    let gets = store.counts().get;
+    read(indexes, &store, 7, &before[..1]);
+    read(indexes, &store, 7, &before[4..]);
+    read(indexes, &store, 7, &[Run::Merged(Arc::new(*output))]);
+    assert_eq!(store.counts().get, gets + 1, "the others stay, and one page of the output is read");
+    assert!(rest < indexes.bytes() && indexes.bytes() < all, "{rest}, {} of {all}", indexes.bytes());
+    read(indexes, &store, 7, &before[1..2]);
+    assert_eq!(store.counts().get, gets + 2, "the inputs left");
 }
 
 /// The limit for a first cold read: the head and a page of each merged run, the index of each segment.

@@ -22,6 +22,8 @@ use super::unreadable::UnreadableDirty;
 use crate::action::{Action, Report};
 use crate::event::{Errno, Op, RequestId, Unprepared};
 
+/// Maximum number of new plans of a read that failed on the local disk, where nothing could be dropped.
+const MAX_LOCAL_RETRIES: u8 = 3;
 /// Maximum number of plans of a read that fail because runs were merged since.
 const MAX_STALE_PLANS: u8 = 3;
 
@@ -398,14 +400,16 @@ impl DataPath {
         }
         // The read is retried even if there was nothing to drop: the failed part may have been evicted or
         // overwritten.
-        slot.again = true;
+        slot.retries = slot.retries.saturating_add(1);
         if core.forget_clean(request.range) {
             out.push(Action::Report(Report::CleanUnreadable(request.range)));
-        } else if request.again && core.is_on_a_side(request.range) {
+            return true;
+        }
+        if request.retries > 0 && core.is_on_a_side(request.range) {
             out.push(Action::Report(Report::DirtyUnreadable(request.range)));
             return false;
         }
-        true
+        request.retries < MAX_LOCAL_RETRIES
     }
 
     /// Handles the end of a write to, or a punch of, the side's file.

@@ -65,7 +65,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Returns true if no write must wait for a seal or a cut, on either side.
     #[inline]
     fn is_open_for_writes(&self) -> bool {
-        (self.sealer.is_open() || !safeguard(DirectWhileOpen)) && !self.cut.stops_writes()
+        (self.sealer.is_open() || !safeguard(DirectWhileOpen)) && self.may_seal() && !self.cut.stops_writes()
     }
 
     /// Handles the end of a complete transfer that completes the request without follow-up, in place of

@@ -29,8 +29,8 @@ pub(super) struct Request {
     pub(super) failed: Option<Errno>,
     /// For a read: the error of a failed part on a side.
     pub(super) unreadable: Option<Errno>,
-    /// True if the read was replanned because of that error.
-    pub(super) again: bool,
+    /// Number of times the read was replanned because of that error.
+    pub(super) retries: u8,
     /// For a read: [`Core::merges`](super::core::Core::merges) when it was planned.
     pub(super) merges: u64,
     /// For a read: number of times it was replanned because runs had been merged.
@@ -50,7 +50,7 @@ impl Request {
             pending: 0,
             failed: None,
             unreadable: None,
-            again: false,
+            retries: 0,
             merges: 0,
             stale: 0,
             on_side: None,

@@ -9,8 +9,9 @@
 //!
 //! Frames that are no longer visible are omitted from the output, and stay in their segments. If little of
 //! a segment is still visible, the merge *relocates* the rest: the visible parts of its frames go to new
-//! segments, which the output names. The old segment is then unreferenced, and a sweep deletes it. A
-//! *survey* finds the visible parts: a merge without output ([`RunMerge::survey`]).
+//! segments, which the output names. The old segment is then unreferenced, and a sweep deletes it. The same
+//! combines small segments once there are many. A *survey* finds the visible parts: a merge without output
+//! ([`RunMerge::survey`]).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -21,7 +22,9 @@ use super::RunRef;
 use super::entry::Entry;
 use super::head::{RunHead, SegmentObject};
 use super::page::RunPage;
-use super::relocate::{MAX_RELOCATED, MovedFrames, MovedPart, Relocation, SPARSE_PERCENT};
+use super::relocate::{
+    FEW_SMALL, MAX_RELOCATED, MAX_SMALL, MovedFrames, MovedPart, Relocation, SMALL_BYTES, SPARSE_PERCENT,
+};
 use super::writer::RunWriter;
 use crate::segment::FrameIndex;
 
@@ -80,20 +83,27 @@ impl RunMerge {
         Self { live: Some(BTreeMap::new()), ..Self::new(inputs, true) }
     }
 
-    /// Returns the volume's own segments to relocate, after the survey: the sparsest first, up to a maximum.
-    pub fn sparse(&self) -> Vec<SegmentId> {
+    /// Returns the volume's own segments to relocate, after the survey: the sparsest, and if there are many
+    /// small ones, the smallest, each up to a maximum.
+    pub fn to_relocate(&self) -> Vec<SegmentId> {
         let live = self.live.iter().flatten().map(|(id, (bytes, live))| (*id, *bytes, *live));
-        let is_sparse = |(id, bytes, live): &(SegmentId, u64, u64)| {
-            let is_own = id.0.owner == 0;
-            is_own && live.saturating_mul(100) < bytes.saturating_mul(SPARSE_PERCENT)
+        let is_sparse = |(_, bytes, live): &(SegmentId, u64, u64)| {
+            live.saturating_mul(100) < bytes.saturating_mul(SPARSE_PERCENT)
         };
-        let mut sparse: Vec<_> = live.filter(is_sparse).collect();
+        let own = live.filter(|(id, ..)| id.0.owner == 0);
+        let (mut sparse, mut small): (Vec<_>, Vec<_>) = own.partition(is_sparse);
+        small.retain(|(_, bytes, _)| *bytes < SMALL_BYTES);
+        if small.len() <= FEW_SMALL {
+            small.clear();
+        }
+        small.sort_by_key(|(_, bytes, _)| *bytes);
+        small.truncate(MAX_SMALL);
         sparse.sort_by(|(_, bytes, live), (_, other_bytes, other_live)| {
             (u128::from(*live) * u128::from(*other_bytes))
                 .cmp(&(u128::from(*other_live) * u128::from(*bytes)))
         });
         sparse.truncate(MAX_RELOCATED);
-        sparse.into_iter().map(|(id, ..)| id).collect()
+        sparse.into_iter().chain(small).map(|(id, ..)| id).collect()
     }
 
     /// Relocates these segments, each with its group ([`groups`]).

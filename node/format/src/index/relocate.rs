@@ -24,6 +24,13 @@ use crate::wire;
 pub(super) const SPARSE_PERCENT: u64 = 40;
 /// Maximum segments that a merge relocates, which bounds its duration.
 pub(super) const MAX_RELOCATED: usize = 4096;
+/// A segment with fewer bytes of frames is small.
+pub(super) const SMALL_BYTES: u64 = 1 << 20;
+/// Number of small segments up to which a run keeps them. Its head names each segment, and a cold read needs
+/// the whole head, so commits of a few sectors each must not accumulate.
+pub(super) const FEW_SMALL: usize = 1024;
+/// Maximum small segments that a merge relocates, in addition to the sparse ones.
+pub(super) const MAX_SMALL: usize = 1 << 15;
 /// Number of old segments whose frames go to the same new segments.
 const GROUP: usize = 64;
 /// Size at which a new segment, which is built in memory, is stored.

@@ -3,7 +3,7 @@
 //! ```text
 //! <state>/lock  run                 see `owner.rs`
 //! <state>/installation              16 random bytes that identify our devices
-//! <state>/slab.data  zeros.data     shared by all volumes
+//! <state>/slab.data                shared by all volumes
 //! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
 //! <state>/volumes/<id>/b.data       side B
 //! <state>/volumes/<id>/map          the durable map
