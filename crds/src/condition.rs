@@ -24,8 +24,22 @@ pub const RESIZED: &str = "Resized";
 pub const DATA_LOST: &str = "UnuploadedDataLost";
 /// Condition of a Volume with a requested node: the node serves the volume.
 pub const ATTACHED: &str = "Attached";
+/// Reason of [`ATTACHED`] if it is `True`: the settings of the spec could not be applied.
+pub const NOT_CONFIGURED: &str = "NotConfigured";
+/// Reason of [`ATTACHED`]: the node has no room for the volume, or for its growth if the condition is `True`.
+pub const NODE_FULL: &str = "NodeFull";
+/// Reason of [`ATTACHED`]: the node refuses the attach, or the growth if the condition is `True`.
+pub const REFUSED: &str = "Refused";
+/// Reason of [`ATTACHED`] if it is `True`: the growth has not completed in time.
+pub const GROWTH_WAITS: &str = "GrowthWaits";
 /// Condition of a served Volume: the node reaches the object store.
 pub const STORE_REACHABLE: &str = "StoreReachable";
+/// Reason of [`STORE_REACHABLE`]: nothing is wrong.
+pub const ANSWERING: &str = "Answering";
+/// Reason of [`STORE_REACHABLE`], also if it is `True`: the newest configuration of the store is not in use.
+pub const CHANGE_REFUSED: &str = "ChangeRefused";
+/// Reason of [`STORE_REACHABLE`] if it is `True`: the store denies deletes.
+pub const DELETES_REFUSED: &str = "DeletesRefused";
 /// Condition of a served Volume: writes are not blocked.
 pub const WRITABLE: &str = "Writable";
 /// Condition of a served Volume: local data that is pending upload can be read.
@@ -34,7 +48,7 @@ pub const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
 pub const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
 /// Condition of a memory Volume: its earlier content is lost.
 pub const CONTENT_LOST: &str = "ContentLost";
-/// Reason of [`CONTENT_LOST`]: the node detached the volume on request.
+/// Reason of [`CONTENT_LOST`]: the node detached the volume on request. Each other reason is a fault.
 pub const CONTENT_DROPPED: &str = "Detached";
 /// Conditions in which the daemon reports faults that affect the volume's users.
 pub const SERVING_CONDITIONS: [&str; 4] =
@@ -70,6 +84,16 @@ pub fn find_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'
 /// Returns true if the condition of the given type is present and `True`.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     find_condition(conditions, type_).is_some_and(|condition| condition.status == "True")
+}
+
+/// Returns true if the condition of a Volume is `True`, and its reason reports a fault that needs an action.
+pub fn is_true_with_fault(condition: &Condition) -> bool {
+    let faults: &[&str] = match condition.type_.as_str() {
+        STORE_REACHABLE => &[CHANGE_REFUSED, DELETES_REFUSED],
+        ATTACHED => &[NOT_CONFIGURED, NODE_FULL, REFUSED, GROWTH_WAITS],
+        _ => &[],
+    };
+    condition.status == "True" && faults.contains(&condition.reason.as_str())
 }
 
 /// Builds the conditions of one status report.

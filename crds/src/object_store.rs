@@ -88,7 +88,7 @@ pub struct ObjectStoreSpec {
     /// Deletion of objects in the bucket that no volume or snapshot needs any more.
     #[serde(default)]
     pub sweep: Sweep,
-    /// Retention time for the objects of a deleted Volume. Until it ends, `spec.source.existing` can adopt the volume again; the next sweep then deletes the objects. `0s`: deletes them immediately.
+    /// Retention time for the objects of a deleted Volume. Until it ends, `spec.source.existing` can adopt the volume again; the next sweep then deletes the objects. `0s`: deletes them immediately, except those of a volume that ever had a snapshot or a clone: the next sweep deletes them after its grace.
     #[serde(default = "default_day")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -138,13 +138,13 @@ pub struct Sweep {
             .message("spec.sweep.grace must lie between 1h and 8760h: write for example `24h`"),
     )]
     pub grace: String,
-    /// Starts no further sweep. A running sweep completes.
+    /// Starts no further sweep, and ends a running one within a minute.
     #[serde(default)]
     pub suspend: bool,
     /// Only reports in `status.sweep` what a sweep would delete. Does not empty the trash.
     #[serde(default)]
     pub dry_run: bool,
-    /// Maximum number of objects that one sweep deletes. Absent: no limit.
+    /// Maximum number of objects that one sweep deletes; the next one begins with the next volume. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>", range(min = 1))]
     pub max_objects: Option<u64>,

@@ -23,6 +23,9 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::requeue::Requeue;
 use crate::volume::identity::id_of;
 
+/// Reason of [`READY`]: the deletion waits for snapshots of the volume.
+const HAS_SNAPSHOTS: &str = "HasSnapshots";
+
 /// Kind of the reconciled object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(crate) enum ObjectKind {
@@ -107,26 +110,63 @@ struct ReadinessLabels {
     readiness: CountedReadiness,
 }
 
-/// Labels of a volume whose data is or may be missing, like the daemon's `holdfast_volume_info`.
+/// Labels that name a Volume, like those of the daemon's `holdfast_volume_info`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LossLabels {
+struct NameLabels {
     volume: String,
     name: String,
     namespace: String,
     persistentvolumeclaim: String,
+}
+
+impl NameLabels {
+    fn of(volume: &Volume) -> Self {
+        let (namespace, claim) = volume.claim().unwrap_or_default();
+        Self {
+            volume: id_of(volume),
+            name: volume.name_any(),
+            namespace: namespace.to_owned(),
+            persistentvolumeclaim: claim.to_owned(),
+        }
+    }
+}
+
+/// Labels of a volume whose data is or may be missing.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LossLabels {
+    #[prometheus(flatten)]
+    names: NameLabels,
     status: String,
 }
 
 impl LossLabels {
     fn of(volume: &Volume) -> Option<Self> {
         let lost = find_condition(&volume.status.as_ref()?.conditions, DATA_LOST)?;
-        let (namespace, claim) = volume.claim().unwrap_or_default();
-        Some(Self {
-            volume: id_of(volume),
-            name: volume.name_any(),
-            namespace: namespace.to_owned(),
-            persistentvolumeclaim: claim.to_owned(),
-            status: lost.status.clone(),
+        Some(Self { names: NameLabels::of(volume), status: lost.status.clone() })
+    }
+}
+
+/// Labels of a volume whose state does not match its spec.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WaitingLabels {
+    #[prometheus(flatten)]
+    names: NameLabels,
+    phase: Phase,
+    reason: String,
+}
+
+impl WaitingLabels {
+    /// Returns `None` for a Volume that is Ready, and for one whose deletion waits for its snapshots, which
+    /// may be intended.
+    fn of(volume: &Volume) -> Option<Self> {
+        let conditions = volume.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
+        let ready = find_condition(conditions, READY);
+        let reason = ready.map_or("NotReported", |ready| &*ready.reason);
+        let is_ready = ready.is_some_and(|ready| ready.status == "True");
+        (!is_ready && reason != HAS_SNAPSHOTS).then(|| Self {
+            names: NameLabels::of(volume),
+            phase: Phase::of(volume),
+            reason: reason.to_owned(),
         })
     }
 }
@@ -214,6 +254,7 @@ pub(crate) struct Metrics {
     object_stores: Family<ReadinessLabels, Gauge>,
     storage_nodes: Family<ReadinessLabels, Gauge>,
     data_lost: Family<LossLabels, Gauge>,
+    waiting: Family<WaitingLabels, Gauge>,
     sweeps: SweepMetrics,
     seen_volumes: OnceLock<Store<Volume>>,
     seen_object_stores: OnceLock<Store<ObjectStore>>,
@@ -236,6 +277,7 @@ impl Metrics {
         let object_stores = Family::<ReadinessLabels, Gauge>::default();
         let storage_nodes = Family::<ReadinessLabels, Gauge>::default();
         let data_lost = Family::<LossLabels, Gauge>::default();
+        let waiting = Family::<WaitingLabels, Gauge>::default();
         registry.register("leader", "1 while this instance is the leader, else 0", leader.clone());
         registry.register(
             "reconciles",
@@ -264,6 +306,11 @@ impl Metrics {
             "1 for each Volume with the condition UnuploadedDataLost: data is missing or may be missing",
             data_lost.clone(),
         );
+        registry.register(
+            "volume_waiting",
+            "1 for each Volume that is not Ready, except while its deletion waits for its snapshots",
+            waiting.clone(),
+        );
         let sweeps = SweepMetrics::default();
         sweeps.register(all.sub_registry_with_prefix("holdfast_sweep"));
         Self {
@@ -275,6 +322,7 @@ impl Metrics {
             object_stores,
             storage_nodes,
             data_lost,
+            waiting,
             sweeps,
             seen_volumes: OnceLock::new(),
             seen_object_stores: OnceLock::new(),
@@ -366,6 +414,10 @@ impl Metrics {
             for labels in state.iter().filter_map(|volume| LossLabels::of(volume)) {
                 self.data_lost.get_or_create(&labels).set(1);
             }
+            self.waiting.clear();
+            for labels in state.iter().filter_map(|volume| WaitingLabels::of(volume)) {
+                self.waiting.get_or_create(&labels).set(1);
+            }
         }
         if let Some(object_stores) = self.seen_object_stores.get() {
             let state = object_stores.state();
@@ -402,7 +454,7 @@ impl Timer<'_> {
             None => ReconcileOutcome::Done,
             Some(Requeue::Soon) => ReconcileOutcome::RetrySoon,
             Some(Requeue::Later) => ReconcileOutcome::RetryLater,
-            Some(Requeue::Rarely) => ReconcileOutcome::RetryRarely,
+            Some(Requeue::Rarely | Requeue::OnChange) => ReconcileOutcome::RetryRarely,
         };
         self.metrics.reconciles.get_or_create(&ReconcileLabels { kind: self.kind, outcome }).inc();
         let elapsed = self.started.elapsed().as_secs_f64();
@@ -413,10 +465,12 @@ impl Timer<'_> {
 #[cfg(test)]
 mod tests {
     use holdfast_crds::{CLAIM, StorageNodeSpec};
+    use holdfast_log::LogFailure;
     use kube::runtime::{reflector, watcher};
     use serde_json::json;
 
     use super::*;
+    use crate::volume::failure::log_reason;
 
     /// An ObjectStore whose last sweep left 30 bytes; the oldest were stored at second 5000.
     fn swept_store() -> ObjectStore {
@@ -468,6 +522,52 @@ mod tests {
         let labels =
             r#"volume="id",name="pvc-1",namespace="shop",persistentvolumeclaim="data",status="Unknown""#;
         assert_eq!(lines, [format!("holdfast_operator_data_lost{{{labels}}} 1")], "{text}");
+    }
+
+    /// Regression, found in review: no alert fired for an attach that failed and was retried. Its metric of
+    /// the daemon exists only during each attempt.
+    #[test]
+    fn each_volume_that_waits_is_named_with_its_phase() {
+        let (known, mut writer) = reflector::store::<Volume>();
+        let mut add = |name: &str, claim: Option<&str>, phase: &str, ready: Option<(&str, &str)>| {
+            let conditions = ready.iter().map(|(status, reason)| {
+                json!({
+                    "type": READY, "status": status, "reason": reason, "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                })
+            });
+            let volume = json!({
+                "apiVersion": "storage.holdfast.dev/v1alpha1",
+                "kind": "Volume",
+                "metadata": { "name": name, "annotations": claim.map(|claim| json!({ CLAIM: claim })) },
+                "spec": { "size": "1Gi", "objectStore": "main" },
+                "status": { "volumeId": name, "phase": phase, "conditions": conditions.collect::<Vec<_>>() },
+            });
+            let volume = serde_json::from_value(volume).expect("a Volume");
+            writer.apply_watcher_event(&watcher::Event::Apply(volume));
+        };
+        let failure = LogFailure::HasSnapshots { volume: "v".parse().expect("an id"), seqs: Vec::new() };
+        assert_eq!(log_reason(&failure), HAS_SNAPSHOTS);
+        add("served", None, "Attached", Some(("True", "Attached")));
+        add("idle", None, "Ready", Some(("True", "Detached")));
+        add("kept", None, "Deleting", Some(("False", HAS_SNAPSHOTS)));
+        add("pvc-1", Some("shop/data"), "Attaching", Some(("False", "Attaching")));
+        add("gone", None, "Deleting", Some(("False", "WaitingForDetach")));
+        add("old", None, "Pending", None);
+        let metrics = Metrics::new();
+        metrics.watch_volumes(known);
+        let text = metrics.render().expect("renders");
+        let mut lines: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("holdfast_operator_volume_waiting{")).collect();
+        lines.sort_unstable();
+        assert_eq!(
+            lines,
+            [
+                r#"volume="gone",name="gone",namespace="",persistentvolumeclaim="",phase="Deleting",reason="WaitingForDetach"} 1"#,
+                r#"volume="old",name="old",namespace="",persistentvolumeclaim="",phase="Pending",reason="NotReported"} 1"#,
+                r#"volume="pvc-1",name="pvc-1",namespace="shop",persistentvolumeclaim="data",phase="Attaching",reason="Attaching"} 1"#,
+            ]
+        );
     }
 
     #[test]
@@ -549,7 +649,7 @@ mod tests {
         };
         let names: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert_eq!(names.len(), 15, "{text}");
+        assert_eq!(names.len(), 16, "{text}");
         let rows = names.iter().map(|name| {
             let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| line(what, name));
             let [kind, help] = [kind, help].map(|line| line.expect("each has both"));

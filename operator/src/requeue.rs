@@ -14,7 +14,8 @@ pub(crate) const MAX_AT_A_TIME: u16 = 16;
 /// Time between two reconciliations of an unchanged object.
 pub(crate) const RESYNC: Duration = Duration::from_secs(600);
 
-/// Longest wait in seconds, so that a user's fix is seen within half a minute, including jitter.
+/// Longest wait in seconds for a change that triggers no reconciliation, so that a user's fix is seen within
+/// half a minute, including jitter.
 const LONGEST_SECONDS: u64 = 25;
 
 /// Expected duration of a failure.
@@ -26,6 +27,9 @@ pub(crate) enum Requeue {
     Later,
     /// A user must act: the first retry comes later.
     Rarely,
+    /// An object must change that triggers the next reconciliation itself: a retry costs requests, and only
+    /// finds changes that no object shows.
+    OnChange,
 }
 
 impl Requeue {
@@ -48,6 +52,7 @@ impl Requeue {
             Self::Soon => (1, 1),
             Self::Later => (2, LONGEST_SECONDS),
             Self::Rarely => (10, LONGEST_SECONDS),
+            Self::OnChange => (RESYNC.as_secs(), RESYNC.as_secs()),
         };
         let (first, last) = (Duration::from_secs(first), Duration::from_secs(last));
         Backoff { first, last, jitter: Jitter::Fifth }.delay(failures, random)
@@ -108,6 +113,14 @@ mod tests {
     fn what_was_corrected_is_seen_within_half_a_minute() {
         for retry in [Requeue::Soon, Requeue::Later, Requeue::Rarely] {
             assert!(retry.delay(100, 1.0) <= Duration::from_secs(30), "{retry:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_waited_for_as_long_as_a_resync() {
+        let failures = FailureCounts::default();
+        for _ in 0..3 {
+            assert_eq!(failures.delay("a", Requeue::OnChange, 0.5), RESYNC);
         }
     }
 

@@ -180,7 +180,7 @@ fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: Nod
             left.memory_bytes,
             "memory",
             "maxMemoryPercent",
-            "node.memoryVolumes of the chart",
+            "node.memoryVolumes of the chart. A node without ublk has no room",
         ),
         (most.spill_bytes, left.spill_bytes, "disk for its spill file", "spillPercent", spill_fix),
     ] {

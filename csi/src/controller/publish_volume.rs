@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use holdfast_crds::{
-    ASSIGNED, ATTACHED, CLAIM, Condition, PROVISIONED, StorageNode, StorageNodeStatus, TRACEPARENT, Volume,
-    VolumeSnapshot, find_condition, is_true,
+    ASSIGNED, ATTACHED, CLAIM, Condition, NODE_FULL, PROVISIONED, StorageNode, StorageNodeStatus,
+    TRACEPARENT, Volume, VolumeSnapshot, find_condition, is_true,
 };
 use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
 use holdfast_service::trace;
@@ -28,8 +28,6 @@ use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 use crate::topology;
 
-/// Reason of [`ATTACHED`]: the node has no room for the volume.
-const NODE_FULL: &str = "NodeFull";
 /// Conditions that tell why a volume is not attached, most specific first.
 const OBSTACLES: [&str; 3] = [ATTACHED, ASSIGNED, PROVISIONED];
 
@@ -195,7 +193,10 @@ fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
         None => Ok(Plan::Request),
         Some(desired) if desired == node => Ok(Plan::Wait),
         Some(desired) => Err(Status::failed_precondition(format!(
-            "node_id: the volume is published on node {desired}, and one node uses a volume at a time. Unpublish it there first"
+            "node_id: the volume is published on node {desired}, and one node uses a volume at a time. Unpublish it there first. \
+             If no VolumeAttachment names node {desired}, a user set spec.nodeName. Clear it: kubectl patch volume {} \
+             --type=merge -p '{{\"spec\":{{\"nodeName\":\"\"}}}}'",
+            volume.name_any()
         ))),
     }
 }
@@ -262,6 +263,15 @@ pub(super) mod tests {
         let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("published on node b"), "{}", refused.message());
+    }
+
+    /// Regression, found in review: no attach succeeded after a user had set `spec.nodeName` of a claim's
+    /// volume, and no message named the way out.
+    #[test]
+    fn a_refusal_says_how_to_clear_a_node_set_by_hand() {
+        let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
+        let fix = r#"kubectl patch volume data --type=merge -p '{"spec":{"nodeName":""}}'"#;
+        assert!(refused.message().ends_with(fix), "{}", refused.message());
     }
 
     #[test]

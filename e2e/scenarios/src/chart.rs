@@ -396,9 +396,9 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
     }
     ensure!(has_line(&rendered, "memory: \"9663676416\""), "the limit of the container is not 9Gi");
     for (limit, sum) in [("1.5Gi", "10200547328"), ("2Pi", "2251808403619840")] {
+        let line = format!("memory: \"{sum}\"");
         let mut other = memory_values("8Gi");
         other["node"]["resources"]["limits"]["memory"] = limit.into();
-        let line = format!("memory: \"{sum}\"");
         ensure!(has_line(&render(world, "memory", &other)?, &line), "{limit} and 8Gi are not {sum}");
     }
     let class = |name: &str| {
@@ -427,10 +427,17 @@ fn memory(world: &World, defaults: &[String]) -> Result<()> {
 fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
     const NAME: &str = "  name: holdfast-keeper";
     ensure!(!has_line(defaults, NAME), "a keeper is rendered although no value asks for it");
-    let rendered = render(world, "without-ublk", &json!({ "node": { "withoutUblk": { "enabled": true } } }))?;
-    let keeper =
-        rendered.iter().find(|object| object.lines().any(|line| line == NAME)).context("the keeper")?;
+    let options = json!({ "type": "spc_t" });
+    let values = json!({ "node": { "withoutUblk": { "enabled": true, "seLinuxOptions": options } } });
+    let rendered = render(world, "without-ublk", &values)?;
+    let own = rendered.iter().filter(|object| object.lines().any(|line| line == NAME)).cloned();
+    let own: Vec<String> = own.collect();
+    let keeper = own.iter().find(|object| object.contains("kind: DaemonSet\n")).context("the keeper")?;
+    // Regression, found in review: a policy for pods, such as OpenShift's, could not refer to it.
+    ensure!(own.iter().any(|object| object.contains("kind: ServiceAccount\n")), "it has no ServiceAccount");
     for line in [
+        "serviceAccountName: holdfast-keeper",
+        "type: spc_t",
         "rollingUpdate: {maxUnavailable: 0, maxSurge: 1}",
         "minReadySeconds: 45",
         "terminationGracePeriodSeconds: 120",
@@ -444,7 +451,7 @@ fn without_ublk(world: &World, defaults: &[String]) -> Result<()> {
     }
     ensure!(is_never_evicted(keeper)?, "an autoscaler may evict the pods of\n{keeper}");
     ensure!(!keeper.contains("privileged") && !keeper.contains("hostPID"), "more rights than it needs");
-    apply_rendered(world, "without-ublk", std::slice::from_ref(keeper))
+    apply_rendered(world, "without-ublk", &own)
 }
 
 /// Regression, found in review: with other directories, commands in the daemon's pod did not find its socket,

@@ -1,6 +1,7 @@
 //! Claims on a node whose kernel has no ublk, through the CSI driver: the daemon under Kubernetes requires a
 //! keeper, which is replaced under load, as is the daemon; a claim grows in use, and moves to a node with
-//! ublk and back. A claim of a class with `transport: ublk` is rejected here, and served there.
+//! ublk and back. A claim of a class with `transport: ublk`, or for a memory volume, is rejected here; the
+//! first is served there.
 
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("without a keeper the node reports this, and serves nothing");
     world.vm_with("a", Options::without_ublk)?;
-    let a = world.node("a", "auto", "")?;
+    let a = world.node("a", "auto", "memory_volumes = \"256Mi\"")?;
     let vm = a.vm();
     vm.exec("! test -e /dev/ublk-control && ! pgrep -x holdfast-keeper")?;
     let missing = until("the node to say so", LIMIT, || {
@@ -70,6 +71,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     })?;
 
     check_refused_claims_for_ublk(world, &csi, &on_a)?;
+    report::step("a claim for a memory volume is not placed on a node without ublk");
+    let none = expect_granted("capacity", csi.memory_capacity("a", &[])?)?;
+    ensure!(none == 0, "room for {none} bytes");
+    let in_memory = csi.create(&NewVolume::in_memory("pvc-memory", GIB, "a"), LIMIT)?;
+    expect_refused("create in memory", in_memory, "ResourceExhausted", "A node without ublk has no room")?;
 
     report::step("kill, restart and replace the daemon, and replace its keeper, under load");
     let load = ClaimLoad::start(vm, &target)?;

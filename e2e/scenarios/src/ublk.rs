@@ -18,7 +18,8 @@ const READY: Duration = Duration::from_secs(120);
 /// Maximum run time of fio, in seconds of the machine's clock.
 const LOAD_SECONDS: u32 = 600;
 
-/// Devices of one server: more than the kernel permits unprivileged servers (`ublks_max`).
+/// Devices of one server: more than the default of `ublks_max`, with which kernels before 6.15 limit all
+/// devices of a host, and later ones those of unprivileged servers.
 const MANY: usize = 70;
 
 /// Numbers of signals.

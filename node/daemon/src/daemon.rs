@@ -50,8 +50,8 @@ const TASKS_END_WITHIN: Duration = Duration::from_millis(200);
 /// Time after which a metrics address that cannot be used is logged.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(250);
-/// Time after which an idle thread for blocking calls ends. Calls go round all threads, so that with tokio's 10
-/// seconds a few calls a second keep as many threads as the node ever needed at once.
+/// Time after which an idle thread for blocking calls ends. Calls go round all threads, so that with tokio's
+/// 10 seconds a few calls a second keep as many threads as the node ever needed at once.
 const KEEP_IDLE_THREAD: Duration = Duration::from_secs(1);
 /// Interval of checks for a keeper that has all connections.
 const KEPT_POLL: Duration = Duration::from_millis(250);

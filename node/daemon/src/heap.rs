@@ -3,8 +3,8 @@
 
 /// Makes the heap return freed memory to the system. By default, glibc raises the size from which a block has
 /// its own mapping to that of the largest freed block, up to 32 MiB. Bodies of uploads then come from the
-/// common areas, where a small block that stays, such as a cached index, keeps the memory around it. And glibc
-/// has eight of these areas for each processor, which threads that come and go fill one after another.
+/// common areas, where a small block that stays, such as a cached index, keeps the memory around it. And
+/// glibc has eight of these areas for each processor, which threads that come and go fill one after another.
 #[cfg(target_env = "gnu")]
 pub(crate) fn return_freed_memory() {
     /// Larger than the buffer of a block.

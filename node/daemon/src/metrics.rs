@@ -79,7 +79,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 47] = [
+const VOLUME_METRICS: [VolumeMetric; 49] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -133,6 +133,12 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
             let outage = v.store.health.unreachable().and_then(|outage| outage.since.elapsed().ok());
             Some(outage.map_or(0.0, |outage| outage.as_secs_f64()))
         },
+    ),
+    gauge(
+        "holdfast_volume_store_change_refused",
+        None,
+        "1 while the newest configuration of the volume's store is not in use, because the daemon refused it, else 0",
+        |v| Some(f64::from(v.store.change_refused.is_some())),
     ),
     gauge(
         "holdfast_volume_writes_delayed",
@@ -190,6 +196,12 @@ const VOLUME_METRICS: [VolumeMetric; 47] = [
         None,
         "1 if a sync of the local disk has failed since the attach, else 0; while 1, each flush waits for a commit",
         |v| Some(f64::from(v.disk.sync_failed)),
+    ),
+    gauge(
+        "holdfast_volume_local_disk_writes_failing",
+        Some(Unit::Seconds),
+        "Time for which the local disk has been failing writes of the volume's map or log record, 0 if it fails none; meanwhile no commit completes",
+        |v| Some(v.disk.unkept.map_or(0.0, |(_, failing)| failing.as_secs_f64())),
     ),
     gauge(
         "holdfast_volume_unreadable",
@@ -630,6 +642,7 @@ pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::E
 
 #[cfg(test)]
 mod tests {
+    use holdfast_engine::event::Errno;
     use holdfast_objects::Verb;
     use holdfast_s3::StoreAdaptation;
 
@@ -652,6 +665,8 @@ mod tests {
         volume.store.of_volume.requests.get = 4;
         volume.store.of_volume.body_bytes[Verb::Get as usize] = 8192;
         volume.store.adaptation = Some(StoreAdaptation { max_in_flight: 48, hedged_reads: 6 });
+        volume.store.change_refused = Some("another bucket".to_owned());
+        volume.disk.unkept = Some((Errno::EIO, Duration::from_secs(90)));
         fake.put(volume);
         fake.set_unkept_devices(2);
         let text = render(serving(fake)).unwrap();
@@ -673,6 +688,8 @@ mod tests {
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
             "holdfast_volume_store_requests_total{volume=\"vol-1\",operation=\"get\"} 4.0",
             "holdfast_volume_store_bytes_total{volume=\"vol-1\",operation=\"get\"} 8192.0",
+            "holdfast_volume_store_change_refused{volume=\"vol-1\"} 1.0",
+            "holdfast_volume_local_disk_writes_failing_seconds{volume=\"vol-1\"} 90.0",
             "holdfast_store_in_flight_limit{store=\"main\"} 48.0",
             "holdfast_store_hedged_reads_total{store=\"main\"} 6.0",
             "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",

@@ -17,7 +17,7 @@ mod store;
 
 use futures::future::join_all;
 use holdfast_crds::ByteSize;
-use holdfast_ublk::{KernelRelease, become_io_flusher, is_in_host_pid_namespace};
+use holdfast_ublk::{DeviceLimit, KernelRelease, become_io_flusher, is_in_host_pid_namespace};
 
 use crate::config::{Config, Control};
 use crate::node::is_held;
@@ -93,6 +93,7 @@ pub(crate) async fn run(config: &Config, say: &mut dyn FnMut(Check)) {
     say(io_uring::check(&ring));
     let driver = driver::DriverFacts::observe(release.ok(), ring.made.is_ok(), node);
     driver::check(&driver, node.transport).into_iter().for_each(&mut *say);
+    kernel::check_device_limit(DeviceLimit::of_running_kernel()).into_iter().for_each(&mut *say);
     say(memory::check(&memory::MemoryFacts::observe(node)));
     say(memory::check_io_flusher(become_io_flusher()));
     say(check_daemon(is_held(&node.state_dir)));

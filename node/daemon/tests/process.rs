@@ -240,8 +240,8 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
     are_io_flushers(daemon.child.id(), &["holdfast-node", "ring-0", "log", "tokio-rt-worker"]);
 }
 
-/// Found in a long run: each thread that uploads had an area of the heap of its own, and small blocks that stay
-/// kept most of the memory of all of them.
+/// Found in a long run: each thread that uploads had an area of the heap of its own, and small blocks that
+/// stay kept most of the memory of all of them.
 #[cfg(target_env = "gnu")]
 #[test]
 fn the_heap_of_a_daemon_has_few_areas() {

@@ -9,7 +9,7 @@ use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Seq, VolumeId};
 
-use crate::error::{LogFailure, store};
+use crate::error::{LogFailure, store, store_write};
 use crate::limit::MAX_METADATA_BYTES;
 
 /// Outcome of [`create_once`].
@@ -36,7 +36,9 @@ pub(crate) async fn create_once(
     match objects.create(key, body).await {
         Ok(_) => Ok(CreatedOnce::Now),
         Err(CreateError::Exists { .. }) => Ok(CreatedOnce::Before),
-        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => Err(store(what, volume)(source)),
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
+            Err(store_write(what, volume)(source))
+        }
     }
 }
 
@@ -61,14 +63,16 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
     let bytes = Bytes::from(record.encode());
     let doubt = match objects.create(&key, bytes.clone()).await {
         Ok(_created) => return Ok(CreateOutcome::Created),
-        Err(CreateError::Failed(source)) => return Err(store("create a log record", volume)(source)),
+        Err(CreateError::Failed(source)) => return Err(store_write("create a log record", volume)(source)),
         Err(CreateError::Exists { .. }) => None,
         Err(CreateError::Ambiguous(source)) => Some(source),
     };
     match (objects.get(&key, MAX_METADATA_BYTES).await, doubt) {
         (Ok(there), _) if there == bytes => Ok(CreateOutcome::Created),
         (Ok(_), _) => Ok(CreateOutcome::Lost),
-        (Err(StoreError::NotFound { .. }), Some(doubt)) => Err(store("create a log record", volume)(doubt)),
+        (Err(StoreError::NotFound { .. }), Some(doubt)) => {
+            Err(store_write("create a log record", volume)(doubt))
+        }
         (Err(source), _) => Err(store("read a log record back", volume)(source)),
     }
 }

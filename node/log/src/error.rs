@@ -19,6 +19,8 @@ pub enum LogFailure {
         what: &'static str,
         /// The volume.
         volume: VolumeId,
+        /// True if the request was to create or delete an object.
+        is_write: bool,
         /// The store's error.
         #[source]
         source: StoreError,
@@ -218,10 +220,11 @@ impl LogFailure {
         !is_newer && matches!(self, Self::Damaged { .. } | Self::Misplaced { .. } | Self::Broken { .. })
     }
 
-    /// Returns true if the store did not answer, so that requests for other volumes would fail, too.
+    /// Returns true if the store did not answer, or refused a write, so that requests for other volumes would
+    /// fail, too.
     pub fn is_of_store(&self) -> bool {
         match self {
-            Self::Store { source, .. } => !source.is_of_object(),
+            Self::Store { is_write, source, .. } => *is_write || !source.is_of_object(),
             Self::Volumes { .. } => true,
             Self::Damaged { .. }
             | Self::Misplaced { .. }
@@ -298,9 +301,16 @@ fn made_from(snapshot: Option<&SnapshotName>) -> String {
     snapshot.map_or_else(|| "created empty".to_owned(), |snapshot| format!("restored from {snapshot}"))
 }
 
+/// Returns the failure of a request that reads or lists objects. `what` is the operation.
 pub(crate) fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreError) -> LogFailure {
     let volume = volume.clone();
-    move |source| LogFailure::Store { what, volume, source }
+    move |source| LogFailure::Store { what, volume, is_write: false, source }
+}
+
+/// Returns the failure of a request that creates or deletes objects. `what` is the operation.
+pub(crate) fn store_write(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreError) -> LogFailure {
+    let volume = volume.clone();
+    move |source| LogFailure::Store { what, volume, is_write: true, source }
 }
 
 /// Separates a volume that cannot be read, possibly for long, from a store that does not answer.

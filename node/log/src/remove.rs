@@ -21,7 +21,7 @@ use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::append::{CreateOutcome, create_record, is_in_place};
-use crate::error::{LogFailure, store};
+use crate::error::{LogFailure, store, store_write};
 use crate::limit::TRIES;
 use crate::objects::{records_after, seqs_under};
 use crate::read::{read_manifest, read_manifest_to_end, read_record};
@@ -114,7 +114,7 @@ pub(crate) async fn remove_if(
             .map(|entry| entry.key.as_str())
             .filter(|key| ObjectKey::parse(key).is_some_and(|key| !stays_of_removed(&key, tombstone)))
             .collect();
-        objects.delete(&unneeded).await.map_err(store("delete the objects", volume))?;
+        objects.delete(&unneeded).await.map_err(store_write("delete the objects", volume))?;
         found_any |= !unneeded.is_empty();
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),

@@ -28,7 +28,7 @@
 //! once, a GET for each merged run and each snapshot. A log is read again if an origin belongs to none of its
 //! snapshots. A removed volume, reduced to the objects that bar its id, costs one GET of its tombstone. On
 //! failure: the objects of an unreadable volume, and of every volume that it may read, are kept; the report
-//! names the volume. If the store does not answer, or refuses to list or delete, the sweep ends.
+//! names the volume. If the store does not answer, or refuses to list, create or delete, the sweep ends.
 
 mod needed;
 mod unfinished;
@@ -48,7 +48,7 @@ use holdfast_objects::{ListedObject, MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Place, Seq, SnapshotName, SnapshotUid, VolumeId};
 
-use crate::error::{LogFailure, or_damage, store};
+use crate::error::{LogFailure, or_damage, store, store_write};
 use crate::fork::confirm_fork;
 use crate::limit::PARALLEL_READS;
 use crate::objects::{list_volumes, seqs_under};
@@ -69,7 +69,8 @@ pub struct SweepOptions {
     pub grace: Duration,
     /// True to count garbage without deleting it.
     pub dry_run: bool,
-    /// Maximum number of deleted objects.
+    /// Maximum number of deleted objects. After a sweep that reached it, the next one with the same memory
+    /// begins with the next volume.
     pub most: u64,
 }
 
@@ -94,6 +95,8 @@ impl Amount {
 pub struct SweepMemory {
     heads: Heads,
     removed: BTreeMap<VolumeId, Removed>,
+    /// The volume at which the last sweep reached its maximum of deletions.
+    limited_at: Option<VolumeId>,
 }
 
 /// A removed volume whose remaining objects are permanent, for longer than the grace. While a sweep remembers
@@ -160,7 +163,7 @@ pub async fn sweep(
     memory: &mut SweepMemory,
     options: SweepOptions,
 ) -> Result<SweepReport, LogFailure> {
-    let SweepMemory { heads, removed } = memory;
+    let SweepMemory { heads, removed, limited_at } = memory;
     let (known, mut skipped) = read_volumes(objects, options, removed).await?;
     let volumes = (known.len() + skipped.len() + removed.len()) as u64;
     let mut report = SweepReport { volumes, ..SweepReport::default() };
@@ -170,7 +173,8 @@ pub async fn sweep(
     }
     let needed = Needed::of(objects, heads, &known, &mut skipped).await?;
     report.snapshots = needed.snapshots.iter().map(|name| (name.clone(), 0)).collect();
-    for (volume, known) in &known {
+    let mut reached_at = None;
+    for (volume, known) in rotated(&known, limited_at.as_ref()) {
         if needed.is_kept_whole(volume, known) {
             continue;
         }
@@ -181,13 +185,28 @@ pub async fn sweep(
             }
             Err(error) => skipped.push(Skipped { volume: volume.clone(), error }),
         }
+        if reached_at.is_none() && report.deleted.objects >= options.most {
+            reached_at = Some(volume.clone());
+        }
     }
+    *limited_at = reached_at;
     if !skipped.is_empty() {
         report.snapshots.clear();
     }
     report.uploads = unfinished::abort_abandoned(objects, &known, removed, options).await;
     report.skipped = skipped;
     Ok(report)
+}
+
+/// Returns all volumes by id, beginning after `last`: every volume gets its turn, even if those before it
+/// always have garbage.
+fn rotated<'a>(
+    known: &'a BTreeMap<VolumeId, Known>,
+    last: Option<&'a VolumeId>,
+) -> impl Iterator<Item = (&'a VolumeId, &'a Known)> {
+    let had_turn = move |volume: &VolumeId| last.is_some_and(|last| volume <= last);
+    let first = known.iter().filter(move |(volume, _)| !had_turn(volume));
+    first.chain(known.iter().filter(move |(volume, _)| had_turn(volume)))
 }
 
 /// Reads all volumes, and the marks of their snapshots after their logs. Returns unreadable ones separately.
@@ -345,7 +364,7 @@ async fn sweep_volume(
             }
         }
         let keys: Vec<&str> = unneeded.iter().map(|entry| entry.key.as_str()).collect();
-        objects.delete(&keys).await.map_err(store("delete the objects", volume))?;
+        objects.delete(&keys).await.map_err(store_write("delete the objects", volume))?;
         unneeded.iter().for_each(|entry| report.deleted.add(entry));
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),

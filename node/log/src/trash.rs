@@ -32,7 +32,7 @@ use holdfast_types::key::{TRASH_PREFIX, TrashKey, TrashStay, trash_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::append::{CreatedOnce, create_once};
-use crate::error::{LogFailure, store};
+use crate::error::{LogFailure, store, store_write};
 use crate::fork::confirm_fork;
 use crate::objects::records_after;
 use crate::pass_end::pass_end;
@@ -196,7 +196,8 @@ pub async fn read_trash(objects: &dyn ObjectStore) -> Result<Trash, StoreError> 
     under(objects, TRASH_PREFIX).await
 }
 
-/// Takes a volume out of the trash. Returns false if it was not there; a damaged one stays damaged.
+/// Takes a volume out of the trash. Returns false if it was not there; the log of such a volume may be
+/// damaged, or the store may refuse to send it.
 ///
 /// # Errors
 /// [`LogFailure::WasDeleted`]: the volume was or is being removed. [`LogFailure::Store`]: call again.
@@ -223,16 +224,15 @@ pub async fn take_back(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<b
     // Its stay may have ended since the caller read the log.
     match read_manifest_to_end(objects, volume).await {
         Ok(manifest) if manifest.is_deleted() => Err(LogFailure::WasDeleted(volume.clone())),
-        Ok(_) => Ok(false),
-        Err(failure) if failure.is_damage() => Ok(false),
-        Err(failure) => Err(failure),
+        Err(failure) if failure.is_of_store() => Err(failure),
+        Ok(_) | Err(_) => Ok(false),
     }
 }
 
 /// Invalidates the requests that an interrupted deletion may have in flight: a stay with this nonce, or a
 /// tombstone ([`crate::remove()`]), whose position an empty record takes. The volume is not in the trash
-/// ([`take_back`]). A sweep deletes the invalidation of the stay after a day. A tombstone of a damaged log,
-/// and one that fences a writer declared lost, can still be stored.
+/// ([`take_back`]). A sweep deletes the invalidation of the stay after a day. The requests for a log that
+/// cannot be read, and a tombstone that fences a writer declared lost, can still take effect.
 ///
 /// # Errors
 /// [`LogFailure::WasDeleted`]: the volume is being removed. [`LogFailure::Store`]: call again.
@@ -246,18 +246,19 @@ pub async fn bar(
     // this epoch.
     let epoch = match read_manifest_to_end(objects, volume).await {
         Ok(manifest) => manifest.epoch(),
-        Err(failure) if failure.is_damage() => TrashStay::UNREADABLE,
-        Err(failure) => return Err(failure),
+        Err(failure) if failure.is_of_store() => return Err(failure),
+        Err(_) => TrashStay::UNREADABLE,
     };
     let stay = TrashStay { volume: volume.clone(), epoch, nonce };
     if decide(objects, &stay, End::TakenBack).await? == End::Removed {
         return Err(LogFailure::WasDeleted(volume.clone()));
     }
     let entry = TrashKey::Entry(stay).to_string();
-    objects.delete(&[&entry]).await.map_err(store("remove from the trash the objects", volume))?;
+    objects.delete(&[&entry]).await.map_err(store_write("remove from the trash the objects", volume))?;
     match pass_end(objects, volume, nonce, unix_ms).await {
-        Err(failure) if failure.is_damage() => Ok(()),
-        passed => passed,
+        Err(failure @ LogFailure::WasDeleted(_)) => Err(failure),
+        Err(failure) if failure.is_of_store() => Err(failure),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
@@ -489,7 +490,7 @@ async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<
 async fn clear(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<(), LogFailure> {
     for key in [TrashKey::Entry(stay.clone()), TrashKey::End(stay.clone())] {
         let deleted = objects.delete(&[&key.to_string()]).await;
-        deleted.map_err(store("remove from the trash the objects", &stay.volume))?;
+        deleted.map_err(store_write("remove from the trash the objects", &stay.volume))?;
     }
     Ok(())
 }

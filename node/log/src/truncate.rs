@@ -29,7 +29,7 @@ use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};
 
 use crate::append::{CreatedOnce, create_once};
-use crate::error::{LogFailure, store};
+use crate::error::{LogFailure, store, store_write};
 use crate::objects::{is_present, records_after};
 
 /// Number of checkpoints kept: the newest, and the previous one for readers that listed it as the newest.
@@ -90,7 +90,7 @@ pub async fn drop_checkpoints(
         .collect();
     let surplus = found.len().saturating_sub(KEPT_CHECKPOINTS);
     let dropped: Vec<&str> = found[..surplus].iter().map(|(key, _)| *key).collect();
-    objects.delete(&dropped).await.map_err(store("drop the old checkpoints", volume))?;
+    objects.delete(&dropped).await.map_err(store_write("drop the old checkpoints", volume))?;
     Ok(found[surplus..].iter().rev().map(|(_, kept)| *kept).find(|kept| *kept < seq))
 }
 
@@ -189,5 +189,5 @@ async fn delete_records(
     let keys: Vec<String> =
         unneeded.iter().map(|seq| ObjectKey::Log(volume.clone(), *seq).to_string()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    objects.delete(&keys).await.map_err(store("delete the log records", volume))
+    objects.delete(&keys).await.map_err(store_write("delete the log records", volume))
 }

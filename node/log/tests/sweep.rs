@@ -94,6 +94,26 @@ async fn a_dry_run_deletes_nothing_and_says_what_would_go() {
     assert_eq!(keys(&stored.store), before);
 }
 
+/// Regression, found in review: each sweep began with the lowest id, so that a volume with as much garbage as
+/// the limit allows kept all volumes behind it from being swept.
+#[tokio::test]
+async fn a_limited_sweep_begins_behind_the_last_one() {
+    let a = with_garbage().await;
+    let store = a.store.clone();
+    let b = Stored::attached(store.clone(), "b", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    leave_segment(&a, 1).await;
+    leave_segment(&a, 2).await;
+    let of_b = leave_segment(&b, 1).await;
+    let (limited, mut memory) = (SweepOptions { most: 1, ..all() }, SweepMemory::default());
+    let mut left = Vec::new();
+    for _ in 0..5 {
+        let report = sweep(&store, &mut memory, limited).await.unwrap();
+        assert_eq!(report.volumes, 2);
+        left.push((report.garbage.objects - report.deleted.objects, keys(&store).contains(&of_b)));
+    }
+    assert_eq!(left, [(3, true), (2, false), (1, false), (0, false), (0, false)]);
+}
+
 /// Returns the key of a segment of `volume` for `place`.
 fn segment_at(volume: &str, place: u64) -> String {
     ObjectKey::Segment(id(volume), SegmentId::new(Place::until(Seq(place)), 7, [9; 10])).to_string()

@@ -12,7 +12,7 @@ use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest_to_end, remove,
     snapshot_detached,
 };
-use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
+use holdfast_objects::{Blocker, ErrorKind, Fault, Gate, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::{ObjectKey, TrashKey, TrashStay};
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
 
@@ -672,4 +672,53 @@ async fn a_tombstone_that_lands_after_the_volume_was_kept_is_void() {
     stored.record(seq.0 + 1, Body::Delete).await;
     let removed = bar(&stored.store, &id(), STAY, 5).await.unwrap_err();
     assert!(matches!(removed, LogFailure::WasDeleted(_)), "{removed}");
+}
+
+/// Regression, found in review: a Volume with `Retain` whose log was archived could not be deleted.
+#[tokio::test]
+async fn a_volume_whose_log_is_not_sent_is_kept() {
+    for kind in [
+        ErrorKind::Blocked(Blocker::Archived),
+        ErrorKind::Blocked(Blocker::Key),
+        ErrorKind::Denied,
+        ErrorKind::Corrupt,
+    ] {
+        let stored = detached().await;
+        let before = stored.store.keys();
+        stored.store.make_unreadable(&ObjectKey::Log(id(), Seq(4)).to_string(), kind);
+        assert!(!take_back(&stored.store, &id()).await.expect("it is not in the trash"), "{kind:?}");
+        bar(&stored.store, &id(), STAY, 0).await.expect("nothing can be appended");
+        let of_volume = |key: &String| key.starts_with("volumes/");
+        assert_eq!(stored.store.keys().into_iter().filter(of_volume).collect::<Vec<_>>(), before);
+    }
+}
+
+/// The volume may be in the trash, or a request may still put it there.
+#[tokio::test]
+async fn no_volume_is_kept_without_an_answer_of_the_store() {
+    let stored = detached().await;
+    stored.store.fail_always(Verb::Get, Fault::Before(ErrorKind::Unavailable));
+    let failure = take_back(&stored.store, &id()).await.unwrap_err();
+    assert!(failure.is_of_store(), "{failure}");
+    let failure = bar(&stored.store, &id(), STAY, 0).await.unwrap_err();
+    assert!(failure.is_of_store(), "{failure}");
+    stored.store.heal();
+    // The create of the empty record, after that of the decision.
+    stored.store.fail_next(Verb::Put, Fault::Delay(Duration::ZERO));
+    stored.store.fail_next(Verb::Put, Fault::Before(ErrorKind::Denied));
+    let failure = bar(&stored.store, &id(), STAY, 0).await.unwrap_err();
+    assert!(failure.is_of_store(), "{failure}");
+}
+
+/// Regression, found in review: without the right to delete, each sweep removed the logs of all expired
+/// volumes, and none of their objects.
+#[tokio::test]
+async fn a_denied_deletion_is_a_failure_of_the_store() {
+    let (stored, there) = in_trash().await;
+    stored.store.fail_always(Verb::Delete, Fault::Before(ErrorKind::Denied));
+    let failure = removed(&stored.store, &there).await.unwrap_err();
+    assert!(failure.is_of_store() && !failure.is_transient(), "{failure}");
+    stored.store.heal();
+    let [there] = stays(&stored.store).await.try_into().unwrap();
+    assert_eq!(removed(&stored.store, &there).await.unwrap(), Emptied::Removed);
 }

@@ -48,11 +48,18 @@ pub(crate) struct MemoryVolumes {
     volumes: VolumeTable<ServedMemory>,
     codecs: Codecs,
     turn: MemoryTurn<RequestOfVolume>,
+    /// True if requests that wait for a turn are answered before the thread ends.
+    answers_waiting: bool,
 }
 
 impl Default for MemoryVolumes {
     fn default() -> Self {
-        Self { volumes: VolumeTable::new(), codecs: Codecs::default(), turn: MemoryTurn::default() }
+        Self {
+            volumes: VolumeTable::new(),
+            codecs: Codecs::default(),
+            turn: MemoryTurn::default(),
+            answers_waiting: false,
+        }
     }
 }
 
@@ -109,7 +116,7 @@ impl MemoryVolumes {
         outcome: IoResult,
         now: Millis,
     ) -> bool {
-        let Self { volumes, codecs, turn } = self;
+        let Self { volumes, codecs, turn, .. } = self;
         is_memory(command.owner)
             && volumes
                 .get_mut(without_mark(command.owner))
@@ -126,7 +133,7 @@ impl MemoryVolumes {
 
     /// Serves waiting requests, up to the bytes of a turn.
     pub(crate) fn on_turn(&mut self, ring: &mut VolumeRing, now: Millis) {
-        let Self { volumes, codecs, turn } = self;
+        let Self { volumes, codecs, turn, .. } = self;
         turn.called();
         while let Some((volume, request)) = turn.next() {
             let served = volumes.get_mut(without_mark(volume));
@@ -150,9 +157,10 @@ impl MemoryVolumes {
         true
     }
 
-    /// Returns true if no request waits for the disk.
+    /// Returns true if no request waits for the disk, or for a turn that [`drain`](Self::drain) requires.
     pub(crate) fn is_still(&self) -> bool {
-        self.volumes.iter().all(ServedMemory::is_still)
+        let waits = self.answers_waiting && !self.turn.is_empty();
+        !waits && self.volumes.iter().all(ServedMemory::is_still)
     }
 
     /// Leaves every request to the successor, before the process ends: the kernel hands them to it.
@@ -190,8 +198,9 @@ impl MemoryVolumes {
         }
     }
 
-    /// Leaves further requests to the successor.
-    pub(crate) fn drain(&mut self) {
+    /// Leaves further requests to the successor. If `leaves_waiting`, also those that wait for a turn.
+    pub(crate) fn drain(&mut self, leaves_waiting: bool) {
+        self.answers_waiting = !leaves_waiting;
         for served in self.volumes.iter_mut() {
             served.drain();
         }

@@ -35,7 +35,7 @@ pub enum SnapshotAnswer {
 pub enum RingReport {
     /// The writer's new state.
     Writer(WriterState),
-    /// The FUSE connection of the device has ended: the device gets no more requests.
+    /// The device was stopped, or its FUSE connection has ended: the device gets no more requests.
     DeviceEnded,
 }
 
@@ -137,13 +137,14 @@ impl PublishedStatus {
         (self.reported)(RingReport::Writer(writer));
     }
 
-    /// Publishes that the connection of the volume's device has ended, during a detach or otherwise.
+    /// Publishes that the volume's device was stopped, or its connection has ended, during a detach or
+    /// otherwise.
     pub fn device_ended(&self) {
         self.has_device_ended.store(true, Ordering::SeqCst);
         (self.reported)(RingReport::DeviceEnded);
     }
 
-    /// Returns true once the connection of the volume's device has ended.
+    /// Returns true once the volume's device was stopped, or its connection has ended.
     pub fn has_device_ended(&self) -> bool {
         self.has_device_ended.load(Ordering::SeqCst)
     }

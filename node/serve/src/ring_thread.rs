@@ -351,7 +351,7 @@ impl RingThread {
         for served in self.volumes.iter_mut() {
             served.drain(leaves_waiting);
         }
-        self.memory.drain();
+        self.memory.drain(leaves_waiting);
         self.leaving = Some(Instant::now());
     }
 

@@ -57,6 +57,8 @@ pub(crate) trait Payload: Copy + Send + 'static {}
 impl Payload for sys::ublksrv_ctrl_dev_info {}
 impl Payload for Params {}
 impl Payload for sys::ublk_params {}
+/// The bits of GET_FEATURES.
+impl Payload for u64 {}
 
 /// Sends a command without payload and waits at most `limit` for its answer. After that it cancels the
 /// command, if the kernel waits interruptibly.

@@ -30,8 +30,8 @@ use crate::control_thread::{Subject, run_within};
 use crate::features::has_batches;
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
-    CharDevice, ControlError, DeviceInfo, DeviceSpec, DeviceState, Features, ForeignFeatures, Holders,
-    KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport, block_path,
+    CharDevice, ControlError, DeviceInfo, DeviceLimit, DeviceSpec, DeviceState, Features, ForeignFeatures,
+    Holders, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport, block_path,
 };
 
 const CLASSES: &str = "/sys/class";
@@ -81,7 +81,8 @@ impl Device {
     ///
     /// # Errors
     /// [`ControlError::Invalid`] and [`ControlError::Unsupported`] before any command was sent;
-    /// [`ControlError::IdTaken`]; [`ControlError::Command`], after deleting the device again.
+    /// [`ControlError::IdTaken`]; [`ControlError::TooManyDevices`]; [`ControlError::Command`], after deleting
+    /// the device again.
     pub fn add(features: &Features, spec: &DeviceSpec) -> Result<Self, ControlError> {
         spec.validate()?;
         features.check(spec.transport)?;
@@ -124,6 +125,7 @@ impl Device {
             (Some(id), ControlError::Command { source: KernelErrno::EEXIST, .. }) => {
                 ControlError::IdTaken { id }
             }
+            (_, ControlError::Command { source, .. }) if source.number() == libc::EACCES => too_many(error),
             _ => error,
         })?;
         let set = command("SET_PARAMS", sys::UBLK_U_CMD_SET_PARAMS, device.id);
@@ -563,6 +565,16 @@ impl Device {
     }
 }
 
+/// Recognizes the limit of devices: `EACCES` may also come from a security module.
+fn too_many(error: ControlError) -> ControlError {
+    match (DeviceLimit::of_running_kernel(), Device::list()) {
+        (Some(DeviceLimit { devices, .. }), Ok(existing)) if existing.len() >= devices as usize => {
+            ControlError::TooManyDevices { devices }
+        }
+        _ => error,
+    }
+}
+
 fn own_pid() -> u64 {
     std::process::id().into()
 }
@@ -570,8 +582,8 @@ fn own_pid() -> u64 {
 /// Inode of the host's PID namespace. Source: `PROC_PID_INIT_INO` in `linux/proc_ns.h`.
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Names the cause of `EINVAL` for the server's pid. Since 6.17 kernels compare it with the opener's pid in
-/// the host's namespace; `47bdf1d29cae` (7.0) translates it first.
+/// Names the cause of `EINVAL` for the server's pid. From 6.16.1 on kernels compare it with the opener's pid
+/// in the host's namespace; `47bdf1d29cae` (6.18.8, 6.19) translates it first.
 fn named(error: ControlError) -> ControlError {
     named_in(error, is_in_host_pid_namespace())
 }

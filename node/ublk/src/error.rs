@@ -7,6 +7,9 @@ use holdfast_ring::{KernelErrno, RingError};
 
 use crate::{DeviceState, ForeignFeatures, Holders, LOOP_IDS, Unsupported, block_path};
 
+/// The kernel's limit of the number of ublk devices, a parameter of the driver's module.
+pub(crate) const UBLKS_MAX: &str = "/sys/module/ublk_drv/parameters/ublks_max";
+
 /// Errors of control operations on a device.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -26,6 +29,15 @@ pub enum ControlError {
     IdTaken {
         /// The requested id.
         id: u32,
+    },
+    /// The host has as many devices as the kernel allows.
+    #[error(
+        "the kernel allows no further ublk device: the limit of all devices of this host is {devices}; raise {}",
+        UBLKS_MAX
+    )]
+    TooManyDevices {
+        /// The limit.
+        devices: u32,
     },
     /// No device has this id.
     #[error("{} does not exist", Subject(*.id))]
@@ -110,7 +122,7 @@ pub enum ControlError {
     /// The kernel compared this process's pid with its pid in the host's namespace.
     #[error(
         "ublk device {id}: {command} was refused because this process runs in a PID namespace of its own. The device is not \
-         served. Run it in the host's (`hostPID: true` for a pod), or use kernel 7.0 or newer"
+         served. Run it in the host's (`hostPID: true` for a pod), or use kernel 6.19 or newer"
     )]
     PidNamespace {
         /// The device.

@@ -1,9 +1,5 @@
 //! Features of the kernel's ublk driver, and the transports that they enable.
 
-use std::fs::OpenOptions;
-use std::io::ErrorKind;
-
-use libublk::ctrl::UblkCtrl;
 use libublk::sys;
 
 use crate::{Crash, KernelRelease};
@@ -96,10 +92,10 @@ pub enum Unsupported {
     /// `/dev/ublk-control` does not exist.
     #[error("{CONTROL_PATH} does not exist; load the ublk_drv module (Linux 6.12 or newer)")]
     NoDriver,
-    /// `/dev/ublk-control` exists but cannot be opened.
-    #[error("{CONTROL_PATH} cannot be opened; run as root with access to the device")]
+    /// `/dev/ublk-control` exists, but it cannot be opened, or a command cannot be sent to it.
+    #[error("{CONTROL_PATH} cannot be used; run as root with access to the device")]
     NoAccess(#[source] std::io::Error),
-    /// The driver does not answer GET_FEATURES (before 6.5).
+    /// The driver does not know GET_FEATURES (before 6.5).
     #[error("the ublk driver of kernel {release} does not report its features; boot Linux 6.12 or newer")]
     NoFeatures {
         /// The running kernel.
@@ -258,38 +254,6 @@ pub struct Features {
 }
 
 impl Features {
-    /// Queries the running kernel, unless a device can crash it.
-    ///
-    /// # Errors
-    /// Any [`Unsupported`] that is not about FUSE or a transport's name.
-    pub fn probe() -> Result<Self, Unsupported> {
-        let release = KernelRelease::running().map_err(Unsupported::Release)?;
-        match release.crash() {
-            Some(crash) => Err(Unsupported::BrokenKernel { release, crash }),
-            None => Self::of_running(release),
-        }
-    }
-
-    /// Queries the kernel for existing devices: they are served and removed even on a kernel that
-    /// [`probe`](Self::probe) refuses.
-    ///
-    /// # Errors
-    /// Those of [`probe`](Self::probe), but [`Unsupported::BrokenKernel`].
-    pub fn of_existing_devices() -> Result<Self, Unsupported> {
-        Self::of_running(KernelRelease::running().map_err(Unsupported::Release)?)
-    }
-
-    fn of_running(release: KernelRelease) -> Result<Self, Unsupported> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open(CONTROL_PATH) {
-            let absent = error.kind() == ErrorKind::NotFound;
-            return Err(if absent { Unsupported::NoDriver } else { Unsupported::NoAccess(error) });
-        }
-        let Some(bits) = UblkCtrl::get_features() else {
-            return Err(Unsupported::NoFeatures { release });
-        };
-        Self::of(release, bits)
-    }
-
     /// Returns the features of a driver that reports these bits.
     ///
     /// # Errors

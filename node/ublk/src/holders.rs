@@ -1,4 +1,5 @@
-//! Users of a block device: mounts in any mount namespace, devices on top of it, programs that have it open.
+//! Users of a block device or of its partitions: mounts in any mount namespace, devices on top of it,
+//! programs that have it open.
 //!
 //! *Runs on*: a control thread; it reads `/proc` and `/sys`, and queries no remote (network or FUSE) file
 //! system.
@@ -83,13 +84,15 @@ impl fmt::Display for Holders {
 }
 
 impl Holders {
-    /// Finds the users of the block device at `path`, which has the same name in `/sys/block`. Returns none
-    /// if it does not exist.
+    /// Finds the users of the block device at `path`, which has the same name in `/sys/block`, and those of
+    /// its partitions. Returns none if it does not exist.
     #[must_use]
     pub fn of(path: &Path) -> Self {
         let Some(node) = DeviceNode::at(path) else { return Self::default() };
-        let mut found = devices_on(Path::new(BLOCK_DEVICES), Path::new(HOST_ROOT), path, &node);
-        found.extend(users(Path::new("/proc"), path, &node));
+        let block_devices = Path::new(BLOCK_DEVICES);
+        let parts = DiskPart::all_of(block_devices, path, node);
+        let mut found = devices_on(block_devices, Path::new(HOST_ROOT), &parts);
+        found.extend(users(Path::new("/proc"), &parts));
         Self(found)
     }
 
@@ -102,7 +105,7 @@ impl Holders {
 }
 
 /// Identity of a device node.
-#[derive(PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct DeviceNode {
     file_type: FileType,
     major: u32,
@@ -123,27 +126,63 @@ impl DeviceNode {
     }
 }
 
-/// Finds the devices that claim a device, and the loop devices on it, which do not claim it. A loop device's
-/// file may be a bind mount of the device, as the kubelet's for a raw volume is.
-fn devices_on(block_devices: &Path, host_root: &Path, device: &Path, node: &DeviceNode) -> Vec<Holder> {
+/// A whole disk, or one of its partitions: kernels before 7.0 look for those at the start of a device, later
+/// ones if a program asks for it.
+#[derive(Debug, PartialEq, Eq)]
+struct DiskPart {
+    path: PathBuf,
+    /// Its directory in sysfs.
+    dir: PathBuf,
+    node: DeviceNode,
+}
+
+impl DiskPart {
+    /// Returns a disk and its partitions.
+    fn all_of(block_devices: &Path, disk: &Path, node: DeviceNode) -> Vec<Self> {
+        let name = disk.file_name().unwrap_or_default();
+        let (dir, prefix) = (block_devices.join(name), format!("{}p", name.to_string_lossy()));
+        let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+        let partitions = entries.filter_map(|entry| {
+            let name = entry.file_name();
+            name.to_str()?.strip_prefix(&prefix)?.parse::<u32>().ok()?;
+            let number = fs::read_to_string(entry.path().join("dev")).ok()?;
+            let (major, minor) = number.trim_end().split_once(':')?;
+            let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
+            let node = DeviceNode { file_type: FileType::BlockDevice, major, minor };
+            Some(Self { path: disk.with_file_name(&name), dir: entry.path(), node })
+        });
+        let disk = Self { path: disk.to_owned(), dir, node };
+        std::iter::once(disk).chain(partitions).collect()
+    }
+}
+
+/// Returns true if there is one of the parts at `path`.
+fn is_one_at(path: &Path, parts: &[DiskPart]) -> bool {
+    DeviceNode::at(path).is_some_and(|found| parts.iter().any(|part| part.node == found))
+}
+
+/// Finds the devices that claim a part of a disk, and the loop devices on it, which do not claim it. A loop
+/// device's file may be a bind mount of the device, as the kubelet's for a raw volume is.
+fn devices_on(block_devices: &Path, host_root: &Path, parts: &[DiskPart]) -> Vec<Holder> {
     let names = |dir: PathBuf| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
     };
-    let claims = names(block_devices.join(device.file_name().unwrap_or_default()).join("holders"));
+    let claims = parts.iter().flat_map(|part| names(part.dir.join("holders")));
     let loops = names(block_devices.to_owned()).filter(|name| {
         let backing = fs::read_to_string(block_devices.join(name).join("loop/backing_file"));
         backing.is_ok_and(|backing| {
             let file = Path::new(backing.trim_end());
             let on_host = file.strip_prefix("/").map(|below| host_root.join(below));
-            file == device || on_host.is_ok_and(|file| DeviceNode::at(&file).as_ref() == Some(node))
+            parts.iter().any(|part| file == part.path) || on_host.is_ok_and(|file| is_one_at(&file, parts))
         })
     });
     claims.chain(loops).map(Holder::Device).collect()
 }
 
-/// Finds each process that has the device open, and each mount once: processes share mount namespaces.
-fn users(proc: &Path, path: &Path, node: &DeviceNode) -> Vec<Holder> {
+/// Finds each process that has a part of the disk open, and each mount once: processes share mount
+/// namespaces.
+fn users(proc: &Path, parts: &[DiskPart]) -> Vec<Holder> {
     let mut pids: Vec<u32> = fs::read_dir(proc)
         .into_iter()
         .flatten()
@@ -162,38 +201,38 @@ fn users(proc: &Path, path: &Path, node: &DeviceNode) -> Vec<Holder> {
         if fs::read_link(of.join("ns/mnt")).is_ok_and(|namespace| namespaces.insert(namespace)) {
             let mounts = fs::read(of.join("mountinfo")).unwrap_or_default();
             let mounts = String::from_utf8_lossy(&mounts);
-            let at = mount_points(&mounts, path, node);
+            let at = parts.iter().flat_map(|part| mount_points(&mounts, part));
             found.extend(at.map(|at| Holder::Mount { at, process: process() }));
         }
-        if pid != std::process::id() && has_open(&of.join("fd"), node) {
+        if pid != std::process::id() && has_open(&of.join("fd"), parts) {
             found.push(Holder::Open(process()));
         }
     }
     found
 }
 
-/// Returns the mount points of a device. File systems with their own device number are recognized by their
-/// source. Source: `Documentation/filesystems/proc.rst`, 3.5.
-fn mount_points(mountinfo: &str, path: &Path, node: &DeviceNode) -> impl Iterator<Item = PathBuf> {
-    let number = format!("{}:{}", node.major, node.minor);
+/// Returns the mount points of a part of a disk. File systems with their own device number are recognized by
+/// their source. Source: `Documentation/filesystems/proc.rst`, 3.5.
+fn mount_points(mountinfo: &str, part: &DiskPart) -> impl Iterator<Item = PathBuf> {
+    let number = format!("{}:{}", part.node.major, part.node.minor);
     mountinfo.lines().filter_map(move |line| {
         let (mount, rest) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(2);
         let (device, at) = (fields.next()?, fields.nth(1)?);
         let source = rest.split(' ').nth(1)?;
         let has_own_number = device.starts_with("0:");
-        (device == number || (has_own_number && Path::new(source) == path)).then(|| PathBuf::from(at))
+        (device == number || (has_own_number && Path::new(source) == part.path)).then(|| PathBuf::from(at))
     })
 }
 
-fn has_open(files: &Path, node: &DeviceNode) -> bool {
+fn has_open(files: &Path, parts: &[DiskPart]) -> bool {
     fs::read_dir(files).into_iter().flatten().flatten().any(|entry| {
         let link = entry.path();
         let leads_to_path = fs::read_link(&link).is_ok_and(|target| {
             let target = target.to_string_lossy();
             !PATHLESS.iter().any(|prefix| target.starts_with(prefix))
         });
-        leads_to_path && DeviceNode::at(&link).as_ref() == Some(node)
+        leads_to_path && is_one_at(&link, parts)
     })
 }
 
@@ -203,12 +242,18 @@ mod tests {
 
     use super::*;
 
+    /// Returns a disk without partitions.
+    fn disk(path: &str, node: DeviceNode) -> [DiskPart; 1] {
+        let path = PathBuf::from(path);
+        [DiskPart { dir: "/none".into(), path, node }]
+    }
+
     #[test]
     fn a_program_that_has_a_device_open_is_named() {
-        let null = Path::new("/dev/null");
+        let null = disk("/dev/null", DeviceNode::at(Path::new("/dev/null")).unwrap());
         let mut child =
             Command::new("sleep").arg("100").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let holders = users(Path::new("/proc"), null, &DeviceNode::at(null).unwrap());
+        let holders = users(Path::new("/proc"), &null);
         let own = Holder::Open(Process { pid: child.id(), name: "sleep".to_owned() });
         child.kill().unwrap();
         child.wait().unwrap();
@@ -232,7 +277,8 @@ mod tests {
             "the kernel says that"
         );
         assert!(is_open(Holder::Open(process)) && is_open(Holder::Device("loop0".to_owned())));
-        let at: Vec<_> = mount_points(mounts, Path::new("/dev/ublkb3"), &node).collect();
+        let [part] = disk("/dev/ublkb3", node);
+        let at: Vec<_> = mount_points(mounts, &part).collect();
         assert_eq!(at, [Path::new("/mnt/ext4"), Path::new("/mnt/btrfs")]);
     }
 
@@ -259,12 +305,39 @@ mod tests {
             fs::write(block_devices.path().join(name).join("loop/backing_file"), backing).unwrap();
         }
         fs::create_dir_all(block_devices.path().join("ublkb2/holders/dm-3")).unwrap();
-        let none = DeviceNode { file_type: FileType::BlockDevice, major: 0, minor: 0 };
-        let root = Path::new("/none");
-        let on = |device| devices_on(block_devices.path(), root, Path::new(device), &none);
+        let on = |device| {
+            let none = DeviceNode { file_type: FileType::BlockDevice, major: 0, minor: 0 };
+            let parts = DiskPart::all_of(block_devices.path(), Path::new(device), none);
+            devices_on(block_devices.path(), Path::new("/none"), &parts)
+        };
         assert_eq!(on("/dev/ublkb1"), [Holder::Device("loop1".to_owned())]);
         assert_eq!(on("/dev/ublkb2"), [Holder::Device("dm-3".to_owned())]);
         assert!(on("/dev/ublkb10").is_empty() && on("/dev/ublkb").is_empty());
+    }
+
+    /// Regression, found in review: the users of a partition were not found, and a detach removed its disk.
+    #[test]
+    fn users_of_partitions_are_named() {
+        let block_devices = tempfile::tempdir().unwrap();
+        let disk = block_devices.path().join("ublkb1");
+        for (name, number) in [("ublkb1p1", "259:7\n"), ("ublkb1p12", "259:8\n"), ("ublkb1power", "259:9\n")]
+        {
+            fs::create_dir_all(disk.join(name)).unwrap();
+            fs::write(disk.join(name).join("dev"), number).unwrap();
+        }
+        fs::create_dir_all(disk.join("ublkb1p1/holders/dm-3")).unwrap();
+        fs::create_dir_all(block_devices.path().join("loop0/loop")).unwrap();
+        fs::write(block_devices.path().join("loop0/loop/backing_file"), "/dev/ublkb1p12\n").unwrap();
+        let node = |minor| DeviceNode { file_type: FileType::BlockDevice, major: 259, minor };
+        let mut parts = DiskPart::all_of(block_devices.path(), Path::new("/dev/ublkb1"), node(6));
+        parts.sort_by_key(|part| part.node.minor);
+        let found: Vec<_> = parts.iter().map(|part| (part.path.to_str().unwrap(), part.node.minor)).collect();
+        assert_eq!(found, [("/dev/ublkb1", 6), ("/dev/ublkb1p1", 7), ("/dev/ublkb1p12", 8)]);
+        let on = devices_on(block_devices.path(), Path::new("/none"), &parts);
+        assert_eq!(on, [Holder::Device("dm-3".to_owned()), Holder::Device("loop0".to_owned())]);
+        let mounts = "22 1 259:7 / /mnt/ext4 rw,relatime shared:1 - ext4 /dev/ublkb1p1 rw\n";
+        let at: Vec<_> = parts.iter().flat_map(|part| mount_points(mounts, part)).collect();
+        assert_eq!(at, [Path::new("/mnt/ext4")]);
     }
 
     /// The kubelet holds a raw volume this way: none of its paths has the name of the device.
@@ -276,8 +349,8 @@ mod tests {
         fs::create_dir(host.path().join("volumeDevices")).unwrap();
         std::os::unix::fs::symlink("/dev/null", host.path().join("volumeDevices/pod")).unwrap();
         let on = |device| {
-            let node = DeviceNode::at(Path::new(device)).unwrap();
-            devices_on(block_devices.path(), host.path(), Path::new("/dev/ublkb1"), &node)
+            let parts = disk("/dev/ublkb1", DeviceNode::at(Path::new(device)).unwrap());
+            devices_on(block_devices.path(), host.path(), &parts)
         };
         assert_eq!(on("/dev/null"), [Holder::Device("loop3".to_owned())]);
         assert!(on("/dev/zero").is_empty());

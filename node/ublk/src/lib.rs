@@ -17,6 +17,7 @@ mod control_thread;
 mod copy_buffers;
 mod device;
 mod device_info;
+mod device_limit;
 mod device_spec;
 mod error;
 #[cfg(feature = "fake")]
@@ -28,6 +29,7 @@ mod holders;
 mod io_flusher;
 mod kernel_release;
 mod lost_device;
+mod probe;
 mod queue;
 mod request;
 
@@ -35,6 +37,7 @@ pub use block_path::{LOOP_IDS, block_path};
 pub use char_device::CharDevice;
 pub use device::{Device, Expected, is_in_host_pid_namespace};
 pub use device_info::{DeviceInfo, DeviceState};
+pub use device_limit::DeviceLimit;
 pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
 #[cfg(feature = "fake")]

@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::cluster::{Cluster, Seen, reason};
+use crate::cluster::{Cluster, Seen, claim_of, reason};
 use crate::problem;
 
 /// Describes the data that will be missing after a force-detach of `volume` from `node`.
@@ -36,16 +36,13 @@ pub(crate) fn check(
         .and_then(|found| found.status.as_ref())
         .is_some_and(|status| is_true(&status.conditions, READY));
     if is_ready && !although_ready {
-        if is_in_log_only {
-            bail!(
-                "node {node} is Ready, and may still hold unuploaded data: let it serve {title}, with \
-                 spec.nodeName. If the log means an earlier node of that name, add --although-ready"
-            );
-        }
-        bail!(
-            "node {node} is Ready, and uploads the rest before it releases {title}: change spec.nodeName. If \
-             only the disk of the node is lost, add --although-ready"
-        );
+        bail!(release_first(volume, node, is_in_log_only));
+    }
+    if volume.spec.is_memory() {
+        return Ok(format!(
+            "{title} will be taken from node {node}. Its content is lost: it is only in the memory of that node.\n\
+             Its condition ContentLost says more after the next attach.\n"
+        ));
     }
     let dirty = match (serving == Some(node), status.dirty_bytes) {
         (true, Some(bytes)) => format!("{}B when it last reported", ByteSize(bytes)),
@@ -59,6 +56,34 @@ pub(crate) fn check(
          {dirty}.{through}\n\
          Its condition UnuploadedDataLost says more afterwards.\n"
     ))
+}
+
+/// Explains that a Ready `node` releases `volume` itself, or can serve it.
+fn release_first(volume: &Volume, node: &str, is_in_log_only: bool) -> String {
+    let title = problem::title(volume);
+    // The CSI driver writes spec.nodeName of a claim's volume, and refuses a node that it did not write.
+    let has_claim = claim_of(volume).is_some();
+    if is_in_log_only {
+        let how = if has_claim { "run its pod there" } else { "with spec.nodeName" };
+        return format!(
+            "node {node} is Ready, and may still hold unuploaded data: let it serve {title}, {how}. If the log \
+             means an earlier node of that name, add --although-ready"
+        );
+    }
+    let how = match (has_claim, volume.spec.is_memory()) {
+        (true, _) => "delete the pod that uses it",
+        (false, true) => "clear spec.nodeName",
+        (false, false) => "change spec.nodeName",
+    };
+    if volume.spec.is_memory() {
+        return format!(
+            "node {node} is Ready, and releases {title} itself: {how}. If it does not, add --although-ready"
+        );
+    }
+    format!(
+        "node {node} is Ready, and uploads the rest before it releases {title}: {how}. If only the disk of the \
+         node is lost, add --although-ready"
+    )
 }
 
 /// Returns true if a condition says that the log names `node` as the writer and that this annotation replaces
@@ -111,6 +136,27 @@ mod tests {
     fn a_node_that_is_ready_releases_the_volume_itself() {
         assert!(check_of("idle", "a", false).unwrap_err().contains("change spec.nodeName"));
         assert!(check_of("idle", "a", true).is_ok(), "its disk is lost");
+    }
+
+    /// Regression, found in review: a node that a user writes into a claim's volume blocks its next attach.
+    #[test]
+    fn for_a_claim_the_pod_is_deleted() {
+        let mut seen = seen();
+        seen.volumes[0].status.as_mut().unwrap().node = Some("a".to_owned());
+        let volume = seen.find("pvc-1", None).unwrap();
+        let refused = check(volume, &seen, "a", false).unwrap_err().to_string();
+        assert!(refused.contains("delete the pod") && !refused.contains("spec.nodeName"), "{refused}");
+    }
+
+    /// Regression, found in review: the loss of a memory volume was said as a lack of uploads.
+    #[test]
+    fn of_a_memory_volume_all_content_is_lost() {
+        let mut seen = seen();
+        let spec = json!({"size": "1Gi", "backend": "memory", "nodeName": "b"});
+        seen.volumes[0].spec = serde_json::from_value(spec).unwrap();
+        let said = check(&seen.volumes[0], &seen, "b", false).unwrap();
+        assert!(said.contains("Its content is lost") && said.contains("ContentLost"), "{said}");
+        assert!(!said.contains("upload") && !said.contains("Unuploaded"), "{said}");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -38,6 +38,8 @@ const STATE_DIR: &str = "/var/lib/holdfast";
 const RUN_DIR: &str = "/run/holdfast";
 /// Time after that limit at which the kubelet ends a Pod whose run was killed.
 const GRACE: Duration = Duration::from_secs(60);
+/// Time for the kubelet to repeat failed pulls of the image.
+const PULL_RETRIES: Duration = Duration::from_secs(30);
 /// Number of nodes checked in parallel.
 const AT_ONCE: usize = 32;
 
@@ -53,6 +55,9 @@ pub(crate) struct Preflight {
     /// Image of holdfast-node; default: the image in this version's chart.
     #[arg(long)]
     image: Option<String>,
+    /// Secret with the credentials of the image's registry, in the namespace of the Pods.
+    #[arg(long, value_name = "NAME")]
+    image_pull_secret: Option<String>,
     /// Namespace for the Pods, which are privileged.
     #[arg(long, short, default_value = "default")]
     namespace: String,
@@ -69,6 +74,7 @@ pub(crate) struct Preflight {
 struct Run {
     name: String,
     image: String,
+    image_pull_secret: Option<String>,
     namespace: String,
     state_dir: String,
     limit: Duration,
@@ -98,7 +104,7 @@ enum PodEnd {
 /// # Errors
 /// A node does not exist, or the API server rejects a Pod. All Pods were deleted.
 pub(crate) async fn run(cluster: &Cluster, settings: Preflight) -> anyhow::Result<ExitCode> {
-    let Preflight { nodes, all, image, namespace, state_dir, timeout } = settings;
+    let Preflight { nodes, all, image, image_pull_secret, namespace, state_dir, timeout } = settings;
     let client = cluster.client.clone();
     let api: Api<Node> = Api::all(client.clone());
     let known = api.list(&ListParams::default()).await.context("the Nodes cannot be listed")?.items;
@@ -109,6 +115,7 @@ pub(crate) async fn run(cluster: &Cluster, settings: Preflight) -> anyhow::Resul
     let run = Run {
         name: run_name(),
         image: image.unwrap_or_else(|| image_of(REGISTRY)),
+        image_pull_secret,
         namespace,
         state_dir,
         limit: timeout.0,
@@ -193,8 +200,7 @@ async fn check_node(
     let pod = serde_json::from_value(pod(&name, &run)).context("the manifest of the Pod is invalid")?;
     let created = pods.create(&PostParams::default(), &pod).await;
     let pod = created.map_err(|error| refused(error, &run))?.name_any();
-    let has_ended = |pod: Option<&Pod>| pod.is_none_or(|pod| end(pod).is_some());
-    let ended = tokio::time::timeout(run.limit, await_condition(pods.clone(), &pod, has_ended));
+    let ended = tokio::time::timeout(run.limit, wait_for_end(&pods, &pod));
     let ended = tokio::select! {
         ended = ended => ended,
         // An error means that the sender was dropped, which is also a stop.
@@ -204,10 +210,7 @@ async fn check_node(
         }
     };
     let ended = match ended {
-        Ok(Ok(Some(ended))) => {
-            end(&ended).unwrap_or_else(|| PodEnd::Failed("its Pod has not ended".to_owned()))
-        }
-        Ok(Ok(None)) => PodEnd::Failed("its Pod was deleted by another program".to_owned()),
+        Ok(Ok(ended)) => ended,
         Ok(Err(error)) => PodEnd::Failed(format!("its Pod cannot be watched ({error})")),
         Err(_elapsed) => PodEnd::Failed(format!(
             "its Pod has not ended within {}{}",
@@ -226,6 +229,24 @@ async fn check_node(
         (PodEnd::Failed(why), _) => Some(why.clone()),
     };
     Ok(Checked { node: name, log: log.unwrap_or_default(), failure })
+}
+
+/// Waits until a Pod that was just created has ended.
+async fn wait_for_end(pods: &Api<Pod>, pod: &str) -> anyhow::Result<PodEnd> {
+    let began = Instant::now();
+    let has_ended = move |pod: Option<&Pod>| pod.is_none_or(|pod| end(pod, began.elapsed()).is_some());
+    let soon = tokio::time::timeout(PULL_RETRIES, await_condition(pods.clone(), pod, has_ended)).await;
+    let ended = match soon {
+        Ok(ended) => ended?,
+        // A new watch shows a failed pull again, even if the Pod does not change any more.
+        Err(_elapsed) => await_condition(pods.clone(), pod, has_ended).await?,
+    };
+    Ok(match ended {
+        Some(ended) => {
+            end(&ended, began.elapsed()).unwrap_or_else(|| PodEnd::Failed("its Pod has not ended".to_owned()))
+        }
+        None => PodEnd::Failed("its Pod was deleted by another program".to_owned()),
+    })
 }
 
 /// Returns the last warning about a Pod, as a suffix for another sentence.
@@ -308,7 +329,8 @@ fn unready(node: &Node) -> Option<String> {
 /// Builds the Pod that checks `node`: privileged, and with the mounts of the chart's DaemonSet. It uses the
 /// chart's default configuration, which equals the daemon's defaults.
 fn pod(node: &str, run: &Run) -> Value {
-    let Run { name, image, namespace: _, state_dir, limit } = run;
+    let Run { name, image, image_pull_secret, namespace: _, state_dir, limit } = run;
+    let pull_secrets: Vec<Value> = image_pull_secret.iter().map(|name| json!({ "name": name })).collect();
     let mut labels = json!({ RUN: name });
     for (label, value) in LABELS {
         labels[label] = value.into();
@@ -319,6 +341,7 @@ fn pod(node: &str, run: &Run) -> Value {
         "metadata": { "generateName": "holdfast-preflight-", "labels": labels },
         "spec": {
             "nodeName": node,
+            "imagePullSecrets": pull_secrets,
             "hostPID": true,
             "restartPolicy": "Never",
             // If this program is killed, the kubelet ends the Pod.
@@ -356,8 +379,8 @@ fn pod(node: &str, run: &Run) -> Value {
     })
 }
 
-/// Returns the outcome of a Pod; `None` while it can still reach one.
-fn end(pod: &Pod) -> Option<PodEnd> {
+/// Returns the outcome of a Pod that was created `age` ago; `None` while it can still reach one.
+fn end(pod: &Pod, age: Duration) -> Option<PodEnd> {
     let status = pod.status.as_ref()?;
     let state = status.container_statuses.iter().flatten().find_map(|container| container.state.as_ref());
     if let Some(terminated) = state.and_then(|state| state.terminated.as_ref()) {
@@ -367,9 +390,14 @@ fn end(pod: &Pod) -> Option<PodEnd> {
     if let Some(waiting) = state.and_then(|state| state.waiting.as_ref()) {
         let (reason, message) = (or_nothing(&waiting.reason), or_nothing(&waiting.message));
         match reason.as_str() {
+            // The registry may answer the next pull.
+            "ErrImagePull" | "ImagePullBackOff" if age < PULL_RETRIES => {}
             "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"
             | "ImageInspectError" => {
-                let said = format!("{reason}: {message}. Name an image that the node can pull with --image");
+                let said = format!(
+                    "{reason}: {message}. Name an image that the node can pull with --image, and the Secret of a \
+                     private registry with --image-pull-secret"
+                );
                 return Some(PodEnd::Failed(said));
             }
             "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {

@@ -1,6 +1,8 @@
 //! Problems: conditions with an unhealthy status, and objects without a status.
 
-use holdfast_crds::{CONTENT_DROPPED, CONTENT_LOST, Condition, DEVICES_KEPT, READY, Volume, find_condition};
+use holdfast_crds::{
+    CONTENT_DROPPED, CONTENT_LOST, Condition, DEVICES_KEPT, READY, Volume, find_condition, is_true_with_fault,
+};
 use kube::ResourceExt;
 
 use crate::cluster::{Seen, claim_of};
@@ -68,13 +70,14 @@ fn is_false(condition: &Condition, type_: &str) -> bool {
     condition.type_ == type_ && condition.status != "True"
 }
 
-/// Returns the unhealthy conditions of `volume`.
+/// Returns the unhealthy conditions of `volume`, and those that are `True` with a fault.
 pub(crate) fn wrong(volume: &Volume) -> impl Iterator<Item = &Condition> {
     let is_wanted = volume.spec.desired_node().is_some() || volume.metadata.deletion_timestamp.is_some();
     volume.status.iter().flat_map(|status| &status.conditions).filter(move |condition| {
         match condition.type_.as_str() {
             // The other conditions give the reason.
             READY => false,
+            _ if is_true_with_fault(condition) => true,
             "UnuploadedDataLost" => condition.status != "False",
             // It stays for the life of the Volume.
             CONTENT_LOST => condition.status == "True" && condition.reason != CONTENT_DROPPED,

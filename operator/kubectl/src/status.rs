@@ -143,6 +143,30 @@ mod tests {
         }
     }
 
+    /// Regression, found in review: a key could be revoked while its replacement was not in use.
+    #[test]
+    fn faults_of_true_conditions_are_problems() {
+        let mut seen = seen();
+        for (type_, reason, is_problem) in [
+            ("StoreReachable", "ChangeRefused", true),
+            ("StoreReachable", "DeletesRefused", true),
+            ("StoreReachable", "Answering", false),
+            ("Attached", "NotConfigured", true),
+            ("Attached", "NodeFull", true),
+            ("Attached", "Refused", true),
+            ("Attached", "GrowthWaits", true),
+            ("Attached", "Attached", false),
+        ] {
+            let condition = &mut seen.volumes[1].status.as_mut().unwrap().conditions[0];
+            condition.type_ = type_.to_owned();
+            condition.status = "True".to_owned();
+            condition.reason = reason.to_owned();
+            let text = status(&seen);
+            let line = format!("Volume idle: {type_} is True since ");
+            assert_eq!(text.contains(&line), is_problem, "{reason}: {text}");
+        }
+    }
+
     /// Regression, found in review: nothing was wrong in a cluster whose operator had never run.
     #[test]
     fn objects_without_a_report_are_problems() {

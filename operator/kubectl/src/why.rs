@@ -72,6 +72,9 @@ fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
     let granted = assigned
         .map_or_else(|| "no node has the grant".to_owned(), |node| format!("node {node} has the grant"));
     let mut lines = vec![match status.phase {
+        None | Some(VolumePhase::Pending) if volume.spec.is_memory() => {
+            "Pending: the operator has not accepted it yet.".to_owned()
+        }
         None | Some(VolumePhase::Pending) => "Pending: the object store does not have it yet.".to_owned(),
         Some(phase) => format!("{phase:?}: {wanted}, and {granted}."),
     }];
@@ -83,24 +86,14 @@ fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
             or(&status.device_path, "no device yet"),
             or(&status.transport, "no transport yet"),
         ));
-        let dirty = ByteSize(status.dirty_bytes.unwrap_or(0));
-        let oldest = std::time::Duration::from_secs(status.oldest_dirty_seconds.unwrap_or(0));
-        let limit = or(&status.max_dirty_age, &volume.spec.max_dirty_age);
-        lines.push(format!(
-            "When it last reported, {dirty}B were not uploaded, the oldest for {}; maxDirtyAge is {limit}.",
-            TimeSpan(oldest)
-        ));
+        lines.push(only_on_node(volume, status));
     }
     if let Some(through) = &status.durable_through {
         lines.push(format!("All data written before {} is in the object store.", through.0));
     }
     let size = volume.spec.size.as_deref().unwrap_or("as in the object store");
     let id = or(&status.volume_id, "not given yet");
-    let fate = match volume.spec.deletion_policy {
-        DeletionPolicy::Delete => "its data is deleted with the Volume, after the time in the trash",
-        DeletionPolicy::Retain => "its data stays when the Volume is deleted",
-    };
-    lines.push(format!("Size {size}, id {id}; {fate}."));
+    lines.push(format!("Size {size}, id {id}; {}.", fate(volume)));
     if let Some(ForcedDetach { node, time, .. }) = &status.forced_detach {
         lines.push(format!("It was taken from node {node} at {}.", time.0));
     }
@@ -108,6 +101,28 @@ fn sentences(volume: &Volume, status: &VolumeStatus) -> Vec<String> {
         lines.push(format!("Its deletion was requested at {}.", since.0));
     }
     lines
+}
+
+/// Describes the data that only the node of `volume` has.
+fn only_on_node(volume: &Volume, status: &VolumeStatus) -> String {
+    if volume.spec.is_memory() {
+        return "Its content is only in the memory of that node.".to_owned();
+    }
+    let dirty = ByteSize(status.dirty_bytes.unwrap_or(0));
+    let oldest = TimeSpan(std::time::Duration::from_secs(status.oldest_dirty_seconds.unwrap_or(0)));
+    let limit = status.max_dirty_age.as_ref().unwrap_or(&volume.spec.max_dirty_age);
+    format!(
+        "When it last reported, {dirty}B were not uploaded, the oldest for {oldest}; maxDirtyAge is {limit}."
+    )
+}
+
+/// Returns the time at which the data of `volume` ends.
+fn fate(volume: &Volume) -> &'static str {
+    match volume.spec.deletion_policy {
+        _ if volume.spec.is_memory() => "its content ends with each detach, and with the node",
+        DeletionPolicy::Delete => "its data is deleted with the Volume, after the time in the trash",
+        DeletionPolicy::Retain => "its data stays when the Volume is deleted",
+    }
 }
 
 type Dependency<'a> = (&'static str, String, Option<&'a [Condition]>);
@@ -200,6 +215,25 @@ pub(crate) mod tests {
             "  2026-11-26T00:00:05Z  UploadsLate: uploads are late\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    /// Regression, found in review: a memory volume was described with uploads and a trash.
+    #[test]
+    fn a_memory_volume_is_not_described_with_a_bucket() {
+        let mut seen = seen();
+        let spec = json!({"size": "1Gi", "backend": "memory", "nodeName": "b"});
+        seen.volumes[0].spec = serde_json::from_value(spec).unwrap();
+        let text = why(&seen.volumes[0], &seen, &[]);
+        for part in
+            ["only in the memory of that node.", "; its content ends with each detach, and with the node."]
+        {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+        seen.volumes[0].status = None;
+        let text = text + &why(&seen.volumes[0], &seen, &[]);
+        for part in ["uploaded", "maxDirtyAge", "trash", "object store", "ObjectStore"] {
+            assert!(!text.contains(part), "{part:?} is in\n{text}");
         }
     }
 

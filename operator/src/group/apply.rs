@@ -160,7 +160,7 @@ impl GroupApplier<'_> {
         let failures = names.into_iter().zip(outcomes).map(|(name, outcome)| match outcome {
             Ok(()) => Ok(()),
             Err(SnapshotFailure::Changed) => Err(GroupFailure::Changed),
-            Err(source) => Err(GroupFailure::Snapshot { name, source }),
+            Err(source) => Err(GroupFailure::Snapshot { name, source: Box::new(source) }),
         });
         first_failure(failures)
     }
@@ -189,7 +189,7 @@ impl GroupApplier<'_> {
         let store = store.map_err(|source| GroupFailure::Connect { volume: volume.clone(), source })?;
         is_untouched(store.as_ref(), &taken)
             .await
-            .map_err(|source| GroupFailure::Log { volume: volume.clone(), source })
+            .map_err(|source| GroupFailure::Log { volume: volume.clone(), source: Box::new(source) })
     }
 
     /// Requests deletion of exactly these objects, not of others with the same names.
@@ -336,5 +336,46 @@ mod tests {
         }
         assert_eq!(work.snapshots["g-1-0"], held.0["g-1-0"]);
         assert_eq!(work.snapshots["g-1-1"].resource_version().as_deref(), Some("20"), "it is released");
+    }
+
+    #[tokio::test]
+    async fn a_retention_ends_under_the_version_that_was_read() {
+        let (requests, mut received) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: hyper::Request<Body>| {
+            let requests = requests.clone();
+            async move {
+                let uri = request.uri().to_string();
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let patch: Value = serde_json::from_slice(&body).expect("JSON");
+                requests.send((uri, patch)).expect("it is received");
+                let answer = json!({
+                    "apiVersion": VolumeSnapshot::api_version(&()),
+                    "kind": VolumeSnapshot::kind(&()),
+                    "metadata": { "name": "g-1-0", "resourceVersion": "20" },
+                    "spec": { "volume": "data", "group": "g", "deletionPolicy": "Delete" },
+                });
+                let body = Body::from(answer.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(hyper::Response::new(body))
+            }
+        });
+        let held = held();
+        let facts = GroupFacts::new(&group(), &held);
+        let mut work = GroupApplier {
+            client: Client::new(service, "default"),
+            connections: &Connections::default(),
+            group: group(),
+            snapshots: held.0.clone(),
+            paused: None,
+        };
+        let change = MemberChange { name: "g-1-0".to_owned(), step: SnapshotStep::EndRetention };
+        let outcome =
+            work.apply(&GroupPlanStep::Change(vec![change]), &facts, &Time(Timestamp::UNIX_EPOCH)).await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+        let (uri, patch) = received.recv().await.expect("a request");
+        assert!(uri.contains("/volumesnapshots/g-1-0?"), "{uri}");
+        let expected =
+            json!({ "metadata": { "resourceVersion": "10" }, "spec": { "deletionPolicy": "Delete" } });
+        assert_eq!(patch, expected);
+        assert_eq!(work.snapshots["g-1-0"].resource_version().as_deref(), Some("20"));
     }
 }

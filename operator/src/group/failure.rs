@@ -30,7 +30,7 @@ pub(crate) enum GroupFailure {
         /// Name of the VolumeSnapshot.
         name: String,
         /// The failure.
-        source: SnapshotFailure,
+        source: Box<SnapshotFailure>,
     },
     /// The log of a volume could not be read.
     #[error("the log of Volume {volume} could not be read")]
@@ -38,7 +38,7 @@ pub(crate) enum GroupFailure {
         /// Name of the volume.
         volume: String,
         /// The failure.
-        source: LogFailure,
+        source: Box<LogFailure>,
     },
     /// The ObjectStore of a volume cannot be used.
     #[error("the ObjectStore of Volume {volume} cannot be used")]

@@ -22,8 +22,9 @@
 //! falsely appears to have a point.
 
 use holdfast_crds::{
-    ConditionStatus, GroupMember, GroupProgress, GroupStep, READY, SNAPSHOT_DELETED, Time, VOLUME_DELETED,
-    VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeGroupSnapshotStatus, VolumeSnapshotStatus, find_condition,
+    ConditionStatus, DeletionPolicy, GroupMember, GroupProgress, GroupStep, READY, SNAPSHOT_DELETED, Time,
+    VOLUME_DELETED, VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeGroupSnapshotStatus, VolumeSnapshotStatus,
+    find_condition,
 };
 
 use super::facts::{GroupFacts, MemberFacts, MemberSnapshot, OwnSnapshot};
@@ -74,6 +75,15 @@ pub(crate) struct Unserved {
     pub(crate) name: String,
 }
 
+/// Outcome of an attempt whose VolumeSnapshots are deleted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AttemptOutcome {
+    /// It completed the group.
+    Complete,
+    /// It failed, or was interrupted.
+    Incomplete,
+}
+
 /// Reason why an attempt has no known point.
 struct AttemptFailure {
     /// Name of the Volume.
@@ -109,7 +119,7 @@ pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
         Some(failure) => fail(facts, attempt, &failure, now),
         None => proceed(facts, now),
     };
-    steps.extend(dispose(facts.leftovers.iter().map(|left| (left.name.as_str(), &left.facts))));
+    steps.extend(dispose(leftovers(facts), AttemptOutcome::Incomplete));
     steps
 }
 
@@ -200,22 +210,42 @@ fn fail(facts: &GroupFacts, attempt: i64, failure: &AttemptFailure, now: &Time) 
         ..waiting(facts, ATTEMPT_FAILED, message, now)
     };
     let mut steps = vec![GroupPlanStep::Pause(next), GroupPlanStep::Report(Box::new(status))];
-    steps.extend(dispose(facts.own().map(|(member, snapshot)| (member.name.as_str(), snapshot))));
+    steps.extend(dispose(own(facts), AttemptOutcome::Incomplete));
     steps
 }
 
-/// Unblocks blocked writes, and deletes the VolumeSnapshots.
-fn dispose<'a>(snapshots: impl Iterator<Item = (&'a str, &'a SnapshotFacts)>) -> Vec<GroupPlanStep> {
-    let (mut held, mut unwanted) = (Vec::new(), Vec::new());
+/// Returns the names and facts of the current attempt's VolumeSnapshots.
+fn own(facts: &GroupFacts) -> impl Iterator<Item = (&str, &SnapshotFacts)> {
+    facts.own().map(|(member, snapshot)| (member.name.as_str(), snapshot))
+}
+
+/// Returns the names and facts of the other attempts' VolumeSnapshots.
+fn leftovers(facts: &GroupFacts) -> impl Iterator<Item = (&str, &SnapshotFacts)> {
+    facts.leftovers.iter().map(|OwnSnapshot { name, facts }| (name.as_str(), facts))
+}
+
+/// Unblocks blocked writes, and deletes the VolumeSnapshots. Those of an incomplete attempt are not retained:
+/// no object would name their snapshots, whose volumes could not be removed.
+fn dispose<'a>(
+    snapshots: impl Iterator<Item = (&'a str, &'a SnapshotFacts)>,
+    outcome: AttemptOutcome,
+) -> Vec<GroupPlanStep> {
+    let (mut held, mut retained, mut unwanted) = (Vec::new(), Vec::new(), Vec::new());
     for (name, snapshot) in snapshots {
         if snapshot.status.group_step == Some(GroupStep::Hold) {
             held.push(report(name, released(snapshot)));
         }
-        if !snapshot.deleting {
-            unwanted.push(name.to_owned());
+        // A user may still retain a snapshot whose deletion was requested.
+        if snapshot.deleting {
+            continue;
         }
+        if outcome == AttemptOutcome::Incomplete && snapshot.spec.deletion_policy == DeletionPolicy::Retain {
+            retained.push(MemberChange { name: name.to_owned(), step: SnapshotStep::EndRetention });
+        }
+        unwanted.push(name.to_owned());
     }
     let mut steps = change(held);
+    steps.extend(change(retained));
     if !unwanted.is_empty() {
         steps.push(GroupPlanStep::Delete(unwanted));
     }
@@ -388,7 +418,7 @@ fn plan_finished(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
         );
         steps = report_incomplete(facts, SNAPSHOT_DELETED, message, now);
     }
-    steps.extend(dispose(facts.leftovers.iter().map(|left| (left.name.as_str(), &left.facts))));
+    steps.extend(dispose(leftovers(facts), AttemptOutcome::Incomplete));
     steps
 }
 
@@ -396,13 +426,12 @@ fn plan_deletion(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     if !facts.finalizer {
         return Vec::new();
     }
-    let own = facts.own().map(|(member, snapshot)| (member.name.as_str(), snapshot));
-    let left = facts.leftovers.iter().map(|OwnSnapshot { name, facts }| (name.as_str(), facts));
-    let all: Vec<_> = own.chain(left).collect();
-    if all.is_empty() {
+    if own(facts).chain(leftovers(facts)).next().is_none() {
         return vec![GroupPlanStep::RemoveFinalizer];
     }
-    let mut steps = dispose(all.into_iter());
+    let outcome = if facts.is_finished() { AttemptOutcome::Complete } else { AttemptOutcome::Incomplete };
+    let mut steps = dispose(own(facts), outcome);
+    steps.extend(dispose(leftovers(facts), AttemptOutcome::Incomplete));
     let message = "its VolumeSnapshots are being deleted; their conditions say what they wait for".to_owned();
     steps.extend(report_incomplete(facts, "Deleting", message, now));
     steps

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    ByteSize, ConditionStatus, NAMES_STORED, OPERATOR_FIELD_MANAGER, READERS_OF, READY, SNAPSHOT_FINALIZER,
-    Time, Volume, VolumeSnapshot, VolumeSnapshotStatus, find_condition,
+    ByteSize, ConditionStatus, DeletionPolicy, NAMES_STORED, OPERATOR_FIELD_MANAGER, READERS_OF, READY,
+    SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot, VolumeSnapshotStatus, find_condition,
 };
 use holdfast_format::record::Labels;
 use holdfast_format::snapshot::Snapshot;
@@ -75,6 +75,9 @@ impl SnapshotApplier<'_> {
             SnapshotStep::AddFinalizer => self.patch(self.finalizers(true)).await,
             SnapshotStep::RemoveFinalizer => self.patch(self.finalizers(false)).await,
             SnapshotStep::Report(status) => self.report(status).await,
+            SnapshotStep::EndRetention => {
+                self.patch(json!({ "spec": { "deletionPolicy": DeletionPolicy::Delete } })).await
+            }
             SnapshotStep::Take => {
                 let (store, volume) = self.place().await?;
                 let unix_ms = u64::try_from(now.0.as_millisecond()).unwrap_or_default();

@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_hours(1);
 pub(super) struct Looks<'a, C> {
     cluster: &'a C,
     metrics: Arc<Metrics>,
-    /// Time of the last successful look, by the uid of the ObjectStore.
+    /// Time of the last look that handled all volumes, by the uid of the ObjectStore.
     looked: HashMap<String, Instant>,
 }
 
@@ -56,7 +56,8 @@ impl<'a, C: SweptCluster> Looks<'a, C> {
             take_back_used(self.cluster, store, &*bucket).await
         };
         match looked.await {
-            Ok(()) => drop(self.looked.insert(uid, Instant::now())),
+            Ok(true) => drop(self.looked.insert(uid, Instant::now())),
+            Ok(false) => {}
             Err(error) => {
                 tracing::warn!(object_store = %store.name_any(), error = chain(&error), "trash not read");
             }

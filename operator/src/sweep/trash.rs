@@ -57,14 +57,16 @@ pub(super) async fn empty_trash(
         let volume = &there.stay.volume;
         let is_last = last.get(volume).is_none_or(|last| *last == there);
         let mut there = there.clone();
-        if !is_last {
-            if !there.is_ending && replaced(bucket, &there.stay).await? {
-                continue;
-            }
-            // Its end was decided before the later stay began.
-            there.is_ending = true;
-        }
-        match end(bucket, &there, here.get(volume.as_str()), &name, &terms).await {
+        let is_superseded = !is_last && !there.is_ending;
+        let is_replaced = if is_superseded { replaced(bucket, &there.stay).await } else { Ok(false) };
+        // Its end was decided before the later stay began.
+        there.is_ending |= !is_last;
+        let ended = match is_replaced {
+            Ok(true) => continue,
+            Ok(false) => end(bucket, &there, here.get(volume.as_str()), &name, &terms).await,
+            Err(failure) => Err(failure),
+        };
+        match ended {
             Ok(Emptied::NotDue) => drop(report.volumes.insert(volume.clone())),
             Ok(emptied) => {
                 tracing::info!(object_store = name, %volume, ?emptied, "volume left the trash");
@@ -93,7 +95,8 @@ pub(super) async fn count_trash(bucket: &dyn Bucket) -> Result<TrashReport, Swee
     Ok(TrashReport { volumes, is_undated, ..TrashReport::default() })
 }
 
-/// Takes back volumes in the trash that have a Volume in this cluster: the cluster was restored.
+/// Takes back volumes in the trash that have a Volume in this cluster: the cluster was restored. Returns
+/// false if one of them must be tried again.
 ///
 /// # Errors
 /// The store or the API server did not answer.
@@ -101,26 +104,29 @@ pub(super) async fn take_back_used(
     cluster: &impl SweptCluster,
     store: &ObjectStore,
     bucket: &dyn Bucket,
-) -> Result<(), SweepFailed> {
+) -> Result<bool, SweepFailed> {
     let trash = read_trash(bucket).await.map_err(|source| LogFailure::Volumes { source })?;
     if trash.stays.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     let (here, name) = (cluster.volumes().await?, store.name_any());
     let volumes: BTreeSet<_> = trash.stays.iter().map(|there| &there.stay.volume).collect();
+    let mut are_done = true;
     for volume in volumes {
         if here.get(volume.as_str()).is_some_and(|here| here.uses(&name)) {
             match take_back(bucket, volume).await {
                 Ok(_) => tracing::warn!(object_store = name, %volume, "volume in use taken out of the trash"),
                 Err(failure) if failure.is_of_store() => return Err(failure.into()),
                 Err(failure) => {
+                    // Another attempt would not change these.
+                    are_done &= matches!(failure, LogFailure::WasDeleted(_) | LogFailure::NotOfTrash { .. });
                     let error = &failure as &dyn std::error::Error;
                     tracing::warn!(object_store = name, %volume, error, "volume in use stayed in the trash");
                 }
             }
         }
     }
-    Ok(())
+    Ok(are_done)
 }
 
 /// Ends an expired stay. `here` is the Volume that has the identity.

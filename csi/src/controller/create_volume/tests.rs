@@ -374,6 +374,7 @@ fn a_node_that_cannot_promise_the_memory_is_exhausted() {
     let less = NodeRoom { memory_bytes: most.memory_bytes - 1, ..most };
     let message = refused(parameters, less);
     assert!(message.contains("node a can promise") && message.contains("node.memoryVolumes"), "{message}");
+    assert!(message.ends_with("A node without ublk has no room"), "{message}");
     let spilling = MemoryParameters { spill_percent: Some(25), ..parameters };
     let message = refused(spilling, most);
     assert!(

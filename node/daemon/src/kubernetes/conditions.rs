@@ -11,8 +11,8 @@ use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_crds::{
-    Condition, ConditionStatus, FORCE_DETACH, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, STORE_REACHABLE, Time,
-    WRITABLE, find_condition,
+    ANSWERING, CHANGE_REFUSED, Condition, ConditionStatus, DELETES_REFUSED, FORCE_DETACH,
+    LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY, STORE_REACHABLE, Time, WRITABLE, find_condition,
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::settings::Durability;
@@ -27,6 +27,9 @@ use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
 /// Reason of `Attached`: the volume is being detached.
 pub(crate) const DETACHING: &str = "Detaching";
+/// Reason: no device serves the volume, because an attach failed halfway, or another program removed it. Of a
+/// memory volume only the latter.
+pub(super) const UNSERVED: &str = "Unserved";
 /// Shorter faults are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
@@ -69,9 +72,9 @@ fn local_data_readable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &T
         "Uploads are paused until they are readable, overwritten or discarded".to_owned()
     } else {
         format!(
-            "The detach waits until they are readable. Or set spec.nodeName to another node and the annotation \
-             {FORCE_DETACH}={me}. The volume then continues there as of its last commit. `holdfast-node fenced \
-             export` on node {me} exports the unuploaded data, except these bytes"
+            "The detach waits until they are readable. Or annotate the Volume with {FORCE_DETACH}={me}: the next \
+             node then continues as of the last commit. Set spec.nodeName only if the Volume has no claim. \
+             `holdfast-node fenced export` on node {me} exports the unuploaded data, except these bytes"
         )
     };
     let message = format!(
@@ -138,11 +141,9 @@ fn store_reachable(facts: &NodeFacts, here: &node::NodeVolumeStatus, now: &Time)
         None => {
             let answers = format!("ObjectStore {store} is reachable from node {}", facts.me);
             let (reason, message) = match (&here.store.change_refused, &here.store.refused_deletes.newest) {
-                (Some(why), _) => {
-                    ("ChangeRefused", format!("{answers} with its former configuration. {why}"))
-                }
-                (None, Some(why)) => ("DeletesRefused", format!("{answers}. {}", deletes_refused(why))),
-                (None, None) => ("Answering", answers),
+                (Some(why), _) => (CHANGE_REFUSED, format!("{answers} with its former configuration. {why}")),
+                (None, Some(why)) => (DELETES_REFUSED, format!("{answers}. {}", deletes_refused(why))),
+                (None, None) => (ANSWERING, answers),
             };
             facts.conditions(now).build(STORE_REACHABLE, ConditionStatus::True, reason, message)
         }

@@ -8,12 +8,14 @@ use holdfast_crds::{
     ATTACHED, CONTENT_DROPPED, CONTENT_LOST, Condition, ConditionStatus, Time, VolumeStatus, find_condition,
 };
 
-use super::conditions::DETACHING;
+use super::conditions::{DETACHING, UNSERVED};
 use super::facts::NodeFacts;
 use super::operations::OperationOutcome;
 
 /// Reason: the node no longer has the content.
 const NODE_RESTARTED: &str = "NodeRestarted";
+/// Reason: another program removed the device.
+const DEVICE_REMOVED: &str = "DeviceRemoved";
 /// Reason: another node had the content, and was cut off.
 const NODE_LOST: &str = "NodeLost";
 
@@ -30,7 +32,10 @@ pub(super) fn content_lost(facts: &NodeFacts, now: &Time) -> Option<Condition> {
         return find_condition(&facts.status.conditions, CONTENT_LOST).cloned();
     };
     let at = &now.0;
-    let (reason, message) = if node == facts.me && was_detached(facts) {
+    let (reason, message) = if node == facts.me && was_removed(facts) {
+        let message = "another program removed the device of the volume on node";
+        (DEVICE_REMOVED, format!("{message} {node}, and its content was lost with it. Found at {at}"))
+    } else if node == facts.me && was_detached(facts) {
         (CONTENT_DROPPED, format!("node {node} detached the volume and dropped its content, at {at}"))
     } else if node == facts.me {
         let why = "the host restarted, or its run directory was cleared";
@@ -40,6 +45,13 @@ pub(super) fn content_lost(facts: &NodeFacts, now: &Time) -> Option<Condition> {
     };
     let message = format!("{message}. The next device is empty");
     Some(facts.conditions(now).build(CONTENT_LOST, ConditionStatus::True, reason, message))
+}
+
+/// Returns true if this node detached only the remains of the volume: its device was gone. This is reported
+/// before the detach, and until the loss is, also by a restarted daemon.
+fn was_removed(facts: &NodeFacts) -> bool {
+    let attached = find_condition(&facts.status.conditions, ATTACHED);
+    attached.is_some_and(|attached| attached.reason == UNSERVED)
 }
 
 /// Returns true if this node was asked to detach the volume. After a restart, the status shows that the

@@ -1,18 +1,26 @@
 //! Kubernetes events about a served Volume: one each time a fault begins, changes or ends.
 
 use holdfast_cluster::event::{event, turned};
-use holdfast_crds::{CONTENT_DROPPED, CONTENT_LOST, Condition, SERVING_CONDITIONS, find_condition};
+use holdfast_crds::{
+    ATTACHED, CONTENT_DROPPED, CONTENT_LOST, Condition, SERVING_CONDITIONS, find_condition,
+    is_true_with_fault,
+};
 use kube::runtime::events::{Event, EventType};
 
 /// Returns the events between two lists of conditions. An initially healthy condition is no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
+    let is_fine = |condition: &Condition| condition.status == "True" && !is_true_with_fault(condition);
     let is_reported = |new: &&Condition| {
-        let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
-        SERVING_CONDITIONS.contains(&new.type_.as_str()) && !is_fine_at_first
+        let old = find_condition(before, &new.type_);
+        // The operator and the CSI driver report a volume that is not attached.
+        let of_attached = new.type_ == ATTACHED
+            && (is_true_with_fault(new) || (is_fine(new) && old.is_some_and(is_true_with_fault)));
+        let of_serving = SERVING_CONDITIONS.contains(&new.type_.as_str()) && !(is_fine(new) && old.is_none());
+        of_attached || of_serving
     };
     let faults = turned(before, after)
         .filter(is_reported)
-        .map(|new| event(new, if new.status == "True" { EventType::Normal } else { EventType::Warning }));
+        .map(|new| event(new, if is_fine(new) { EventType::Normal } else { EventType::Warning }));
     faults.chain(content_lost(before, after)).collect()
 }
 
@@ -26,7 +34,10 @@ fn content_lost(before: &[Condition], after: &[Condition]) -> Option<Event> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{ConditionBuilder, ConditionStatus, Time, WRITABLE};
+    use holdfast_crds::{
+        ANSWERING, CHANGE_REFUSED, ConditionBuilder, ConditionStatus, DELETES_REFUSED, GROWTH_WAITS,
+        NOT_CONFIGURED, STORE_REACHABLE, Time, WRITABLE,
+    };
 
     use super::*;
 
@@ -62,6 +73,32 @@ mod tests {
             };
             let [fine, bad] = [one(ConditionStatus::True, "Fine"), one(ConditionStatus::False, "Bad")];
             assert_eq!(events(&fine, &bad), [(EventType::Warning, "Bad".to_owned())], "{type_}");
+        }
+    }
+
+    /// Regression, found in review: a refused change of a store was no Warning, as its condition is True.
+    #[test]
+    fn a_fault_of_a_true_condition_is_a_warning() {
+        let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        let one = |type_, reason| {
+            let builder = ConditionBuilder { previous: &[], observed_generation: Some(1), now: &now };
+            vec![builder.build(type_, ConditionStatus::True, reason, "")]
+        };
+        let types = |before: &[Condition], after: &[Condition]| -> Vec<EventType> {
+            changes(before, after).into_iter().map(|event| event.type_).collect()
+        };
+        for (type_, fine, fault) in [
+            (STORE_REACHABLE, ANSWERING, CHANGE_REFUSED),
+            (STORE_REACHABLE, ANSWERING, DELETES_REFUSED),
+            (ATTACHED, ATTACHED, NOT_CONFIGURED),
+            (ATTACHED, ATTACHED, GROWTH_WAITS),
+        ] {
+            let [fine, bad] = [one(type_, fine), one(type_, fault)];
+            assert_eq!(types(&[], &bad), [EventType::Warning], "{type_} {fault}");
+            assert_eq!(types(&fine, &bad), [EventType::Warning], "{type_} {fault}");
+            assert_eq!(types(&bad, &bad), [], "{type_} {fault}");
+            assert_eq!(types(&bad, &fine), [EventType::Normal], "{type_} {fault}");
+            assert_eq!(types(&[], &fine), [], "{type_} {fault}");
         }
     }
 

@@ -16,11 +16,11 @@
 use std::time::Duration;
 
 use holdfast_crds::{
-    ATTACHED, CONTENT_LOST, Condition, ConditionStatus, SERVING_CONDITIONS, Time, TimeSpan, VolumeStatus,
-    find_condition,
+    ATTACHED, CONTENT_LOST, Condition, ConditionStatus, NOT_CONFIGURED, SERVING_CONDITIONS, Time, TimeSpan,
+    VolumeStatus, find_condition,
 };
 
-use super::conditions::{self, DETACHING};
+use super::conditions::{self, DETACHING, UNSERVED};
 use super::content_lost::{self, content_lost};
 use super::facts::NodeFacts;
 use super::limits;
@@ -35,10 +35,6 @@ use holdfast_engine::settings::Durability;
 const FIGURES_EVERY: Duration = Duration::from_secs(60);
 /// Interval at which a served volume is examined.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// Reason: the settings of the spec could not be applied to a served volume.
-const NOT_CONFIGURED: &str = "NotConfigured";
-/// Reason: an attach failed halfway, and no device serves the volume.
-const UNSERVED: &str = "Unserved";
 /// Reason: a user attached a memory volume whose name is the id of the volume.
 const NAME_TAKEN: &str = "NameTaken";
 /// Reason: the memory volume on this node has another size, limit or codec than its spec.
@@ -272,11 +268,13 @@ fn detach(facts: &NodeFacts, reason: &str, now: &Time) -> NodePlan {
 
 /// Reports the progress of a detach, at intervals: most end before the next one.
 fn report_detach(facts: &NodeFacts, now: &Time) -> NodePlan {
-    let said = find_condition(&facts.status.conditions, ATTACHED);
-    if facts.reported_within(SOON) && said.is_some_and(|said| said.reason == DETACHING) {
+    let said = find_condition(&facts.status.conditions, ATTACHED).map(|said| said.reason.as_str());
+    // The report of the lost content needs the cause.
+    let reason = if facts.spec.is_memory() && said == Some(UNSERVED) { UNSERVED } else { DETACHING };
+    if facts.reported_within(SOON) && said == Some(reason) {
         return NodePlan::of(Vec::new(), SOON);
     }
-    report(facts, DETACHING, now)
+    report(facts, reason, now)
 }
 
 fn plan_absent(facts: &NodeFacts, now: &Time) -> NodePlan {

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use holdfast_crds::{NODE_FULL, REFUSED};
 use holdfast_types::{Backoff, Jitter};
 
 use crate::failure::Failure;
 use crate::node::FailureKind;
 
-/// Reason: the node has no room for the volume. The CSI driver reads it.
-const NODE_FULL: &str = "NodeFull";
 /// Reason: the volume requires ublk, but the node creates other devices.
 pub(crate) const UBLK_NEEDED: &str = "UblkNeeded";
 /// Reason: the log shows another node's writer as attached.
@@ -52,7 +51,7 @@ impl From<Failure> for OperationFailure {
             FailureKind::NotFound => ("NotFound", Retry::Rarely),
             FailureKind::Busy => ("Busy", Retry::Later),
             FailureKind::Full => (NODE_FULL, Retry::Later),
-            FailureKind::Invalid => ("Refused", Retry::Rarely),
+            FailureKind::Invalid => (REFUSED, Retry::Rarely),
             FailureKind::Fenced => ("Fenced", Retry::Rarely),
             FailureKind::HeldElsewhere => (HELD_ELSEWHERE, Retry::Later),
             FailureKind::LocalStateMissing => ("LocalStateMissing", Retry::Rarely),

@@ -7,8 +7,8 @@ use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{
-    Credentials, FORMAT_UNKNOWN_CONTENT, FieldError, NODE_FIELD_MANAGER, ObjectStore, SecretRef, TRACEPARENT,
-    Time, Volume, VolumeStatus,
+    Credentials, FORMAT_UNKNOWN_CONTENT, FieldError, GROWTH_WAITS, NODE_FIELD_MANAGER, ObjectStore,
+    SecretRef, TRACEPARENT, Time, Volume, VolumeStatus,
 };
 use holdfast_service::tasks::Tasks;
 use holdfast_service::trace;
@@ -332,7 +332,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     Ok(OperationOutcome::Attached)
                 }
                 Err(_elapsed) => Err(OperationFailure {
-                    reason: "GrowthWaits",
+                    reason: GROWTH_WAITS,
                     message: format!(
                         "the volume does not have {} bytes after {} s: the log must record the new size first, \
                          which waits for the upload in progress or for the object store; the node retries the \

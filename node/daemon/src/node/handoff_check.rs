@@ -16,10 +16,10 @@ use crate::node::local::volume_files::{LocalDirs, attached_volumes};
 use crate::node::memory;
 use crate::node::store::block_cache::slab_path;
 
-/// Checks that this process can create a ring and write to the slab's file: its pod may have other rights than
-/// the owner's, and the state directory may have been remounted read-only. Reads each attached volume's recovery data: checks that this version can read it, and that it belongs to
-/// the state directory of this process. Another file system may have been mounted there since the owner
-/// started.
+/// Checks that this process can create a ring and write to the slab's file: its pod may have other rights
+/// than the owner's, and the state directory may have been remounted read-only. Reads each attached volume's
+/// recovery data: checks that this version can read it, and that it belongs to the state directory of this
+/// process. Another file system may have been mounted there since the owner started.
 ///
 /// # Errors
 /// The unusable file; [`NodeError::RingSetup`]; [`NodeError::OtherInstallation`].

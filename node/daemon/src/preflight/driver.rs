@@ -1,6 +1,7 @@
 //! The kernel's ublk driver: its control device, its features, the resulting transport; and FUSE if it is
 //! missing.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use holdfast_service::chain;
@@ -11,6 +12,7 @@ use crate::node::{NodeConfig, TransportChoice, check_fuse};
 
 const MODULE: &str = "ublk_drv";
 const TRANSPORT: &str = "transport";
+const PANIC_ON_WARN: &str = "/proc/sys/kernel/panic_on_warn";
 /// Root directories that may have the host's modules: its own, even from a privileged pod with `hostPID` (see
 /// `host.rs`), and this process's.
 const ROOTS: [&str; 2] = ["/proc/1/root", "/"];
@@ -24,6 +26,8 @@ pub(super) struct DriverFacts {
     pub(super) module: Module,
     /// False if the driver cannot be queried for lack of a ring.
     pub(super) has_ring: bool,
+    /// True if a warning of the kernel stops the host.
+    pub(super) panics_on_warning: bool,
 }
 
 /// The kernel module of the driver.
@@ -64,7 +68,9 @@ impl DriverFacts {
         let NodeConfig { transport, run_dir, keeper, .. } = config;
         let module = Module::find(&ROOTS.map(Path::new), release.as_ref());
         let fuse = transport.may_be_fuse().then(|| check_fuse(run_dir, *keeper));
-        Self { probed: Features::probe(), fuse, module, has_ring }
+        let panics_on_warning =
+            std::fs::read_to_string(PANIC_ON_WARN).is_ok_and(|setting| setting.trim() != "0");
+        Self { probed: Features::probe(), fuse, module, has_ring, panics_on_warning }
     }
 }
 
@@ -86,16 +92,16 @@ pub(super) fn check(facts: &DriverFacts, choice: TransportChoice) -> Vec<Check> 
     match &facts.probed {
         Ok(features) => {
             let found = format!("{CONTROL_PATH} answers, and offers {}", features.names());
-            vec![Check::pass(NAME, found), check_features(features), check_transport(features, choice)]
+            vec![Check::pass(NAME, found), check_features(features), transport(facts, features, choice)]
         }
-        Err(Unsupported::NoFeatures { .. }) if !facts.has_ring => {
+        Err(Unsupported::NoFeatures { .. } | Unsupported::NoAccess(_)) if !facts.has_ring => {
             let found = format!("{CONTROL_PATH} exists. It cannot be queried without io_uring");
             vec![Check::fail(NAME, found, "permit io_uring first")]
         }
         Err(unsupported) => {
             let found = match unsupported {
                 Unsupported::NoDriver => format!("{CONTROL_PATH} does not exist"),
-                Unsupported::NoAccess(error) => format!("{CONTROL_PATH} cannot be opened ({error})"),
+                Unsupported::NoAccess(error) => format!("{CONTROL_PATH} cannot be used ({error})"),
                 Unsupported::BrokenKernel { .. }
                 | Unsupported::Release(_)
                 | Unsupported::NoFeatures { .. }
@@ -144,6 +150,10 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
             }
             Module::Unknown => "load the module on the host: `modprobe ublk_drv` (Linux 6.12 or newer)",
         },
+        Unsupported::NoAccess(error) if error.kind() == ErrorKind::PermissionDenied => {
+            "run as root with access to the device (in a pod: privileged). With SELinux also permit io_uring { cmd } to the \
+             process (`ausearch -m avc` shows a denial)"
+        }
         Unsupported::NoAccess(_) => "run as root with access to the device (in a pod: privileged)",
         Unsupported::NoFeatures { .. } | Unsupported::MissingFeature { .. } => "boot Linux 6.12 or newer",
         Unsupported::NoFuse { .. } => {
@@ -159,8 +169,8 @@ fn fix(unsupported: &Unsupported, module: Module) -> &'static str {
 fn check_features(features: &Features) -> Check {
     const NAME: &str = "ublk features";
     let grows = "it lacks UPDATE_SIZE. A volume grows at its next attach only";
-    let scans = "it lacks NO_AUTO_PART_SCAN. A daemon that is killed while it starts a device may hang in the kernel \
-                 with it";
+    let scans = "it lacks NO_AUTO_PART_SCAN. The kernel reads the partition table of each device that starts, and creates \
+                 devices for its partitions. A daemon that is killed meanwhile may hang in the kernel with its device";
     let found: Vec<&str> = [(features.can_resize(), grows), (features.can_skip_partitions(), scans)]
         .into_iter()
         .filter_map(|(has, lack)| (!has).then_some(lack))
@@ -170,6 +180,21 @@ fn check_features(features: &Features) -> Check {
         [only] if features.can_skip_partitions() => Check::warn(NAME, only, "boot Linux 6.16 or newer"),
         _ => Check::warn(NAME, found.join("; "), "boot Linux 7.0 or newer"),
     }
+}
+
+/// Checks the transport, and if a warning that the kernel prints about it stops the host (`docs/kernels.md`).
+fn transport(facts: &DriverFacts, features: &Features, choice: TransportChoice) -> Check {
+    let chosen = choice.among(Ok(features.clone()), || Err(Unsupported::NoDriver));
+    if facts.panics_on_warning && matches!(chosen, Ok(Transport::ZeroCopy)) {
+        let found = "zero-copy, and kernel.panic_on_warn is set. A kernel that was built with UBSAN may warn about the \
+                     first request, without harm, and then stops the host";
+        return Check::warn(
+            TRANSPORT,
+            found,
+            "set data.transport = \"user-copy\", or kernel.panic_on_warn = 0",
+        );
+    }
+    check_transport(features, choice)
 }
 
 fn check_transport(features: &Features, choice: TransportChoice) -> Check {
@@ -183,7 +208,7 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
                 "{transport}. Each request is copied once more: {}",
                 why.as_deref().unwrap_or("zero-copy is not offered")
             );
-            Check::warn(NAME, found, "boot Linux 6.17 or newer for zero-copy")
+            Check::warn(NAME, found, "boot Linux 6.16 or newer for zero-copy")
         }
         (Ok(transport), TransportChoice::Auto) => Check::pass(NAME, transport.name()),
         (Ok(transport), TransportChoice::Only(_)) => {
@@ -194,7 +219,7 @@ fn check_transport(features: &Features, choice: TransportChoice) -> Check {
         }
         (Err(refusal), TransportChoice::Only(asked)) => {
             let since = match asked {
-                Transport::ZeroCopy => "6.17",
+                Transport::ZeroCopy => "6.16",
                 Transport::UserCopy | Transport::KernelCopy => "6.12",
                 Transport::Fuse => "6.9",
             };

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use holdfast_ublk::KernelRelease;
+use holdfast_ublk::{DeviceLimit, KernelRelease};
 
 use super::Check;
 
@@ -20,7 +20,7 @@ pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
     if let Some(crash) = release.crash() {
         return Check::fail(
             NAME,
-            format!("Linux {release} crashes {crash}. The daemon refuses to serve"),
+            format!("Linux {release} can crash {crash}. The daemon refuses to serve by ublk"),
             NEWEST,
         );
     }
@@ -36,7 +36,9 @@ pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
         );
     }
     match release.is_teardown_fixed() {
-        Some(true) => Check::pass(NAME, format!("Linux {release} has none of the known faults")),
+        Some(true) => {
+            Check::pass(NAME, format!("Linux {release} has none of the faults that this version knows"))
+        }
         Some(false) => {
             let found = format!(
                 "Linux {release} has known faults in the teardown of a ublk server. After an exit of the daemon, \
@@ -49,6 +51,26 @@ pub(super) fn check(release: Result<&KernelRelease, &io::Error>) -> Check {
             Check::warn(NAME, found, "compare the kernel with docs/kernels.md")
         }
     }
+}
+
+/// Checks the kernel's limit of devices; `None` if it does not concern a daemon.
+pub(super) fn check_device_limit(limit: Option<DeviceLimit>) -> Option<Check> {
+    const NAME: &str = "ublk devices";
+    let DeviceLimit { devices, can_be_raised } = limit?;
+    let found = format!("the kernel allows {devices} devices to all programs of this host");
+    if devices >= DeviceLimit::RAISED {
+        return Some(Check::pass(NAME, found));
+    }
+    if can_be_raised {
+        return Some(Check::pass(NAME, format!("{found}. The daemon raises that if it needs more")));
+    }
+    let found = format!("{found}, and {} cannot be written. Further attaches fail", DeviceLimit::PATH);
+    let fix = format!(
+        "set it on the host, for the next start with a line `options ublk_drv ublks_max={}` in /etc/modprobe.d; or boot \
+         Linux 6.15 or newer",
+        DeviceLimit::RAISED
+    );
+    Some(Check::warn(NAME, found, fix))
 }
 
 /// Checks the PID namespace; `release` is `None` if it is unreadable.

@@ -6,7 +6,7 @@ use holdfast_types::key::ObjectKey;
 
 use super::ScrubReport;
 use crate::append::write_checkpoint;
-use crate::error::{LogFailure, store};
+use crate::error::{LogFailure, store_write};
 
 /// Deletes each damaged checkpoint that can be rebuilt from the log and the other checkpoints, and creates a
 /// new one as of the log's end, also for a truncated log without any. A deleted key is never created again:
@@ -29,7 +29,7 @@ pub async fn repair_checkpoints(
     let mut removed = Vec::new();
     for seq in &report.replaceable {
         let key = ObjectKey::Checkpoint(volume.clone(), *seq).to_string();
-        objects.delete(&[&key]).await.map_err(store("remove a damaged checkpoint", volume))?;
+        objects.delete(&[&key]).await.map_err(store_write("remove a damaged checkpoint", volume))?;
         removed.push(key);
     }
     Ok(removed)

@@ -1,5 +1,7 @@
 //! Figures of a memory volume, which other threads read.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use holdfast_memory::MemoryFigures;
 use holdfast_ring::KernelErrno;
 use parking_lot::Mutex;
@@ -17,6 +19,7 @@ pub struct PublishedMemory {
     served: Box<[Mutex<ServedCounts>]>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<KernelErrno>>,
+    has_device_ended: AtomicBool,
 }
 
 impl PublishedMemory {
@@ -24,7 +27,12 @@ impl PublishedMemory {
     #[must_use]
     pub fn new(threads: u16) -> Self {
         let served = (0..threads).map(|_| Mutex::default()).collect();
-        Self { figures: Mutex::default(), served, refused: watch::Sender::new(None) }
+        Self {
+            figures: Mutex::default(),
+            served,
+            refused: watch::Sender::new(None),
+            has_device_ended: AtomicBool::default(),
+        }
     }
 
     /// Returns the figures of the volume, as of the last tick.
@@ -74,6 +82,17 @@ impl PublishedMemory {
         if let Some(mut shown) = self.served[usize::from(thread)].try_lock() {
             *shown = served;
         }
+    }
+
+    /// Publishes that the volume's device was stopped, during a detach or otherwise.
+    pub fn device_ended(&self) {
+        self.has_device_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true once the volume's device was stopped.
+    #[must_use]
+    pub fn has_device_ended(&self) -> bool {
+        self.has_device_ended.load(Ordering::Relaxed)
     }
 
     /// Publishes that the kernel refused a command of the device's queues.

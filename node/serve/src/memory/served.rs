@@ -99,7 +99,10 @@ impl ServedMemory {
                 }
             }
             QueueEvent::Held | QueueEvent::Refused => {}
-            QueueEvent::Aborted => self.finish_closing(ring),
+            QueueEvent::Aborted => {
+                self.published.device_ended();
+                self.finish_closing(ring);
+            }
             QueueEvent::Failed { tag, errno } => {
                 self.lines.queue_refused(queue_id, tag, errno, now);
                 self.published.queue_refused(errno);

@@ -8,10 +8,13 @@ use std::sync::Arc;
 use holdfast_memory::pool::{PoolExtension, SLAB_BYTES};
 use holdfast_memory::{HEAD_BYTES, MemoryGrowth, MemoryVolume, PAGE_BYTES, PageCodec, TableHead};
 use holdfast_types::Epoch;
+use holdfast_ublk::{DeviceRequest, Operation};
 use tokio::sync::oneshot;
 
+use super::spill_queue::QueuedRequest;
 use super::*;
 use crate::label::Label;
+use crate::limit::MEMORY_TURN_BYTES;
 use crate::published_status::ServedCounts;
 
 const HEAD: TableHead = TableHead { pages: 256, slabs: 8, codec: PageCodec::Lz4, nonce: 1, spill_pages: 0 };
@@ -127,6 +130,29 @@ fn the_key_of_a_memory_volume_is_unique() {
     assert!(matches!(closed.try_recv(), Ok(Ok(()))));
     assert!(volumes.remove(&mut ring, key).is_ok());
     assert!(matches!(volumes.remove(&mut ring, key), Err(RingRefusal::Gone)));
+}
+
+/// Regression, found in review: an older kernel noticed the exit of a thread with all tags of a queue only by
+/// the time-out of a request, and the requests of a memory volume waited 30 s for the next daemon.
+#[test]
+fn requests_are_answered_before_an_older_kernel_loses_the_thread() {
+    let key = VolumeKey { index: MEMORY, serial: 1 };
+    let request = |tag| {
+        let request = DeviceRequest::new(tag, Operation::Write, 0, 32);
+        (key, QueuedRequest { queue: 0, request, began_us: None })
+    };
+    for leaves_waiting in [true, false] {
+        let mut volumes = MemoryVolumes::default();
+        let (_, first) = volumes.turn.admit(request(0), MEMORY_TURN_BYTES).expect("it has its turn");
+        first.request.leave_to_successor();
+        assert!(volumes.turn.admit(request(1), 1).is_none(), "it waits for the next turn");
+        volumes.drain(leaves_waiting);
+        assert_eq!(volumes.is_still(), leaves_waiting);
+        for (_, waiting) in volumes.turn.leave() {
+            waiting.request.leave_to_successor();
+        }
+        assert!(volumes.is_still());
+    }
 }
 
 /// Requests of a queue reached another one, and the counts of a second thread were lost.

@@ -62,6 +62,11 @@ impl<R> MemoryTurn<R> {
         self.is_called = false;
     }
 
+    /// Returns true if no request waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Removes all waiting requests, for a thread that is about to end.
     pub(super) fn leave(&mut self) -> impl Iterator<Item = R> {
         self.waiting.drain(..).map(|(request, _)| request)

@@ -38,7 +38,7 @@ impl ServedVolume {
             }
             QueueEvent::Request(request) => self.begin_single(ring, queue, request, now),
             QueueEvent::Held | QueueEvent::Refused => {}
-            QueueEvent::Aborted => self.queues.finish_closing(ring),
+            QueueEvent::Aborted => self.device_ended(ring),
             QueueEvent::Failed { tag, errno } => self.queue_refused(ring, (queue, tag), errno, now),
         }
         true
@@ -67,11 +67,21 @@ impl ServedVolume {
                     }
                 }
             }
-            BatchEvent::Done | BatchEvent::Aborted => self.queues.finish_closing(ring),
+            BatchEvent::Done => self.queues.finish_closing(ring),
+            BatchEvent::Aborted => self.device_ended(ring),
             BatchEvent::Failed { command, errno } => {
                 self.queue_refused(ring, (number, command), errno, now);
             }
         }
+    }
+
+    /// Handles the return of a tag by the kernel: the daemon, or another program, stops the device.
+    #[cold]
+    fn device_ended(&mut self, ring: &mut VolumeRing) {
+        if !self.queues.is_closing() && !self.published.has_device_ended() {
+            self.published.device_ended();
+        }
+        self.queues.finish_closing(ring);
     }
 
     #[cold]
@@ -378,10 +388,11 @@ impl ServedVolume {
     }
 }
 
-/// Returns the result of a move. A write that ended early found no space for the rest.
+/// Returns the result of a move. A write that ended early found no space for the rest. If it moved nothing,
+/// its data could not be copied from the kernel: a full disk reports an error.
 fn moved(outcome: IoResult, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
     match outcome.result() {
-        Ok(bytes) if is_write && bytes < expected_bytes => Err(Errno::ENOSPC),
+        Ok(bytes) if is_write && (1..expected_bytes).contains(&bytes) => Err(Errno::ENOSPC),
         Ok(_) | Err(_) => exactly(outcome, expected_bytes),
     }
 }
@@ -409,7 +420,7 @@ mod tests {
         for (outcome, is_write, expected) in [
             (8192, true, Ok(())),
             (4096, true, Err(Errno::ENOSPC)),
-            (0, true, Err(Errno::ENOSPC)),
+            (0, true, Err(Errno::EIO)),
             (-libc::ENOSPC, true, Err(Errno::ENOSPC)),
             (-libc::EDQUOT, true, Err(Errno::ENOSPC)),
             (-libc::EIO, true, Err(Errno::EIO)),

@@ -198,6 +198,11 @@ impl Queues {
         self.finish_closing(ring);
     }
 
+    /// Returns true while a close waits for the tags of a stopped device.
+    pub(super) const fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
     pub(super) fn finish_closing(&mut self, ring: &mut VolumeRing) {
         let all_back = self.queues.iter().all(|queue| queue.with_kernel() + queue.requests_with_owner() == 0);
         if !all_back {

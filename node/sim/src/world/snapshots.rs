@@ -37,7 +37,7 @@ pub(super) const AT_ONCE: SweepOptions =
 pub(super) enum ControlResult {
     Taken(Result<Snapshot, SnapshotError>),
     Forgotten(Result<(), SnapshotError>),
-    Swept(Result<SweepReport, LogFailure>, SweepMemory),
+    Swept(Result<SweepReport, LogFailure>, Box<SweepMemory>),
     Made(Result<u64, LogFailure>),
     Listed(Result<bool, LogFailure>),
     Removed(Result<(), SnapshotError>),
@@ -214,7 +214,7 @@ impl World {
             (SimObjects(self.control.calls.clone()), mem::take(&mut self.control.memory));
         self.control.tasks.start(async move {
             let swept = sweep(&objects, &mut memory, AT_ONCE).await;
-            ControlResult::Swept(swept, memory)
+            ControlResult::Swept(swept, Box::new(memory))
         });
         self.trace.host_event(CONTROL, 87, "the control plane begins a sweep");
         self.run_control();
@@ -244,7 +244,7 @@ impl World {
             ControlResult::Made(made) => return self.handle_fork_result(made),
             ControlResult::Removed(removed) => return self.handle_removal_result(removed),
             ControlResult::Swept(swept, memory) => {
-                self.control.memory = memory;
+                self.control.memory = *memory;
                 match swept {
                     Ok(_) => return,
                     Err(failure) => SnapshotError::Log(failure),

@@ -14,6 +14,7 @@ fn run() -> Run {
     Run {
         name: "run-1".to_owned(),
         image: image_of(None),
+        image_pull_secret: None,
         namespace: "default".to_owned(),
         state_dir: STATE_DIR.to_owned(),
         limit: Duration::from_secs(300),
@@ -160,8 +161,12 @@ fn nodes_that_start_no_pod_are_named() {
     assert_eq!(unready(&Node::default()), None, "a node that says nothing is tried");
 }
 
+fn ended_after(status: Value, age: Duration) -> Option<PodEnd> {
+    end(&serde_json::from_value(json!({ "metadata": {}, "status": status })).unwrap(), age)
+}
+
 fn ended(status: Value) -> Option<PodEnd> {
-    end(&serde_json::from_value(json!({ "metadata": {}, "status": status })).unwrap())
+    ended_after(status, PULL_RETRIES)
 }
 
 fn waiting(reason: &str, message: &str) -> Value {
@@ -196,6 +201,27 @@ fn a_pod_ends_with_a_code_or_a_cause() {
         let Some(PodEnd::Failed(said)) = ended(status) else { panic!("it has ended") };
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
     }
+}
+
+/// Regression, found in review: one failed pull ended the check of a node.
+#[test]
+fn a_failed_pull_is_repeated_before_the_check_ends() {
+    let soon = Duration::from_secs(5);
+    for reason in ["ErrImagePull", "ImagePullBackOff"] {
+        assert_eq!(ended_after(waiting(reason, "503"), soon), None);
+        assert!(ended(waiting(reason, "503")).is_some());
+    }
+    assert!(ended_after(waiting("InvalidImageName", "a b"), soon).is_some(), "no pull can succeed");
+}
+
+/// Regression, found in review: the image of a private registry could not be checked.
+#[test]
+fn the_pod_has_the_secret_of_a_private_registry() {
+    let image_pull_secret = parse("preflight a --image-pull-secret registry").unwrap().image_pull_secret;
+    assert_eq!(image_pull_secret.as_deref(), Some("registry"));
+    let with = pod("a", &Run { image_pull_secret, ..run() });
+    assert_eq!(with["spec"]["imagePullSecrets"], json!([{ "name": "registry" }]));
+    assert_eq!(pod("a", &run())["spec"]["imagePullSecrets"], json!([]));
 }
 
 #[test]

@@ -32,6 +32,8 @@ struct World {
     points: BTreeSet<i64>,
     /// Volumes that changed after their snapshots were taken.
     touched: Vec<String>,
+    /// VolumeSnapshots whose snapshots were forgotten in their logs.
+    forgotten: BTreeSet<String>,
     is_paused: bool,
     /// Number of writes before the operator dies.
     writes_left: usize,
@@ -73,6 +75,7 @@ impl World {
             held: BTreeSet::new(),
             points: BTreeSet::new(),
             touched: Vec::new(),
+            forgotten: BTreeSet::new(),
             is_paused: false,
             writes_left: usize::MAX,
             next_uid: 0,
@@ -190,10 +193,14 @@ impl World {
 
     fn change(&mut self, name: &str, step: &SnapshotStep) {
         match step {
-            SnapshotStep::AddFinalizer
-            | SnapshotStep::Forget
-            | SnapshotStep::Adopt(_)
-            | SnapshotStep::StoreOrigin => {}
+            SnapshotStep::AddFinalizer | SnapshotStep::Adopt(_) | SnapshotStep::StoreOrigin => {}
+            SnapshotStep::Forget => {
+                self.forgotten.insert(name.to_owned());
+            }
+            SnapshotStep::EndRetention => {
+                let snapshot = self.snapshots.get_mut(name).expect("it is there");
+                snapshot.spec.deletion_policy = DeletionPolicy::Delete;
+            }
             SnapshotStep::RemoveFinalizer => {
                 self.snapshots.remove(name);
             }
@@ -344,6 +351,7 @@ fn changes(steps: &[GroupPlanStep]) -> Vec<(&str, Option<GroupStep>)> {
         | SnapshotStep::Take
         | SnapshotStep::Adopt(_)
         | SnapshotStep::StoreOrigin
+        | SnapshotStep::EndRetention
         | SnapshotStep::Forget => None,
     };
     match steps {
@@ -598,6 +606,60 @@ fn a_group_is_deleted_in_every_phase() {
         assert_eq!((&world.group, world.snapshots.len()), (&None, 0), "after {writes} writes");
         assert!(world.held.is_empty(), "after {writes} writes");
     }
+}
+
+/// Regression, found in review: with `Retain`, each failed attempt left registered snapshots that no object
+/// named, and the Volumes could not be deleted.
+#[test]
+fn snapshots_of_an_incomplete_group_are_not_retained() {
+    let members: BTreeSet<String> = (0..3).map(|place| format!("g-1-{place}")).collect();
+    let retaining = |is_held: bool| {
+        let mut world = World::new();
+        world.group.as_mut().expect("it is there").spec.deletion_policy = DeletionPolicy::Retain;
+        world.run_to(if is_held { GroupStep::Hold } else { GroupStep::Release });
+        world
+    };
+    for writes in 0..12 {
+        let mut failed = retaining(true);
+        failed.daemon("g-1-0");
+        failed.member("g-1-1").group_progress = Some(GroupProgress::Lapsed);
+        failed.writes_left = writes;
+        let _died = failed.reconcile();
+        failed.writes_left = usize::MAX;
+        assert!(failed.run().is_ok());
+        assert_eq!(failed.forgotten, members, "of a failed attempt, after {writes} writes");
+        failed.is_paused = false;
+        assert!(failed.run().is_ok());
+        failed.assert_complete();
+    }
+
+    let mut deleted = retaining(false);
+    deleted.group.as_mut().expect("it is there").metadata.deletion_timestamp = Some(now());
+    assert!(deleted.run().is_ok());
+    assert_eq!((&deleted.group, deleted.forgotten), (&None, members), "of an interrupted attempt");
+
+    let mut complete = retaining(false);
+    assert!(complete.run().is_ok());
+    complete.assert_complete();
+    complete.group.as_mut().expect("it is there").metadata.deletion_timestamp = Some(now());
+    assert!(complete.run().is_ok());
+    assert_eq!((&complete.group, complete.snapshots.len()), (&None, 0));
+    assert_eq!(complete.forgotten, BTreeSet::new(), "of a complete group");
+}
+
+/// A store that is gone for good must not block the deletion.
+#[test]
+fn a_user_may_retain_a_snapshot_whose_deletion_has_begun() {
+    let mut world = World::new();
+    world.run_to(GroupStep::Hold);
+    world.group.as_mut().expect("it is there").metadata.deletion_timestamp = Some(now());
+    assert!(world.reconcile().is_ok());
+    for snapshot in world.snapshots.values_mut() {
+        snapshot.spec.deletion_policy = DeletionPolicy::Retain;
+    }
+    assert!(world.run().is_ok());
+    assert_eq!((&world.group, world.snapshots.len()), (&None, 0));
+    assert_eq!(world.forgotten, BTreeSet::new());
 }
 
 #[test]

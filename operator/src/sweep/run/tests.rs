@@ -5,9 +5,9 @@ mod clocks;
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{ConditionBuilder, ConditionStatus, ObjectStoreStatus, SweepStatus, Time};
 use holdfast_log::Creation;
-use holdfast_log::trash::{Terms, discard};
+use holdfast_log::trash::{Terms, discard, read_trash};
 use holdfast_objects::{Blocker, ErrorKind, Fault, Gate, MemoryStore, ReadyParts, Verb};
-use holdfast_types::key::ObjectKey;
+use holdfast_types::key::{ObjectKey, TrashKey};
 use holdfast_types::{Nonce, Place, SegmentId, Seq, SnapshotName, SnapshotUid, VolumeId};
 use kube::runtime::events::{Event, EventType};
 use parking_lot::Mutex;
@@ -326,6 +326,28 @@ async fn a_used_volume_trashed_by_another_is_restored_soon() {
     assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/")), "{:?}", bucket.keys());
 }
 
+/// Regression, found in review: the next look came an hour later.
+#[tokio::test(start_paused = true)]
+async fn a_used_volume_that_was_not_restored_is_tried_again_soon() {
+    let bucket = trash(&["used"], 2 * DAY).await;
+    // The read of its end, after the LISTs and a PUT.
+    bucket.fail_next(Verb::Get, Fault::Before(ErrorKind::Denied));
+    let mut suspended = hourly("main", "48h");
+    suspended.spec.sweep.suspend = true;
+    let fake = Fake::new(vec![suspended], bucket);
+    let here = VolumeHere { object_store: Some("main".to_owned()), is_provisioned: true };
+    fake.0.lock().volumes.insert("used".to_owned(), here);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    let is_in_trash = || fake.bucket().keys().iter().any(|key| key.starts_with("trash/"));
+    sleep(MINUTE / 2).await;
+    assert!(is_in_trash(), "the first look failed");
+    sleep(MINUTE).await;
+    assert!(!is_in_trash());
+    let looks = fake.opened().len();
+    sleep(30 * MINUTE).await;
+    assert_eq!(fake.opened().len(), looks, "the next look is due in an hour");
+}
+
 /// Found by review: the looks waited behind a sweep, which may take hours.
 #[tokio::test(start_paused = true)]
 async fn a_used_volume_is_restored_beside_a_long_sweep() {
@@ -407,6 +429,47 @@ async fn a_volume_that_stays_in_the_trash_stops_no_sweep() {
         has_note("archived: ") && has_note("damaged: ") && has_note("strange: object trash/strange/"),
         "{notes:?}"
     );
+}
+
+/// Regression, found in review: such an object ended the sweep of its bucket.
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_end_of_a_superseded_stay_stops_no_sweep() {
+    let bucket = trash(&["gone", "twice"], DAY).await;
+    let twice: VolumeId = "twice".parse().expect("an id");
+    let stays = read_trash(&bucket).await.expect("listed").stays.into_iter();
+    let first = stays.map(|there| there.stay).find(|stay| stay.volume == twice).expect("its stay");
+    sleep(MINUTE).await;
+    let terms = Terms { keep: DAY, owner: "uid-main".to_owned() };
+    assert!(discard(&bucket, &twice, Nonce([2; 16]), &terms, None).await.expect("deleted"));
+    let archived = ErrorKind::Blocked(Blocker::Archived);
+    bucket.make_unreadable(&TrashKey::End(first).to_string(), archived);
+    let fake = Fake::new(vec![hourly("main", "24h")], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(27 * HOUR).await;
+    let last = fake.reports().pop().expect("it was swept");
+    assert_eq!(last.trashed_volumes, 1, "{last:?}");
+    assert!(has_tombstone(&fake.bucket(), "gone") && has_tombstone(&fake.bucket(), "twice"));
+    let events: Vec<Event> = std::iter::from_fn(|| fake.event()).collect();
+    assert!(events.iter().all(|event| event.reason == "DeletedVolumesKept"), "no sweep failed");
+    let notes: Vec<&str> = events.iter().filter_map(|event| event.note.as_deref()).collect();
+    assert!(!notes.is_empty() && notes.iter().all(|note| note.contains("twice: ")), "{notes:?}");
+}
+
+/// Regression, found in review: without the right to delete, each sweep removed the logs of all expired
+/// volumes, and none of their objects.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_denies_deletes_removes_no_second_volume() {
+    let bucket = trash(&["first", "second"], HOUR).await;
+    bucket.fail_always(Verb::Delete, Fault::Before(ErrorKind::Denied));
+    let fake = Fake::new(vec![hourly("main", "1h")], bucket);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(6 * HOUR).await;
+    assert!(has_tombstone(&fake.bucket(), "first") && !has_tombstone(&fake.bucket(), "second"));
+    let events: Vec<Event> = std::iter::from_fn(|| fake.event()).collect();
+    assert!(events.iter().any(|event| event.reason == "SweepFailed"));
+    fake.bucket().heal();
+    sleep(DAY).await;
+    assert!(has_tombstone(&fake.bucket(), "second"));
 }
 
 /// Regression: a proxy removed the header `Date`, so nothing was deleted permanently, without any report.

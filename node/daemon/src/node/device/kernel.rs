@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use holdfast_service::chain;
 use holdfast_ublk::{
-    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, KernelRelease, LOOP_IDS,
-    Queue, QueueSpec, Transport, Unsupported, flush_from_outside,
+    ControlError, Device, DeviceInfo, DeviceLimit, DeviceSpec, DeviceState, Expected, Features,
+    KernelRelease, LOOP_IDS, Queue, QueueSpec, Transport, Unsupported, flush_from_outside,
 };
 
 use super::fuse::FuseDevices;
@@ -141,7 +141,7 @@ impl Devices for Kernel {
             self.udev.await_rules();
             self.fuse.add(spec)?
         } else {
-            Device::add(&Features::probe()?, spec)?
+            add_ublk(spec)?
         };
         if let Err(error) = self.udev.mark(device.id(), spec.tag) {
             // If it stays, the next start finds it by its tag.
@@ -284,6 +284,25 @@ impl Devices for Kernel {
 
     fn unkept_devices(&self) -> usize {
         self.fuse.unkept()
+    }
+}
+
+/// Adds a ublk device. If the kernel allows no more, it raises the kernel's limit first.
+fn add_ublk(spec: &DeviceSpec) -> Result<Device, ControlError> {
+    let features = Features::probe()?;
+    let refused = match Device::add(&features, spec) {
+        Err(refused @ ControlError::TooManyDevices { .. }) => refused,
+        added => return added,
+    };
+    match DeviceLimit::raise() {
+        Ok(devices) => {
+            tracing::info!(path = DeviceLimit::PATH, devices, "raised the kernel's limit of ublk devices");
+            Device::add(&features, spec)
+        }
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "the kernel's limit of ublk devices was not raised");
+            Err(refused)
+        }
     }
 }
 

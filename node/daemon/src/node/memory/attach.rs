@@ -9,9 +9,10 @@ use holdfast_memory::pool::SLAB_BYTES;
 use holdfast_serve::{Label, Message, NewMemoryVolume, PublishedMemory, QueueShare};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
-use holdfast_ublk::{Device, DeviceSpec, Transport};
+use holdfast_ublk::{Device, DeviceSpec};
 use parking_lot::Mutex;
 
+use super::NEEDED;
 use super::detach::delete_device;
 use super::local::{MemoryLocal, MemoryRecord, OpenedMemory};
 use super::present::{PresentMemory, ServingThread};
@@ -26,7 +27,7 @@ use crate::node::local::file::random;
 use crate::node::ring::room::RingNeed;
 use crate::node::run_blocking::blocking;
 use crate::node::volume::device::or_gone;
-use crate::node::{Attached, Node, NodeConfig, NodeError, TransportChoice};
+use crate::node::{Attached, Node, NodeConfig, NodeError};
 
 impl Node {
     /// Attaches a memory volume, all zeros, and returns its device, ready for use. For an attached one,
@@ -127,11 +128,9 @@ impl Node {
         let volume = &request.volume;
         self.check_memory_room(volume, &shape).await?;
         let kernel = Arc::clone(self.0.devices.kernel());
-        // The daemon needs access to the data: the kernel copies it.
-        let kernel_copy = TransportChoice::Only(Transport::KernelCopy);
         let transport = blocking({
             let kernel = Arc::clone(&kernel);
-            move || kernel.transport(kernel_copy).map_err(NodeError::MemoryNeedsUblk)
+            move || kernel.transport(NEEDED).map_err(NodeError::MemoryNeedsUblk)
         })
         .await?;
         let nonce = u64::from_le_bytes(random());

@@ -25,7 +25,7 @@ pub(super) enum MemoryState {
     },
     /// Its device serves requests.
     Serving(Device),
-    /// Another program removed its device: a detach drops its content.
+    /// Another program stopped or removed its device: a detach drops its content.
     Unserved(Device),
     /// Its device is being removed, or its files after that.
     Detaching,
@@ -79,6 +79,24 @@ impl From<&MemoryShape> for MostBytes {
 impl TableEntry {
     fn new(state: MemoryState, most: MostBytes) -> Self {
         Self { state, present: None, most, is_growing: false }
+    }
+
+    /// Marks it as not served if another program stopped the device that serves it.
+    fn note_stopped_device(&mut self, volume: &VolumeId) {
+        if let MemoryState::Serving(device) = self.state
+            && self.present.as_ref().is_some_and(|present| present.published.has_device_ended())
+        {
+            self.lose_device(volume, device);
+        }
+    }
+
+    fn lose_device(&mut self, volume: &VolumeId, lost: Device) {
+        self.state = MemoryState::Unserved(lost);
+        tracing::error!(
+            %volume,
+            "another program stopped or removed the device of a memory volume; detach it, which discards its content, and \
+             attach it (with Kubernetes the node does both)"
+        );
     }
 
     /// Returns its maximum memory, in bytes.
@@ -227,7 +245,7 @@ impl MemoryTable {
     pub(in crate::node) fn lose_device(&self, volume: &VolumeId, lost: Device) -> bool {
         let mut entries = self.0.lock();
         let serving = entries.get_mut(volume).filter(|entry| entry.state == MemoryState::Serving(lost));
-        serving.map(|entry| entry.state = MemoryState::Unserved(lost)).is_some()
+        serving.map(|entry| entry.lose_device(volume, lost)).is_some()
     }
 
     /// Returns the device of a served volume that may grow.
@@ -330,14 +348,26 @@ impl MemoryTable {
         self.0.lock().get(volume)?.present.clone()
     }
 
+    /// Returns the published status of a volume on a ring thread.
+    #[cfg(test)]
+    pub(in crate::node) fn published(
+        &self,
+        volume: &VolumeId,
+    ) -> Option<Arc<holdfast_serve::PublishedMemory>> {
+        self.present(volume).map(|present| Arc::clone(&present.published))
+    }
+
     /// Removes a volume that is no longer on this node.
     pub(super) fn forget(&self, volume: &VolumeId) {
         self.0.lock().remove(volume);
     }
 
-    /// Returns the status of all volumes.
+    /// Returns the status of all volumes. A volume whose device was stopped counts as not served from now on.
     pub(super) fn list(&self) -> Vec<NodeVolumeStatus> {
-        let entries = self.0.lock();
+        let mut entries = self.0.lock();
+        for (volume, entry) in entries.iter_mut() {
+            entry.note_stopped_device(volume);
+        }
         let all = entries.iter().map(|(volume, TableEntry { state, present, .. })| {
             let (shown, device, message) = match state {
                 MemoryState::Attaching => (VolumeState::Attaching, None, None),
@@ -348,7 +378,7 @@ impl MemoryTable {
                 }
                 MemoryState::Serving(device) => (VolumeState::Attached, Some(*device), None),
                 MemoryState::Unserved(_) => {
-                    let said = "another program removed its device; detach it, which discards its content, then attach it again";
+                    let said = "another program stopped or removed its device; detach it, which discards its content, then attach it again";
                     (VolumeState::Unserved, None, Some(said.to_owned()))
                 }
                 MemoryState::Detaching

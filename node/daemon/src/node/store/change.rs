@@ -5,7 +5,8 @@
 //! 2. with the new client the log of every volume that uses the store is looked up again (`own_log.rs`),
 //!    including volumes that wait for recovery: new credentials and endpoints may lead to another bucket of
 //!    the same name. A damaged or archived record of one volume does not stop the change if another volume's
-//!    log was found, and neither does a log that the current client does not find either. If no volume uses the store, but an operation (an attach) does, the change waits;
+//!    log was found, and neither does a log that the current client does not find either. If no volume uses
+//!    the store, but an operation (an attach) does, the change waits;
 //! 3. the client is replaced: pending uploads, log records and reads use it with their next attempt;
 //! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon starts with
 //!    the new configuration;

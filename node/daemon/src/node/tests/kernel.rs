@@ -160,7 +160,7 @@ impl FakeKernel {
         self.lock().held = Some((command, device));
     }
 
-    /// Rejects commands of these names.
+    /// Rejects commands of these names. With `ublk`, the kernel has no driver.
     pub(super) fn refuse(&self, commands: &[&'static str]) {
         self.lock().refused = commands.to_vec();
     }
@@ -252,6 +252,9 @@ impl State {
 
 impl Devices for FakeKernel {
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported> {
+        if self.lock().refused.contains(&"ublk") {
+            return Err(Unsupported::NoDriver);
+        }
         Ok(if let TransportChoice::Only(transport) = choice { transport } else { Transport::UserCopy })
     }
 

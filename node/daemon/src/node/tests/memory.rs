@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use holdfast_crds::{SpillUse, most_memory_bytes};
+use holdfast_crds::{MemoryUse, SpillUse, most_memory_bytes};
 use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
@@ -531,6 +531,28 @@ fn memory_volumes_stay_within_the_limit_of_the_node() {
             assert_eq!(node.memory_use().promised_bytes, 0);
             node.attach_memory(two).await.unwrap();
         })
+    });
+}
+
+/// Regression, found in review: a node without ublk reported room for memory volumes. Claims were bound to
+/// it, and their pods waited forever.
+#[test]
+fn a_node_without_ublk_has_no_room_for_memory_volumes() {
+    let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
+    daemon(&dirs, &kernel, async |node| {
+        let MemoryUse { limit_bytes, spill, .. } = node.memory_use();
+        assert!(limit_bytes > 0, "with ublk there is room");
+        assert_eq!(spill.map(|spill| spill.limit_bytes), Some(1 << 20));
+        node.attach_memory(spilling(8)).await.unwrap();
+        kernel.refuse(&["ublk"]);
+        let MemoryUse { limit_bytes, promised_bytes, used_bytes: _, spill } = node.memory_use();
+        assert!(limit_bytes == promised_bytes && promised_bytes > 0, "{limit_bytes} of {promised_bytes}");
+        let none_left = SpillUse { limit_bytes: 8 << 12, promised_bytes: 8 << 12, used_bytes: 0 };
+        assert_eq!(spill, Some(none_left));
+        let other = MemoryAttach { volume: "other".parse().unwrap(), ..scratch() };
+        assert!(matches!(node.attach_memory(other).await, Err(NodeError::MemoryNeedsUblk(_))));
+        node.detach_memory(&scratch().volume).await.unwrap();
+        assert_eq!(node.memory_use().limit_bytes, 0);
     });
 }
 

@@ -362,8 +362,8 @@ fn a_damaged_log_does_not_block_the_change_of_others() {
     });
 }
 
-/// Found in review: a volume whose log someone had deleted kept the new credentials from all volumes, with the
-/// message that these select another bucket.
+/// Found in review: a volume whose log someone had deleted kept the new credentials from all volumes, with
+/// the message that these select another bucket.
 #[test]
 fn a_deleted_log_does_not_block_the_change_of_others() {
     let (dirs, outside) = (Dirs::new(), Runtime::new().unwrap());

@@ -13,7 +13,7 @@ use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_service::chain;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::VolumeId;
-use holdfast_ublk::{ControlError, Device, DeviceSpec, Transport};
+use holdfast_ublk::{ControlError, Device, DeviceSpec, DeviceState, Transport};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::node::device::kernel::Devices;
@@ -52,13 +52,18 @@ impl VolumeDevices {
         blocking(move || Ok(kernel.transport(choice)?)).await
     }
 
-    /// Fails if a device is gone, or its number belongs to another one by now: `losetup --detach` removes the
-    /// loop device of a volume, and the next file gets its number. Cancels such a removal of a device in use,
-    /// if the kernel allows it.
+    /// Fails if a device is gone or stopped, or its number belongs to another one by now: `losetup --detach`
+    /// removes the loop device of a volume, and the next file gets its number. Cancels such a removal of a
+    /// device in use, if the kernel allows it.
     pub(in crate::node) async fn check_there(&self, device: Device) -> Result<(), NodeError> {
         let kernel = Arc::clone(&self.kernel);
         let (id, tag) = (device.id(), device.tag());
+        let has_ublk = device.transport() != Transport::Fuse;
         blocking(move || match kernel.look(id)? {
+            // Another program stopped or deleted it: the kernel keeps the number until the daemon closes it.
+            found if found.tag == tag && has_ublk && found.state == DeviceState::Dead => {
+                Err(ControlError::NotFound { id }.into())
+            }
             found if found.tag == tag => match kernel.keep(device) {
                 Err(gone @ (ControlError::NotFound { .. } | ControlError::NotOurs { .. })) => Err(gone.into()),
                 Err(error) => {
@@ -243,8 +248,8 @@ impl Node {
     /// Returns true if the volume's device serves and is still its own; false if no device serves it.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] or [`ControlError::NotOurs`]: another program removed its device, and the
-    /// number may belong to that program's device. The volume must be detached.
+    /// [`ControlError::NotFound`] or [`ControlError::NotOurs`]: another program stopped or removed its
+    /// device, and the number may belong to that program's device. The volume must be detached.
     pub(crate) async fn check_served(&self, volume: &VolumeId) -> Result<bool, NodeError> {
         if let Some(device) = self.0.memory.serving_device(volume) {
             self.check_device(volume, device).await?;
@@ -276,24 +281,17 @@ impl Node {
     ) -> Result<(), NodeError> {
         let checked = self.0.devices.check_there(device).await;
         if let Err(NodeError::Device(ControlError::NotFound { .. } | ControlError::NotOurs { .. })) = &checked
+            && !self.0.memory.lose_device(volume, device)
+            && let Some(present) = self.0.volumes.on_ring(volume)
+            && present.device() == Some(device)
         {
-            if self.0.memory.lose_device(volume, device) {
-                tracing::error!(
-                    %volume,
-                    "another program removed the device of a memory volume; detach it, which discards its content, and attach it \
-                     (with Kubernetes the node does both)"
-                );
-            } else if let Some(present) = self.0.volumes.on_ring(volume)
-                && present.device() == Some(device)
-            {
-                lose_device(volume, &present.state);
-            }
+            lose_device(volume, &present.state);
         }
         checked
     }
 }
 
-/// Begins to serve a volume, whose device may have lost its connection before.
+/// Begins to serve a volume, whose device may have ended before.
 pub(in crate::node) fn serve(present: &Present, event: &StateEvent) {
     present.state.apply(event);
     if present.published.has_device_ended() && present.state.with(|state| state.serving_device().is_some()) {
@@ -301,18 +299,18 @@ pub(in crate::node) fn serve(present: &Present, event: &StateEvent) {
     }
 }
 
-/// Notes that another program removed the device of a volume, or aborted its connection. During an attach, a
-/// recovery or a detach it only logs that: a detach ends the connection itself, and [`serve`] notes it after
-/// the others.
+/// Notes that another program stopped or removed the device of a volume, or aborted its connection. During an
+/// attach, a recovery or a detach it only logs that: a detach stops the device itself, and [`serve`] notes it
+/// after the others.
 pub(in crate::node) fn lose_device(volume: &VolumeId, state: &StateCell) {
     if state.try_apply(&StateEvent::DeviceLost).is_ok() {
         tracing::error!(
             %volume,
-            "another program removed the volume's device, or aborted its connection; no device serves it; detach and attach \
-             it (with Kubernetes the node does both)"
+            "another program stopped or removed the volume's device, or aborted its connection; no device serves it; detach \
+             and attach it (with Kubernetes the node does both)"
         );
     } else {
-        tracing::info!(%volume, "the connection of the volume's device ended during an attach, a recovery or a detach");
+        tracing::debug!(%volume, "the volume's device ended during an attach, a recovery or a detach");
     }
 }
 

@@ -221,6 +221,41 @@ fn a_detach_drops_the_content_and_reports_it() {
     assert_eq!(lost(&written_status(&cleared).unwrap()).unwrap().0, "NodeRestarted");
 }
 
+/// Regression, found in review: content lost with a device that another program removed was reported as
+/// detached on request, by a normal event.
+#[test]
+fn content_lost_with_a_removed_device_is_a_fault() {
+    let mut facts = served();
+    let here = facts.here.as_mut().unwrap();
+    (here.state, here.attached) = (VolumeState::Unserved, None);
+    let (acts, reason, _) = refusal(&facts);
+    assert_eq!((acts, reason.as_str()), (vec!["report", "detach"], "Unserved"));
+    reported(&mut facts);
+    assert_eq!((facts.status.epoch, lost(&facts.status)), (Some(EPOCH), None));
+    // The cause stays during the detach.
+    facts.here.as_mut().unwrap().state = VolumeState::Detaching;
+    facts.doing = Some(Doing::Detaching);
+    assert_eq!(step_names_of(&facts), [""; 0]);
+    facts.since_report = Some(Duration::from_secs(60));
+    reported(&mut facts);
+    assert_eq!(facts.status.conditions[0].reason, "Unserved");
+    let detached = Some(OperationOutcome::Detached);
+    let gone = |last| NodeFacts { here: None, doing: None, last, ..facts.clone() };
+    // `None`: the daemon was restarted.
+    for facts in [gone(detached.clone()), gone(None)] {
+        let again = plan(&facts, &now());
+        assert_eq!(step_names(&again), ["claim", "attach"]);
+        let status = written_status(&again).unwrap();
+        let (reason, message) = lost(&status).unwrap();
+        assert_eq!((reason, status.epoch), ("DeviceRemoved", None));
+        assert!(message.contains("removed the device of the volume on node a"), "{message}");
+    }
+    // The user requested the detach before the daemon had started it.
+    let mut facts = gone(detached);
+    facts.spec.node_name = None;
+    assert_eq!(lost(&written_status(&plan(&facts, &now())).unwrap()).unwrap().0, "DeviceRemoved");
+}
+
 #[test]
 fn content_of_a_node_that_was_cut_off_is_lost() {
     let mut facts = memory();
