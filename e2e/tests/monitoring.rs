@@ -139,10 +139,29 @@ fn query_of<'a>(alerts: &[(&str, &'a str)], name: &str) -> &'a str {
 fn alerts_about_waiting_volumes_outlast_failed_attempts() {
     let text = read(ALERTS);
     let alerts = alerts(&text);
-    for name in ["HoldfastVolumeWaiting", "HoldfastDeletionWaiting"] {
+    for name in ["HoldfastVolumeWaiting", "HoldfastDetachWaiting", "HoldfastDeletionWaiting"] {
         let query = query_of(&alerts, name);
         let labels = "max by (volume, name, namespace, persistentvolumeclaim) (";
         assert!(query.starts_with(&format!("{labels}holdfast_operator_volume_waiting{{phase")), "{query}");
+    }
+}
+
+/// Regression, found in review: a detach with a long final commit fired the alert for Volumes that wait, and
+/// a volume that its node did not serve fired two alerts. The metric of the daemon must be 0 as long as the
+/// other alert waits: it is 0 during each attempt of a failing attach, which must not restart this alert.
+#[test]
+fn a_volume_that_waits_fires_one_alert() {
+    let text = read(ALERTS);
+    let alerts = alerts(&text);
+    let (waits, other) =
+        query_of(&alerts, "HoldfastVolumeWaiting").split_once(" unless on (volume) ").unwrap();
+    assert!(waits.contains(r#"{phase!~"Deleting|Detaching|Failed"}"#), "{waits}");
+    assert!(query_of(&alerts, "HoldfastDetachWaiting").contains(r#"{phase="Detaching"}"#));
+    let not_served = query_of(&alerts, "HoldfastVolumeNotServed");
+    assert_eq!(other, format!("count_over_time((max by (volume) ({not_served}))[10m:1m]) >= 10"));
+    for (name, time) in [("HoldfastVolumeNotServed", "10m"), ("HoldfastVolumeWaiting", "15m")] {
+        let (_, alert) = alerts.iter().find(|(found, _)| *found == name).unwrap();
+        assert!(alert.contains(&format!("for: {time}\n")), "{name}");
     }
 }
 

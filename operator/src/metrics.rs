@@ -555,19 +555,28 @@ mod tests {
         add("gone", None, "Deleting", Some(("False", "WaitingForDetach")));
         add("old", None, "Pending", None);
         let metrics = Metrics::new();
-        metrics.watch_volumes(known);
-        let text = metrics.render().expect("renders");
-        let mut lines: Vec<&str> =
-            text.lines().filter_map(|line| line.strip_prefix("holdfast_operator_volume_waiting{")).collect();
-        lines.sort_unstable();
+        metrics.watch_volumes(known.clone());
+        let waiting = || {
+            let text = metrics.render().expect("renders");
+            let lines =
+                text.lines().filter_map(|line| line.strip_prefix("holdfast_operator_volume_waiting{"));
+            let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+            lines.sort_unstable();
+            lines
+        };
         assert_eq!(
-            lines,
+            waiting(),
             [
                 r#"volume="gone",name="gone",namespace="",persistentvolumeclaim="",phase="Deleting",reason="WaitingForDetach"} 1"#,
                 r#"volume="old",name="old",namespace="",persistentvolumeclaim="",phase="Pending",reason="NotReported"} 1"#,
                 r#"volume="pvc-1",name="pvc-1",namespace="shop",persistentvolumeclaim="data",phase="Attaching",reason="Attaching"} 1"#,
             ]
         );
+        add("pvc-1", Some("shop/data"), "Attached", Some(("True", "Attached")));
+        add("old", None, "Ready", Some(("True", "Detached")));
+        let gone = known.state().into_iter().find(|volume| volume.name_any() == "gone").expect("it is there");
+        writer.apply_watcher_event(&watcher::Event::Delete((*gone).clone()));
+        assert_eq!(waiting(), Vec::<String>::new());
     }
 
     #[test]

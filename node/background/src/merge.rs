@@ -149,8 +149,8 @@ impl<S: Sides, T: Environment> Parts for Output<'_, S, T> {
 }
 
 impl<S: Sides> PageReader<'_, S> {
-    /// Returns the segments to relocate; reads all pages once.
-    async fn to_relocate(&self) -> Result<Vec<SegmentId>, Unmerged> {
+    /// Returns the segments to relocate, each with its visible bytes; reads all pages once.
+    async fn to_relocate(&self) -> Result<Vec<(SegmentId, u64)>, Unmerged> {
         let mut survey = RunMerge::survey(self.inputs.iter().cloned());
         loop {
             let advance = move || {

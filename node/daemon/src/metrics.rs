@@ -137,7 +137,7 @@ const VOLUME_METRICS: [VolumeMetric; 49] = [
     gauge(
         "holdfast_volume_store_change_refused",
         None,
-        "1 while the newest configuration of the volume's store is not in use, because the daemon refused it, else 0",
+        "1 while the newest configuration of the volume's store is not in use, because the daemon refused or could not check it, else 0",
         |v| Some(f64::from(v.store.change_refused.is_some())),
     ),
     gauge(

@@ -260,7 +260,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::PendingStored { result } => self.log.pending_stored(result, &self.core, out),
             Event::CreateAnswered(answer) => self.create_answered(answer, out),
             Event::RecordRead { seq, bytes } => self.record_read(seq, bytes.as_deref(), out),
-            Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
+            Event::CheckpointWritten { seq, written } => {
+                self.checkpoint_written(seq, written);
+                self.unpark(out);
+            }
             Event::Detach => self.detach(out),
             Event::Grow { sectors } => self.grow(sectors, out),
             Event::Configure(settings) => self.configure(settings, out),

@@ -249,6 +249,13 @@ impl LogFailure {
         }
     }
 
+    /// Returns true if the store denied the request, or the use of the bucket's key.
+    pub(crate) fn is_denied(&self) -> bool {
+        use holdfast_objects::{Blocker, ErrorKind};
+        let Self::Store { source, .. } = self else { return false };
+        matches!(source.kind(), ErrorKind::Denied | ErrorKind::Blocked(Blocker::Key))
+    }
+
     /// Returns true if a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};

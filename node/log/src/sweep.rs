@@ -157,7 +157,8 @@ impl SweepOptions {
 /// store. Concurrent sweeps are safe.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the store did not answer; the next sweep does the rest.
+/// [`LogFailure::Store`]: the store did not answer, or denied the reads of all volumes; the next sweep does
+/// the rest.
 pub async fn sweep(
     objects: &dyn ObjectStore,
     memory: &mut SweepMemory,
@@ -166,6 +167,11 @@ pub async fn sweep(
     let SweepMemory { heads, removed, limited_at } = memory;
     let (known, mut skipped) = read_volumes(objects, options, removed).await?;
     let volumes = (known.len() + skipped.len() + removed.len()) as u64;
+    if known.is_empty()
+        && let Some(denied) = skipped.iter().position(|skipped| skipped.error.is_denied())
+    {
+        return Err(skipped.swap_remove(denied).error);
+    }
     let mut report = SweepReport { volumes, ..SweepReport::default() };
     for Removed { left, .. } in removed.values() {
         report.kept.objects += left.objects;

@@ -317,6 +317,16 @@ async fn an_object_that_the_store_refuses_to_send_keeps_only_its_volume() {
     }
 }
 
+/// Found in review: without the right to read, each sweep skipped all volumes and counted as done.
+#[tokio::test]
+async fn a_store_that_denies_all_reads_ends_the_sweep() {
+    let stored = with_garbage().await;
+    Stored::attached(stored.store.clone(), "other", Creation::plain(SECTORS, NONCE, 0), 2).await;
+    stored.store.fail_always(Verb::Get, Fault::Before(ErrorKind::Denied));
+    let error = sweep(&stored.store, &mut SweepMemory::default(), all()).await.unwrap_err();
+    assert!(error.to_string().starts_with("read"), "{error}");
+}
+
 /// Only with the right to delete can a sweep do its work; the error names the missing right.
 #[tokio::test]
 async fn a_store_that_denies_deletes_ends_the_sweep() {

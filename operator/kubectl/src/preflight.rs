@@ -4,10 +4,11 @@
 //! Does not own: the checks; `holdfast-node` in the image makes them.
 //! Invariants: each Pod of a run is deleted when the run ends, even after an error or a signal. Pods of a
 //! killed run end at their time limit; the next run in the same namespace deletes them.
-//! Costs: one Pod and one watch per node; needs rights only for Nodes, Pods and events.
+//! Costs: one Pod and one watch at a time per node; needs rights only for Nodes, Pods and events.
 
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
@@ -233,18 +234,18 @@ async fn check_node(
 
 /// Waits until a Pod that was just created has ended.
 async fn wait_for_end(pods: &Api<Pod>, pod: &str) -> anyhow::Result<PodEnd> {
-    let began = Instant::now();
-    let has_ended = move |pod: Option<&Pod>| pod.is_none_or(|pod| end(pod, began.elapsed()).is_some());
-    let soon = tokio::time::timeout(PULL_RETRIES, await_condition(pods.clone(), pod, has_ended)).await;
-    let ended = match soon {
-        Ok(ended) => ended?,
+    let pull_failed = OnceLock::new();
+    let end = |pod: &Pod| end(pod, Instant::now(), &pull_failed);
+    let has_ended = |pod: Option<&Pod>| pod.is_none_or(|pod| end(pod).is_some());
+    let ended = loop {
+        let soon = tokio::time::timeout(PULL_RETRIES, await_condition(pods.clone(), pod, has_ended)).await;
         // A new watch shows a failed pull again, even if the Pod does not change any more.
-        Err(_elapsed) => await_condition(pods.clone(), pod, has_ended).await?,
+        if let Ok(ended) = soon {
+            break ended?;
+        }
     };
     Ok(match ended {
-        Some(ended) => {
-            end(&ended, began.elapsed()).unwrap_or_else(|| PodEnd::Failed("its Pod has not ended".to_owned()))
-        }
+        Some(ended) => end(&ended).unwrap_or_else(|| PodEnd::Failed("its Pod has not ended".to_owned())),
         None => PodEnd::Failed("its Pod was deleted by another program".to_owned()),
     })
 }
@@ -379,8 +380,9 @@ fn pod(node: &str, run: &Run) -> Value {
     })
 }
 
-/// Returns the outcome of a Pod that was created `age` ago; `None` while it can still reach one.
-fn end(pod: &Pod, age: Duration) -> Option<PodEnd> {
+/// Returns the outcome of a Pod; `None` while it can still reach one. `pull_failed` keeps the time at which a
+/// failed pull of its image was first seen.
+fn end(pod: &Pod, now: Instant, pull_failed: &OnceLock<Instant>) -> Option<PodEnd> {
     let status = pod.status.as_ref()?;
     let state = status.container_statuses.iter().flatten().find_map(|container| container.state.as_ref());
     if let Some(terminated) = state.and_then(|state| state.terminated.as_ref()) {
@@ -391,7 +393,8 @@ fn end(pod: &Pod, age: Duration) -> Option<PodEnd> {
         let (reason, message) = (or_nothing(&waiting.reason), or_nothing(&waiting.message));
         match reason.as_str() {
             // The registry may answer the next pull.
-            "ErrImagePull" | "ImagePullBackOff" if age < PULL_RETRIES => {}
+            "ErrImagePull" | "ImagePullBackOff"
+                if now.duration_since(*pull_failed.get_or_init(|| now)) < PULL_RETRIES => {}
             "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"
             | "ImageInspectError" => {
                 let said = format!(

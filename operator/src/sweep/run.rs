@@ -117,7 +117,9 @@ impl<C: SweptCluster> Sweeps<'_, C> {
         };
         state.random = (self.random)();
         match outcome {
-            None => tracing::info!(object_store = %store.name_any(), "sweep ended: its ObjectStore changed"),
+            None => {
+                tracing::info!(object_store = %store.name_any(), "sweep ended: the settings of its ObjectStore changed")
+            }
             Some(Ok((swept, trashed))) => {
                 (state.ended, state.failed) = (Some(Instant::now()), None);
                 let is_known = std::mem::replace(&mut state.keeps_uploads, swept.uploads.failed.is_some());
@@ -139,15 +141,18 @@ impl<C: SweptCluster> Sweeps<'_, C> {
         true
     }
 
-    /// Waits until a running sweep of the ObjectStore must end: its spec changed, or it is being deleted.
+    /// Waits until a running sweep of the ObjectStore must end: its bucket or the settings of its sweeps
+    /// changed, or it is being deleted.
     async fn is_outdated(&self, swept: &ObjectStore) {
         loop {
             sleep(CHECK_EVERY).await;
             let Ok(stores) = self.cluster.object_stores().await else { continue };
             let is_current = |store: &ObjectStore| {
+                let (now, begun) = (&store.spec, &swept.spec);
                 store.metadata.uid == swept.metadata.uid
                     && store.metadata.deletion_timestamp.is_none()
-                    && store.spec == swept.spec
+                    && (&now.sweep, &now.keep_deleted) == (&begun.sweep, &begun.keep_deleted)
+                    && (&now.bucket, &now.prefix) == (&begun.bucket, &begun.prefix)
             };
             if !stores.iter().any(is_current) {
                 return;

@@ -185,7 +185,7 @@ pub(crate) fn brief(failure: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{ASSIGNED, ConditionStatus, PROVISIONED, find_condition};
+    use holdfast_crds::{ASSIGNED, ConditionStatus, PROVISIONED, READY, find_condition};
     use holdfast_objects::{Blocker, StoreError};
     use holdfast_types::Seq;
 
@@ -314,7 +314,10 @@ mod tests {
         let old = |type_, reason| facts.conditions(&now).build(type_, ConditionStatus::False, reason, "old");
         facts.status.conditions = vec![old(ASSIGNED, "NotRequested"), old(PROVISIONED, "Created")];
         facts.status.volume_id = Some("v".to_owned());
+        facts.status.phase = Some(VolumePhase::Ready);
         let status = failure.ungranted(&facts, &now).expect("something to report");
+        let ready = find_condition(&status.conditions, READY).expect("ready");
+        assert_eq!((status.phase, ready.status.as_str()), (Some(VolumePhase::Attaching), "False"));
         assert_eq!((status.volume_id.as_deref(), status.conditions.len()), (Some("v"), 3));
         let assigned = find_condition(&status.conditions, ASSIGNED).expect("assigned");
         assert_eq!((assigned.status.as_str(), assigned.reason.as_str()), ("False", "LogFailed"));

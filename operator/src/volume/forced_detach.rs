@@ -30,8 +30,12 @@ impl ClusterFacts {
             Some(forced_detach) if self.desired() == Some(serving) => {
                 forced_detach.epoch.is_none() || forced_detach.epoch != self.status.epoch
             }
-            // A moved grant stays moved until the next node claims the volume.
-            Some(_) => self.assigned() == Some(serving),
+            // A moved grant stays moved until the next node claims the volume. Back with the same node, it
+            // counts only once that has attached the volume again.
+            Some(forced_detach) => {
+                let has_attached = forced_detach.epoch.is_none() || forced_detach.epoch != self.status.epoch;
+                self.assigned() == Some(serving) && has_attached
+            }
         };
         if self.lost.is_some() {
             return true;

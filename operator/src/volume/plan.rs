@@ -370,12 +370,19 @@ pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now:
 }
 
 /// Returns the status of a volume that its desired node may not have yet, because the log was not read. All
-/// else stays.
+/// else stays, but a volume that no node had is not `Ready` any more.
 pub(crate) fn ungranted(facts: &ClusterFacts, reason: &str, message: &str, now: &Time) -> VolumeStatus {
     let mut status = operators_part(&facts.status);
     status.observed_generation = Some(facts.generation);
     status.conditions.retain(|condition| ![ASSIGNED, READY].contains(&condition.type_.as_str()));
-    status.conditions.push(facts.conditions(now).build(ASSIGNED, ConditionStatus::False, reason, message));
+    let builder = facts.conditions(now);
+    status.conditions.push(builder.build(ASSIGNED, ConditionStatus::False, reason, message));
+    if status.phase == Some(VolumePhase::Ready) {
+        // A node is desired since.
+        status.phase = Some(VolumePhase::Attaching);
+        status.conditions.push(builder.build(READY, ConditionStatus::False, reason, message));
+        return status;
+    }
     with_ready(facts, status, now)
 }
 

@@ -14,7 +14,7 @@ use super::operations::OperationOutcome;
 
 /// Reason: the node no longer has the content.
 const NODE_RESTARTED: &str = "NodeRestarted";
-/// Reason: another program removed the device.
+/// Reason: another program stopped or removed the device.
 const DEVICE_REMOVED: &str = "DeviceRemoved";
 /// Reason: another node had the content, and was cut off.
 const NODE_LOST: &str = "NodeLost";
@@ -33,7 +33,7 @@ pub(super) fn content_lost(facts: &NodeFacts, now: &Time) -> Option<Condition> {
     };
     let at = &now.0;
     let (reason, message) = if node == facts.me && was_removed(facts) {
-        let message = "another program removed the device of the volume on node";
+        let message = "another program stopped or removed the device of the volume on node";
         (DEVICE_REMOVED, format!("{message} {node}, and its content was lost with it. Found at {at}"))
     } else if node == facts.me && was_detached(facts) {
         (CONTENT_DROPPED, format!("node {node} detached the volume and dropped its content, at {at}"))

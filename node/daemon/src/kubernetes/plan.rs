@@ -435,8 +435,8 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     }
     if reason == UNSERVED {
         return format!(
-            "no device serves the volume on node {me}: an attach failed halfway, or another program removed its \
-             device. Node {me} detaches it, then attaches it again"
+            "no device serves the volume on node {me}: an attach failed halfway, or another program stopped or \
+             removed its device. Node {me} detaches it, then attaches it again"
         );
     }
     match facts.here.as_ref().and_then(|here| misfit(facts, here)) {

@@ -23,7 +23,8 @@ use super::entry::Entry;
 use super::head::{RunHead, SegmentObject};
 use super::page::RunPage;
 use super::relocate::{
-    FEW_SMALL, MAX_RELOCATED, MAX_SMALL, MovedFrames, MovedPart, Relocation, SMALL_BYTES, SPARSE_PERCENT,
+    FEW_SMALL, MAX_RELOCATED, MAX_SMALL, MAX_SMALL_BYTES, MovedFrames, MovedPart, Relocation, SMALL_BYTES,
+    SPARSE_PERCENT,
 };
 use super::writer::RunWriter;
 use crate::segment::FrameIndex;
@@ -83,27 +84,29 @@ impl RunMerge {
         Self { live: Some(BTreeMap::new()), ..Self::new(inputs, true) }
     }
 
-    /// Returns the volume's own segments to relocate, after the survey: the sparsest, and if there are many
-    /// small ones, the smallest, each up to a maximum.
-    pub fn to_relocate(&self) -> Vec<SegmentId> {
+    /// Returns the volume's own segments to relocate, each with its visible bytes, after the survey: the
+    /// sparsest, and if there are many small ones, the smallest, both up to a maximum.
+    pub fn to_relocate(&self) -> Vec<(SegmentId, u64)> {
         let live = self.live.iter().flatten().map(|(id, (bytes, live))| (*id, *bytes, *live));
-        let is_sparse = |(_, bytes, live): &(SegmentId, u64, u64)| {
-            live.saturating_mul(100) < bytes.saturating_mul(SPARSE_PERCENT)
-        };
         let own = live.filter(|(id, ..)| id.0.owner == 0);
-        let (mut sparse, mut small): (Vec<_>, Vec<_>) = own.partition(is_sparse);
-        small.retain(|(_, bytes, _)| *bytes < SMALL_BYTES);
-        if small.len() <= FEW_SMALL {
-            small.clear();
-        }
-        small.sort_by_key(|(_, bytes, _)| *bytes);
-        small.truncate(MAX_SMALL);
+        let (mut sparse, mut others): (Vec<_>, Vec<_>) =
+            own.partition(|(_, bytes, live)| live.saturating_mul(100) < bytes.saturating_mul(SPARSE_PERCENT));
         sparse.sort_by(|(_, bytes, live), (_, other_bytes, other_live)| {
             (u128::from(*live) * u128::from(*other_bytes))
                 .cmp(&(u128::from(*other_live) * u128::from(*bytes)))
         });
-        sparse.truncate(MAX_RELOCATED);
-        sparse.into_iter().chain(small).map(|(id, ..)| id).collect()
+        others.extend(sparse.split_off(sparse.len().min(MAX_RELOCATED)));
+        others.retain(|(_, bytes, _)| *bytes < SMALL_BYTES);
+        if others.len() <= FEW_SMALL {
+            others.clear();
+        }
+        others.sort_by_key(|(_, bytes, _)| *bytes);
+        let mut all_bytes = 0;
+        let small = others.into_iter().take(MAX_SMALL).take_while(|(_, _, live)| {
+            all_bytes += live;
+            all_bytes <= MAX_SMALL_BYTES
+        });
+        sparse.into_iter().chain(small).map(|(id, _, live)| (id, live)).collect()
     }
 
     /// Relocates these segments, each with its group ([`groups`]).

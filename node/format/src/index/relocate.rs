@@ -25,13 +25,16 @@ pub(super) const SPARSE_PERCENT: u64 = 40;
 /// Maximum segments that a merge relocates, which bounds its duration.
 pub(super) const MAX_RELOCATED: usize = 4096;
 /// A segment with fewer bytes of frames is small.
-pub(super) const SMALL_BYTES: u64 = 1 << 20;
+pub(super) const SMALL_BYTES: u64 = 128 << 10;
 /// Number of small segments up to which a run keeps them. Its head names each segment, and a cold read needs
 /// the whole head, so commits of a few sectors each must not accumulate.
 pub(super) const FEW_SMALL: usize = 1024;
-/// Maximum small segments that a merge relocates, in addition to the sparse ones.
-pub(super) const MAX_SMALL: usize = 1 << 15;
-/// Number of old segments whose frames go to the same new segments.
+/// Maximum small segments that a merge relocates, each read with a request of its own, and their maximum
+/// bytes.
+pub(super) const MAX_SMALL: usize = 1 << 18;
+pub(super) const MAX_SMALL_BYTES: u64 = 1 << 30;
+/// Minimum number of old segments whose frames go to the same new segments. Of small ones more, until these
+/// are full.
 const GROUP: usize = 64;
 /// Size at which a new segment, which is built in memory, is stored.
 const NEW_BYTES: u64 = 16 << 20;
@@ -93,10 +96,19 @@ impl MovedFrames {
     }
 }
 
-/// Returns the group of each segment to relocate, independent of which segments are unreadable.
-pub fn groups(mut sparse: Vec<SegmentId>) -> HashMap<SegmentId, u32> {
-    sparse.sort_unstable();
-    (0..).zip(sparse.chunks(GROUP)).flat_map(|(group, ids)| ids.iter().map(move |id| (*id, group))).collect()
+/// Returns the group of each segment to relocate, given with its visible bytes, independent of which segments
+/// are unreadable.
+pub fn groups(mut segments: Vec<(SegmentId, u64)>) -> HashMap<SegmentId, u32> {
+    segments.sort_unstable();
+    let (mut number, mut count, mut bytes) = (0, 0, 0_u64);
+    let group = |(id, live)| {
+        if count >= GROUP && bytes >= NEW_BYTES {
+            (number, count, bytes) = (number + 1, 0, 0);
+        }
+        (count, bytes) = (count + 1, bytes.saturating_add(live));
+        (id, number)
+    };
+    segments.into_iter().map(group).collect()
 }
 
 /// A part of the block in progress.

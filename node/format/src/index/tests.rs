@@ -79,8 +79,8 @@ fn made(parts: &[MovedPart], offset: u64) -> Frame {
 
 /// Returns the merge with these segments relocated.
 fn merge_relocating(inputs: &[Stored], is_oldest: bool, sparse: Vec<SegmentId>) -> Stored {
-    let mut merge =
-        RunMerge::new(inputs.iter().map(Stored::input), is_oldest).relocating(groups(sparse.clone()));
+    let mut merge = RunMerge::new(inputs.iter().map(Stored::input), is_oldest)
+        .relocating(groups(sparse.iter().map(|id| (*id, 9)).collect()));
     let (mut object, mut all_moved) = (Vec::new(), Vec::new());
     loop {
         match merge.advance() {
@@ -304,13 +304,13 @@ fn a_merge_of_zeros_alone_is_empty() {
     assert_eq!(head.page_of(Block(0)), None);
 }
 
-/// Returns the sparse segments of a merge of `inputs`.
+/// Returns the segments that a merge of `inputs` relocates.
 fn sparse(inputs: &[Stored]) -> Vec<SegmentId> {
     let mut survey = RunMerge::survey(inputs.iter().map(Stored::input));
     loop {
         match survey.advance() {
             MergeStep::NeedsPage { input, page } => survey.feed(input, inputs[input].page(page)),
-            MergeStep::Ended => return survey.to_relocate(),
+            MergeStep::Ended => return survey.to_relocate().into_iter().map(|(id, _)| id).collect(),
             MergeStep::Wrote | MergeStep::Move(_) => panic!("a survey has no output"),
         }
     }
@@ -352,20 +352,40 @@ fn the_sparsest_own_segments_are_relocated() {
 /// million commits of a few sectors, a cold read needed a head of 50 MB.
 #[test]
 fn many_small_segments_are_combined() {
-    let full = |n: u64, bytes: u64| {
+    let of = |n: u64, index_offset: u64| {
         let Stored::Segment(object, index) = Stored::segment(n, vec![data(n as u32, 1, 1)]) else {
             unreachable!()
         };
-        // The frame has 9 bytes.
-        let index_offset = if bytes > 9 { bytes } else { 9 };
         Stored::Segment(SegmentObject { index_offset, bytes: 2 * index_offset, ..object }, index)
     };
-    let few: Vec<Stored> = (1..=FEW_SMALL as u64).map(|n| full(n, 9)).collect();
-    assert_eq!(sparse(&few), []);
-    let many: Vec<Stored> = (1..=FEW_SMALL as u64 + 1).map(|n| full(n, 9 + n % 2)).collect();
-    let relocated = sparse(&many);
-    assert_eq!(relocated.len(), many.len());
+    // A frame of 9 bytes, which is all of its segment, or a small part of it.
+    let full = |numbers: std::ops::Range<u64>| numbers.map(|n| of(n, 9 + n % 2));
+    let sparse_ones = |numbers: std::ops::Range<u64>| numbers.map(|n| of(n, 900));
+    let few = FEW_SMALL as u64;
+    assert_eq!(sparse(&full(0..few).collect::<Vec<_>>()), []);
+    let relocated = sparse(&full(0..few + 1).collect::<Vec<_>>());
+    assert_eq!(relocated.len() as u64, few + 1);
     assert_eq!(relocated[0].place().stored() % 2, 0, "the smallest first");
+    // Sparse ones beyond the maximum are small, too.
+    let most = MAX_RELOCATED as u64;
+    let many: Vec<Stored> = sparse_ones(0..most + few).chain(full(most + few..most + few + 1)).collect();
+    assert_eq!(sparse(&many).len(), many.len());
+    let large: Vec<Stored> = (0..few + 1).map(|n| of(n, 9)).chain([of(few + 1, 22)]).collect();
+    assert_eq!(sparse(&large).len() as u64, few + 2, "22 bytes of which 9 are visible are not sparse");
+}
+
+/// As many old segments as fill a new one go to it, so that the new one is not small.
+#[test]
+fn a_group_fills_a_new_segment() {
+    let id = |n: u64| SegmentId::new(Place::until(Seq(n)), 7, [9; 10]);
+    let of_each = |count: u64, bytes: u64| {
+        let groups = groups((0..count).map(|n| (id(n), bytes)).collect());
+        let mut sizes = std::collections::BTreeMap::new();
+        groups.into_values().for_each(|group| *sizes.entry(group).or_insert(0) += 1);
+        sizes.into_values().collect::<Vec<u64>>()
+    };
+    assert_eq!(of_each(10_000, 4096), [4096, 4096, 10_000 - 2 * 4096]);
+    assert_eq!(of_each(150, 10 << 20), [64, 64, 22], "of large ones not fewer than before");
 }
 
 /// Pages after an entry whose segment is not stored wait for it. If many do, it is stored before it is
@@ -377,7 +397,7 @@ fn entries_wait_for_their_segment_within_bounds() {
     let other = Stored::segment(2, (1..BLOCKS).map(|block| data(block, 1, 2)).collect());
     let Stored::Segment(SegmentObject { id, .. }, _) = sparse else { unreachable!() };
     let inputs = [other, sparse];
-    let mut merge = RunMerge::new(inputs.iter().map(Stored::input), true).relocating(groups(vec![id]));
+    let mut merge = RunMerge::new(inputs.iter().map(Stored::input), true).relocating(groups(vec![(id, 9)]));
     let MergeStep::Move(MovedFrames { ordinal, parts, .. }) = merge.advance() else {
         panic!("nothing can be written before the first block is stored")
     };

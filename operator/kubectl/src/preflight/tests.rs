@@ -161,8 +161,14 @@ fn nodes_that_start_no_pod_are_named() {
     assert_eq!(unready(&Node::default()), None, "a node that says nothing is tried");
 }
 
-fn ended_after(status: Value, age: Duration) -> Option<PodEnd> {
-    end(&serde_json::from_value(json!({ "metadata": {}, "status": status })).unwrap(), age)
+fn pod_with(status: Value) -> Pod {
+    serde_json::from_value(json!({ "metadata": {}, "status": status })).unwrap()
+}
+
+/// Returns the outcome of a Pod in which a failed pull was first seen `failed` ago.
+fn ended_after(status: Value, failed: Duration) -> Option<PodEnd> {
+    let first = Instant::now();
+    end(&pod_with(status), first + failed, &OnceLock::from(first))
 }
 
 fn ended(status: Value) -> Option<PodEnd> {
@@ -212,6 +218,20 @@ fn a_failed_pull_is_repeated_before_the_check_ends() {
         assert!(ended(waiting(reason, "503")).is_some());
     }
     assert!(ended_after(waiting("InvalidImageName", "a b"), soon).is_some(), "no pull can succeed");
+}
+
+/// Regression, found in review: the time for retries began with the Pod, so a pull that failed later was not
+/// repeated.
+#[test]
+fn the_time_for_retries_begins_with_the_first_failed_pull() {
+    let (created, pull_failed) = (Instant::now(), OnceLock::new());
+    let end_at = |second: u64, reason: &str| {
+        end(&pod_with(waiting(reason, "503")), created + Duration::from_secs(second), &pull_failed)
+    };
+    assert_eq!(end_at(39, "ContainerCreating"), None);
+    assert_eq!(end_at(40, "ErrImagePull"), None);
+    assert_eq!(end_at(69, "ImagePullBackOff"), None);
+    assert!(end_at(70, "ImagePullBackOff").is_some());
 }
 
 /// Regression, found in review: the image of a private registry could not be checked.

@@ -348,6 +348,27 @@ async fn a_used_volume_that_was_not_restored_is_tried_again_soon() {
     assert_eq!(fake.opened().len(), looks, "the next look is due in an hour");
 }
 
+/// Regression, found in review: each minute had a look, with a LIST of all Volumes.
+#[tokio::test(start_paused = true)]
+async fn a_used_volume_that_stays_is_tried_more_and_more_rarely() {
+    let bucket = trash(&["used"], 2 * DAY).await;
+    bucket.fail_always(Verb::Get, Fault::Before(ErrorKind::Blocked(Blocker::Archived)));
+    let mut suspended = hourly("main", "48h");
+    suspended.spec.sweep.suspend = true;
+    let fake = Fake::new(vec![suspended], bucket);
+    let here = VolumeHere { object_store: Some("main".to_owned()), is_provisioned: true };
+    fake.0.lock().volumes.insert("used".to_owned(), here);
+    let _running = fake.start(&Arc::new(Metrics::new()));
+    sleep(10 * HOUR).await;
+    let looks = fake.opened().len();
+    assert!((14..=30).contains(&looks), "{looks}");
+    let is_in_trash = || fake.bucket().keys().iter().any(|key| key.starts_with("trash/"));
+    assert!(is_in_trash());
+    fake.bucket().heal();
+    sleep(HOUR + 2 * MINUTE).await;
+    assert!(!is_in_trash());
+}
+
 /// Found by review: the looks waited behind a sweep, which may take hours.
 #[tokio::test(start_paused = true)]
 async fn a_used_volume_is_restored_beside_a_long_sweep() {

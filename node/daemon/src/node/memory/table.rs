@@ -430,9 +430,10 @@ fn refusal(volume: &VolumeId, entry: &TableEntry) -> NodeError {
         MemoryState::Recovering { error: Some(why) } => {
             NodeError::RecoveryFailed { volume, why: why.clone() }
         }
-        MemoryState::Unserved(_) => {
-            NodeError::Busy { volume, doing: "without its device, which another program removed: detach it" }
-        }
+        MemoryState::Unserved(_) => NodeError::Busy {
+            volume,
+            doing: "without its device, which another program stopped or removed: detach it",
+        },
         MemoryState::Detaching => NodeError::Busy { volume, doing: "being detached" },
         MemoryState::Stopping(_) | MemoryState::Stopped(_) | MemoryState::Abandoned => {
             NodeError::Busy { volume, doing: "not completely detached (a detach failed: detach it again)" }

@@ -136,6 +136,23 @@ fn a_node_without_its_disk_is_detached_and_granted_again() {
     assert_eq!((served.phase, served.forced_detach), (Some(VolumePhase::Attached), status.forced_detach));
 }
 
+/// Found in review: once the grant had returned to a node whose detach did not end, no other node could get
+/// the volume, whether the annotation stayed or was set again.
+#[test]
+fn a_grant_that_returned_to_a_stuck_node_moves_again() {
+    let mut facts = lost("a");
+    facts.spec.node_name = None;
+    let status = report(&mut facts);
+    assert_eq!((status.assigned_node.as_deref(), status.forced_detach.is_some()), (None, true));
+    // The next pod starts on the same node, and then on another one.
+    facts.spec.node_name = Some("a".to_owned());
+    assert_eq!(report(&mut facts).assigned_node.as_deref(), Some("a"));
+    facts.spec.node_name = None;
+    assert_eq!(report(&mut facts).assigned_node, None);
+    facts.spec.node_name = Some("b".to_owned());
+    assert_eq!(report(&mut facts).assigned_node.as_deref(), Some("b"));
+}
+
 /// Regression: a node that attached and never reported its epoch could not be force-detached: the next node
 /// was rejected repeatedly.
 #[test]
