@@ -74,8 +74,8 @@ fn keeper(world: &World) -> Result<()> {
                {.spec.template.spec.hostPID}{.spec.template.spec.hostNetwork}/{.spec.template.spec.volumes[*].name}";
     let pod =
         world.kubectl(["--namespace", NAMESPACE, "get", "daemonset", "holdfast-keeper", "--output", pod])?;
-    ensure!(pod == "/false//run", "account/token/namespaces of the host/volumes: {pod}");
-    let account = format!("--as=system:serviceaccount:{NAMESPACE}:default");
+    ensure!(pod == "holdfast-keeper/false//run", "account/token/namespaces of the host/volumes: {pod}");
+    let account = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-keeper");
     let words = ["auth", "can-i", "--list", "--namespace", NAMESPACE, &account];
     let rights = world.kubectl(words)?;
     for part in ["holdfast.dev", "secrets", "pods", "nodes", "leases", "events", "*.*"] {
