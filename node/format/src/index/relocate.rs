@@ -33,8 +33,8 @@ pub(super) const FEW_SMALL: usize = 1024;
 /// bytes.
 pub(super) const MAX_SMALL: usize = 1 << 18;
 pub(super) const MAX_SMALL_BYTES: u64 = 1 << 30;
-/// Minimum number of old segments whose frames go to the same new segments. Of small ones more, until these
-/// are full.
+/// Number of old segments whose frames go to the same new segments; if more than [`MAX_RELOCATED`] are relocated,
+/// more, until these are full: groups share the memory of the parts that wait.
 const GROUP: usize = 64;
 /// Size at which a new segment, which is built in memory, is stored.
 const NEW_BYTES: u64 = 16 << 20;
@@ -101,8 +101,9 @@ impl MovedFrames {
 pub fn groups(mut segments: Vec<(SegmentId, u64)>) -> HashMap<SegmentId, u32> {
     segments.sort_unstable();
     let (mut number, mut count, mut bytes) = (0, 0, 0_u64);
+    let are_few = segments.len() <= MAX_RELOCATED;
     let group = |(id, live)| {
-        if count >= GROUP && bytes >= NEW_BYTES {
+        if count >= GROUP && (are_few || bytes >= NEW_BYTES) {
             (number, count, bytes) = (number + 1, 0, 0);
         }
         (count, bytes) = (count + 1, bytes.saturating_add(live));

@@ -102,18 +102,21 @@ fn a_removed_annotation_does_not_end_an_unused_permission() {
 /// The node has got the volume back since.
 #[test]
 fn an_old_annotation_does_not_force_detach_a_returned_node() {
-    let mut facts = lost("a");
-    report(&mut facts);
-    // `a` came back and got the volume again, like any node; then it is desired on `b`.
-    facts.spec.node_name = Some("a".to_owned());
-    facts.status.node = None;
-    report(&mut facts);
-    facts.status.node = Some("a".to_owned());
-    report(&mut facts);
-    facts.spec.node_name = Some("b".to_owned());
-    let status = report(&mut facts);
-    assert_eq!(status.assigned_node.as_deref(), Some("a"));
-    assert_eq!(reason_of(&status, ASSIGNED), ("False", "WaitingForDetach"));
+    for epoch in [Some(4), None] {
+        let mut facts = lost("a");
+        report(&mut facts);
+        // `a` came back and got the volume again, like any node; then it is desired on `b`.
+        facts.spec.node_name = Some("a".to_owned());
+        facts.status.node = None;
+        report(&mut facts);
+        facts.status.node = Some("a".to_owned());
+        facts.status.epoch = epoch;
+        report(&mut facts);
+        facts.spec.node_name = Some("b".to_owned());
+        let status = report(&mut facts);
+        assert_eq!(status.assigned_node.as_deref(), Some("a"), "{epoch:?}");
+        assert_eq!(reason_of(&status, ASSIGNED), ("False", "WaitingForDetach"));
+    }
 }
 
 /// Regression: the annotation was ignored if it named the desired node, so that the loss of that node's disk
