@@ -33,8 +33,8 @@ pub(super) const FEW_SMALL: usize = 1024;
 /// bytes.
 pub(super) const MAX_SMALL: usize = 1 << 18;
 pub(super) const MAX_SMALL_BYTES: u64 = 1 << 30;
-/// Number of old segments whose frames go to the same new segments; if more than [`MAX_RELOCATED`] are relocated,
-/// more, until these are full: groups share the memory of the parts that wait.
+/// Number of old segments whose frames go to the same new segments; if more than [`MAX_RELOCATED`] are
+/// relocated, more, until these are full: groups share the memory of the parts that wait.
 const GROUP: usize = 64;
 /// Size at which a new segment, which is built in memory, is stored.
 const NEW_BYTES: u64 = 16 << 20;
