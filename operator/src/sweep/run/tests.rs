@@ -390,7 +390,7 @@ async fn a_used_volume_is_restored_beside_a_long_sweep() {
     assert!(fake.reports().is_empty(), "the sweep is still held");
 }
 
-/// Found by review: a sweep that had begun before `suspend` was set continued beside a copy of its bucket.
+/// Found by review: a sweep that had begun before `suspend` was set continued while its bucket was copied.
 #[tokio::test(start_paused = true)]
 async fn a_sweep_ends_when_its_object_store_changes() {
     let (bucket, key) = bucket().await;
