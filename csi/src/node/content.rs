@@ -26,6 +26,9 @@ const MIRROR_BYTES: u64 = 64 << 10;
 const END_BYTES: u64 = 2 << 20;
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 20;
+/// Features of a new xfs: those that the oldest kernel can mount on which volumes are served. By default,
+/// mkfs.xfs chooses those of its own release, and a volume may move to a node with an older kernel.
+const XFS_FEATURES: &str = "options=/usr/share/xfsprogs/mkfs/lts_6.6.conf";
 /// Byte of the primary superblock of xfs that is not zero until mkfs.xfs completes; the kernel does not mount
 /// such a file system. Source: `sb_inprogress` in `xfs_format.h` of Linux.
 const XFS_IN_PROGRESS: u64 = 126;
@@ -253,7 +256,7 @@ pub(super) fn format(file_system: FileSystem, device: &Path, is_zero: bool) -> C
             let zero = if is_zero { "nodiscard,assume_storage_prezeroed=1" } else { "nodiscard" };
             CommandLine::new(["mkfs.ext4", "-q", "-F", "-m", "0", "-E", zero]).and(device)
         }
-        FileSystem::Xfs => CommandLine::new(["mkfs.xfs", "-q", "-f", "-K"]).and(device),
+        FileSystem::Xfs => CommandLine::new(["mkfs.xfs", "-q", "-f", "-K", "-c", XFS_FEATURES]).and(device),
         FileSystem::Btrfs => CommandLine::new(["mkfs.btrfs", "-q", "-f", "-K"]).and(device),
     }
 }

@@ -48,6 +48,7 @@ const FILE_SYSTEM_TOOLS: &[&str] = &[
     "usr/sbin/resize2fs",
     "usr/sbin/xfs_growfs",
     "usr/sbin/xfs_repair",
+    "usr/share/xfsprogs/mkfs/lts_6.6.conf",
 ];
 
 /// The image of one of our programs.

@@ -4,28 +4,56 @@
 
 use anyhow::{Context, Result};
 
-/// A release of Debian's cloud kernel, and its suites.
+/// The distribution that builds a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Distribution {
+    /// Debian: cloud kernels. It drops old releases; the fallback is the newest release of the same series,
+    /// then the newest of the same major version.
+    Debian,
+    /// Ubuntu. Its archive keeps all releases; the fallback is the newest release of the same series.
+    Ubuntu,
+}
+
+/// A release of a distribution's kernel, and its suites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelPin {
+    /// The distribution.
+    pub distribution: Distribution,
     /// Suites that may contain its series, the most likely first.
     pub suites: &'static [&'static str],
-    /// The preferred release, as printed by `uname -r`. Debian drops old ones; the fallback is the newest
-    /// release of the same series, then the newest of the same major version.
+    /// The preferred release, as printed by `uname -r`.
     pub release: &'static str,
     /// Maximum processors with which it boots under the emulator.
     pub emulated_processors: u32,
 }
 
 impl KernelPin {
-    /// Returns the pinned kernel of this series.
+    /// Returns the pinned kernel of a series, such as `6.12`, or the kernel of a release of Ubuntu, such as
+    /// `6.8.0-1070-aws`.
     ///
     /// # Errors
-    /// If no kernel of it is pinned.
-    pub fn of(series: &str) -> Result<Self> {
-        KERNELS.iter().find(|kernel| kernel.series() == series).copied().with_context(|| {
+    /// If no kernel of that series is pinned.
+    pub fn of(name: &str) -> Result<Self> {
+        if name.contains('-') {
+            // A command plays few kernels.
+            let release = String::leak(name.to_owned());
+            return Ok(KERNELS.iter().find(|kernel| kernel.release == name).copied().unwrap_or(Self {
+                distribution: Distribution::Ubuntu,
+                suites: UBUNTU_SUITES,
+                release,
+                emulated_processors: 1,
+            }));
+        }
+        KERNELS.iter().find(|kernel| kernel.series() == name).copied().with_context(|| {
             let known: Vec<&str> = KERNELS.iter().map(Self::series).collect();
-            format!("no kernel {series:?}; there are {}", known.join(", "))
+            format!("no kernel {name:?}; there are {}, and all releases of Ubuntu", known.join(", "))
         })
+    }
+
+    /// Returns its name after the `@` of a lane: see [`KernelPin::of`].
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        if KERNELS.contains(self) { self.series() } else { self.release }
     }
 
     /// Returns the first two numbers of its version, as in `6.12`.
@@ -35,16 +63,34 @@ impl KernelPin {
         let end = self.release[second..].find('.').map_or(self.release.len(), |length| second + length);
         &self.release[..end]
     }
+
+    /// Returns true if the series is this one, or newer.
+    #[must_use]
+    pub fn is_at_least(&self, major: u32, minor: u32) -> bool {
+        let mut numbers = self.series().split('.').map(|number| number.parse().unwrap_or(0));
+        (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
+    }
+
+    /// Returns what follows the numbers of the release, such as `-cloud-amd64`: names of other builds of the
+    /// same configuration end in it.
+    #[must_use]
+    pub fn flavour(&self) -> &'static str {
+        let letter =
+            |at: &(usize, &str)| self.release[at.0 + 1..].starts_with(|c: char| c.is_ascii_alphabetic());
+        self.release.match_indices('-').find(letter).map_or("", |(at, _)| &self.release[at..])
+    }
 }
 
 /// Default kernel of the test machines.
 pub const KERNEL: KernelPin = KernelPin {
+    distribution: Distribution::Debian,
     suites: &["trixie-backports", "sid"],
     release: "7.3.4+deb13-cloud-amd64",
     emulated_processors: u32::MAX,
 };
 /// An older one.
 pub const OLDER_KERNEL: KernelPin = KernelPin {
+    distribution: Distribution::Debian,
     suites: &["sid", "trixie-backports"],
     release: "7.2.13+deb14-cloud-amd64",
     emulated_processors: u32::MAX,
@@ -52,16 +98,45 @@ pub const OLDER_KERNEL: KernelPin = KernelPin {
 /// The long-term kernel of Debian stable: user copy only, and a different recovery. Emulated, it dies in its
 /// first second with more than one processor.
 pub const LTS_KERNEL: KernelPin = KernelPin {
+    distribution: Distribution::Debian,
     suites: &["trixie", "bookworm-backports"],
     release: "6.12.117+deb13-cloud-amd64",
     emulated_processors: 1,
 };
 /// The long-term kernel of Debian 12, on which no volume is served: it has no ublk, and its FUSE cannot
 /// resend requests. For the experiment `nvme-tcp`.
-pub const OLD_KERNEL: KernelPin =
-    KernelPin { suites: &["bookworm"], release: "6.1.0-50-cloud-amd64", emulated_processors: 1 };
+pub const OLD_KERNEL: KernelPin = KernelPin {
+    distribution: Distribution::Debian,
+    suites: &["bookworm"],
+    release: "6.1.0-50-cloud-amd64",
+    emulated_processors: 1,
+};
+/// The kernel of Ubuntu 24.04, and its newer ones, as most recently released; the last is also that of 26.04.
+pub const UBUNTU_KERNELS: [KernelPin; 5] = [
+    ubuntu("6.8.0-151-generic"),
+    ubuntu("6.11.0-29-generic"),
+    ubuntu("6.14.0-37-generic"),
+    ubuntu("6.17.0-42-generic"),
+    ubuntu("7.0.0-44-generic"),
+];
+/// Suites with all releases of Ubuntu's kernels since 6.8.
+const UBUNTU_SUITES: &[&str] = &["noble-updates", "resolute-updates", "noble"];
 /// All kernels on which volumes are served.
-pub const KERNELS: &[KernelPin] = &[KERNEL, OLDER_KERNEL, LTS_KERNEL];
+pub const KERNELS: &[KernelPin] = &[
+    KERNEL,
+    OLDER_KERNEL,
+    LTS_KERNEL,
+    UBUNTU_KERNELS[0],
+    UBUNTU_KERNELS[1],
+    UBUNTU_KERNELS[2],
+    UBUNTU_KERNELS[3],
+    UBUNTU_KERNELS[4],
+];
+
+const fn ubuntu(release: &'static str) -> KernelPin {
+    KernelPin { distribution: Distribution::Ubuntu, suites: UBUNTU_SUITES, release, emulated_processors: 1 }
+}
+
 /// Suite of the test machine's user space and of the programs unpacked on the host.
 pub const GUEST_SUITE: &str = "forky";
 /// Packages in the test machine's root file system.

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::{Control, Node, SIGKILL};
-use holdfast_lab::pins::LTS_KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::vm::{Vm, bash};
@@ -142,7 +141,7 @@ fn script(node: &Node, script: &str) -> Result<String> {
 
 /// Returns the host's own uses of a volume.
 fn host_uses(world: &World, node: &Node) -> Result<Vec<String>> {
-    let partitions = if world.kernel() == LTS_KERNEL { "" } else { PARTITIONS };
+    let partitions = if world.kernel().is_at_least(7, 0) { PARTITIONS } else { "" };
     let found = script(node, &format!("{FOREIGN}{partitions}"))?;
     Ok(found.lines().map(str::to_owned).collect())
 }

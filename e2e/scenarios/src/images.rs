@@ -21,7 +21,7 @@ const TOOLS: &[&str] = &[
     "flock --version",
     "mkfs.btrfs --version",
     "mkfs.ext4 -V",
-    "mkfs.xfs -V",
+    "mkfs.xfs -N -c options=/usr/share/xfsprogs/mkfs/lts_6.6.conf -d file=1,name=/none,size=512m",
     "mount --version",
     "stat --version",
     "umount --version",

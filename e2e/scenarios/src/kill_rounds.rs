@@ -34,7 +34,11 @@ const SIGINT: i32 = 2;
 const RAW: &str = "raw";
 const FILE_SYSTEMS: [FileSystem; 3] = [
     FileSystem { name: "ext4", make: "mkfs.ext4 -q -F", check: "e2fsck -fn" },
-    FileSystem { name: "xfs", make: "mkfs.xfs -q -f", check: "xfs_repair -n" },
+    FileSystem {
+        name: "xfs",
+        make: "mkfs.xfs -q -f -c options=/usr/share/xfsprogs/mkfs/lts_6.6.conf",
+        check: "xfs_repair -n",
+    },
     FileSystem { name: "btrfs", make: "mkfs.btrfs -q -f", check: "btrfs check" },
 ];
 const SIZE: &str = "320Mi";

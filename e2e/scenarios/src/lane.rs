@@ -7,8 +7,8 @@ use holdfast_lab::pins::{KERNEL, KernelPin, LTS_KERNEL};
 
 use super::{ALL, BY_NAME, Scenario};
 
-/// A scenario and the kernel of its machines. Its name, as in `kill-rounds-user-copy@6.12`, contains the
-/// series of the kernel unless that is the default.
+/// A scenario and the kernel of its machines. Its name, as in `kill-rounds-user-copy@6.12`, contains that of
+/// the kernel unless that is the default.
 #[derive(Debug, Clone, Copy)]
 pub struct Lane {
     /// The scenario.
@@ -20,7 +20,7 @@ pub struct Lane {
 impl fmt::Display for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.scenario.name)?;
-        if self.kernel == KERNEL { Ok(()) } else { write!(f, "@{}", self.kernel.series()) }
+        if self.kernel == KERNEL { Ok(()) } else { write!(f, "@{}", self.kernel.name()) }
     }
 }
 
@@ -41,19 +41,19 @@ pub fn usual_lanes() -> Vec<Lane> {
 }
 
 /// Returns the lanes selected by a part of a name: among those of a run without a filter, and every scenario
-/// on the default kernel; or, with `@` and the series of a kernel after the part, every scenario on that
-/// kernel.
+/// on the default kernel; or, with `@` and the name of a kernel after the part (see [`KernelPin::of`]), every
+/// scenario on that kernel.
 ///
 /// # Errors
-/// If no kernel of that series is pinned.
+/// If there is no such kernel.
 pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
-    let Some((part, series)) = filter.split_once('@') else {
+    let Some((part, kernel)) = filter.split_once('@') else {
         let on_usual = ALL.iter().chain(BY_NAME).map(|scenario| Lane { scenario, kernel: KERNEL });
         let on_others = usual_lanes().into_iter().filter(|lane| lane.kernel != KERNEL);
         let all = on_usual.chain(on_others);
         return ensure_some(filter, all.filter(|lane| lane.scenario.name.contains(filter)).collect());
     };
-    let kernel = KernelPin::of(series)?;
+    let kernel = KernelPin::of(kernel)?;
     let all = ALL.iter().chain(BY_NAME).filter(|scenario| scenario.name.contains(part));
     let all = all.filter(|scenario| !part.is_empty() || !WITH_A_PROGRAM.contains(&scenario.name));
     ensure_some(filter, all.map(|scenario| Lane { scenario, kernel }).collect())
@@ -209,6 +209,9 @@ mod tests {
         assert_eq!(names("@7.2").len(), ALL.len() + BY_NAME.len() - WITH_A_PROGRAM.len());
         assert_eq!(lanes("story@7.2").unwrap()[0].kernel, OLDER_KERNEL);
         let refused = lanes("story@5.10").unwrap_err().to_string();
-        assert_eq!(refused, "no kernel \"5.10\"; there are 7.3, 7.2, 6.12");
+        assert_eq!(
+            refused,
+            "no kernel \"5.10\"; there are 7.3, 7.2, 6.12, 6.8, 6.11, 6.14, 6.17, 7.0, and all releases of Ubuntu"
+        );
     }
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::{Control, Node, SIGKILL};
-use holdfast_lab::pins::LTS_KERNEL;
 use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -40,8 +39,8 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
     first.kill()?;
     check_held_device(&first, &device)?;
     load.wait_progress()?;
-    // The long-term kernel cannot resize a device in use.
-    let grows = world.kernel() != LTS_KERNEL;
+    // Older kernels cannot resize a device in use.
+    let grows = world.kernel().is_at_least(6, 16);
     let served_bytes = if grows { 2 << 30 } else { 1 << 30 };
     match first.cli(&["grow", "disk", "2Gi"]) {
         Ok(_) => ensure!(grows, "the kernel has no UPDATE_SIZE"),

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_lab::pins::LTS_KERNEL;
 use holdfast_lab::report;
 use holdfast_lab::setup::Profile;
 use holdfast_lab::vm::{Vm, bash};
@@ -92,19 +91,21 @@ pub(super) fn serve_many(world: &World) -> Result<()> {
     vm.power_off()
 }
 
-/// Device tests of features that the long-term kernel's driver lacks.
-const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 8] = [
-    ("requests_whose_pages_are_not_registered_are_copied", "no zero copy"),
-    ("devices_that_share_buffers_keep_their_data", "no zero copy"),
-    ("starting_a_device_reads_nothing_from_it", "no start without a look for partitions"),
-    ("a_quiesced_device_has_given_its_idle_tags_back", "no QUIESCE_DEV"),
+/// Device tests of features that older drivers lack: the test, the first series with the feature, and what
+/// earlier ones do.
+const OF_NEWER_DRIVERS: [(&str, (u32, u32), &str); 8] = [
+    ("requests_whose_pages_are_not_registered_are_copied", (6, 16), "no zero copy"),
+    ("devices_that_share_buffers_keep_their_data", (6, 16), "no zero copy"),
+    ("a_quiesced_device_has_given_its_idle_tags_back", (6, 16), "no QUIESCE_DEV"),
+    ("a_device_grows_while_it_is_open", (6, 16), "no UPDATE_SIZE"),
+    ("misaligned_memory_is_refused_before_the_server_sees_it", (6, 15), "takes any memory, which is copied"),
+    ("memory_that_is_misaligned_in_the_middle_is_refused_too", (6, 15), "takes any memory, which is copied"),
+    ("starting_a_device_reads_nothing_from_it", (7, 0), "no start without a look for partitions"),
     (
         "a_command_that_does_not_end_is_named_and_holds_up_no_other_device",
+        (7, 0),
         "no start without a look for partitions, which waits for the same request",
     ),
-    ("a_device_grows_while_it_is_open", "no UPDATE_SIZE"),
-    ("misaligned_memory_is_refused_before_the_server_sees_it", "takes any memory, which is copied"),
-    ("memory_that_is_misaligned_in_the_middle_is_refused_too", "takes any memory, which is copied"),
 ];
 
 /// Runs the tests of `holdfast-ublk` that need the driver, in a machine that has it.
@@ -112,8 +113,10 @@ pub(super) fn device_tests(world: &World) -> Result<()> {
     world.share(&world.toolbox().test_program("device", Profile::Dev)?, "bin/device-tests")?;
     let vm = world.vm("a")?;
     let mut run = "device-tests --ignored --test-threads=1".to_owned();
-    let left_out: &[_] = if world.kernel() == LTS_KERNEL { &NOT_OF_THE_LTS_KERNEL } else { &[] };
-    for (test, reason) in left_out {
+    for (test, (major, minor), reason) in OF_NEWER_DRIVERS {
+        if world.kernel().is_at_least(major, minor) {
+            continue;
+        }
         report::step(format_args!("SKIP {test} of the device tests: {reason}"));
         run += &format!(" --skip {test}");
     }

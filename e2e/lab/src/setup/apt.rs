@@ -114,6 +114,9 @@ fn archive_uri(sources: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Ubuntu's archive.
+const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu";
+
 /// A separate apt configuration for one suite, in a temporary directory.
 #[derive(Debug)]
 pub struct AptRoot {
@@ -135,6 +138,23 @@ impl AptRoot {
     /// # Errors
     /// If the lists cannot be downloaded.
     pub fn of(suite: &str, architecture: &str) -> Result<Self> {
+        Self::open(&format!("[signed-by={KEYRING}] {}", mirror()?), suite, architecture)
+    }
+
+    /// Creates the configuration for a suite of Ubuntu.
+    ///
+    /// # Errors
+    /// If the lists, or the keys of their signatures, cannot be downloaded.
+    pub fn ubuntu(cache: &Cache, suite: &str) -> Result<Self> {
+        let keys = cache.entry(&format!("ubuntu-keyring-{GUEST_SUITE}"), TOOLS_EXPECTED, |dir| {
+            Self::new(GUEST_SUITE)?.unpack(&["ubuntu-keyring"], dir)
+        })?;
+        let keyring = keys.join("usr/share/keyrings/ubuntu-archive-keyring.gpg");
+        Self::open(&format!("[signed-by={}] {UBUNTU}", keyring.display()), suite, "amd64")
+    }
+
+    /// Creates the configuration for an archive: its options and URI.
+    fn open(archive: &str, suite: &str, architecture: &str) -> Result<Self> {
         let dir = tempfile::tempdir().context("make a directory for apt")?;
         let path = dir.path().display().to_string();
         for sub in [
@@ -148,10 +168,7 @@ impl AptRoot {
             fs::create_dir_all(dir.path().join(sub))?;
         }
         fs::write(dir.path().join("status"), "")?;
-        fs::write(
-            dir.path().join("etc/sources.list"),
-            format!("deb [signed-by={KEYRING}] {} {suite} main\n", mirror()?),
-        )?;
+        fs::write(dir.path().join("etc/sources.list"), format!("deb {archive} {suite} main\n"))?;
         fs::write(
             dir.path().join("apt.conf"),
             format!(

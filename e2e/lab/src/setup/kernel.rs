@@ -1,4 +1,4 @@
-//! The kernel of the test machines: Debian's cloud kernel, unpacked, and a small initramfs.
+//! The kernel of the test machines, as a distribution built it: unpacked, and a small initramfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,21 +9,21 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cache::Cache;
 use crate::command::output;
-use crate::pins::KernelPin;
+use crate::pins::{Distribution, KernelPin};
 use crate::report;
 use crate::setup::apt::{self, AptRoot};
 
-/// Modules that the initramfs loads, in order, before the root file system is mounted.
-const EARLY_MODULES: &[&str] = &["virtio_blk"];
-/// Modules that it loads before those, if packaged separately; newer kernels have them built in.
-const EARLIER_MODULES: &[&str] =
-    &["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci"];
-/// Package name prefix before a kernel release: since 7.0 modules have separate packages; earlier, one
-/// package had everything.
+/// Modules that the initramfs loads, in order, before the root file system is mounted, unless they are built
+/// in: the disk driver is the last one.
+const EARLY_MODULES: &[&str] =
+    &["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_blk"];
+/// Package name prefixes before a kernel release. Debian's kernels have modules in separate packages since
+/// 7.0, with a package of the first name; Ubuntu's always have, those of servers and desktops apart until
+/// 6.17.
 const SPLIT: &str = "linux-binary-";
-const WHOLE: &str = "linux-image-";
-/// Suffix of a cloud kernel's release.
-const SUFFIX: &str = "-cloud-amd64";
+const IMAGE: &str = "linux-image-";
+const MODULES: &str = "linux-modules-";
+const EXTRA_MODULES: &str = "linux-modules-extra-";
 /// Kernel command line option: reports that the kernel boots, and powers the machine off.
 pub const PROBE: &str = "holdfast.probe";
 /// Line printed by the initramfs if [`PROBE`] is set.
@@ -57,7 +57,7 @@ pub struct Kernel {
 pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
     let key = format!("kernel-{}-{}", pin.suites.join("-"), pin.release);
     let dir = cache.entry(&key, EXPECTED, |dir| {
-        let KernelPackages { root, release, packages } = find(pin)?;
+        let KernelPackages { root, release, packages } = find(cache, pin)?;
         let unpacked = dir.join("packages");
         root.unpack(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &unpacked)?;
         let modules = unpacked.join("usr/lib/modules").join(&release);
@@ -90,51 +90,56 @@ struct KernelPackages {
     packages: Vec<String>,
 }
 
-/// Returns the pinned release, or the nearest one of the same major version, from the suites of the pin.
-fn find(pin: KernelPin) -> Result<KernelPackages> {
+/// Returns the pinned release, or the nearest one, from the suites of the pin.
+fn find(cache: &Cache, pin: KernelPin) -> Result<KernelPackages> {
     let major = pin.release.split('.').next().unwrap_or_default();
     let mut nearest: Option<KernelPackages> = None;
     for suite in pin.suites {
-        let found = AptRoot::new(suite).and_then(|root| {
-            let split = root.names(&format!("{SPLIT}{major}."))?;
-            let whole = root.names(&format!("{WHOLE}{major}."))?;
-            Ok((root, split, whole))
-        });
-        let (root, split, whole) = match found {
+        let found = match pin.distribution {
+            Distribution::Debian => AptRoot::new(suite),
+            Distribution::Ubuntu => AptRoot::ubuntu(cache, suite),
+        };
+        let found = found.and_then(|root| Ok((root.names("linux-")?, root)));
+        let (names, root) = match found {
             Ok(found) => found,
             Err(error) => {
                 report::step(format_args!("{suite} was not read: {error:#}"));
                 continue;
             }
         };
-        let releases = |names: &[String], prefix| -> Vec<String> {
-            names.iter().filter_map(|name| name.strip_prefix(prefix)).map(str::to_owned).collect()
-        };
-        let (split, whole) = (releases(&split, SPLIT), releases(&whole, WHOLE));
+        let releases = |prefix| names.iter().filter_map(move |name| name.strip_prefix(prefix));
         let known = nearest.as_ref().map(|found| found.release.clone());
-        let all = split.iter().chain(&whole).chain(&known).map(String::as_str);
-        let Some(best) = choose(pin.release, all).map(str::to_owned) else { continue };
+        let all = releases(SPLIT).chain(releases(IMAGE)).chain(known.as_deref());
+        let Some(best) = choose(pin, all).map(str::to_owned) else { continue };
         if known.as_ref() != Some(&best) {
-            let packages = if split.contains(&best) {
-                ["base", "binary", "modules"].map(|part| format!("linux-{part}-{best}")).into()
-            } else {
-                vec![format!("{WHOLE}{best}")]
+            let has = |prefix| releases(prefix).any(|release| release == best);
+            let prefixes: &[&str] = match pin.distribution {
+                Distribution::Debian if has(SPLIT) => &["linux-base-", SPLIT, MODULES],
+                Distribution::Debian => &[IMAGE],
+                Distribution::Ubuntu if has(EXTRA_MODULES) => &[IMAGE, MODULES, EXTRA_MODULES],
+                Distribution::Ubuntu => &[IMAGE, MODULES],
             };
+            let packages = prefixes.iter().map(|prefix| format!("{prefix}{best}")).collect();
             nearest = Some(KernelPackages { root, release: best, packages });
         }
         if nearest.as_ref().is_some_and(|found| found.release == pin.release) {
             break;
         }
     }
-    nearest.with_context(|| format!("no suite has a kernel {major}.*{SUFFIX}"))
+    nearest.with_context(|| format!("no suite has a kernel {major}.*{}", pin.flavour()))
 }
 
-/// Returns the pinned release if available, otherwise the newest of its series, otherwise the newest.
-fn choose<'a>(pinned: &str, releases: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+/// Returns the pinned release if available, otherwise the newest of its series, otherwise the newest of its
+/// major version if the distribution drops old ones.
+fn choose<'a>(pin: KernelPin, releases: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let series = |release: &str| numbers(release).into_iter().take(2).collect::<Vec<_>>();
+    let pinned = series(pin.release);
+    let kept = if pin.distribution == Distribution::Ubuntu { 2 } else { 1 };
     releases
-        .filter(|release| release.ends_with(SUFFIX) && !release.contains("rc"))
-        .max_by_key(|release| (*release == pinned, series(release) == series(pinned), numbers(release)))
+        .filter(|release| release.ends_with(pin.flavour()) && !release.contains("rc"))
+        .filter(|release| release.starts_with(|c: char| c.is_ascii_digit()))
+        .filter(|release| series(release).get(..kept) == pinned.get(..kept))
+        .max_by_key(|release| (*release == pin.release, series(release) == pinned, numbers(release)))
 }
 
 /// Returns the numbers of a release, for ordering.
@@ -190,21 +195,28 @@ fn make_initramfs(cache: &Cache, modules: &Path, image: &Path) -> Result<()> {
     let busybox = apt::unpacked_tools(cache)?.join("usr/bin/busybox");
     fs::copy(busybox, tree.path().join("bin/busybox"))?;
     let mut loaded = Vec::new();
-    for module in EARLIER_MODULES.iter().chain(EARLY_MODULES) {
+    let built_in = fs::read_to_string(modules.join("modules.builtin")).context("read the list of modules")?;
+    for module in EARLY_MODULES {
         let found = output(Command::new("find").arg(modules).args(["-name", &format!("{module}.ko*")]))?;
         let Some(packed) = found.lines().next() else {
-            ensure!(EARLIER_MODULES.contains(module), "the kernel packages hold no {module}");
+            let is_needed = EARLY_MODULES.last() == Some(module);
+            let is_built_in = built_in.lines().any(|path| path.ends_with(&format!("/{module}.ko")));
+            ensure!(is_built_in || !is_needed, "the kernel packages contain no {module}");
             continue;
         };
         loaded.push(*module);
         let to = tree.path().join(format!("lib/{module}.ko"));
-        if packed.ends_with(".xz") {
-            let unpacked = Command::new("xz").args(["-dc", packed]).output()?;
-            ensure!(unpacked.status.success(), "xz cannot unpack {packed}");
-            fs::write(to, unpacked.stdout)?;
-        } else {
-            fs::copy(packed, to)?;
-        }
+        let program = match packed.rsplit('.').next() {
+            Some("xz") => "xz",
+            Some("zst") => "zstd",
+            _ => {
+                fs::copy(packed, to)?;
+                continue;
+            }
+        };
+        let unpacked = Command::new(program).args(["-dc", packed]).output()?;
+        ensure!(unpacked.status.success(), "{program} cannot unpack {packed}");
+        fs::write(to, unpacked.stdout)?;
     }
     let init = tree.path().join("init");
     fs::write(&init, init_script(&loaded))?;
@@ -248,6 +260,7 @@ exec $B switch_root /mnt {SHARE}/bin/holdfast-e2e guest-agent
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pins::KERNEL;
 
     #[test]
     fn the_pinned_release_or_its_nearest_is_chosen() {
@@ -260,11 +273,27 @@ mod tests {
             "7.11.0~rc1+deb14-cloud-amd64",
             "7.11.0+deb14-amd64",
         ];
-        let choose = |pinned| super::choose(pinned, there.into_iter());
+        let choose = |release| super::choose(KernelPin { release, ..KERNEL }, there.into_iter());
         assert_eq!(choose("7.3.4+deb13-cloud-amd64"), Some("7.3.4+deb13-cloud-amd64"));
         assert_eq!(choose("7.2.13+deb14-cloud-amd64"), Some("7.2.12+deb13-cloud-amd64"));
         assert_eq!(choose("7.4.1+deb14-cloud-amd64"), Some("7.10.1+deb14-cloud-amd64"));
-        assert_eq!(super::choose("7.3.4+deb13-cloud-amd64", std::iter::empty()), None);
+        assert_eq!(super::choose(KERNEL, std::iter::empty()), None);
+    }
+
+    #[test]
+    fn another_series_of_ubuntu_is_never_chosen_instead() {
+        let there = [
+            "6.8.0-149-generic",
+            "6.8.0-51-generic",
+            "6.8.0-1070-aws",
+            "unsigned-6.8.0-151-generic",
+            "6.17.0-42-generic",
+        ];
+        let choose = |release| super::choose(KernelPin::of(release).unwrap(), there.into_iter());
+        assert_eq!(choose("6.8.0-51-generic"), Some("6.8.0-51-generic"));
+        assert_eq!(choose("6.8.0-151-generic"), Some("6.8.0-149-generic"));
+        assert_eq!(choose("6.8.0-1069-aws"), Some("6.8.0-1070-aws"));
+        assert_eq!(choose("6.14.0-37-generic"), None);
     }
 
     #[test]
