@@ -1,7 +1,7 @@
 //! The running kernel's release, and the releases with known faults.
 
 use std::fmt;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 /// The release string of a kernel (`uname -r`), for example `6.17.0-1015-azure`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,20 +9,62 @@ pub struct KernelRelease(String);
 
 /// Upstream releases whose `ADD_DEV` can oops.
 const BROKEN_UPSTREAM: [&str; 2] = ["6.18.4", "6.18.5"];
-/// Builds of Ubuntu's 6.17.0 that have `529d4d632788` without `011af85ccd87`, the same fault: from the first
-/// with the former to the last without the latter. Some are known from crashes, the others from changelogs.
-const BROKEN_GENERIC: RangeInclusive<u32> = 24..=40;
-const BROKEN_AZURE: RangeInclusive<u32> = 1014..=1020;
-/// No source names the first one: that of Azure is assumed.
-const BROKEN_AWS: RangeInclusive<u32> = 1014..=1019;
+/// Ubuntu's builds of 6.17.0, from the changelogs of its packages (`docs/kernels.md`): for each flavour the
+/// first one with `529d4d632788`, and the first one with `011af85ccd87` and `47bdf1d29cae` (none yet of
+/// `vmware`). Those in between have the fault of [`BROKEN_UPSTREAM`].
+const UBUNTU_6_17: [(&str, (u32, u32)); 10] = [
+    (GENERIC, (24, 41)),
+    ("aws", (1014, 1020)),
+    ("azure", (1014, 1021)),
+    ("azure-fde", (1011, 1018)),
+    ("gcp", (1014, 1021)),
+    ("nvidia", (1022, 1031)),
+    ("oem", (1021, 1029)),
+    ("oracle", (1013, 1019)),
+    ("realtime", (1012, 1018)),
+    ("vmware", (1003, u32::MAX)),
+];
+/// The same of 6.8.0, and of 6.8.1 for `realtime`: the first build with `e58f5142f883`, and the first one
+/// with `80bdfbb3545b`, which the last builds of `oem` and `realtime` lack. `azure-fde` and `vmware` are
+/// younger than a fix if the number is that of their first build.
+const UBUNTU_6_8: [(&str, (u32, u32)); 15] = [
+    (GENERIC, (50, 98)),
+    ("lowlatency", (50, 98)),
+    ("aws", (1020, 1046)),
+    ("azure", (1019, 1046)),
+    ("azure-fde", (1022, 1046)),
+    ("gcp", (1019, 1047)),
+    ("gke", (1015, 1043)),
+    (EARLY_BUILDS_UNKNOWN, (1021, 1030)),
+    ("ibm", (1017, 1044)),
+    ("nvidia", (1019, 1046)),
+    ("nvidia-lowlatency", (1019, 1046)),
+    ("oem", (1018, u32::MAX)),
+    ("oracle", (1017, 1043)),
+    ("realtime", (1013, u32::MAX)),
+    ("vmware", (1000, 1000)),
+];
+/// The flavour of [`UBUNTU_6_8`] of which no changelog of the builds before the first listed one was found.
+const EARLY_BUILDS_UNKNOWN: &str = "gkeop";
+/// Ubuntu's builds of 6.14.0: for each flavour the first one with `80bdfbb3545b`.
+const UBUNTU_6_14: [(&str, u32); 8] = [
+    (GENERIC, 32),
+    ("aws", 1013),
+    ("azure", 1012),
+    ("azure-fde", 1012),
+    ("gcp", 1016),
+    ("nvidia", 1010),
+    ("oem", 1012),
+    ("oracle", 1013),
+];
+const GENERIC: &str = "generic";
 /// The first build number of the flavours that Ubuntu numbers on their own, as `aws`; all others have that of
 /// `generic`.
 const FIRST_OF_FLAVOUR: u32 = 1000;
 /// Upstream releases whose driver compares the pid that a server passes with its pid in the host's namespace:
 /// from `c2c8089f325e` (6.17, stable release 6.16.1) to `47bdf1d29cae`, which translates it first (6.19,
-/// stable release 6.18.8); and the first distribution build with the fix: release, build number, flavour.
+/// stable release 6.18.8).
 const COMPARES_PIDS: Range<(u32, u32, u32)> = (6, 16, 1)..(6, 18, 8);
-const PIDS_TRANSLATED_SINCE: (&str, u32, &str) = ("6.17.0", 41, "generic");
 /// Upstream releases that count each device against `ublks_max`, also those of root: from `403ebc877832`
 /// (6.3) to `80bdfbb3545b` (6.15, stable releases 6.12.31 and 6.14.9).
 const COUNTS_ALL_DEVICES: [Range<(u32, u32, u32)>; 2] = [(6, 3, 0)..(6, 12, 31), (6, 13, 0)..(6, 14, 9)];
@@ -30,8 +72,6 @@ const COUNTS_ALL_DEVICES: [Range<(u32, u32, u32)>; 2] = [(6, 3, 0)..(6, 12, 31),
 /// call (CVE-2024-46735). 6.5 is the first release that Holdfast runs on; `e58f5142f883` adds the check
 /// (6.11, and the stable releases 6.10.10 and 6.6.51).
 const CRASHES_IN_RECOVERY: [Range<(u32, u32, u32)>; 2] = [(6, 5, 0)..(6, 6, 51), (6, 7, 0)..(6, 10, 10)];
-/// The first distribution build with the check: release, build number, flavour.
-const RECOVERY_CHECKED_SINCE: (&str, u32, &str) = ("6.8.0", 50, "generic");
 /// The first series whose driver tears down a server's devices correctly in all cases that affect recovery.
 const TEARDOWN_FIXED_SINCE: (u32, u32) = (7, 1);
 /// The first series with `FUSE_NOTIFY_RESEND`.
@@ -126,11 +166,16 @@ impl KernelRelease {
         if !CRASHES_IN_RECOVERY.iter().any(|affected| affected.contains(&version)) {
             return Some(false);
         }
-        let (release, first_build, of) = RECOVERY_CHECKED_SINCE;
+        if let Some(("6.8.0" | "6.8.1", build, flavour)) = self.build()
+            && let Some((fixed, _)) = of_flavour(&UBUNTU_6_8, flavour)
+        {
+            return (build >= fixed || flavour != EARLY_BUILDS_UNKNOWN).then_some(build < fixed);
+        }
         match self.build() {
-            Some((found, build, flavour)) if found == release && flavour == of => Some(build < first_build),
             // Ubuntu and its derivatives number their own builds, not upstream's stable releases.
             _ if self.0.contains(&format!("-0{major}0{minor}")) => Some(true),
+            // The last builds of Ubuntu and Debian are older than the fix.
+            _ if self.0.starts_with("6.5.0-") => Some(true),
             Some((_, build, _)) if build >= FIRST_OF_FLAVOUR => None,
             _ if self.0.ends_with("-pve") || patch == 0 && self.0.contains('-') => None,
             _ => Some(true),
@@ -141,9 +186,8 @@ impl KernelRelease {
     /// END_USER_RECOVERY answer `EINVAL`.
     #[must_use]
     pub fn compares_pids_of_namespaces(&self) -> bool {
-        let (release, build, flavour) = PIDS_TRANSLATED_SINCE;
-        let is_fixed =
-            self.build().is_some_and(|found| found.0 == release && found.1 >= build && found.2 == flavour);
+        let is_fixed = matches!(self.build(), Some(("6.17.0", build, flavour))
+            if of_6_17(build, flavour).is_some_and(|(_, fixed)| build >= fixed));
         self.version().is_some_and(|version| COMPARES_PIDS.contains(&version)) && !is_fixed
     }
 
@@ -151,8 +195,19 @@ impl KernelRelease {
     /// those that unprivileged programs add.
     #[must_use]
     pub fn counts_all_devices(&self) -> bool {
-        self.version()
-            .is_some_and(|version| COUNTS_ALL_DEVICES.iter().any(|counts| counts.contains(&version)))
+        let is_fixed = match self.build() {
+            Some(("6.8.0" | "6.8.1", build, flavour)) => {
+                of_flavour(&UBUNTU_6_8, flavour).is_some_and(|(_, fixed)| build >= fixed)
+            }
+            Some(("6.14.0", build, flavour)) => {
+                of_flavour(&UBUNTU_6_14, flavour).is_some_and(|fixed| build >= fixed)
+            }
+            _ => false,
+        };
+        !is_fixed
+            && self
+                .version()
+                .is_some_and(|version| COUNTS_ALL_DEVICES.iter().any(|counts| counts.contains(&version)))
     }
 
     /// Splits a release like `6.17.0-1015-azure` into release, build number and flavour.
@@ -187,14 +242,11 @@ impl KernelRelease {
     /// Returns true for a build of Ubuntu that has the fault of [`BROKEN_UPSTREAM`], or may have it.
     fn may_be_broken_build(&self) -> bool {
         let Some((release, build, flavour)) = self.build() else { return false };
-        let has_own_number = build >= FIRST_OF_FLAVOUR;
-        match (release, flavour.split('-').next()) {
-            ("6.17.0", _) if !has_own_number => BROKEN_GENERIC.contains(&build),
-            ("6.17.0", Some("aws")) => BROKEN_AWS.contains(&build),
-            ("6.17.0", Some("azure")) => BROKEN_AZURE.contains(&build),
-            // No source names the builds of other flavours that have both commits, nor those of 6.18.
-            ("6.17.0" | "6.18.0", _) if has_own_number => true,
-            ("6.18.0", Some("generic")) => true,
+        match (release, of_6_17(build, flavour)) {
+            ("6.17.0", Some((broken, fixed))) => (broken..fixed).contains(&build),
+            // No changelog of other flavours was found, nor of 6.18.
+            ("6.17.0", None) => true,
+            ("6.18.0", _) => build >= FIRST_OF_FLAVOUR || without_page_size(flavour) == GENERIC,
             _ => false,
         }
     }
@@ -206,6 +258,21 @@ impl KernelRelease {
     pub fn is_teardown_fixed(&self) -> Option<bool> {
         self.series().map(|series| series >= TEARDOWN_FIXED_SINCE)
     }
+}
+
+/// Returns what the list has for the flavour of a build.
+fn of_flavour<T: Copy>(list: &[(&str, T)], flavour: &str) -> Option<T> {
+    list.iter().find(|(name, _)| *name == without_page_size(flavour)).map(|(_, builds)| *builds)
+}
+
+/// Returns the entry of [`UBUNTU_6_17`] for a build.
+fn of_6_17(build: u32, flavour: &str) -> Option<(u32, u32)> {
+    of_flavour(&UBUNTU_6_17, if build < FIRST_OF_FLAVOUR { GENERIC } else { flavour })
+}
+
+/// Returns the flavour that a build with larger pages (`generic-64k`) shares its source and number with.
+fn without_page_size(flavour: &str) -> &str {
+    flavour.strip_suffix("-64k").unwrap_or(flavour)
 }
 
 impl fmt::Display for KernelRelease {
@@ -239,18 +306,30 @@ mod tests {
             "6.18.5",
             "6.18.5-arch1-1",
             "6.18.4+deb14-cloud-amd64\n",
-            "6.17.0-1014-azure",
-            "6.17.0-1020-azure",
-            "6.17.0-1014-aws",
-            "6.17.0-1018-aws",
-            "6.17.0-1019-aws",
             "6.17.0-24-generic",
-            "6.17.0-29-generic",
             "6.17.0-40-generic",
             "6.17.0-35-generic-64k",
             "6.17.0-35-lowlatency",
-            "6.17.0-1030-gcp",
-            "6.17.0-1011-oem",
+            "6.17.0-1014-aws",
+            "6.17.0-1019-aws",
+            "6.17.0-1014-azure",
+            "6.17.0-1020-azure",
+            "6.17.0-1011-azure-fde",
+            "6.17.0-1017-azure-fde",
+            "6.17.0-1014-gcp",
+            "6.17.0-1020-gcp-64k",
+            "6.17.0-1022-nvidia",
+            "6.17.0-1030-nvidia",
+            "6.17.0-1021-oem",
+            "6.17.0-1028-oem",
+            "6.17.0-1013-oracle",
+            "6.17.0-1018-oracle",
+            "6.17.0-1012-realtime",
+            "6.17.0-1017-realtime",
+            "6.17.0-1003-vmware",
+            "6.17.0-1020-vmware",
+            "6.17.0-1030-raspi",
+            "6.17.0-1030-azure-nvidia",
             "6.18.0-9-generic",
             "6.18.0-1003-oracle",
         ] {
@@ -262,12 +341,26 @@ mod tests {
             "6.18.44",
             "6.18.0-1-default",
             "6.17.0-061700-generic",
+            "6.17.0-23-generic",
+            "6.17.0-41-generic",
+            "6.17.0-41-generic-64k",
             "6.17.0-1013-aws",
             "6.17.0-1020-aws",
             "6.17.0-1013-azure",
             "6.17.0-1021-azure",
-            "6.17.0-23-generic",
-            "6.17.0-41-generic",
+            "6.17.0-1010-azure-fde",
+            "6.17.0-1018-azure-fde",
+            "6.17.0-1013-gcp",
+            "6.17.0-1021-gcp-64k",
+            "6.17.0-1021-nvidia",
+            "6.17.0-1031-nvidia",
+            "6.17.0-1020-oem",
+            "6.17.0-1029-oem",
+            "6.17.0-1012-oracle",
+            "6.17.0-1019-oracle",
+            "6.17.0-1011-realtime",
+            "6.17.0-1018-realtime",
+            "6.17.0-1002-vmware",
             "6.14.0-35-generic",
             "7.2.13+deb14-cloud-amd64",
         ] {
@@ -287,24 +380,47 @@ mod tests {
             "6.6.50+",
             "6.7.12+bpo-amd64",
             "6.8.9-arch1-1",
-            "6.8.0-48-generic",
             "6.8.0-060800-generic",
             "6.10.9",
+            "6.5.0-45-generic",
+            "6.5.0-1025-azure",
+            "6.8.0-49-generic",
+            "6.8.0-49-generic-64k",
+            "6.8.0-49-lowlatency",
+            "6.8.0-1019-aws",
+            "6.8.0-1018-azure",
+            "6.8.0-1018-gcp",
+            "6.8.0-1014-gke",
+            "6.8.0-1016-ibm",
+            "6.8.0-1018-nvidia",
+            "6.8.0-1018-nvidia-lowlatency",
+            "6.8.0-1017-oem",
+            "6.8.0-1016-oracle",
+            "6.8.1-1012-realtime",
         ] {
             assert_eq!(crashes(broken), (true, false), "{broken}");
         }
-        for unknown in [
-            "6.8.0-1015-aws",
-            "6.8.1-1015-realtime",
-            "6.5.0-45-generic",
-            "6.8.12-4-pve",
-            "6.6.0-28.0.0.oe2403",
-        ] {
+        for unknown in ["6.8.0-1020-gkeop", "6.8.0-1015-raspi", "6.8.12-4-pve", "6.6.0-28.0.0.oe2403"] {
             assert_eq!(crashes(unknown), (false, true), "{unknown}");
         }
         for good in [
             "6.6.51-talos",
             "6.8.0-50-generic",
+            "6.8.0-50-generic-64k",
+            "6.8.0-50-lowlatency",
+            "6.8.0-1020-aws",
+            "6.8.0-1019-azure",
+            "6.8.0-1022-azure-fde",
+            "6.8.0-1019-gcp",
+            "6.8.0-1015-gke",
+            "6.8.0-1021-gkeop",
+            "6.8.0-1017-ibm",
+            "6.8.0-1019-nvidia",
+            "6.8.0-1019-nvidia-lowlatency",
+            "6.8.0-1018-oem",
+            "6.8.0-1017-oracle",
+            "6.8.1-1013-realtime",
+            "6.8.0-1005-vmware",
             "6.10.10",
             "6.11.0-9-generic",
             "6.12.0-55.9.1.el10_0.x86_64",
@@ -325,7 +441,12 @@ mod tests {
             ("6.17.0", true),
             ("6.17.0-40-generic", true),
             ("6.17.0-41-generic", false),
-            ("6.17.0-1021-azure", true),
+            ("6.17.0-1020-azure", true),
+            ("6.17.0-1021-azure", false),
+            ("6.17.0-1028-oem", true),
+            ("6.17.0-1029-oem", false),
+            ("6.17.0-1004-vmware", true),
+            ("6.17.0-1030-raspi", true),
             ("6.18.7", true),
             ("6.18.8", false),
             ("6.18.44-generic", false),
@@ -342,11 +463,22 @@ mod tests {
         for (release, counts) in [
             ("6.2.16", false),
             ("6.6.60", true),
-            ("6.8.0-60-generic", true),
+            ("6.8.0-94-generic", true),
+            ("6.8.0-100-generic", false),
+            ("6.8.0-1045-aws", true),
+            ("6.8.0-1046-aws", false),
+            ("6.8.0-1030-gkeop", false),
+            ("6.8.0-1032-oem", true),
+            ("6.8.1-1015-realtime", true),
+            ("6.8.0-1020-raspi", true),
+            ("6.11.0-29-generic", true),
             ("6.12.30", true),
             ("6.12.31", false),
             ("6.12.117+deb13-cloud-amd64", false),
-            ("6.14.0-35-generic", true),
+            ("6.14.0-29-generic", true),
+            ("6.14.0-32-generic", false),
+            ("6.14.0-1012-aws", true),
+            ("6.14.0-1013-aws", false),
             ("6.14.8", true),
             ("6.14.9", false),
             ("6.15.0", false),

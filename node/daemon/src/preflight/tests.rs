@@ -51,7 +51,7 @@ fn a_kernel_is_checked_for_its_known_faults() {
             "FAIL",
             &["while it recovers a ublk device", "CVE-2024-46735", "boot Linux 7.1"],
         ),
-        ("6.8.0-1015-aws", "WARN", &["CVE-2024-46735", "6.8.0-50 or newer"]),
+        ("6.8.0-1015-raspi", "WARN", &["CVE-2024-46735", "6.8.0-50 or newer"]),
         ("6.12.117+deb13-cloud-amd64", "WARN", &["teardown of a ublk server", "boot Linux 7.1"]),
         ("6.18.44", "WARN", &["teardown of a ublk server", "boot Linux 7.1"]),
         ("custom", "WARN", &["names no version", "docs/kernels.md"]),
