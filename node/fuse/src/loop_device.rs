@@ -44,8 +44,9 @@ const TOO_LONG: &str = "(too long)";
 const WRITEBACK: &str = "wbt_lat_usec";
 const REQUEST_KIB: &str = "max_sectors_kb";
 
-/// From `linux/loop.h`.
+/// From `linux/loop.h`, and `BLKROSET` of `linux/fs.h`.
 mod kernel {
+    pub(super) const SET_READ_ONLY: libc::c_ulong = 0x125D;
     pub(super) const CLR_FD: libc::c_ulong = 0x4C01;
     pub(super) const SET_STATUS64: libc::c_ulong = 0x4C04;
     pub(super) const GET_STATUS64: libc::c_ulong = 0x4C05;
@@ -266,8 +267,8 @@ impl LoopDevice {
         Ok(true)
     }
 
-    /// Resets those attributes of an unbound device that are still ours to the kernel's defaults, unless a
-    /// program is binding it. `program` becomes [`LoopCommand::run`].
+    /// Resets those attributes of an unbound device that are still ours to the kernel's defaults, and makes
+    /// it writable, unless a program is binding it. `program` becomes [`LoopCommand::run`].
     ///
     /// # Errors
     /// The kernel's, or that of the program.
@@ -398,7 +399,8 @@ pub enum LoopCommand {
         /// The name of its file.
         name: String,
     },
-    /// Resets the attributes of the device of this number, unless a program is binding it.
+    /// Resets the attributes and the write protection of the device of this number, unless a program is
+    /// binding it.
     Restore(u32),
 }
 
@@ -459,6 +461,7 @@ fn bind(mount: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
             // Another program took the number first: its device must stay untouched.
             continue;
         }
+        make_writable(&device)?;
         let tuned = TunedQueue::of(Path::new(BLOCK_DEVICES), number)?;
         let mut config = kernel::LoopConfig {
             fd: file.as_raw_fd().cast_unsigned(),
@@ -586,10 +589,20 @@ fn clear(number: u32, name: &str, unless_used: bool) -> io::Result<()> {
 
 fn restore(number: u32) -> io::Result<()> {
     // The device is opened read-only, because udev scans each device that was open for writing.
-    if let Some(_held) = open_exclusively(number, false)? {
+    if let Some(held) = open_exclusively(number, false)?
+        && !is_bound(number)
+    {
         untune(Path::new(BLOCK_DEVICES), number);
+        make_writable(&held)?;
     }
     Ok(())
+}
+
+/// Removes the write protection of an unbound device (`blockdev --setro`, as for a reader's raw device): the
+/// kernel would keep it for the next file that is bound to the number.
+fn make_writable(device: &File) -> io::Result<()> {
+    let is_read_only: libc::c_int = 0;
+    request(device, kernel::SET_READ_ONLY, (&raw const is_read_only).addr()).map(drop)
 }
 
 /// Opens the device of this number so that no program can bind it; `None` if another one has it open this way
