@@ -7,7 +7,7 @@ use tonic::Status;
 use crate::capability::FileSystem;
 
 /// Volume sizes are multiples of a sector, in bytes.
-const SECTOR_BYTES: u64 = 4096;
+pub(super) const SECTOR_BYTES: u64 = 4096;
 /// Size of a volume if the caller gives none.
 const DEFAULT_BYTES: u64 = 1 << 30;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use holdfast_crds::{
     ByteSize, CLAIM, FS_TYPE, MEMORY_NODE, NODES, PROVISIONED, STORAGE_CLASS, TRACEPARENT, Volume,
-    VolumePhase, VolumeSnapshot, VolumeSource, is_true,
+    VolumeSnapshot, VolumeSource, is_true,
 };
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use holdfast_service::trace;
@@ -17,7 +17,7 @@ use super::memory::{self, MemoryParameters, NodeReport, NodeRoom, Promisee};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::objects::{Objects, TimedOut};
 use super::parameters::{ANY_NODE, DataHome, MutableSettings, Nodes, Parameters};
-use super::reason::first_unmet;
+use super::reason::{first_unmet, refused};
 use super::volumes::ClusterVolumes;
 use super::{content_source, readers, volume_id};
 use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
@@ -50,7 +50,8 @@ pub(super) async fn answer(
     if let DataHome::ObjectStore(store) = &wanted.parameters.home
         && wanted.source != VolumeSource::default()
         && volumes.get(&wanted.name.object).await?.is_none()
-        && let Some(bytes) = content_source::size(volumes, snapshots, &wanted.source, store).await?
+        && let Some(bytes) =
+            content_source::size(volumes, snapshots, &wanted.source, store, wanted.file_system).await?
     {
         wanted.capacity = wanted.capacity.with_source(bytes)?;
     }
@@ -412,16 +413,6 @@ fn progress(volume: Option<&Volume>, uid: Option<&str>) -> Option<Result<Volume,
         return Some(Ok(volume.clone()));
     }
     refused(volume).map(Err)
-}
-
-/// Returns the error for a volume that the operator will not provision: `FAILED_PRECONDITION`.
-pub(super) fn refused(volume: &Volume) -> Option<Status> {
-    let status = volume.status.as_ref()?;
-    let is_refused = status.phase == Some(VolumePhase::Failed) && !is_true(&status.conditions, PROVISIONED);
-    is_refused.then(|| {
-        let why = first_unmet(volume, &[PROVISIONED], "the operator rejected it");
-        Status::failed_precondition(format!("Volume {} failed: {why}", volume.name_any()))
-    })
 }
 
 /// Returns the response for a volume. `host_name` is the host name of a memory volume's node.

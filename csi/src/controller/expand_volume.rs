@@ -183,6 +183,16 @@ mod tests {
         Capacity::choose(Some(CapacityRange { required_bytes, limit_bytes })).expect("a capacity")
     }
 
+    /// Regression, found in review: after a refusal in use, the resizer did not ask again while any pod
+    /// referred to the claim, although the volume had grown at its next attach.
+    #[test]
+    fn the_resizer_retries_an_expansion_that_was_refused_in_use() {
+        let chart = include_str!("../../../charts/holdfast/templates/csi-controller.yaml");
+        let (_, resizer) = chart.split_once("- name: resizer\n").expect("the sidecar");
+        let (resizer, _) = resizer.split_once("volumeMounts:").expect("its end");
+        assert!(resizer.contains("- --handle-volume-inuse-error=false\n"), "{resizer}");
+    }
+
     #[test]
     fn a_free_volume_grows_and_never_shrinks() {
         let free = volume(None, None);

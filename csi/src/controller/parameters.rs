@@ -34,6 +34,8 @@ const KEYS: [&str; 5] = ["durability", "maxDirtyAge", "failoverPolicy", MAX_IOPS
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
+/// Key for the file system, which the provisioner reads and removes; it also reads a key without the prefix.
+const FS_TYPE_KEY: &str = "csi.storage.k8s.io/fstype";
 
 /// Parameters of one volume.
 #[derive(Clone, Debug, PartialEq)]
@@ -213,6 +215,9 @@ impl Parameters {
         let claim = given.remove(CLAIM_NAMESPACE).zip(given.remove(CLAIM_NAME));
         let claim = claim.map(|(namespace, name)| format!("{namespace}/{name}"));
         given.remove(VOLUME_NAME);
+        if let Some(key) = given.keys().filter(|key| key.eq_ignore_ascii_case("fstype")).min() {
+            return Err(invalid(FIELD, key, &format!("is not known; write it as {FS_TYPE_KEY}")));
+        }
         if parse_enum(FIELD, BACKEND, "`object` or `memory`", &mut given)? == Some(Backend::Memory) {
             let home = DataHome::Memory(memory(FIELD, given, &mutable)?);
             let (settings, nodes, transport) = (MutableSettings::default(), Nodes::Served, None);
@@ -426,6 +431,20 @@ mod tests {
         ] {
             let refused = read(&given).expect_err(words);
             assert!(refused.contains(words), "{refused}");
+        }
+    }
+
+    /// Regression, found in review: the message listed parameters without the one for the file system.
+    #[test]
+    fn a_file_system_without_the_prefix_is_refused_with_it() {
+        for (home, key) in [
+            (("objectStore", "main"), "fsType"),
+            (("objectStore", "main"), "fstype"),
+            ((BACKEND, "memory"), "fsType"),
+        ] {
+            let refused = read(&[home, (key, "xfs")]).expect_err(key);
+            let words = format!("parameters.{key}: is not known; write it as csi.storage.k8s.io/fstype");
+            assert_eq!(refused, words);
         }
     }
 

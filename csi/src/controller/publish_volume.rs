@@ -15,12 +15,11 @@ use tokio::time::Instant;
 use tonic::{Request, Status};
 use tracing::Span;
 
-use super::create_volume;
 use super::memory;
 use super::object_name::volume_id;
 use super::objects::{Objects, TimedOut};
 use super::readers;
-use super::reason::{condition_text, first_unmet};
+use super::reason::{condition_text, first_unmet, refused};
 use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
 use crate::capability::{Capability, Users};
@@ -85,14 +84,21 @@ pub(super) async fn answer(
         check_transport(&volume, &node)?;
     }
     let volume = match served {
-        Some(served) => served,
-        None => {
+        Some(served) if users != Users::Readers || is_provisioned(&served) => served,
+        reader => {
             // The snapshot is retaken if a user deleted it: the volume has not changed.
             readers::prepare(snapshots, &volume, until).await?;
-            readers::create(volumes, &volume, &node_id, until).await?
+            match reader {
+                Some(reader) => readers::with_snapshot(volumes, reader, until).await?,
+                None => readers::create(volumes, &volume, &node_id, until).await?,
+            }
         }
     };
     publish(volumes, volume, &node_id, until).await
+}
+
+fn is_provisioned(volume: &Volume) -> bool {
+    volume.status.as_ref().is_some_and(|status| is_true(&status.conditions, PROVISIONED))
 }
 
 /// Requests the node for the volume, unless it is requested, and waits until it serves the volume.
@@ -210,7 +216,7 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
         )));
     }
     // A reader is only provisioned by its publication.
-    if let Some(refused) = create_volume::refused(volume) {
+    if let Some(refused) = refused(volume) {
         return Some(Err(refused));
     }
     let status = volume.status.as_ref()?;

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use futures::future::try_join_all;
 use holdfast_crds::{
-    DeletionPolicy, FailoverPolicy, READ_ONLY_MANY, READERS_OF, SnapshotSource, TRACEPARENT, Volume,
-    VolumeSnapshot, VolumeSnapshotSpec, VolumeSource, VolumeSpec,
+    DeletionPolicy, FailoverPolicy, PROVISIONED, READ_ONLY_MANY, READERS_OF, SnapshotSource, TRACEPARENT,
+    Volume, VolumeSnapshot, VolumeSnapshotSpec, VolumeSource, VolumeSpec, find_condition,
 };
 use holdfast_service::trace;
 use kube::{Resource, ResourceExt};
@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::objects::Objects;
+use super::reason;
 use super::snapshots::condition;
 use super::volumes::ClusterVolumes;
 use super::{create_snapshot, volume_id};
@@ -32,6 +33,8 @@ use super::{create_snapshot, volume_id};
 const MARKED: &str = "true";
 /// Longest part of a Volume's name in the names of its readers' objects, in bytes.
 const NAME_BYTES: usize = 40;
+/// Reasons for which the operator does not provision a reader whose VolumeSnapshot was deleted.
+const SNAPSHOT_GONE: [&str; 2] = ["SnapshotNotFound", "SnapshotDeleted"];
 /// Hex digits of the hash in these names.
 const HASH_DIGITS: usize = 16;
 
@@ -102,6 +105,33 @@ pub(super) async fn create(
     }
     end_one(volumes, made, until).await?;
     Err(Status::failed_precondition(format!("volume_id: Volume {name} is being deleted")))
+}
+
+/// Returns a reader that is not provisioned yet. If its VolumeSnapshot was deleted before, the reader is
+/// ended: it may have recorded a snapshot that no longer exists.
+///
+/// # Errors
+/// `ABORTED`: it was ended, and the next attempt creates it again. Those of [`end`].
+pub(super) async fn with_snapshot(
+    volumes: &ClusterVolumes,
+    reader: Volume,
+    until: Instant,
+) -> Result<Volume, Status> {
+    if !lacks_snapshot(&reader) {
+        return Ok(reader);
+    }
+    let name = reader.name_any();
+    end_one(volumes, reader, until).await?;
+    Err(Status::aborted(format!(
+        "the snapshot of Volume {name} was deleted; a later attempt creates it again"
+    )))
+}
+
+fn lacks_snapshot(reader: &Volume) -> bool {
+    let status = reader.status.as_ref();
+    let provisioned = status.and_then(|status| find_condition(&status.conditions, PROVISIONED));
+    reason::refused(reader).is_some()
+        && provisioned.is_some_and(|said| SNAPSHOT_GONE.contains(&said.reason.as_str()))
 }
 
 /// Returns the readers of that volume on a node, or on all nodes if `node` is empty.
@@ -242,10 +272,16 @@ fn name_for(volume: &str, node: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
+    use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
+    use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
+    use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, VolumeCapability};
+    use serde_json::{Value, json};
+    use tonic::{Code, Request};
 
+    use super::super::memory::fake::FakeApi;
     use super::super::object_name::is_object_name;
-    use super::super::publish_volume::tests::volume;
+    use super::super::publish_volume::{self, tests::volume};
+    use super::super::snapshots::tests::snapshot as taken;
     use super::*;
 
     /// Volume `data` with this uid, which many nodes read.
@@ -307,5 +343,55 @@ mod tests {
             check_owner(&deleted, "Volume", &shared("uid-1")).expect_err("goes").code(),
             Code::Aborted
         );
+    }
+
+    /// Publishes volume `data` for a reader on node `a`, in a cluster with these objects. Returns the error,
+    /// and the names of the objects afterwards.
+    async fn publish(objects: Vec<Value>) -> (Status, Vec<String>) {
+        let (client, server) = FakeApi::serve(objects, 0, |_| {});
+        let (volumes, snapshots) = (ClusterVolumes::new(client.clone()), Objects::new(client));
+        let access_mode = Some(AccessMode { mode: Mode::MultiNodeReaderOnly.into() });
+        let access_type = Some(AccessType::Mount(MountVolume::default()));
+        let request = ControllerPublishVolumeRequest {
+            volume_id: "data".to_owned(),
+            node_id: "a".to_owned(),
+            volume_capability: Some(VolumeCapability { access_mode, access_type }),
+            readonly: true,
+            ..ControllerPublishVolumeRequest::default()
+        };
+        let answer = publish_volume::answer(&volumes, &snapshots, Request::new(request)).await;
+        let names = server.volumes().into_iter().map(|(name, _size)| name).collect();
+        (answer.expect_err("no node serves it"), names)
+    }
+
+    /// Regression, found in review: a user deleted the VolumeSnapshot before the reader was provisioned, and
+    /// each later publication on that node failed.
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_whose_snapshot_was_deleted_is_created_again() {
+        let shared = shared("uid-1");
+        let mut refused = reader(&shared, "a");
+        let name = refused.name_any();
+        refused.metadata.uid = Some("uid-2".to_owned());
+        refused.metadata.resource_version = Some("1".to_owned());
+        let said = json!({
+            "type": "Provisioned", "status": "False", "reason": "SnapshotNotFound", "message": "it is gone",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        let status = json!({ "phase": "Failed", "restoredFrom": "id@7", "conditions": [said] });
+        refused.status = Some(serde_json::from_value(status).expect("a status"));
+        let (waits, names) = publish(vec![json!(shared), json!(refused)]).await;
+        assert_eq!((waits.code(), names.len()), (Code::Aborted, 3), "{waits:?}");
+        assert!(names.contains(&snapshot_name("data")), "it is taken again: {names:?}");
+
+        let mut retaken = snapshot(&shared);
+        retaken.metadata.uid = Some("uid-3".to_owned());
+        retaken.status = taken(true, "Taken").status;
+        let (ended, names) = publish(vec![json!(shared), json!(refused), json!(retaken)]).await;
+        assert_eq!(ended.code(), Code::Aborted, "{ended:?}");
+        assert!(ended.message().ends_with("creates it again"), "{}", ended.message());
+        assert!(!names.contains(&name), "{names:?}");
+
+        let (_, names) = publish(vec![json!(shared), json!(retaken)]).await;
+        assert!(names.contains(&name), "{names:?}");
     }
 }

@@ -1,6 +1,8 @@
 //! Reasons for a volume's state, as text of its conditions.
 
-use holdfast_crds::{Condition, Volume, find_condition};
+use holdfast_crds::{Condition, PROVISIONED, Volume, VolumePhase, find_condition, is_true};
+use kube::ResourceExt;
+use tonic::Status;
 
 /// Returns the message and reason of the volume's condition of that type, unless it is `True`.
 pub(super) fn unmet(volume: &Volume, type_: &str) -> Option<String> {
@@ -24,4 +26,13 @@ fn conditions(volume: &Volume) -> impl Iterator<Item = &Condition> {
 
 fn text(condition: &Condition) -> String {
     format!("{} ({}={}, {})", condition.message, condition.type_, condition.status, condition.reason)
+}
+/// Returns the error for a volume that the operator will not provision: `FAILED_PRECONDITION`.
+pub(super) fn refused(volume: &Volume) -> Option<Status> {
+    let status = volume.status.as_ref()?;
+    let is_refused = status.phase == Some(VolumePhase::Failed) && !is_true(&status.conditions, PROVISIONED);
+    is_refused.then(|| {
+        let why = first_unmet(volume, &[PROVISIONED], "the operator rejected it");
+        Status::failed_precondition(format!("Volume {} failed: {why}", volume.name_any()))
+    })
 }

@@ -7,8 +7,11 @@ use holdfast_proto::csi::v1::Snapshot;
 use kube::ResourceExt;
 use tonic::Status;
 
-use super::capacity::signed;
+use super::capacity::{SECTOR_BYTES, signed};
 use crate::capability::FileSystem;
+
+/// A size that is a multiple of this is taken as requested, not as rounded up, in bytes.
+const PLAIN_BYTES: u64 = 1 << 20;
 
 /// Returns the response for a taken snapshot; `None` for any other. For snapshots of a group, see also
 /// [`super::group_members`].
@@ -29,11 +32,15 @@ pub(crate) fn described(snapshot: &VolumeSnapshot) -> Option<Snapshot> {
     })
 }
 
-/// Returns the minimum size of a claim that starts from a snapshot of this size. A claim below its file
-/// system's minimum got a larger volume, and must be able to use its snapshot: then 0, which means unknown.
+/// Returns the minimum size of a claim that starts from a snapshot of this size. A claim whose request was
+/// rounded up must be able to use its snapshot, and the provisioner compares the request: so this is the
+/// smallest request that is rounded up to `bytes`, or 0, which means unknown, at a file system's minimum.
 fn restore_size(bytes: u64) -> i64 {
-    let is_rounded_up = FileSystem::ALL.iter().any(|one| one.min_bytes() == bytes);
-    if is_rounded_up { 0 } else { signed(bytes) }
+    if FileSystem::ALL.iter().any(|one| one.min_bytes() == bytes) {
+        return 0;
+    }
+    let is_plain = bytes.is_multiple_of(PLAIN_BYTES);
+    signed(if is_plain { bytes } else { bytes.saturating_sub(SECTOR_BYTES - 1) })
 }
 
 /// Describes the condition of a snapshot.
@@ -64,8 +71,10 @@ pub(crate) fn missing(field: &str, name: &str) -> Status {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use holdfast_proto::csi::v1::CapacityRange;
     use serde_json::json;
 
+    use super::super::capacity::Capacity;
     use super::*;
 
     /// Snapshot `backup` of volume `data`, with this condition.
@@ -96,7 +105,24 @@ pub(crate) mod tests {
         );
         assert!(told.ready_to_use && told.creation_time.is_some_and(|time| time.seconds == 1_795_435_200));
         assert_eq!(described(&snapshot(false, "Taking")), None);
-        assert_eq!([restore_size(8 << 20), restore_size((8 << 20) + 4096)], [0, (8 << 20) + 4096]);
+        assert_eq!([restore_size(8 << 20), restore_size((8 << 20) + 4096)], [0, (8 << 20) + 1]);
         assert!(condition(&snapshot(false, "Taking")).ends_with("(Ready=False, Taking)"));
+    }
+
+    /// Regression, found in review: the provisioner refused `10G` for the snapshot of a claim of `10G`.
+    #[test]
+    fn a_claim_can_be_restored_with_the_size_it_requested() {
+        for requested in [10_000_000_000, 1_500_000_000, 5001, 10 << 30, 1 << 20] {
+            let range = CapacityRange { required_bytes: requested, limit_bytes: 0 };
+            let capacity = Capacity::choose(Some(range)).expect("a size");
+            let least = restore_size(capacity.bytes);
+            assert!(least <= requested, "{requested} is less than {least}");
+            for enough in [least, requested] {
+                let range = CapacityRange { required_bytes: enough, limit_bytes: 0 };
+                let restored = Capacity::choose(Some(range)).and_then(|one| one.with_source(capacity.bytes));
+                assert_eq!(restored.expect("it is enough").bytes, capacity.bytes);
+            }
+        }
+        assert_eq!(restore_size(10 << 30), 10 << 30);
     }
 }

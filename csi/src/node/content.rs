@@ -32,8 +32,10 @@ const XFS_FEATURES: &str = "options=/usr/share/xfsprogs/mkfs/lts_6.6.conf";
 /// Byte of the primary superblock of xfs that is not zero until mkfs.xfs completes; the kernel does not mount
 /// such a file system. Source: `sb_inprogress` in `xfs_format.h` of Linux.
 const XFS_IN_PROGRESS: u64 = 126;
-/// Lowest exit code of e2fsck for uncorrected errors. Source: `man e2fsck`.
+/// Bit in the exit code of e2fsck for uncorrected errors; each lower bit is a success. Source: `man e2fsck`.
 const ERRORS_LEFT: i32 = 4;
+/// Lowest exit code of e2fsck, or of flock(1), for another failure. Source: their manuals.
+const NOT_CHECKED: i32 = 8;
 
 /// Signature found on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +111,9 @@ pub(super) fn plan(facts: &DeviceFacts) -> Result<Preparation, Status> {
     match (content, holds_data) {
         (DeviceContent::FileSystem(found), _) if found == wanted => Ok(Preparation::Check),
         (DeviceContent::FileSystem(found), _) => Err(refused(&format!(
-            "the volume has {found}, but {name} was requested. It was not formatted. Request fsType {found}",
+            "the volume has {found}, but {name} was requested. It was not formatted. Restore or clone into a \
+             StorageClass whose csi.storage.k8s.io/fstype is {found}, or correct fsType of a static \
+             PersistentVolume",
             found = found.name()
         ))),
         (DeviceContent::Unfinished(_), _) if *may_format => Ok(Preparation::Format { is_zero: false }),
@@ -273,17 +277,25 @@ pub(super) fn check(file_system: FileSystem, device: &Path) -> Option<CommandLin
 /// Evaluates the result of [`check`].
 ///
 /// # Errors
-/// `INTERNAL` with its output: uncorrected errors remain, which need manual repair.
+/// `INTERNAL` with its output: uncorrected errors remain, which need manual repair; or it did not complete.
 pub(super) fn checked(ended: &EndedProgram, device: &Path) -> Result<(), Status> {
-    match ended.code {
-        Some(code) if code < ERRORS_LEFT => Ok(()),
-        code => Err(Status::internal(format!(
-            "e2fsck found errors that it does not repair automatically ({code:?}). The volume was not mounted. \
-             Repair it with `e2fsck {}`: {}",
-            device.display(),
-            ended.output()
-        ))),
-    }
+    let (device, output) = (device.display(), ended.output());
+    let why = match ended.code {
+        Some(code) if code < ERRORS_LEFT => return Ok(()),
+        Some(code) if code < NOT_CHECKED => format!(
+            "e2fsck found errors that it does not repair automatically ({code}). The volume was not mounted. \
+             Repair it with `e2fsck {device}`: {output}"
+        ),
+        Some(code) => format!(
+            "e2fsck could not check {device} ({code}). The volume was not mounted; the caller retries: \
+             {output}"
+        ),
+        None => format!(
+            "a signal ended e2fsck on {device}. The volume was not mounted; the caller retries. If the kernel \
+             was out of memory, raise the limit in csi.node.resources: {output}"
+        ),
+    };
+    Err(Status::internal(why))
 }
 
 /// Returns the command that grows a file system to the size of its device.
@@ -424,6 +436,48 @@ mod tests {
             std::fs::write(&device, superblock).expect("written");
             assert_eq!(read(&device, is_unfinished_xfs).await.expect("readable"), expected);
         }
+    }
+
+    /// Regression, found in review: after any other failure, such as too little memory, the message said that
+    /// the file system has errors.
+    #[test]
+    fn only_errors_that_e2fsck_leaves_need_a_repair_by_hand() {
+        let device = Path::new("/dev/ublkb0");
+        let said =
+            |ended: &EndedProgram| checked(ended, device).map_err(|status| status.message().to_owned());
+        for code in [0, 1, 2, 3] {
+            assert_eq!(said(&EndedProgram::for_tests(code, "")), Ok(()), "{code}");
+        }
+        for (code, needs_repair) in [
+            (4, true),
+            (6, true),
+            (8, false),
+            (12, false),
+            (16, false),
+            (32, false),
+            (69, false),
+            (128, false),
+        ] {
+            let words = said(&EndedProgram::for_tests(code, "its output")).expect_err("it failed");
+            assert_eq!(
+                words.contains("Repair it with `e2fsck /dev/ublkb0`"),
+                needs_repair,
+                "{code}: {words}"
+            );
+            assert_eq!(words.contains("could not check /dev/ublkb0"), !needs_repair, "{code}: {words}");
+            assert!(words.ends_with("its output"), "{words}");
+        }
+        let mut killed = EndedProgram::for_tests(0, "");
+        killed.code = None;
+        let words = said(&killed).expect_err("it was killed");
+        assert!(words.contains("csi.node.resources") && !words.contains("Repair"), "{words}");
+    }
+
+    /// Regression, found in review: the advice was to change `fsType`, which a restored claim does not have.
+    #[test]
+    fn another_file_system_is_refused_with_its_parameter() {
+        let refused = plan(&facts(DeviceContent::FileSystem(FileSystem::Xfs), Some(true))).expect_err("xfs");
+        assert!(refused.message().contains("csi.storage.k8s.io/fstype is xfs"), "{}", refused.message());
     }
 
     /// Found by review: a half-made file system next to the signature of an earlier one was rejected before

@@ -130,9 +130,9 @@ impl Daemon {
     async fn client(&self) -> Result<NodeClient<Channel>, Status> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display()));
         let connected = async { endpoint?.connect().await };
-        Ok(NodeClient::new(
-            connected.await.map_err(|error| Status::unknown(holdfast_service::chain(&error)))?,
-        ))
+        let channel = connected.await.map_err(|error| Status::unknown(holdfast_service::chain(&error)))?;
+        // A list of many volumes exceeds the default of 4 MiB, and only root may listen on the socket.
+        Ok(NodeClient::new(channel).max_decoding_message_size(usize::MAX))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::daemon::ServedDevice;
 use super::device_number::DeviceNumber;
@@ -68,6 +68,14 @@ pub(super) fn all() -> Result<Vec<Mount>, Status> {
     let text = fs::read_to_string(MOUNTINFO)
         .map_err(|error| Status::internal(format!("{MOUNTINFO} cannot be read: {error}")))?;
     Ok(text.lines().filter_map(parse).collect())
+}
+
+/// Converts an error of a request that has mounted something: after any code but those of a pending request,
+/// the kubelet assumes that nothing is mounted, and never unmounts it if the pod is deleted. Source:
+/// `isFinalError` in `pkg/volume/csi/csi_client.go` of Kubernetes.
+pub(super) fn after_mount(failed: Status) -> Status {
+    let is_pending = matches!(failed.code(), Code::Aborted | Code::Unavailable);
+    if is_pending { failed } else { Status::unavailable(failed.message()) }
 }
 
 /// Returns the mount at `path`, the topmost if there are several.

@@ -7,7 +7,7 @@ use holdfast_proto::csi::v1::{NodePublishVolumeRequest, NodePublishVolumeRespons
 use tonic::{Request, Status};
 
 use super::daemon::ServedDevice;
-use super::mounts::{self, Mount};
+use super::mounts::{self, Mount, after_mount};
 use super::tool::{CommandLine, Tools};
 use super::{Inner, NodeService, paths};
 use crate::capability::{Capability, Users, VolumeAccess};
@@ -88,7 +88,7 @@ impl Inner {
             make_target(wanted)?;
             let bind = CommandLine::new(["mount", "--bind"]).and(source).and(&wanted.target);
             self.tools.succeed(&wanted.volume, bind).await?;
-            next = plan(wanted, &mounts::all()?)?;
+            next = mounts::all().and_then(|all| plan(wanted, &all)).map_err(after_mount)?;
         }
         if next == Plan::MakeReadOnly {
             let line = CommandLine::new(["mount", "-o", "remount,bind,ro"]).and(&wanted.target);
@@ -100,7 +100,8 @@ impl Inner {
 }
 
 /// Returns the command that write-protects a read-only raw device: writes would be lost silently with the
-/// device. The kernel keeps the flag with the disk; the next disk with its number starts without it.
+/// device. The kernel keeps the flag with the disk. The next ublk disk with its number starts without it; the
+/// node daemon clears it for a loop device.
 fn write_protection(wanted: &PathToPublish) -> Option<CommandLine> {
     let is_for_readers = wanted.staged.is_none() && wanted.users == Users::Readers;
     is_for_readers.then(|| CommandLine::new(["blockdev", "--setro"]).and(&wanted.device.path))

@@ -19,7 +19,7 @@ use tonic::{Request, Status};
 
 use super::content::{self, DeviceContent, DeviceFacts, Preparation};
 use super::daemon::ServedDevice;
-use super::tool::CommandLine;
+use super::tool::{CommandLine, Tools};
 use super::{Inner, NodeService, mounts, paths};
 use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
 use crate::deadline;
@@ -100,8 +100,7 @@ impl Inner {
             return Ok(());
         }
         // The file system may be smaller than the volume, which may have started from a smaller one.
-        let line = content::grow(wanted.file_system, &device.path, &wanted.point);
-        self.tools.succeed(&wanted.volume, line).await
+        grow(&self.tools, &wanted, &device.path).await
     }
 
     async fn prepare_and_mount(
@@ -218,8 +217,19 @@ fn is_mounted(point: &Path, device: &ServedDevice) -> Result<bool, Status> {
     }
 }
 
+/// Grows a mounted file system to the size of its device.
+///
+/// # Errors
+/// `ABORTED` or `UNAVAILABLE`: it stays mounted.
+async fn grow(tools: &Tools, wanted: &FileSystemToMount, device: &Path) -> Result<(), Status> {
+    let line = content::grow(wanted.file_system, device, &wanted.point);
+    tools.succeed(&wanted.volume, line).await.map_err(mounts::after_mount)
+}
+
 fn mount(wanted: &FileSystemToMount, device: &Path) -> CommandLine {
     let line = CommandLine::new(["mount", "-t", wanted.file_system.name()]);
+    // Otherwise mount(8) mounts a write-protected device read-only.
+    let line = if wanted.is_read_only { line } else { line.and("-w") };
     let options = wanted.mount_options();
     let line = if options.is_empty() { line } else { line.and("-o").and(OsString::from(options.join(","))) };
     line.and(device).and(&wanted.point)
@@ -251,9 +261,8 @@ mod tests {
         assert_eq!(unchanged(&DeviceContent::Nothing, &ext4).expect_err("changed").code(), Code::Aborted);
     }
 
-    #[test]
-    fn a_clone_of_an_xfs_is_mounted_beside_it() {
-        let wanted = |file_system, options: &[&str]| FileSystemToMount {
+    fn wanted(file_system: FileSystem, options: &[&str]) -> FileSystemToMount {
+        FileSystemToMount {
             volume: "v".to_owned(),
             context: PublishContext { volume_id: "id".to_owned(), epoch: 1, trace: None },
             file_system,
@@ -262,10 +271,38 @@ mod tests {
             is_read_only: false,
             point: PathBuf::from("/mnt"),
             until: Instant::now(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_clone_of_an_xfs_is_mounted_beside_it() {
         assert_eq!(wanted(FileSystem::Xfs, &["noatime"]).mount_options(), ["noatime", "nouuid"]);
         assert_eq!(wanted(FileSystem::Ext4, &[]).mount_options(), [""; 0]);
         let reader = FileSystemToMount { users: Users::Readers, ..wanted(FileSystem::Xfs, &["rw"]) };
         assert_eq!(reader.mount_options(), ["rw", "nouuid", "ro"], "the last one counts");
+    }
+
+    /// Regression, found in review: mount(8) mounted a write-protected device read-only instead.
+    #[test]
+    fn a_writable_stage_never_becomes_read_only() {
+        let device = Path::new("/dev/loop0");
+        let writable = wanted(FileSystem::Ext4, &["noatime"]);
+        assert_eq!(mount(&writable, device).text(), "mount -t ext4 -w -o noatime /dev/loop0 /mnt");
+        let read_only = FileSystemToMount { is_read_only: true, ..wanted(FileSystem::Ext4, &["ro"]) };
+        assert_eq!(mount(&read_only, device).text(), "mount -t ext4 -o ro /dev/loop0 /mnt");
+    }
+
+    /// Regression, found in review: the answer was INTERNAL, after which the kubelet did not unstage the
+    /// volume of a deleted pod.
+    #[tokio::test]
+    async fn a_failed_growth_leaves_the_stage_to_the_kubelet() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let tools = Tools::new(directory.path().join("locks"));
+        let wanted = wanted(FileSystem::Ext4, &[]);
+        let failed = grow(&tools, &wanted, &directory.path().join("none")).await.expect_err("no device");
+        assert_eq!(failed.code(), Code::Unavailable, "{failed}");
+        assert!(failed.message().contains("resize2fs"), "{failed}");
+        assert_eq!(mounts::after_mount(Status::aborted("held")).code(), Code::Aborted);
+        assert_eq!(mounts::after_mount(Status::already_exists("other")).code(), Code::Unavailable);
     }
 }

@@ -25,6 +25,16 @@ impl FakeApi {
         limit_bytes: u64,
         meanwhile: Meanwhile,
     ) -> (ClusterVolumes, Self) {
+        let (client, server) = Self::serve(there, limit_bytes, meanwhile);
+        (ClusterVolumes::new(client), server)
+    }
+
+    /// Starts with these objects, of any kind, whose names differ. Node `a` has this much memory.
+    pub(in crate::controller) fn serve(
+        there: Vec<Value>,
+        limit_bytes: u64,
+        meanwhile: Meanwhile,
+    ) -> (Client, Self) {
         let server = Self(Arc::new(Mutex::new(there)));
         let (answering, pending) = (server.clone(), Arc::new(Mutex::new(Some(meanwhile))));
         let service = tower::service_fn(move |request: hyper::Request<Body>| {
@@ -50,7 +60,7 @@ impl FakeApi {
                 hyper::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()))
             }
         });
-        (ClusterVolumes::new(Client::new(service, "default")), server)
+        (Client::new(service, "default"), server)
     }
 
     /// Returns name and size of each Volume.
