@@ -179,7 +179,8 @@ pub enum Event {
         uid: SnapshotUid,
     },
     /// Announces a snapshot at the same point as those of other volumes. Answer, as for the next two:
-    /// [`crate::action::Report::Cut`], which for this event comes once the dirty data is committed.
+    /// [`crate::action::Report::Cut`], which for this event comes once a seal in progress is committed, or
+    /// otherwise the dirty data.
     PrepareCut {
         /// The snapshot.
         uid: SnapshotUid,

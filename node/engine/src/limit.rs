@@ -3,13 +3,16 @@
 /// Maximum number of snapshots waiting at a writer.
 pub const WAITING_SNAPSHOTS: usize = 64;
 /// Milliseconds for which a volume that is prepared for a cut defers seals: long enough for several responses
-/// of a slow API server.
+/// of a slow API server. Overdue data is deferred once by this time, so much later is its commit.
 pub const PREPARED_MS: u64 = 10_000;
 /// Milliseconds for which repeated requests can keep a volume prepared: the slowest volume of a group needs
 /// time to commit its dirty data, but two groups may each have a volume for which the other waits.
 pub const PREPARED_AT_MOST_MS: u64 = 120_000;
 /// Milliseconds after which the hold of a cut lapses: the longest wait of a write without a release.
 pub const HOLD_MS: u64 = 5000;
+/// Maximum expected milliseconds until the end of a commit in progress for a hold that has to wait for it;
+/// the rest of [`HOLD_MS`] is left to the other volumes of the cut.
+pub const HOLD_WAITS_MS: u64 = HOLD_MS / 2;
 /// Nonces of own attaches in the durable header: as many as fit into its 512 bytes.
 pub const REMEMBERED_NONCES: usize = 21;
 /// Largest request that moves data, in bytes.

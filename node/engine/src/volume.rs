@@ -570,7 +570,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn advance_evict(&mut self, out: &mut Vec<Action>) {
         let round = self.evict_progress();
-        if self.data.evictor.advance(&mut self.core, self.sealer.is_open(), round, out) {
+        let may_seal = self.sealer.is_open() && !self.defers_overdue();
+        if self.data.evictor.advance(&mut self.core, may_seal, round, out) {
             self.data.evictor.wait_for(self.rounds.want());
         }
     }

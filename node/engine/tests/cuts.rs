@@ -4,8 +4,9 @@
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
+use holdfast_engine::limit::{HOLD_MS, PREPARED_MS};
 use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
+use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Settings, Setup};
 use holdfast_engine::snapshot::CutAnswer;
 use holdfast_engine::volume::Volume;
 use holdfast_format::limit::MAX_SNAPSHOTS;
@@ -21,10 +22,17 @@ const SECTORS: u64 = CHUNK_SECTORS;
 const UID: SnapshotUid = SnapshotUid([1; 16]);
 const OTHER: SnapshotUid = SnapshotUid([2; 16]);
 
+/// Age limit of dirty data in the tests with slow uploads.
+const AGE_MS: u64 = 30_000;
+
 /// A volume on a host that answers at once.
 struct Host {
     volume: Volume<Vec<u8>>,
     now: u64,
+    /// The ends of the uploads in progress; `None` if uploads end at once.
+    uploads: Option<Vec<Event>>,
+    /// Number of completed writes.
+    written: usize,
 }
 
 /// Returns the log of a volume after its first attach, with `snapshots` snapshots.
@@ -56,6 +64,23 @@ fn log(snapshots: usize) -> Manifest {
 
 impl Host {
     fn with_log(log: Manifest) -> Self {
+        Self::with_age_limit(log, 1 << 40)
+    }
+
+    /// Creates a volume whose clients write as fast as its store: a commit takes as long as the age limit.
+    /// One began just now, and more is dirty.
+    fn saturated() -> Self {
+        let mut host = Self::with_age_limit(log(0), AGE_MS);
+        host.uploads = Some(Vec::new());
+        host.write(1);
+        host.now = AGE_MS;
+        host.send(Event::Tick);
+        assert_eq!(host.uploads(), 1);
+        host.write(2);
+        host
+    }
+
+    fn with_age_limit(log: Manifest, max_age_ms: u64) -> Self {
         let header = Header {
             volume: log.volume().clone(),
             identity: log.identity(),
@@ -70,13 +95,24 @@ impl Host {
             seq: log.seq(),
             synced_generation: 0,
         };
-        let limits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: 1 << 40 };
+        let limits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms };
         let durability = Durability::Local;
         let setup =
             Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability };
         let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
         let volume = Volume::attach(setup, memory, AttachState::in_log(log), 0, &mut Vec::new());
-        Self { volume, now: 0 }
+        Self { volume, now: 0, uploads: None, written: 0 }
+    }
+
+    /// Returns the number of uploads in progress.
+    fn uploads(&self) -> usize {
+        self.uploads.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Ends the upload in progress and returns the answers about cuts.
+    fn end_upload(&mut self) -> Vec<CutAnswer> {
+        let ended = self.uploads.as_mut().unwrap().remove(0);
+        self.cut(ended)
     }
 
     /// Sends an event, executes all resulting actions, and returns the reports.
@@ -86,10 +122,11 @@ impl Host {
             let mut out = Vec::new();
             self.volume.handle(self.now, event, &mut out);
             for action in out {
-                if let Action::Report(report) = action {
-                    seen.push(report);
-                } else {
-                    events.extend(answer(&action));
+                match (action, &mut self.uploads) {
+                    (Action::Report(report), _) => seen.push(report),
+                    (Action::Complete { id: RequestId(0), .. }, _) => self.written += 1,
+                    (upload @ Action::Upload { .. }, Some(uploads)) => uploads.extend(answer(&upload)),
+                    (action, _) => events.extend(answer(&action)),
                 }
             }
         }
@@ -200,4 +237,69 @@ fn a_volume_with_the_maximum_of_snapshots_is_not_prepared() {
     let said = host.send(prepare(UID));
     assert!(matches!(said[..], [Report::SnapshotRefused { uid: UID, .. }]), "{said:?}");
     assert_eq!(host.cut(Event::Cut { uid: UID }), [CutAnswer::Lapsed]);
+}
+
+/// Regression, found in review: after each commit, the next one of half a minute began before the hold, which
+/// then waited for it, and lapsed.
+#[test]
+fn a_saturated_volume_is_held_right_after_a_commit() {
+    let mut host = Host::saturated();
+    assert_eq!(host.cut(prepare(UID)), []);
+    host.now += AGE_MS;
+    assert_eq!(host.end_upload(), [CutAnswer::Prepared], "one commit is enough");
+    assert_eq!(host.uploads(), 0, "the overdue data waits");
+    host.now += 500;
+    host.send(Event::Tick);
+    host.write(3);
+    assert_eq!(host.cut(Event::Cut { uid: UID }), [CutAnswer::Held]);
+    assert_eq!(host.cut(Event::ReleaseCut { uid: UID }), [CutAnswer::Released]);
+    assert_eq!(host.uploads(), 1);
+    host.end_upload();
+    let said = host.send(Event::AwaitCut { uid: UID });
+    assert!(matches!(said[..], [Report::SnapshotTaken(taken)] if taken.uid == UID), "{said:?}");
+}
+
+/// Regression, found in review: writes waited for the five seconds of a hold that could not succeed.
+#[test]
+fn no_write_waits_for_a_hold_behind_a_long_upload() {
+    let mut host = Host::saturated();
+    host.cut(prepare(UID));
+    host.now += AGE_MS;
+    assert_eq!(host.end_upload(), [CutAnswer::Prepared]);
+    for _ in 0..2 {
+        host.now += PREPARED_MS / 2 - 1;
+        assert_eq!((host.cut(prepare(UID)), host.uploads()), (vec![CutAnswer::Prepared], 0));
+    }
+    host.now += 2;
+    host.send(Event::Tick);
+    assert_eq!(host.uploads(), 1, "requests do not defer overdue data again");
+    host.write(3);
+    host.now += HOLD_MS;
+    assert_eq!(host.cut(prepare(UID)), [], "it prepares again");
+    assert_eq!(host.cut(Event::Cut { uid: UID }), [CutAnswer::Lapsed]);
+    host.write(4);
+    assert_eq!(host.written, 4, "no write waits");
+
+    assert_eq!(host.cut(prepare(OTHER)), []);
+    host.now += AGE_MS;
+    assert_eq!(host.end_upload(), [CutAnswer::Prepared]);
+    assert_eq!(host.cut(Event::Cut { uid: OTHER }), [CutAnswer::Held]);
+}
+
+/// With `durability: object` an upload is almost always in progress. The hold waits for a short one.
+#[test]
+fn a_hold_waits_for_a_short_upload() {
+    let mut host = Host::with_log(log(0));
+    host.write(1);
+    assert_eq!(host.cut(prepare(UID)), [CutAnswer::Prepared]);
+    host.uploads = Some(Vec::new());
+    host.send(Event::Configure(Settings { max_age_ms: AGE_MS, durability: Durability::Object }));
+    host.write(2);
+    host.send(Event::Request { id: RequestId(1), op: Op::Flush, range: SectorRange::new(0, 0) });
+    assert_eq!(host.uploads(), 1);
+    host.write(3);
+    host.now += 300;
+    assert_eq!(host.cut(prepare(UID)), [CutAnswer::Prepared]);
+    assert_eq!(host.cut(Event::Cut { uid: UID }), [], "it waits");
+    assert_eq!(host.end_upload(), [CutAnswer::Held]);
 }

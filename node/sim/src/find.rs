@@ -1,5 +1,7 @@
 //! The search for a planted bug.
 
+use holdfast_format::safeguard::Safeguard;
+
 use crate::bug::{Bug, plant};
 use crate::case::Case;
 use crate::crash::{Scenario, campaign, violation_without_death};
@@ -9,6 +11,9 @@ use crate::violation::Violation;
 
 /// Volumes of a run for a bug in shared state.
 const FLEET: usize = 4;
+/// Volumes of a run for [`Safeguard::QueueByStore`]: only when many wait for the memory of uploads at the
+/// same time, a failing store delays another one's.
+const CROWD: usize = 8;
 /// Outcomes of a power cut tried at each visit of a crash point.
 const OUTCOMES: u64 = 8;
 
@@ -43,6 +48,7 @@ pub fn search(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)>
     if !bug.needs_fleet() {
         return Case::first_detecting(bug, seeds, operations).map(|(case, found)| (case.seed, found));
     }
-    FleetCase::first_detecting(bug, seeds, FLEET, FLEET as u64 * operations)
+    let volumes = if bug == Bug::Missing(Safeguard::QueueByStore) { CROWD } else { FLEET };
+    FleetCase::first_detecting(bug, seeds, volumes, volumes as u64 * operations)
         .map(|(case, found)| (case.seed, found))
 }

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 
+use holdfast_engine::limit::PREPARED_MS;
 use holdfast_types::Millis;
 
 /// Maximum duration of half a job in a timely world: until it is done, and until the answer is received.
@@ -25,6 +26,10 @@ pub(crate) struct Lag {
     down_until: Millis,
     /// Time at which its age limit was last set.
     configured: Millis,
+    /// Time until which the last cut for which it was prepared may defer the seal of overdue data.
+    may_defer_until: Millis,
+    /// Time until which a cut deferred it.
+    deferred_until: Millis,
 }
 
 impl Lag {
@@ -62,11 +67,41 @@ impl Lag {
         self.down_until = now;
     }
 
+    /// Notes that the volume is prepared for a cut from now on. Requests to prepare are not repeated here.
+    pub(crate) fn note_prepared(&mut self, now: Millis) {
+        self.may_defer_until = now + PREPARED_MS;
+    }
+
+    /// Notes that it is still prepared now.
+    pub(crate) fn note_deferral(&mut self, now: Millis) {
+        self.deferred_until = now.min(self.may_defer_until);
+    }
+
     /// Returns the end of the oldest write, and the deadline of its commit, with the age limit
     /// `max_age_ms`. After a takeover the commit of the dead process comes first.
     pub(crate) fn oldest_write(&self, max_age_ms: Millis) -> Option<(Millis, Millis)> {
         let (_, ended) = self.uncommitted.front()?;
-        let due = (ended + max_age_ms).max(self.configured).max(self.down_until + COMMIT_MS);
+        let begun_by = (ended + max_age_ms).max(self.configured).max(self.deferred_until);
+        let due = begun_by.max(self.down_until + COMMIT_MS);
         Some((*ended, due + TICK_MS + JOB_MS + COMMIT_MS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prepared_volume_may_commit_later_for_a_limited_time() {
+        let mut lag = Lag::default();
+        lag.note_write(1, 0);
+        let due = |lag: &Lag| lag.oldest_write(2000).map(|(_, due)| due);
+        let usual = due(&lag);
+        lag.note_prepared(1000);
+        assert_eq!(due(&lag), usual, "not unless the cut lasts that long");
+        lag.note_deferral(1500);
+        assert_eq!(due(&lag), usual, "the age limit is later");
+        lag.note_deferral(30_000);
+        assert_eq!(due(&lag), usual.map(|due| due - COMMIT_MS + 1000 + PREPARED_MS));
     }
 }

@@ -101,7 +101,7 @@ impl Profile {
         };
         if [Safeguard::KeepAttachRecords, Safeguard::CheckTruncation].contains(&safeguard) {
             Some(Self::Sleepers)
-        } else if safeguard == Safeguard::SealByAge {
+        } else if [Safeguard::SealByAge, Safeguard::ReleaseStillChunks].contains(&safeguard) {
             Some(Self::Timely)
         } else if [Safeguard::RejectOlderState, Safeguard::RejectOtherStore].contains(&safeguard) {
             Some(Self::OtherDisks)

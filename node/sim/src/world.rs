@@ -29,6 +29,7 @@ use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::round_size::{self, RoundSize};
 use holdfast_engine::settings::DirtyLimits;
+use holdfast_engine::snapshot::CutAnswer;
 use holdfast_format::fence;
 use holdfast_format::index::policy;
 use holdfast_format::log_length;
@@ -347,6 +348,9 @@ impl World {
                     && *asked == uid
                 {
                     *last = Some(answer);
+                    if answer == CutAnswer::Prepared {
+                        here.lag.note_prepared(self.clock.now());
+                    }
                 }
                 let registered = self.store.registered().iter().find(|known| known.uid == uid);
                 if let Some(cut) = registered.and_then(|known| self.store.cut_of_snapshot(known.seq)) {

@@ -198,7 +198,8 @@ fn none_listed(here: &BTreeSet<VolumeId>) -> Event {
     let names: Vec<&str> = here.iter().map(VolumeId::as_str).collect();
     let message = format!(
         "the API server has no Volume with an id, and this node serves {}. They stay served. If the API server lost its database, \
-         restore that from a backup; else detach each volume with `holdfast-node detach`",
+         restore that from a backup. Else create any Volume: within three minutes after it has an id, this node detaches each of \
+         these volumes whose device is not in use",
         names.join(", ")
     );
     tracing::warn!(message);
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!(judge(&["a"], 661), none, "and since now again");
         assert_eq!(judge(&["a"], 721).len(), 1);
         let note = none_listed(&here).note.unwrap();
-        for part in ["serves a, b", "stay served", "restore that from a backup", "holdfast-node detach"] {
+        for part in ["serves a, b", "stay served", "restore that from a backup", "create any Volume"] {
             assert!(note.contains(part), "{note}");
         }
     }

@@ -25,14 +25,15 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::events::EventType;
+use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::member::{self, AGAIN, StepOutcome, Task};
+use super::member::{self, AGAIN, PreparedCuts, StepOutcome, Task};
 use super::retry::OperationFailure;
-use crate::node::VolumeInStore;
+use crate::node::{CutStep, VolumeInStore};
 use crate::volumes::Volumes;
 
 /// Time until a snapshot is examined again after the API server failed.
@@ -51,17 +52,28 @@ struct SnapshotContext<V> {
     recorder: Recorder,
     /// Consecutive failures of each snapshot, and the time of the last one.
     failures: Mutex<HashMap<SnapshotUid, (u32, Instant)>>,
+    /// The VolumeSnapshots whose `status.node` is this node.
+    mine: Store<VolumeSnapshot>,
+    prepared: PreparedCuts,
 }
 
 /// Runs until it is dropped: the next process receives pending requests again.
 pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
     let mine = watcher::Config::default().fields(&format!("status.node={me}"));
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
-    let context =
-        SnapshotContext { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
+    let controller = Controller::new(Api::<VolumeSnapshot>::all(client.clone()), mine);
+    let context = SnapshotContext {
+        client,
+        me,
+        volumes,
+        recorder,
+        failures: Mutex::default(),
+        mine: controller.store(),
+        prepared: PreparedCuts::default(),
+    };
     // As many concurrently as the operator requests: those with an unreachable store do not block the others.
     // A volume rejects those that exceed its limit.
-    Controller::new(Api::<VolumeSnapshot>::all(client), mine)
+    controller
         .run(reconcile, retry, Arc::new(context))
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
@@ -88,7 +100,15 @@ async fn reconcile<V: Volumes>(
             taken.map_or_else(|failure| StepOutcome::Failed(failure.into()), StepOutcome::Taken)
         }
         Task::Announce => StepOutcome::Reached(GroupProgress::Preparing),
-        Task::Cut(step) => member::cut(volumes, &volume, uid, step).await,
+        Task::Cut(CutStep::Prepare) => {
+            let is_asked = |uid| context.mine.find(|known| uid_of(known) == Some(uid)).is_some();
+            context.prepared.add(volumes, &volume, uid, is_asked).await;
+            member::cut(volumes, &volume, uid, CutStep::Prepare).await
+        }
+        Task::Cut(step @ (CutStep::Hold | CutStep::Release)) => {
+            member::cut(volumes, &volume, uid, step).await
+        }
+        Task::StayPrepared => member::stay_prepared(volumes, &volume, uid).await,
         Task::Await => member::taken(volumes, &volume, uid).await,
     };
     let again = count(&mut context.failures.lock(), uid, &outcome);
@@ -131,7 +151,11 @@ fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid, 
         return None;
     }
     let task = if snapshot.spec.group.is_some() { member::next(status)? } else { Task::Take };
-    Some((status.volume_id.clone()?.try_into().ok()?, snapshot.metadata.uid.as_ref()?.parse().ok()?, task))
+    Some((status.volume_id.clone()?.try_into().ok()?, uid_of(snapshot)?, task))
+}
+
+fn uid_of(snapshot: &VolumeSnapshot) -> Option<SnapshotUid> {
+    snapshot.metadata.uid.as_ref()?.parse().ok()
 }
 
 /// Returns the daemon's part of the status.

@@ -202,10 +202,15 @@ impl<M: Memory> Core<M> {
 
     /// Returns true if the dirty data of `side` reached its age limit.
     pub(super) fn is_overdue(&self, side: Side) -> bool {
-        let age = self.dirty[side].since.map_or(0, |since| self.now.saturating_sub(since));
+        safeguard(SealByAge) && self.overdue_at(side).is_some_and(|at| self.now >= at)
+    }
+
+    /// Returns the time at which the dirty data of `side` reaches its age limit; `None` if there is none.
+    pub(super) fn overdue_at(&self, side: Side) -> Option<Millis> {
         let usual = self.limits.max_age_ms;
         let limit = if self.commits_soon { usual.min(COMMIT_SOON_AGE_MS) } else { usual };
-        safeguard(SealByAge) && !self.dirty[side].blocks.is_empty() && age >= limit
+        let since = self.dirty[side].since.unwrap_or(self.now);
+        (!self.dirty[side].blocks.is_empty()).then(|| since.saturating_add(limit))
     }
 
     /// Returns true if `side` has enough dirty bytes, or blocks, for one commit.

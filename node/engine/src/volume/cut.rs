@@ -1,8 +1,9 @@
 //! A cut: the common point at which snapshots of several volumes are taken.
 //!
-//! 1. the volume prepares (`Event::PrepareCut`): dirty data is committed, which proves that the store
-//!    answers, and for a while no seal starts because of the amount of dirty data. The next step thus
-//!    takes no longer than a write in flight;
+//! 1. the volume prepares (`Event::PrepareCut`): the seal in progress, or else one of the dirty data, is
+//!    committed, which proves that the store answers, and for a while no seal starts because of the amount
+//!    or the age of dirty data. The next step thus takes no longer than a write in flight. If a seal starts
+//!    nevertheless and is not expected to end soon, the volume prepares again;
 //! 2. writes wait (`Event::Cut`). Once those in flight have ended, the snapshot is requested, and the
 //!    sides are swapped if anything is dirty. From then on the volume is *held*;
 //! 3. when all volumes are held, writes continue (`Event::ReleaseCut`). The answer says whether writes
@@ -31,10 +32,12 @@ use crate::snapshot::CutAnswer;
 enum State {
     #[default]
     Idle,
-    /// Waits for the commit of the seal with this number.
-    Preparing(SnapshotUid, u64),
-    /// Defers seals due to the amount of dirty data until `until`.
-    Prepared { uid: SnapshotUid, until: Millis, since: Millis },
+    /// Waits for the commit of the seal with number `seal`. `first` is the time at which it was first
+    /// prepared, if it was.
+    Preparing { uid: SnapshotUid, seal: u64, first: Option<Millis> },
+    /// Defers seals due to the amount of dirty data until `until`, and those due to its age for
+    /// [`PREPARED_MS`] after `since` at least. It was first prepared at `first`.
+    Prepared { uid: SnapshotUid, until: Millis, since: Millis, first: Millis },
     /// Holds writes until `until` at most, and waits for those in flight.
     Stopping { uid: SnapshotUid, until: Millis },
     /// Holds writes until `until` at most, and waits for the seal with this number.
@@ -51,13 +54,15 @@ pub(super) struct Cut {
     forgotten: Vec<Seq>,
 }
 
-/// The newest seals of a volume, by number.
+/// The newest seals of a volume, by number, and the one in progress.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SealCounts {
     /// The newest seal that was begun.
     pub(super) begun: u64,
     /// The newest seal whose commit is in the log.
     pub(super) committed: u64,
+    /// True if a hold would wait for the seal in progress, and that is not expected to end soon.
+    pub(super) delays_hold: bool,
 }
 
 /// The next step of the volume for a cut.
@@ -83,13 +88,19 @@ impl Cut {
         matches!(self.state, State::Stopping { .. } | State::Swapping { .. } | State::Held(..))
     }
 
-    /// Returns true if deferrable seals must wait.
+    /// Returns true if seals due to the amount of dirty data must wait.
     pub(super) fn defers_seals(&self) -> bool {
         matches!(self.state, State::Prepared { .. })
     }
 
-    /// Prepares for a cut, or extends the preparation within a bound. `seal` covers the dirty data;
-    /// returns true if the cut waits for it.
+    /// Returns true if a seal of data that is overdue since `overdue_at` must wait. Repeated requests do not
+    /// extend this time: so much older is the data that the loss of the node costs.
+    pub(super) fn defers_overdue(&self, overdue_at: Millis, now: Millis) -> bool {
+        matches!(self.state, State::Prepared { since, .. } if now < since.max(overdue_at) + PREPARED_MS)
+    }
+
+    /// Prepares for a cut, or extends the preparation within a bound. `seal` is in progress or covers the
+    /// dirty data; returns true if the cut waits for it.
     pub(super) fn prepare(
         &mut self,
         uid: SnapshotUid,
@@ -100,13 +111,13 @@ impl Cut {
     ) -> bool {
         match &mut self.state {
             State::Idle => {
-                self.state = State::Preparing(uid, seal);
+                self.state = State::Preparing { uid, seal, first: None };
                 self.forgotten = forgotten;
                 return true;
             }
-            State::Preparing(known, _) if *known == uid => {}
-            State::Prepared { uid: known, since, .. }
-                if *known == uid && now >= *since + PREPARED_AT_MOST_MS =>
+            State::Preparing { uid: known, .. } if *known == uid => {}
+            State::Prepared { uid: known, first, .. }
+                if *known == uid && now >= *first + PREPARED_AT_MOST_MS =>
             {
                 self.lapse(out);
             }
@@ -114,7 +125,7 @@ impl Cut {
                 *until = now + PREPARED_MS;
                 answer(uid, CutAnswer::Prepared, out);
             }
-            State::Preparing(..)
+            State::Preparing { .. }
             | State::Prepared { .. }
             | State::Stopping { .. }
             | State::Swapping { .. }
@@ -123,16 +134,26 @@ impl Cut {
         false
     }
 
-    /// Holds writes from now on, if the volume is prepared for this cut.
+    /// Prepares the volume again if a hold would wait long for the seal in progress.
+    pub(super) fn note_seals(&mut self, seals: SealCounts) {
+        if let State::Prepared { uid, first, .. } = self.state
+            && seals.delays_hold
+        {
+            self.state = State::Preparing { uid, seal: seals.begun, first: Some(first) };
+        }
+    }
+
+    /// Holds writes from now on, if the volume is prepared for this cut; otherwise the cut lapses.
     pub(super) fn begin(&mut self, uid: SnapshotUid, now: Millis, out: &mut Vec<Action>) {
         match &self.state {
             State::Prepared { uid: known, .. } if *known == uid => {
                 self.state = State::Stopping { uid, until: now + HOLD_MS };
             }
+            State::Preparing { uid: known, .. } if *known == uid => self.lapse(out),
             State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } if *known == uid => {}
             State::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
             State::Idle
-            | State::Preparing(..)
+            | State::Preparing { .. }
             | State::Prepared { .. }
             | State::Stopping { .. }
             | State::Swapping { .. }
@@ -144,7 +165,7 @@ impl Cut {
     pub(super) fn release(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) -> bool {
         let (own, said) = match &self.state {
             State::Held(known, _) => (*known == uid, CutAnswer::Released),
-            State::Preparing(known, _) | State::Prepared { uid: known, .. } => {
+            State::Preparing { uid: known, .. } | State::Prepared { uid: known, .. } => {
                 (*known == uid, CutAnswer::Lapsed)
             }
             State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } => {
@@ -178,19 +199,18 @@ impl Cut {
     ) -> CutAdvance {
         match &mut self.state {
             State::Idle => {}
-            State::Preparing(uid, seal) => {
-                let uid = *uid;
-                if seals.committed >= *seal {
-                    self.state = State::Prepared { uid, until: now + PREPARED_MS, since: now };
+            State::Preparing { uid, seal, first } => {
+                let (uid, first) = (*uid, *first);
+                if first.is_some_and(|first| now >= first + PREPARED_AT_MOST_MS) {
+                    self.lapse(out);
+                } else if seals.committed >= *seal && !seals.delays_hold {
+                    let (until, first) = (now + PREPARED_MS, first.unwrap_or(now));
+                    self.state = State::Prepared { uid, until, since: now, first };
                     answer(uid, CutAnswer::Prepared, out);
                 }
             }
-            State::Prepared { uid, until, .. } => {
-                if now >= *until {
-                    answer(*uid, CutAnswer::Lapsed, out);
-                    self.state = State::Idle;
-                }
-            }
+            State::Prepared { until, .. } if now >= *until => self.lapse(out),
+            State::Prepared { .. } => self.note_seals(seals),
             State::Stopping { until, .. } | State::Swapping { until, .. } | State::Held(_, until)
                 if now >= *until =>
             {
@@ -218,7 +238,7 @@ impl Cut {
     pub(super) fn lapse(&mut self, out: &mut Vec<Action>) {
         match std::mem::take(&mut self.state) {
             State::Idle => {}
-            State::Preparing(uid, _)
+            State::Preparing { uid, .. }
             | State::Prepared { uid, .. }
             | State::Stopping { uid, .. }
             | State::Swapping { uid, .. }

@@ -153,6 +153,14 @@ impl Pace {
         (self.granted, self.looked_at) = (0, None);
     }
 
+    /// Returns true if the commit in progress is expected to end within `ms`. One that is late by some time
+    /// is expected to take as long again.
+    pub(super) fn ends_within(&self, ms: Millis, now: Millis) -> bool {
+        let left =
+            |running: CommitInProgress| running.expected_ms.abs_diff(now.saturating_sub(running.since));
+        self.running.is_some_and(|running| left(running) <= ms)
+    }
+
     /// Returns the expected duration of a commit: one slow commit makes it longer, but only two fast commits
     /// make it shorter.
     fn expected_ms(&self, bytes: u64) -> Millis {
@@ -271,6 +279,15 @@ mod tests {
         assumed.commit_failed();
         assumed.look(0, MAX, 1);
         assert_eq!(assumed.granted, u64::MAX, "nothing is known of when it comes");
+    }
+
+    #[test]
+    fn a_late_commit_is_expected_to_take_as_long_again() {
+        let mut pace = measured(&[(1000, 1000), (1000, 1000)]);
+        assert!(!pace.ends_within(u64::MAX, 0), "none is in progress");
+        pace.commit_began(5000, 10_000);
+        let ends = [10_000, 12_000, 13_000, 15_000, 17_000, 18_000].map(|now| pace.ends_within(2000, now));
+        assert_eq!(ends, [false, false, true, true, true, false]);
     }
 
     /// Regression: the duration of an outage was taken for the store's rate, and the next commit admitted

@@ -75,9 +75,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let core = &self.core;
         let Some(manifest) = &core.manifest else { return false };
         let side = core.map.active();
+        let defers_overdue = self.defers_overdue();
         // A side that an eviction is about to punch must not become active, and needed evictions precede
         // the seal of new data.
-        if !self.data.evictor.is_idle() || self.data.evictor.evicts_first(core, true) {
+        if !self.data.evictor.is_idle() || self.data.evictor.evicts_first(core, !defers_overdue) {
             return false;
         }
         if core.dirty[side].blocks.is_empty() || self.log.is_full(manifest) {
@@ -87,9 +88,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         core.lifecycle == Lifecycle::Detaching
             || self.sealer.seals.is_wanted()
             || (core.is_seal_full(side) && !may_wait)
-            || core.is_overdue(side)
-            || self.data.evictor.wants_other_side(core, true)
+            || (core.is_overdue(side) && !defers_overdue)
+            || self.data.evictor.wants_other_side(core, !defers_overdue)
             || self.repair.wants_seal(side)
+    }
+
+    /// Returns true if overdue dirty data is not sealed yet, because the hold of a cut would wait for its
+    /// upload.
+    pub(super) fn defers_overdue(&self) -> bool {
+        let due = self.core.overdue_at(self.core.map.active()).filter(|at| *at <= self.core.now);
+        due.is_some_and(|at| self.cut.defers_overdue(at, self.core.now))
     }
 
     /// Continues work that is too long for one turn.

@@ -15,6 +15,7 @@ use super::cut::{self, CutAdvance, SealCounts};
 use super::lifecycle::Lifecycle;
 use super::snapshot::{self, Snapshotter};
 use crate::action::Action;
+use crate::limit::HOLD_WAITS_MS;
 use crate::snapshot::{CutAnswer, SnapshotRefused};
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
@@ -45,7 +46,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 return snapshot::refuse(uid, SnapshotRefused::TooMany, out);
             }
         }
-        let seal = self.covering_seal();
+        self.cut.note_seals(self.seal_counts());
+        // Data that became dirty after a seal in progress may wait: the hold begins its seal.
+        let seal = if self.sealer.is_open() { self.covering_seal() } else { self.sealer.seals.begun() };
         if self.cut.prepare(uid, forgotten, seal, self.core.now, out) {
             self.sealer.seals.want(seal);
         }
@@ -53,10 +56,28 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn begin_cut(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) {
         if self.core.lifecycle == Lifecycle::Serving {
+            self.cut.note_seals(self.seal_counts());
             self.cut.begin(uid, self.core.now, out);
         } else {
             cut::answer(uid, CutAnswer::Lapsed, out);
         }
+    }
+
+    fn seal_counts(&self) -> SealCounts {
+        let seals = &self.sealer.seals;
+        SealCounts {
+            begun: seals.begun(),
+            committed: seals.newest_committed(),
+            delays_hold: self.delays_hold(),
+        }
+    }
+
+    /// Returns true if a hold would wait for the seal in progress, which is not expected to end soon.
+    fn delays_hold(&self) -> bool {
+        let writes = self.core.dirty[self.core.map.active()].in_flight;
+        let needs_another = writes > 0 || self.covering_seal() > self.sealer.seals.begun();
+        let ends_soon = self.data.pace.ends_within(HOLD_WAITS_MS, self.core.now);
+        !self.sealer.is_open() && needs_another && !ends_soon
     }
 
     pub(super) fn release_cut(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) {
@@ -90,9 +111,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         let stores = self.core.dirty[self.core.map.active()].in_flight;
         let stores = if safeguard(CutIsStill) { stores } else { 0 };
-        let seals = &self.sealer.seals;
-        let counts = SealCounts { begun: seals.begun(), committed: seals.newest_committed() };
-        match self.cut.advance(self.core.now, stores, counts, out) {
+        match self.cut.advance(self.core.now, stores, self.seal_counts(), out) {
             CutAdvance::Wait => {}
             CutAdvance::Continue => self.unpark(out),
             CutAdvance::Ask(uid, _) if self.is_begun(uid) => {

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::Fleet;
+use holdfast_format::safeguard::Safeguard;
+
+use super::{Fleet, PROFILES};
 use crate::bug::{Bug, plant};
 use crate::case::{CaseOutcome, IDLE_STEPS, shrink};
 use crate::schedule::Schedule;
@@ -28,14 +30,16 @@ impl FleetCase {
     }
 
     /// Returns the first of the `seeds` from 0 that detects the planted `bug`, and its violation: of the
-    /// invariant that the bug is declared to break, in a run that has no violation without it.
+    /// invariant that the bug is declared to break, in a run that has no violation without it. A bug that
+    /// only timely runs reveal is searched for in those of the first profile.
     pub fn first_detecting(
         bug: Bug,
         seeds: u64,
         volumes: usize,
         operations: u64,
     ) -> Option<(Self, Violation)> {
-        (0..seeds).find_map(|seed| {
+        let step = if bug == Bug::Missing(Safeguard::QueueByStore) { PROFILES.len() as u64 } else { 1 };
+        (0..seeds).map(|number| number * step).find_map(|seed| {
             let case = Self { seed, volumes, operations, bug: Some(bug) };
             let violation = case.run(0).violation?;
             let matches_bug =

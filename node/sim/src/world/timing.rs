@@ -1,5 +1,6 @@
 //! Virtual time: it passes between steps, and in a timely world every job is short.
 
+use holdfast_engine::snapshot::CutAnswer;
 use holdfast_types::Millis;
 
 use super::World;
@@ -54,6 +55,9 @@ impl World {
             // A write captured by its seal before the client got the answer counts as younger than the seal.
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
                 here.lag.clear();
+            }
+            if matches!(here.snapshots.cut, Some((_, Some(CutAnswer::Prepared)))) {
+                here.lag.note_deferral(self.clock.now());
             }
             let oldest = here.lag.oldest_write(here.settings.max_age_ms).filter(|_| !is_store_failing);
             let Some((ended, due)) = oldest else { continue };

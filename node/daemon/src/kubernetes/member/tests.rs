@@ -16,8 +16,9 @@ fn a_node_makes_the_step_that_the_operator_wrote() {
     assert_eq!(next(&VolumeSnapshotStatus::default()), None, "the operator has not written one");
     // Without it, a deletion could not distinguish this node from one that takes a snapshot at once.
     assert_eq!(task("Prepare", None), Some(Task::Announce));
+    assert_eq!(task("Prepare", Some("Preparing")), Some(Task::Cut(CutStep::Prepare)));
+    assert_eq!(task("Prepare", Some("Prepared")), Some(Task::StayPrepared), "prepared ends by itself");
     for done in [Some("Preparing"), Some("Prepared")] {
-        assert_eq!(task("Prepare", done), Some(Task::Cut(CutStep::Prepare)), "prepared ends by itself");
         assert_eq!(task("Hold", done), Some(Task::Cut(CutStep::Hold)));
     }
     assert_eq!(task("Hold", Some("Held")), Some(Task::Cut(CutStep::Hold)), "a hold lapses by itself");
@@ -74,4 +75,30 @@ async fn a_snapshot_without_a_common_point_is_not_reported() {
     assert!(matches!(taken(&volumes, &volume, UID).await, StepOutcome::Taken(taken) if taken.uid == UID));
     volumes.lapse_cuts();
     assert_eq!(taken(&volumes, &volume, UID).await, StepOutcome::Reached(GroupProgress::Lapsed));
+}
+
+/// Regression, found in review: a prepared volume that began a commit of half a minute stayed reported as
+/// prepared, and writes to the others of its group waited for it in vain.
+#[tokio::test(start_paused = true)]
+async fn a_prepared_volume_that_does_not_confirm_it_prepares_again() {
+    let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
+    let reached = |progress| StepOutcome::Reached(progress);
+    assert_eq!(stay_prepared(&volumes, &volume, UID).await, reached(GroupProgress::Prepared));
+    volumes.hang();
+    assert_eq!(stay_prepared(&volumes, &volume, UID).await, reached(GroupProgress::Preparing));
+}
+
+/// Regression, found in review: a commit of two minutes outlived its attempt, and the volume was busy with it
+/// in each later one.
+#[tokio::test]
+async fn a_cut_without_its_object_does_not_block_the_next() {
+    const NEXT: SnapshotUid = SnapshotUid([8; 16]);
+    let (volumes, volume) = (Fake::default(), "v".parse().expect("an id"));
+    let prepared = PreparedCuts::default();
+    prepared.add(&volumes, &volume, UID, |_| false).await;
+    prepared.add(&volumes, &volume, UID, |_| false).await;
+    prepared.add(&volumes, &volume, NEXT, |known| known == UID).await;
+    assert_eq!(volumes.released_cuts(), [], "another group may need it");
+    prepared.add(&volumes, &volume, NEXT, |_| false).await;
+    assert_eq!(volumes.released_cuts(), [(volume, UID)]);
 }

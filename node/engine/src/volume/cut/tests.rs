@@ -4,7 +4,7 @@ const UID: SnapshotUid = SnapshotUid([1; 16]);
 const OTHER: SnapshotUid = SnapshotUid([2; 16]);
 
 fn counts(begun: u64, committed: u64) -> SealCounts {
-    SealCounts { begun, committed }
+    SealCounts { begun, committed, delays_hold: false }
 }
 
 fn answers(out: &mut Vec<Action>) -> Vec<CutAnswer> {
@@ -103,4 +103,56 @@ fn a_volume_makes_one_cut_at_a_time() {
     assert_eq!(answers(out), [CutAnswer::Prepared], "asked again it stays prepared");
     assert!(!cut.release(UID, out) && cut.is_idle(), "ended before writes waited");
     assert_eq!(answers(out), [CutAnswer::Lapsed]);
+}
+
+/// Counts while a seal is in progress that is not expected to end soon.
+fn long_seal(begun: u64, committed: u64) -> SealCounts {
+    SealCounts { delays_hold: true, ..counts(begun, committed) }
+}
+
+/// Regression, found in review: writes waited for five seconds, and the attempt could only fail.
+#[test]
+fn a_hold_never_begins_during_a_long_seal() {
+    let out = &mut Vec::new();
+    let mut cut = prepared_cut(out);
+    cut.note_seals(long_seal(4, 3));
+    cut.begin(UID, 0, out);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
+    assert!(!cut.stops_writes() && cut.is_idle());
+}
+
+/// Regression, found in review: the volume claimed to be prepared while a seal of half a minute had begun.
+#[test]
+fn a_long_seal_ends_the_preparation_until_its_commit() {
+    let out = &mut Vec::new();
+    let mut cut = prepared_cut(out);
+    assert_eq!(cut.advance(1, 0, long_seal(4, 3), out), CutAdvance::Wait);
+    assert!(!cut.prepare(UID, Vec::new(), 5, 2, out) && !cut.defers_seals());
+    assert!(answers(out).is_empty(), "it prepares again");
+    assert_eq!(cut.advance(3, 0, counts(4, 4), out), CutAdvance::Wait);
+    assert_eq!(answers(out), [CutAnswer::Prepared]);
+    assert!(cut.defers_overdue(0, 3 + PREPARED_MS - 1) && !cut.defers_overdue(0, 3 + PREPARED_MS));
+
+    // Two groups may each have a volume for which the other waits.
+    assert_eq!(cut.advance(4, 0, long_seal(5, 4), out), CutAdvance::Wait);
+    assert_eq!(cut.advance(PREPARED_AT_MOST_MS, 0, counts(5, 5), out), CutAdvance::Wait);
+    assert_eq!(answers(out), [CutAnswer::Lapsed], "long after it was first prepared");
+    let mut cut = prepared_cut(out);
+    assert_eq!(cut.advance(1, 0, long_seal(4, 3), out), CutAdvance::Wait);
+    cut.begin(UID, 2, out);
+    assert_eq!(answers(out), [CutAnswer::Lapsed]);
+    assert!(cut.is_idle());
+}
+
+#[test]
+fn overdue_data_is_deferred_once() {
+    let out = &mut Vec::new();
+    let mut cut = prepared_cut(out);
+    let until = PREPARED_MS - 1;
+    assert!(cut.defers_overdue(0, until) && cut.defers_overdue(5, PREPARED_MS));
+    assert!(!cut.prepare(UID, Vec::new(), 3, until, out));
+    assert_eq!(answers(out), [CutAnswer::Prepared]);
+    assert!(!cut.defers_overdue(0, PREPARED_MS), "a repeated request does not extend it");
+    cut.begin(UID, until, out);
+    assert!(!cut.defers_overdue(0, until), "the hold begins its seal");
 }
