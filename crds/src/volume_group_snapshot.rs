@@ -37,7 +37,7 @@ pub struct VolumeGroupSnapshotSpec {
             .message("spec.volumes is immutable: create another VolumeGroupSnapshot"))]
     pub volumes: Vec<String>,
     /// Treatment of the snapshots in the object store when the VolumeGroupSnapshot is deleted: its VolumeSnapshots inherit
-    /// this policy at creation.
+    /// this policy once all are taken. A later change does not affect them.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }

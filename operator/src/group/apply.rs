@@ -367,7 +367,8 @@ mod tests {
             snapshots: held.0.clone(),
             paused: None,
         };
-        let change = MemberChange { name: "g-1-0".to_owned(), step: SnapshotStep::EndRetention };
+        let step = SnapshotStep::SetDeletionPolicy(holdfast_crds::DeletionPolicy::Delete);
+        let change = MemberChange { name: "g-1-0".to_owned(), step };
         let outcome =
             work.apply(&GroupPlanStep::Change(vec![change]), &facts, &Time(Timestamp::UNIX_EPOCH)).await;
         assert!(outcome.is_ok(), "{outcome:?}");

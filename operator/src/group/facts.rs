@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use holdfast_crds::{
-    ConditionBuilder, GROUP_SNAPSHOT_FINALIZER, GroupProgress, GroupStep, Time, Volume, VolumeGroupSnapshot,
-    VolumeGroupSnapshotStatus, VolumeSnapshot,
+    ConditionBuilder, DeletionPolicy, GROUP_SNAPSHOT_FINALIZER, GroupProgress, GroupStep, Time, Volume,
+    VolumeGroupSnapshot, VolumeGroupSnapshotStatus, VolumeSnapshot,
 };
 use kube::ResourceExt;
 
@@ -16,6 +16,8 @@ use crate::snapshot::facts::SnapshotFacts;
 pub(crate) struct GroupFacts {
     /// `metadata.generation`.
     pub(crate) generation: i64,
+    /// `spec.deletionPolicy`.
+    pub(crate) deletion_policy: DeletionPolicy,
     /// `status`.
     pub(crate) status: VolumeGroupSnapshotStatus,
     /// True if our finalizer is on the object.
@@ -111,6 +113,7 @@ impl GroupFacts {
         Self {
             is_old: leftovers.iter().any(is_later),
             generation: group.metadata.generation.unwrap_or_default(),
+            deletion_policy: group.spec.deletion_policy,
             status,
             finalizer: group.finalizers().iter().any(|name| name == GROUP_SNAPSHOT_FINALIZER),
             deleting: group.metadata.deletion_timestamp.is_some(),

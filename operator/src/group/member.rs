@@ -1,6 +1,8 @@
 //! The VolumeSnapshots of a group: their names and owners.
 
-use holdfast_crds::{SNAPSHOT_FINALIZER, VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotSpec};
+use holdfast_crds::{
+    DeletionPolicy, SNAPSHOT_FINALIZER, VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotSpec,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 
@@ -15,13 +17,15 @@ pub(super) fn attempt_of(group: &str, member: &str) -> Option<i64> {
 }
 
 /// Builds the VolumeSnapshot for the volume at this index of `spec.volumes`. It has its finalizer from
-/// creation, so that a deletion cleans up every snapshot taken.
+/// creation, so that a deletion cleans up every snapshot taken. It inherits the group's deletion policy once
+/// the group is complete: the garbage collector may delete it before the operator notices the group's
+/// deletion.
 pub(super) fn member(group: &VolumeGroupSnapshot, attempt: i64, place: usize) -> Option<VolumeSnapshot> {
     let spec = VolumeSnapshotSpec {
         volume: group.spec.volumes.get(place)?.clone(),
         group: Some(group.name_any()),
         snapshot_id: None,
-        deletion_policy: group.spec.deletion_policy,
+        deletion_policy: DeletionPolicy::Delete,
     };
     let mut snapshot = VolumeSnapshot::new(&member_name(&group.name_any(), attempt, place), spec);
     snapshot.metadata.finalizers = Some(vec![SNAPSHOT_FINALIZER.to_owned()]);
@@ -59,7 +63,6 @@ fn is_controlling_group(owner: &OwnerReference) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::DeletionPolicy;
     use serde_json::json;
 
     use super::*;
@@ -75,7 +78,7 @@ mod tests {
     fn a_member_carries_what_its_group_says() {
         let snapshot = member(&group(), 3, 1).expect("it has two volumes");
         assert_eq!((snapshot.name_any().as_str(), snapshot.spec.volume.as_str()), ("nightly-3-1", "wal"));
-        assert_eq!(snapshot.spec.deletion_policy, DeletionPolicy::Retain);
+        assert_eq!(snapshot.spec.deletion_policy, DeletionPolicy::Delete, "the group is not complete");
         assert_eq!(snapshot.finalizers(), [SNAPSHOT_FINALIZER]);
         assert!(is_member(&snapshot) && is_member_of(&snapshot, "uid-1"));
         assert_eq!(member(&group(), 3, 2), None);

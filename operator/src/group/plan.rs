@@ -240,7 +240,8 @@ fn dispose<'a>(
             continue;
         }
         if outcome == AttemptOutcome::Incomplete && snapshot.spec.deletion_policy == DeletionPolicy::Retain {
-            retained.push(MemberChange { name: name.to_owned(), step: SnapshotStep::EndRetention });
+            let step = SnapshotStep::SetDeletionPolicy(DeletionPolicy::Delete);
+            retained.push(MemberChange { name: name.to_owned(), step });
         }
         unwanted.push(name.to_owned());
     }
@@ -386,19 +387,30 @@ fn hold(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     report_progress(facts, STORING, now)
 }
 
-/// Completes the group: all snapshots were taken at one point.
+/// Completes the group: all snapshots were taken at one point. Its VolumeSnapshots are retained first, if it
+/// says so: their deletion may precede the next plan.
 fn complete(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
+    let retain = DeletionPolicy::Retain;
+    let inherited = facts
+        .own()
+        .filter(|(_, snapshot)| facts.deletion_policy == retain && snapshot.spec.deletion_policy != retain)
+        .map(|(member, _)| MemberChange {
+            name: member.name.clone(),
+            step: SnapshotStep::SetDeletionPolicy(retain),
+        });
+    let mut steps = change(inherited.collect());
     let message =
         "the snapshots hold the volumes' contents at one point, as after a power cut of all of them at once";
     let snapshots = facts
         .members
         .iter()
         .map(|member| GroupMember { volume: member.volume.clone(), snapshot: member.name.clone() });
-    vec![GroupPlanStep::Report(Box::new(VolumeGroupSnapshotStatus {
+    steps.push(GroupPlanStep::Report(Box::new(VolumeGroupSnapshotStatus {
         snapshots: snapshots.collect(),
         conditions: vec![facts.conditions(now).build(READY, ConditionStatus::True, "Taken", message)],
         ..waiting(facts, TAKING, String::new(), now)
-    }))]
+    })));
+    steps
 }
 
 /// Plans for a complete group. It changes only when its members are deleted, and is never taken again.

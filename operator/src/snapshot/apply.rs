@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    ByteSize, ConditionStatus, DeletionPolicy, NAMES_STORED, OPERATOR_FIELD_MANAGER, READERS_OF, READY,
-    SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot, VolumeSnapshotStatus, find_condition,
+    ByteSize, ConditionStatus, NAMES_STORED, OPERATOR_FIELD_MANAGER, READERS_OF, READY, SNAPSHOT_FINALIZER,
+    Time, Volume, VolumeSnapshot, VolumeSnapshotStatus, find_condition,
 };
 use holdfast_format::record::Labels;
 use holdfast_format::snapshot::Snapshot;
@@ -75,8 +75,8 @@ impl SnapshotApplier<'_> {
             SnapshotStep::AddFinalizer => self.patch(self.finalizers(true)).await,
             SnapshotStep::RemoveFinalizer => self.patch(self.finalizers(false)).await,
             SnapshotStep::Report(status) => self.report(status).await,
-            SnapshotStep::EndRetention => {
-                self.patch(json!({ "spec": { "deletionPolicy": DeletionPolicy::Delete } })).await
+            SnapshotStep::SetDeletionPolicy(policy) => {
+                self.patch(json!({ "spec": { "deletionPolicy": policy } })).await
             }
             SnapshotStep::Take => {
                 let (store, volume) = self.place().await?;
@@ -86,7 +86,7 @@ impl SnapshotApplier<'_> {
                     holdfast_log::snapshot_detached(store.as_ref(), &volume, uid, nonce, unix_ms).await?;
                 let said = ("Taken", "the snapshot was taken while no node served the volume");
                 let status = ready(facts, self.snapshot.status.as_ref(), &volume, taken, said, now);
-                self.report(&status).await
+                self.report_taken(store.as_ref(), &volume, uid, &status).await
             }
             SnapshotStep::Adopt(name) => {
                 // If an older operator dropped the uid, the other fields are still recorded.
@@ -186,6 +186,30 @@ impl SnapshotApplier<'_> {
         self.snapshot =
             call(api.patch_status(&name, &params, &Patch::Apply(patch))).await.map_err(classify)?;
         Ok(())
+    }
+
+    /// Reports a taken snapshot. If the object was deleted in the meantime, the snapshot is forgotten: its
+    /// deletion may have looked for it before it was registered.
+    async fn report_taken(
+        &mut self,
+        store: &dyn ObjectStore,
+        volume: &VolumeId,
+        uid: SnapshotUid,
+        status: &VolumeSnapshotStatus,
+    ) -> Result<(), SnapshotFailure> {
+        let reported = self.report(status).await;
+        if matches!(reported, Err(SnapshotFailure::Changed)) && !self.still_exists().await? {
+            forget(store, volume, Key::Uid(uid)).await?;
+        }
+        reported
+    }
+
+    /// Returns true if the object exists and its deletion is not requested.
+    async fn still_exists(&self) -> Result<bool, SnapshotFailure> {
+        let (api, name) = (self.api(), self.snapshot.name_any());
+        let found = call(api.get_opt(&name)).await.map_err(SnapshotFailure::Api)?;
+        let own = found.filter(|found| found.metadata.uid == self.snapshot.metadata.uid);
+        Ok(own.is_some_and(|own| own.metadata.deletion_timestamp.is_none()))
     }
 }
 
@@ -390,6 +414,49 @@ mod tests {
         };
         let created = holdfast_log::create_record(&store, &late).await.expect("the store answers");
         assert_eq!(created, holdfast_log::CreateOutcome::Lost);
+    }
+
+    /// Answers a GET with this object, and any other request with a conflict.
+    fn client_of(now: Option<VolumeSnapshot>) -> Client {
+        let service = tower::service_fn(move |request: hyper::Request<kube::client::Body>| {
+            let (code, body) = match (request.method() == hyper::Method::GET, &now) {
+                (true, Some(now)) => (200_u16, json!(now)),
+                (true, None) => (404, json!({ "status": "Failure", "reason": "NotFound", "code": 404 })),
+                (false, _) => (409, json!({ "status": "Failure", "reason": "Conflict", "code": 409 })),
+            };
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            let response = hyper::Response::builder().status(code).body(body).expect("a response");
+            std::future::ready(Ok::<_, std::convert::Infallible>(response))
+        });
+        Client::new(service, "default")
+    }
+
+    /// Regression, found in review: a snapshot of a group was registered after the deletion of its
+    /// VolumeSnapshot had looked for it; no object owned it, and its Volume could not be deleted.
+    #[tokio::test]
+    async fn a_snapshot_whose_object_is_gone_is_forgotten() {
+        let spec = serde_json::from_value(json!({ "volume": "data" })).expect("a spec");
+        let mut snapshot = VolumeSnapshot::new("s", spec);
+        snapshot.metadata.uid = Some("object".to_owned());
+        let (mut deleted, mut another) = (snapshot.clone(), snapshot.clone());
+        deleted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        another.metadata.uid = Some("another".to_owned());
+        for (now, left) in [(None, 0), (Some(deleted), 0), (Some(another), 0), (Some(snapshot.clone()), 1)] {
+            let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
+            let creation = Creation::plain(64, Nonce([1; 16]), 0);
+            holdfast_log::provision(&store, &volume, creation).await.expect("created");
+            let taken = holdfast_log::snapshot_detached(&store, &volume, UID, random_nonce(), 0).await;
+            let seq = taken.expect("taken").seq;
+            let connections = Connections::default();
+            let (client, snapshot) = (client_of(now.clone()), snapshot.clone());
+            let mut work = SnapshotApplier { client, connections: &connections, snapshot };
+            let snapshot_id = Some(format!("{volume}@{seq}"));
+            let status = VolumeSnapshotStatus { snapshot_id, ..VolumeSnapshotStatus::default() };
+            let reported = work.report_taken(&store, &volume, UID, &status).await;
+            assert!(matches!(reported, Err(SnapshotFailure::Changed)), "{reported:?}");
+            let live = holdfast_log::snapshots(&store, &volume).await.expect("a log").len();
+            assert_eq!(live, left, "{now:?}");
+        }
     }
 
     fn taken() -> (SnapshotFacts, VolumeSnapshotStatus) {

@@ -51,8 +51,8 @@ pub(crate) enum SnapshotStep {
     Adopt(SnapshotName),
     /// Stores the names of its objects in the object store, and reports that.
     StoreOrigin,
-    /// Sets the deletion policy of an object without a purpose to `Delete`.
-    EndRetention,
+    /// Sets the deletion policy of an object of a group.
+    SetDeletionPolicy(DeletionPolicy),
     /// Forgets the snapshot in the log of the recorded volume, if it exists.
     Forget,
 }

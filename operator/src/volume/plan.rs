@@ -391,8 +391,14 @@ fn assignment(facts: &ClusterFacts, now: &Time) -> (Option<String>, Condition) {
     let desired = facts.desired();
     let waiting = |from: &str| {
         let next = desired.map_or_else(String::new, |node| format!(" before node {node} may have it"));
+        // It would not serve the volume any more if the annotation counted for this attach.
+        let again = if facts.force_detach.as_deref() == Some(from) {
+            ". Remove that annotation first: it referred to an earlier epoch"
+        } else {
+            ""
+        };
         let message = format!(
-            "node {from} still serves the volume: waiting for its {}{next}; if the node is lost for good, annotate the Volume with {FORCE_DETACH}={from}",
+            "node {from} still serves the volume: waiting for its {}{next}; if the node is lost for good, annotate the Volume with {FORCE_DETACH}={from}{again}",
             last_work(facts)
         );
         facts.conditions(now).build(ASSIGNED, ConditionStatus::False, "WaitingForDetach", &message)

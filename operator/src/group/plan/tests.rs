@@ -197,9 +197,9 @@ impl World {
             SnapshotStep::Forget => {
                 self.forgotten.insert(name.to_owned());
             }
-            SnapshotStep::EndRetention => {
+            SnapshotStep::SetDeletionPolicy(policy) => {
                 let snapshot = self.snapshots.get_mut(name).expect("it is there");
-                snapshot.spec.deletion_policy = DeletionPolicy::Delete;
+                snapshot.spec.deletion_policy = *policy;
             }
             SnapshotStep::RemoveFinalizer => {
                 self.snapshots.remove(name);
@@ -351,7 +351,7 @@ fn changes(steps: &[GroupPlanStep]) -> Vec<(&str, Option<GroupStep>)> {
         | SnapshotStep::Take
         | SnapshotStep::Adopt(_)
         | SnapshotStep::StoreOrigin
-        | SnapshotStep::EndRetention
+        | SnapshotStep::SetDeletionPolicy(_)
         | SnapshotStep::Forget => None,
     };
     match steps {
@@ -645,6 +645,43 @@ fn snapshots_of_an_incomplete_group_are_not_retained() {
     assert!(complete.run().is_ok());
     assert_eq!((&complete.group, complete.snapshots.len()), (&None, 0));
     assert_eq!(complete.forgotten, BTreeSet::new(), "of a complete group");
+}
+
+/// Regression, found in review: the VolumeSnapshots of an incomplete group had its policy. If they were
+/// deleted first, as with `--cascade=foreground`, their snapshots stayed, and no object named them.
+#[test]
+fn an_incomplete_group_whose_members_are_deleted_first_retains_none() {
+    let members: BTreeSet<String> = (0..3).map(|place| format!("g-1-{place}")).collect();
+    for step in [GroupStep::Hold, GroupStep::Release] {
+        let mut world = World::new();
+        world.group.as_mut().expect("it is there").spec.deletion_policy = DeletionPolicy::Retain;
+        world.run_to(step);
+        members.iter().for_each(|name| world.delete(name));
+        world.group.as_mut().expect("it is there").metadata.deletion_timestamp = Some(now());
+        assert!(world.run().is_ok());
+        assert_eq!((&world.group, world.snapshots.len()), (&None, 0), "{step:?}");
+        assert_eq!(world.forgotten, members, "{step:?}");
+    }
+}
+
+/// The operator may die between any two writes.
+#[test]
+fn the_snapshots_of_a_complete_group_have_its_policy() {
+    for writes in 0.. {
+        let mut world = World { writes_left: writes, ..World::new() };
+        world.group.as_mut().expect("it is there").spec.deletion_policy = DeletionPolicy::Retain;
+        let has_died = matches!(world.run(), Err(Stopped::Died));
+        let is_retained = |snapshot: &VolumeSnapshot| snapshot.spec.deletion_policy == DeletionPolicy::Retain;
+        let is_complete = !world.status().snapshots.is_empty();
+        assert!(!is_complete || world.snapshots.values().all(is_retained), "after {writes} writes");
+        world.writes_left = usize::MAX;
+        assert!(world.run().is_ok());
+        world.assert_complete();
+        assert!(world.snapshots.values().all(is_retained));
+        if !has_died {
+            return;
+        }
+    }
 }
 
 /// A store that is gone for good must not block the deletion.

@@ -119,6 +119,28 @@ fn an_old_annotation_does_not_force_detach_a_returned_node() {
     }
 }
 
+/// Regression, found in review: the message asked for an annotation that the Volume had, and that no longer
+/// counted.
+#[test]
+fn a_counted_annotation_is_to_be_removed_first() {
+    let mut facts = lost("a");
+    report(&mut facts);
+    facts.spec.node_name = Some("a".to_owned());
+    facts.status.node = None;
+    report(&mut facts);
+    (facts.status.node, facts.status.epoch) = (Some("a".to_owned()), Some(4));
+    report(&mut facts);
+    facts.spec.node_name = Some("b".to_owned());
+    let message = |facts: &mut ClusterFacts| {
+        let status = report(facts);
+        find_condition(&status.conditions, ASSIGNED).expect("the condition").message.clone()
+    };
+    let again = "Remove that annotation first: it referred to an earlier epoch";
+    assert!(message(&mut facts).ends_with(again), "{}", message(&mut facts));
+    facts.force_detach = None;
+    assert!(message(&mut facts).ends_with("holdfast.dev/force-detach=a"), "{}", message(&mut facts));
+}
+
 /// Regression: the annotation was ignored if it named the desired node, so that the loss of that node's disk
 /// could not be accepted.
 #[test]
