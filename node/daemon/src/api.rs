@@ -9,6 +9,7 @@
 
 mod await_served;
 mod convert;
+mod in_effect;
 mod scrub;
 mod snapshot;
 mod socket;
@@ -32,6 +33,7 @@ use holdfast_types::{Seq, VolumeId};
 use parking_lot::RwLock;
 use tonic::{Request, Response, Status};
 
+use self::in_effect::AskedSettings;
 pub(crate) use self::socket::{bind, serve};
 #[cfg(test)]
 pub(crate) use self::status::code as status_code;
@@ -39,7 +41,7 @@ use crate::config::Control;
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
 use crate::handoff::Handoff;
-use crate::node::{Instance, InstanceError, VolumeInStore, run_blocking};
+use crate::node::{Attached, Instance, InstanceError, VolumeInStore, run_blocking};
 use crate::volumes::Volumes;
 
 /// The stores a request may name, from the current configuration file; none when Kubernetes assigns the
@@ -180,8 +182,15 @@ impl<V: Volumes> node_server::Node for Api<V> {
         }
         let attach = convert::CheckedAttach::try_from(request)?;
         let store = self.store(&attach.store)?;
+        let asked = AskedSettings::of(&attach);
+        let before = self.volumes.list().into_iter().find(|one| one.volume == attach.volume);
         let volumes = self.volumes.clone();
         let attached = self.to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
+        // With another epoch, this request has attached it, with these settings.
+        let is_same = |device: &Attached| device.epoch == attached.epoch;
+        if let Some(before) = before.filter(|before| before.attached.as_ref().is_some_and(is_same)) {
+            asked.check(&before)?;
+        }
         Ok(Response::new(attached.into()))
     }
 

@@ -165,9 +165,10 @@ struct Attach {
     /// Upload data when it reaches this age, such as 30s or 1m30s
     #[arg(long)]
     max_dirty_age: Option<TimeSpan>,
-    /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
-    #[arg(long, value_enum, default_value_t)]
-    durability: Class,
+    /// Complete a FLUSH when the data is on the local disk (the default), or when it is committed to the
+    /// object store
+    #[arg(long, value_enum)]
+    durability: Option<Class>,
     /// Limit to this many reads, writes and discards per second, such as 3000; `none`: no limit
     #[arg(long, value_name = "NUMBER")]
     max_iops: Option<MaxIops>,
@@ -210,10 +211,9 @@ enum Compression {
 }
 
 /// Point at which a FLUSH is complete.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Class {
     /// Data is safe on this node's disk
-    #[default]
     Local,
     /// Data is committed to the object store
     Object,

@@ -30,7 +30,8 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<u64, Failure>> + Send;
 
-    /// Serves a volume as a block device; rejected as busy while it is attached here already.
+    /// Serves a volume as a block device. Returns the existing device of an attached volume, whose settings
+    /// stay.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
     /// Serves a memory volume as a block device.

@@ -12,7 +12,8 @@ use crate::problem;
 /// Describes the data that will be missing after a force-detach of `volume` from `node`.
 ///
 /// # Errors
-/// The node does not serve the volume, or is Ready and can thus release it cleanly.
+/// The node does not serve the volume, or is Ready and can thus release it cleanly; or the annotation names
+/// it since an earlier loss.
 pub(crate) fn check(
     volume: &Volume,
     seen: &Seen,
@@ -38,6 +39,10 @@ pub(crate) fn check(
     if is_ready && !although_ready {
         bail!(release_first(volume, node, is_in_log_only));
     }
+    let may_have_it_again = [assigned, volume.spec.desired_node()].contains(&Some(node)) || is_in_log_only;
+    if may_have_it_again && let Some(counted) = counted_annotation(volume, &status, node) {
+        bail!(counted);
+    }
     if volume.spec.is_memory() {
         return Ok(format!(
             "{title} will be taken from node {node}. Its content is lost: it is only in the memory of that node.\n\
@@ -55,6 +60,24 @@ pub(crate) fn check(
         "{title} will be taken from node {node}. Data that the node did not upload will be missing: \
          {dirty}.{through}\n\
          Its condition UnuploadedDataLost says more afterwards.\n"
+    ))
+}
+
+/// Explains that the annotation already names `node` and has counted for another attach than the current one.
+/// The operator then ignores it (`operator/src/volume/forced_detach.rs`).
+fn counted_annotation(volume: &Volume, status: &VolumeStatus, node: &str) -> Option<String> {
+    let named = volume.annotations().get(FORCE_DETACH);
+    let record = status.forced_detach.as_ref().filter(|record| record.node == node);
+    let epoch = record.filter(|_| named.is_some_and(|named| named == node))?.epoch;
+    if epoch.is_some() && epoch == status.epoch {
+        return None;
+    }
+    let counted = epoch.map_or_else(|| "an earlier epoch".to_owned(), |epoch| format!("epoch {epoch}"));
+    Some(format!(
+        "{} already has the annotation {FORCE_DETACH}={node}, which counted once, for {counted}. Nothing was \
+         changed. Remove it with `kubectl annotate volume {} {FORCE_DETACH}-`, and run this command again",
+        problem::title(volume),
+        volume.name_any()
     ))
 }
 
@@ -130,6 +153,28 @@ mod tests {
     fn a_node_that_is_silent_is_cut_off_and_the_loss_is_said() {
         let said = check_of("pvc-1", "b", false).unwrap();
         assert!(said.contains("64MiB when it last reported"), "{said}");
+    }
+
+    /// Regression, found in review: with the annotation of an earlier loss of the same node, the command
+    /// changed nothing, and reported success.
+    #[test]
+    fn an_annotation_that_has_counted_is_removed_first() {
+        let refused = |annotation: &str, epoch: u64| {
+            let mut seen = seen();
+            let volume = &mut seen.volumes[0];
+            volume.annotations_mut().insert(FORCE_DETACH.to_owned(), annotation.to_owned());
+            let record = json!({"node": annotation, "time": "2026-11-25T00:00:00Z", "epoch": epoch});
+            volume.status.as_mut().unwrap().forced_detach = Some(serde_json::from_value(record).unwrap());
+            check(&seen.volumes[0], &seen, "b", false).err().map(|error| error.to_string())
+        };
+        let said = refused("b", 3).expect("the node has attached the volume again, with epoch 4");
+        for part in
+            ["counted once, for epoch 3. ", "`kubectl annotate volume pvc-1 holdfast.dev/force-detach-`"]
+        {
+            assert!(said.contains(part), "{said}");
+        }
+        assert_eq!(refused("b", 4), None, "it is the current attach");
+        assert_eq!(refused("a", 3), None, "it named another node");
     }
 
     #[test]

@@ -62,6 +62,23 @@ pub(crate) enum InvalidField {
     /// `memory.compression` is not a known codec.
     #[error("memory.compression: {0} is not known; use COMPRESSION_LZ4 or COMPRESSION_ZSTD")]
     Compression(i32),
+    /// An attached volume has another value of a setting than the request.
+    #[error(
+        "{field}: {volume} is attached on this node with {attached}, and the request has {asked}. Nothing was changed. \
+         Use `holdfast-node {command}`, or leave the option out"
+    )]
+    NotInEffect {
+        /// The field of the request.
+        field: &'static str,
+        /// The volume.
+        volume: VolumeId,
+        /// Its current value.
+        attached: String,
+        /// The value of the request.
+        asked: String,
+        /// The command that changes it.
+        command: &'static str,
+    },
     /// The request changes no setting.
     #[error("durability, max_dirty_age, limits: all are absent; give at least one")]
     NoSettings,
@@ -105,7 +122,8 @@ pub(crate) struct CheckedAttach {
     pub(crate) bytes: Option<u64>,
     pub(crate) replaces: Option<u64>,
     pub(crate) max_dirty_age: Option<Duration>,
-    pub(crate) durability: Durability,
+    /// Absent: local, for a volume that is not attached yet.
+    pub(crate) durability: Option<Durability>,
     pub(crate) limits: IoLimits,
 }
 
@@ -220,7 +238,7 @@ impl CheckedAttach {
             bytes,
             replaces,
             max_dirty_age,
-            durability,
+            durability: durability.unwrap_or(Durability::Local),
             limits,
             // No operator probed the bucket.
             probe: true,
@@ -232,10 +250,6 @@ impl CheckedAttach {
 /// Checks a [`wire::ConfigureRequest`].
 pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, SettingsChange), InvalidField> {
     let wire::ConfigureRequest { volume_id, max_dirty_age, durability, limits } = request;
-    let durability = match wire::Durability::try_from(durability) {
-        Ok(wire::Durability::Unspecified) => None,
-        Ok(_) | Err(_) => Some(flush_class(durability)?),
-    };
     let wire::Limits { iops: max_iops, bytes_per_second: most_bytes } = limits.unwrap_or_default();
     // The limits that are not removed.
     let rest = |limit: Option<u64>| limit.filter(|limit| *limit > 0);
@@ -243,7 +257,7 @@ pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, Se
     let limit = |limit: Option<u64>| limit.map_or(LimitChange::Keep, |_given| LimitChange::to(rest(limit)));
     let change = SettingsChange {
         max_dirty_age: max_dirty_age.map(dirty_age).transpose()?,
-        durability,
+        durability: flush_class(durability)?,
         iops: limit(max_iops),
         bytes_per_second: limit(most_bytes),
     };
@@ -296,10 +310,12 @@ fn dirty_age(age: prost_types::Duration) -> Result<Duration, InvalidField> {
     }
 }
 
-fn flush_class(value: i32) -> Result<Durability, InvalidField> {
+/// Returns the requested durability; `None` if it is unspecified.
+fn flush_class(value: i32) -> Result<Option<Durability>, InvalidField> {
     match wire::Durability::try_from(value) {
-        Ok(wire::Durability::Unspecified | wire::Durability::Local) => Ok(Durability::Local),
-        Ok(wire::Durability::Object) => Ok(Durability::Object),
+        Ok(wire::Durability::Unspecified) => Ok(None),
+        Ok(wire::Durability::Local) => Ok(Some(Durability::Local)),
+        Ok(wire::Durability::Object) => Ok(Some(Durability::Object)),
         Err(_unknown) => Err(InvalidField::Durability(value)),
     }
 }

@@ -86,6 +86,59 @@ async fn a_bad_field_is_named_and_nothing_changes() {
     assert_eq!(fake.created("v"), None);
 }
 
+/// Regression, found in review: `attach --durability object` of an attached volume printed its device, and
+/// its FLUSHes stayed local.
+#[tokio::test]
+async fn an_attach_never_ignores_settings_of_an_attached_volume() {
+    let fake = Fake::default();
+    let plain =
+        || AttachRequest { volume_id: "v".to_owned(), store: "main".to_owned(), ..Default::default() };
+    let attach = async |request: AttachRequest| {
+        // It has durability object, an age of 30 s, no limits and 1 GiB.
+        fake.put(attached("v"));
+        api(&fake).attach(Request::new(request)).await
+    };
+    let age = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let [local, object] = [Durability::Local, Durability::Object].map(i32::from);
+    let limits = |iops, bytes_per_second| Some(Limits { iops, bytes_per_second });
+    let same = AttachRequest {
+        durability: object,
+        max_dirty_age: age(30),
+        size_bytes: Some(1 << 30),
+        limits: limits(None, None),
+        ..plain()
+    };
+    for agrees in [plain(), same, AttachRequest { size_bytes: Some(4096), ..plain() }] {
+        let device = attach(agrees).await.expect("it asks for nothing else").into_inner().device.unwrap();
+        assert_eq!(device.path, "/dev/ublkb0");
+    }
+    for (field, now, asked, command, request) in [
+        ("durability", "object", "local", "configure", AttachRequest { durability: local, ..plain() }),
+        ("max_dirty_age", "30s", "5s", "configure", AttachRequest { max_dirty_age: age(5), ..plain() }),
+        (
+            "limits.iops",
+            "none",
+            "500",
+            "configure",
+            AttachRequest { limits: limits(Some(500), None), ..plain() },
+        ),
+        (
+            "limits.bytes_per_second",
+            "none",
+            "1Mi",
+            "configure",
+            AttachRequest { limits: limits(None, Some(1 << 20)), ..plain() },
+        ),
+        ("size_bytes", "1Gi", "2Gi", "grow", AttachRequest { size_bytes: Some(2 << 30), ..plain() }),
+    ] {
+        let status = attach(request).await.expect_err(field);
+        assert_eq!(status.code(), Code::InvalidArgument);
+        let begins = format!("{field}: v is attached on this node with {now}, and the request has {asked}. ");
+        assert!(status.message().starts_with(&begins), "{}", status.message());
+        assert!(status.message().contains(&format!("`holdfast-node {command}`")), "{}", status.message());
+    }
+}
+
 #[tokio::test]
 async fn only_a_named_instance_gets_the_devices() {
     let handoff = Handoff::unnamed();

@@ -23,7 +23,8 @@ pub(super) async fn connect(target: &Target) -> Result<NodeClient<Channel>, Fail
     };
     let endpoint = Endpoint::from_shared(address(&target.socket)).map_err(|error| unreachable(&error))?;
     let channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
-    Ok(NodeClient::new(channel))
+    // A report about a large volume exceeds the default of 4 MiB, and only root may listen on the socket.
+    Ok(NodeClient::new(channel).max_decoding_message_size(usize::MAX))
 }
 
 fn address(socket: &Path) -> String {

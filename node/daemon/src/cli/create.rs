@@ -1,12 +1,17 @@
 //! `holdfast-node create`: creates a volume, empty or with the content of another one.
 
+use std::io;
+use std::pin::pin;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use holdfast_crds::ByteSize;
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{CreateRequest, CreateResponse, CreateSnapshotRequest, DeleteSnapshotRequest};
 use holdfast_types::{InvalidSnapshotName, InvalidVolumeId, SnapshotName, SnapshotUid, VolumeId};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tonic::transport::Channel;
 
 use super::client::{connect, refused, show};
@@ -63,6 +68,39 @@ impl FromStr for Source {
 /// # Errors
 /// The daemon's rejection, or the reason it was not reached.
 pub(super) async fn run(create: Create, out: &mut String) -> Result<(), Failure> {
+    let mut stops = match create.from {
+        Some(Source::Volume(_)) => signals().map_err(|error| Failure::new(FailureKind::Local, &error))?,
+        // It leaves nothing behind: a signal ends the command.
+        Some(Source::Snapshot(_)) | None => mpsc::channel(1).1,
+    };
+    run_until(create, &mut stops, out).await
+}
+
+/// Returns a queue with an entry for each SIGINT and SIGTERM from now on.
+fn signals() -> io::Result<mpsc::Receiver<()>> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (sender, stops) = mpsc::channel(2);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if sender.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(stops)
+}
+
+/// As [`run`]. The first entry of `stops` ends a clone once its temporary snapshot is deleted, the second one
+/// at once.
+pub(super) async fn run_until(
+    create: Create,
+    stops: &mut mpsc::Receiver<()>,
+    out: &mut String,
+) -> Result<(), Failure> {
     let Create { volume, size, from, store, target } = create;
     let mut client = connect(&target).await?;
     let size_bytes = size.map_or(0, |size| size.0);
@@ -70,7 +108,7 @@ pub(super) async fn run(create: Create, out: &mut String) -> Result<(), Failure>
     let made = match from {
         None => client.create(request).await.map_err(refused)?.into_inner(),
         Some(Source::Snapshot(snapshot)) => restore(&mut client, request, snapshot.to_string()).await?,
-        Some(Source::Volume(volume)) => clone(&mut client, request, volume).await?,
+        Some(Source::Volume(volume)) => clone(&mut client, request, volume, stops).await?,
     };
     show(&made, &target, out);
     Ok(())
@@ -88,19 +126,51 @@ async fn restore(
     Ok(made)
 }
 
-/// Creates a volume from a temporary snapshot of `volume`.
+/// Creates a volume from a temporary snapshot of `volume`, until the second entry of `stops`.
 async fn clone(
     client: &mut NodeClient<Channel>,
     request: CreateRequest,
     volume: VolumeId,
+    stops: &mut mpsc::Receiver<()>,
+) -> Result<CreateResponse, Failure> {
+    let (uid, is_stopped) = (SnapshotUid(random()), AtomicBool::new(false));
+    let mut work = pin!(clone_with(client, request, &volume, uid, &is_stopped));
+    tokio::select! {
+        made = &mut work => return made,
+        Some(()) = stops.recv() => is_stopped.store(true, Ordering::Relaxed),
+    }
+    note(&format!(
+        "stopping once the temporary snapshot of {volume} is deleted; the next signal leaves that snapshot, with uid {uid}"
+    ));
+    tokio::select! {
+        made = &mut work => made,
+        Some(()) = stops.recv() => Err(stopped(format!(
+            "the temporary snapshot of {volume}, with uid {uid}, may stay. Find it with `snapshot list {volume}`, and delete it with \
+             `snapshot delete`"
+        ))),
+    }
+}
+
+/// Takes a temporary snapshot, creates the volume from it unless the command was stopped meanwhile, and
+/// deletes it.
+async fn clone_with(
+    client: &mut NodeClient<Channel>,
+    request: CreateRequest,
+    volume: &VolumeId,
+    uid: SnapshotUid,
+    is_stopped: &AtomicBool,
 ) -> Result<CreateResponse, Failure> {
     let store = Some(request.store.clone());
-    let uid = SnapshotUid(random()).to_string();
-    let take = CreateSnapshotRequest { volume_id: volume.to_string(), store: store.clone(), uid };
+    let take =
+        CreateSnapshotRequest { volume_id: volume.to_string(), store: store.clone(), uid: uid.to_string() };
     let taken = client.create_snapshot(take).await.map_err(refused)?.into_inner().snapshot;
     let seq = taken.map(|snapshot| snapshot.seq).unwrap_or_default();
     let name = format!("{volume}@{seq}");
-    let made = restore(client, request, name.clone()).await;
+    let made = if is_stopped.load(Ordering::Relaxed) {
+        Err(stopped(format!("volume {} was not created", request.volume_id)))
+    } else {
+        restore(client, request, name.clone()).await
+    };
     let delete = DeleteSnapshotRequest { volume_id: volume.to_string(), store, seq };
     if let Err(status) = client.delete_snapshot(delete).await {
         let cause = status.message();
@@ -109,6 +179,11 @@ async fn clone(
         ));
     }
     made
+}
+
+/// Builds the failure of a command that a signal ended.
+fn stopped(state: String) -> Failure {
+    Failure { kind: FailureKind::Local, message: format!("stopped by a signal: {state}") }
 }
 
 /// Checks that the daemon created a volume with a snapshot's content. A daemon older than `--from` ignores

@@ -86,15 +86,13 @@ async fn attach(attach: Attach, out: &mut String) -> Result<(), Failure> {
         spill_bytes: memory_spill.map(|limit| limit.0),
         compression: compression.map_or(wire::Compression::Unspecified, codec).into(),
     });
-    // The command line's default is for volumes of a store.
-    let durability = memory.map_or(wire_class(durability), |_| Durability::Unspecified);
     let request = AttachRequest {
         volume_id: volume,
         store: store.unwrap_or_default(),
         size_bytes: size.map(|size| size.0),
         replaces_epoch: take_over,
         max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
-        durability: durability.into(),
+        durability: durability.map_or(Durability::Unspecified, wire_class).into(),
         memory,
         // A new attach has no limits to remove.
         limits: limits(max_iops.and_then(MaxIops::limit), max_throughput.and_then(MaxThroughput::limit)),

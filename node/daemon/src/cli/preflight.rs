@@ -17,7 +17,8 @@ use crate::preflight::{self, Check, Verdict};
 /// Arguments of `preflight`.
 #[derive(Debug, Args)]
 pub(super) struct Preflight {
-    /// The configuration file; /dev/null for the defaults
+    /// The configuration file; /dev/null for the defaults under Kubernetes, with HOLDFAST_KUBERNETES=true and
+    /// HOLDFAST_NODE_NAME
     #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/node.toml", env = "HOLDFAST_CONFIG")]
     config: PathBuf,
     /// Print JSON

@@ -197,6 +197,36 @@ async fn a_volume_is_cloned_from_the_current_content() {
     assert_eq!(left.matches("v@").count(), 1, "{left}");
 }
 
+/// Regression, found in review: Ctrl-C while the snapshot was taken left it in the store permanently.
+#[tokio::test]
+async fn a_stopped_clone_leaves_no_snapshot() {
+    let world = World::start().await;
+    world.run("snapshot create v --store main").await.unwrap();
+    let clone = async |signals: usize| {
+        let (stop, mut stops) = tokio::sync::mpsc::channel(2);
+        for _ in 0..signals {
+            stop.try_send(()).unwrap();
+        }
+        let socket = world.directory.path().join("new/node.sock");
+        let line = ["holdfast-node", "create", "copy", "--from", "v", "--store", "main", "--socket"];
+        let cli = Cli::try_parse_from(line.into_iter().chain([socket.to_str().unwrap()])).unwrap();
+        let Command::Create(create) = cli.command else { unreachable!() };
+        create::run_until(create, &mut stops, &mut String::new()).await.unwrap_err()
+    };
+    let stopped = clone(1).await;
+    assert_eq!(exit::code(stopped.kind), 1);
+    assert!(stopped.message.ends_with("volume copy was not created"), "{}", stopped.message);
+    assert_eq!(world.fake.created("copy"), None);
+    let left = world.run("snapshot list v").await.unwrap();
+    assert_eq!(left.matches("v@").count(), 1, "{left}");
+    // The store may not answer.
+    let stopped = clone(2).await;
+    assert!(
+        stopped.message.contains("with uid ") && stopped.message.contains("`snapshot list v`"),
+        "{stopped}"
+    );
+}
+
 #[tokio::test]
 async fn a_volume_is_created_attached_shown_and_detached() {
     let world = World::start().await;
@@ -227,6 +257,19 @@ async fn a_volume_is_created_attached_shown_and_detached() {
     assert_eq!(world.run("detach vol-1").await.unwrap(), "");
     let gone = world.run("detach vol-1").await.unwrap_err();
     assert_eq!((gone.kind, exit::code(gone.kind)), (FailureKind::NotFound, 3));
+}
+
+/// Regression, found in review: the command sent its default durability, so that a plain attach was no
+/// request for the attached volume as it is.
+#[tokio::test]
+async fn a_plain_attach_of_an_attached_volume_prints_its_device() {
+    let world = World::start().await;
+    for _ in 0..2 {
+        assert_eq!(world.run("attach v --store main").await.unwrap(), "/dev/ublkb0\n");
+    }
+    let refused = world.run("attach v --store main --durability local").await.unwrap_err();
+    assert_eq!((refused.kind, exit::code(refused.kind)), (FailureKind::Invalid, 2));
+    assert!(refused.message.starts_with("durability: v is attached on this node"), "{}", refused.message);
 }
 
 #[tokio::test]
@@ -364,6 +407,25 @@ async fn damage_is_listed_by_object_and_fails_the_scrub() {
         serde_json::json!({ "offset_bytes": 90 * 4096, "length_bytes": 8192 })
     );
     assert_eq!(json["findings"][1]["repair"], "done");
+}
+
+/// Regression, found in review: such a report was lost after hours of reading, with an error of gRPC.
+#[tokio::test]
+async fn a_report_larger_than_four_mebibytes_arrives() {
+    let world = World::start().await;
+    let lost: Vec<_> = (0..600_000).map(|number| SectorRange::new(number * 2, 1)).collect();
+    let finding = ScrubFinding {
+        object: "segments/1".to_owned(),
+        fault: "is missing".to_owned(),
+        effect: ScrubEffect::Unreadable,
+        repair: ScrubRepair::None,
+        lost,
+    };
+    world.fake.set_scrubbed(Scrubbed { findings: vec![finding], ..Scrubbed::default() });
+    let mut text = String::new();
+    let failure = world.run_into("scrub vol-1 --store main", &mut text).await.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Corrupt, "{failure}");
+    assert!(text.contains("  lost: 599992 more ranges; --json shows all\n"), "{text}");
 }
 
 #[tokio::test]

@@ -63,8 +63,9 @@ pub(crate) enum NodeError {
     },
     /// A volume of this name is attached from another store.
     #[error(
-        "store: volume {volume} is attached here from store {attached}. A volume of the same name in store {asked} would share its \
-         local files. Detach that one first, or attach this one on another node"
+        "store: volume {volume} is attached here from store {attached}, and the request names {asked}. Nothing was done: on a \
+         node, volumes of one name share their local files. Name {attached}, or detach that volume first, or use \
+         another node for the one in {asked}"
     )]
     OtherStore {
         /// The volume.

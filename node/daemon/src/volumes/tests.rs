@@ -73,7 +73,7 @@ impl Fake {
         self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
     }
 
-    /// Makes later detaches, scrubs and sweeps wait indefinitely.
+    /// Makes later detaches, scrubs, sweeps and steps of cuts wait indefinitely.
     pub(crate) fn hang(&self) {
         self.inner.lock().hangs = true;
     }
@@ -103,6 +103,13 @@ impl Fake {
     /// Returns the steps of cuts so far.
     pub(crate) fn cuts(&self) -> Vec<CutStep> {
         self.inner.lock().cuts.iter().map(|(.., step)| *step).collect()
+    }
+
+    /// Returns the cuts released so far.
+    pub(crate) fn released_cuts(&self) -> Vec<(VolumeId, SnapshotUid)> {
+        let inner = self.inner.lock();
+        let released = inner.cuts.iter().filter(|(.., step)| *step == CutStep::Release);
+        released.map(|(volume, uid, _)| (volume.clone(), *uid)).collect()
     }
 
     /// Sets the result of the next sweep.
@@ -404,6 +411,7 @@ impl Volumes for Fake {
     }
 
     async fn cut(&self, volume: &VolumeId, uid: SnapshotUid, step: CutStep) -> Result<bool, Failure> {
+        self.may_hang().await;
         let mut inner = self.inner.lock();
         inner.cuts.push((volume.clone(), uid, step));
         match inner.failure.take() {

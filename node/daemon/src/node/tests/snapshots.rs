@@ -61,3 +61,46 @@ fn a_snapshot_lists_no_marks_of_those_that_were_dropped() {
         node.shutdown().await;
     });
 }
+
+/// Regression, found in review: the store of such a request was ignored. A snapshot could be deleted in the
+/// store of the attached volume, and a scrub reported on that one.
+#[test]
+fn requests_for_another_store_never_use_that_of_the_attached_volume() {
+    run_node_test(async {
+        let (dirs, bucket, other) = (Dirs::new(), Bucket::start().await, Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), (SECTORS * SECTOR_BYTES).into(), "main", &bucket.config).await.unwrap();
+        leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+        let present = node.resumed(&volume()).await;
+        node.load_manifest(volume(), present);
+        let taken = node.snapshots().create(in_store(None), SnapshotUid([1; 16])).await.unwrap();
+
+        let copy = || in_store(Some(("copy", &other)));
+        let scrub = |VolumeInStore { volume, store }| ScrubRequest { volume, store, repair: false };
+        let refused = [
+            node.snapshots().create(copy(), SnapshotUid([2; 16])).await.unwrap_err(),
+            node.snapshots().list(copy()).await.unwrap_err(),
+            node.snapshots().delete(copy(), taken.seq).await.unwrap_err(),
+            node.scrubs().scrub(scrub(copy()), |_| {}).await.unwrap_err(),
+        ];
+        for error in refused {
+            assert_eq!(error.kind(), FailureKind::Busy);
+            assert!(
+                error.to_string().starts_with("store: volume disk is attached here from store main, and")
+            );
+        }
+        // The same place, by its own name and by another.
+        for name in ["main", "alias"] {
+            let same = || in_store(Some((name, &bucket)));
+            assert_eq!(node.snapshots().list(same()).await.unwrap(), [taken]);
+            node.scrubs().scrub(scrub(same()), |_| {}).await.unwrap();
+        }
+        node.shutdown().await;
+    });
+}
+
+/// Returns the volume, with a store of this name.
+fn in_store(store: Option<(&str, &Bucket)>) -> VolumeInStore {
+    let store = store.map(|(name, bucket)| (name.to_owned(), bucket.config.clone()));
+    VolumeInStore { volume: volume(), store }
+}

@@ -876,7 +876,7 @@ fn a_second_store_cannot_share_an_attached_volumes_files() {
         let refused = node.attach(request).await.unwrap_err();
         assert_eq!(refused.kind(), FailureKind::Busy);
         let message = refused.to_string();
-        assert!(message.contains("from store main") && message.contains("in store other"), "{message}");
+        assert!(message.contains("from store main") && message.contains("names other"), "{message}");
         node.shutdown().await;
     });
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use holdfast_engine::settings::Settings;
 use holdfast_format::displaced::Displaced;
 use holdfast_objects::RequestMeter;
+use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
@@ -16,6 +17,7 @@ use crate::node::error::NodeError;
 use crate::node::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use crate::node::local::volume_files::Local;
 use crate::node::ring::handle::RingHandle;
+use crate::node::store::record::StoreRecord;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::state::{State, StateCell, StateEvent};
@@ -120,6 +122,27 @@ impl Present {
             growing,
             remembering,
         }
+    }
+
+    /// Checks that a request names the store of this volume.
+    ///
+    /// # Errors
+    /// [`NodeError::OtherStore`].
+    pub(in crate::node) fn check_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
+        let (used, asked) = (self.objects.current(), StoreRecord::from(config));
+        let is_same = if self.store_name == name {
+            used.record().place() == asked.place()
+        } else {
+            used.record().is_same_place(&asked)
+        };
+        if is_same {
+            return Ok(());
+        }
+        Err(NodeError::OtherStore {
+            volume: self.volume().clone(),
+            attached: self.store_name.clone(),
+            asked: name.to_owned(),
+        })
     }
 
     /// Returns the sectors of the volume.

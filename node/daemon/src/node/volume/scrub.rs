@@ -40,7 +40,7 @@ const MAP_TRIES: usize = 3;
 pub(crate) struct ScrubRequest {
     /// The volume.
     pub(crate) volume: VolumeId,
-    /// Name and configuration of its store, unless the volume is attached here.
+    /// Name and configuration of its store. Optional if the volume is attached here.
     pub(crate) store: Option<(String, S3Config)>,
     /// Repair all repairable damage.
     pub(crate) repair: bool,
@@ -113,7 +113,8 @@ impl Scrubs<'_> {
     /// Reads all of a volume, repairs it if requested, and reports current and repaired damage.
     ///
     /// # Errors
-    /// [`NodeError::StoreNeeded`]; [`NodeError::Refused`] if there is no such volume; the store's error.
+    /// [`NodeError::StoreNeeded`]; [`NodeError::OtherStore`]; [`NodeError::Refused`] if there is no such
+    /// volume; the store's error.
     #[tracing::instrument(skip_all, fields(volume = %request.volume, repair = request.repair))]
     pub(crate) async fn scrub(
         &self,
@@ -127,7 +128,12 @@ impl Scrubs<'_> {
             Err(error) => return Err(error),
         };
         let objects = match (&present, store) {
-            (Some(present), _) => Arc::clone(&present.objects),
+            (Some(present), store) => {
+                if let Some((name, config)) = store {
+                    present.check_store(&name, &config)?;
+                }
+                Arc::clone(&present.objects)
+            }
             (None, Some((name, config))) => self.stores.connected(&name, &config).await?,
             (None, None) => return Err(NodeError::StoreNeeded(volume)),
         };

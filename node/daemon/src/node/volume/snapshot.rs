@@ -30,7 +30,7 @@ use holdfast_serve::SnapshotAnswer;
 pub(crate) struct VolumeInStore {
     /// The volume.
     pub(crate) volume: VolumeId,
-    /// Name and configuration of its store, unless the volume is attached here.
+    /// Name and configuration of its store. Optional if the volume is attached here.
     pub(crate) store: Option<(String, S3Config)>,
 }
 
@@ -45,8 +45,8 @@ impl Snapshots<'_> {
     /// the store is unreachable.
     ///
     /// # Errors
-    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], [`NodeError::Busy`], [`NodeError::Fenced`], the
-    /// store's error.
+    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], [`NodeError::OtherStore`], [`NodeError::Busy`],
+    /// [`NodeError::Fenced`], the store's error.
     #[tracing::instrument(name = "create_snapshot", skip_all, fields(volume = %at.volume, %uid))]
     pub(crate) async fn create(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, NodeError> {
         let (present, objects) = self.place_of(&at).await?;
@@ -59,7 +59,7 @@ impl Snapshots<'_> {
     /// Lists the snapshots of a volume, oldest first.
     ///
     /// # Errors
-    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], the store's error.
+    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], [`NodeError::OtherStore`], the store's error.
     pub(crate) async fn list(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, NodeError> {
         let (_, objects) = self.place_of(&at).await?;
         Ok(snapshots(&*objects, &at.volume).await?)
@@ -80,7 +80,10 @@ impl Snapshots<'_> {
         at: &VolumeInStore,
     ) -> Result<(Option<Arc<Present>>, Arc<WatchedStore>), NodeError> {
         match (self.volumes.present(&at.volume), &at.store) {
-            (Ok(present), _) => {
+            (Ok(present), store) => {
+                if let Some((name, config)) = store {
+                    present.check_store(name, config)?;
+                }
                 let objects = Arc::clone(&present.objects);
                 Ok((Some(present), objects))
             }

@@ -14,7 +14,6 @@ use holdfast_ublk::Device;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::node::error::NodeError;
-use crate::node::store::record::StoreRecord;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, StateCell, StateEvent, WriterState};
 use crate::node::{AttachRequest, Attached};
@@ -154,19 +153,7 @@ impl NodeVolumes {
             && !matches!(state, State::Recovering { .. })
         {
             // The directory of its local files is named after the volume only.
-            let (used, asked) = (present.objects.current(), StoreRecord::from(store));
-            let is_same = if present.store_name == *store_name {
-                used.record().place() == asked.place()
-            } else {
-                used.record().is_same_place(&asked)
-            };
-            if !is_same {
-                return Err(NodeError::OtherStore {
-                    volume: volume.clone(),
-                    attached: present.store_name.clone(),
-                    asked: store_name.clone(),
-                });
-            }
+            present.check_store(store_name, store)?;
         }
         match (&state, present) {
             (State::Serving { device, writer: WriterState::Ready }, Some(present)) => {
