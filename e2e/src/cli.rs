@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use holdfast_bench::coverage::Coverage;
 use holdfast_bench::nvme_target;
 use holdfast_lab::inside::GuestCommand;
+use holdfast_lab::pins::{KERNELS, KernelPin};
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
@@ -27,7 +28,7 @@ enum CliCommand {
     /// Run the main workflow from scratch until the volumes are deleted, with live output
     Demo,
     /// Run the workspace's tests and all scenarios, or only scenarios whose name contains FILTER; a version
-    /// after an @ selects another kernel: kill-rounds@6.12
+    /// after an @ selects another kernel: kill-rounds@6.12, or one of Ubuntu's: ublk-many@6.8.0-1070-aws
     Test {
         /// Part of a scenario's name
         filter: Option<String>,
@@ -123,7 +124,11 @@ fn list() {
     for lane in holdfast_scenarios::usual_lanes() {
         entry(&lane.to_string(), lane.scenario.expected, lane.scenario.about);
     }
-    report::line("cargo e2e test NAME@SERIES: a scenario on another kernel (7.2, 6.12)");
+    let series: Vec<&str> = KERNELS.iter().map(KernelPin::name).collect();
+    report::line(format_args!(
+        "cargo e2e test NAME@KERNEL: a scenario on another kernel ({}), or a release of Ubuntu's (6.8.0-1070-aws)",
+        series.join(", ")
+    ));
     report::line("cargo e2e test NAME; one of them, but for the last, is in each run of all, by the day");
     for name in holdfast_scenarios::IN_TURN.iter().chain(holdfast_scenarios::WITH_A_PROGRAM) {
         if let Ok(lane) = holdfast_scenarios::lane(name) {

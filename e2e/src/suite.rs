@@ -131,12 +131,19 @@ impl SuiteRun<'_> {
         lock(self.tally).add(HOST_TESTS, result);
     }
 
-    /// Runs today's lane of the rotation, unless the rest took too long, and names those that did not run.
+    /// Runs today's lane of the rotation, unless the rest took too long or the archive of its kernel does not
+    /// answer, and names those that did not run.
     fn run_rotation_lane(&self, lane: Lane) -> Result<()> {
         let chosen = lane.to_string();
         let others: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
         self.display.print_line(&format!("SKIP one of these runs each day: {}", others.join(" ")));
         lock(self.tally).skipped += u32::try_from(others.len())?;
+        if let Err(error) = self.toolbox.find_kernel(lane.kernel) {
+            self.display.print_line(&format!("SKIP {chosen}: {error:#}"));
+            self.display.skip(&chosen);
+            lock(self.tally).skipped += 1;
+            return Ok(());
+        }
         self.scenario_if_time_allows(lane, Duration::ZERO, "run it by name");
         Ok(())
     }

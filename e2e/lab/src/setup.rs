@@ -19,7 +19,7 @@ use crate::display::Display;
 use crate::display::times::Times;
 use crate::images::packages::Packages;
 use crate::limit::WorkClock;
-use crate::pins::{KERNEL, KernelPin};
+use crate::pins::{Distribution, KERNEL, KernelPin};
 use crate::report;
 use boot::{Accelerator, BootFiles};
 use lanes::Part;
@@ -182,6 +182,21 @@ impl Toolbox {
         let accelerator = Accelerator::probe(&self.cache, &kernel)?;
         let kernel::Kernel { vmlinux, initramfs, .. } = kernel;
         Ok(BootFiles { vmlinux, initramfs, root_fs, accelerator, emulated_processors })
+    }
+
+    /// Verifies that this machine has a kernel of Ubuntu, or reaches Ubuntu's archive. Others come from the
+    /// archive that every run needs.
+    ///
+    /// # Errors
+    /// If the archive does not answer.
+    pub fn find_kernel(&self, pin: KernelPin) -> Result<()> {
+        match pin.distribution {
+            Distribution::Debian => Ok(()),
+            Distribution::Ubuntu if kernel::is_prepared(&self.cache, pin) => Ok(()),
+            Distribution::Ubuntu => apt::AptRoot::ubuntu(&self.cache, pin.suites[0])
+                .map(drop)
+                .context("Ubuntu's archive does not answer"),
+        }
     }
 
     /// Returns the kernel's own ublk server.

@@ -235,6 +235,13 @@ fn snapshots(world: &World, controller: &CsiService, operator: &Operator) -> Res
     ensure!(created.capacity_bytes == 2 * GIB && created.content_source.is_some(), "{created:?}");
     let small = NewVolume::new("pvc-small", GIB / 2, "store").from_snapshot("backup");
     expect_refused("a smaller one", csi.create(&small, LIMIT)?, "OutOfRange", "volume_content_source")?;
+    for of_xfs in [
+        NewVolume::new("pvc-xfs", GIB, "store").from_snapshot("backup"),
+        NewVolume::new("pvc-xfs", GIB, "store").from_volume("pvc-1"),
+    ] {
+        let refused = csi.create(&of_xfs.with_use(&Use::mounted("xfs")), LIMIT)?;
+        expect_refused("another file system", refused, "InvalidArgument", "fstype is ext4")?;
+    }
     let lost = NewVolume::new("pvc-lost", GIB, "store").from_snapshot("nothing");
     expect_refused("no such snapshot", csi.create(&lost, LIMIT)?, "NotFound", "is named `nothing`")?;
     let empty = csi.create(&NewVolume::new("pvc-restored", GIB, "store"), LIMIT)?;

@@ -1,5 +1,5 @@
 //! The kernel gives the number of a deleted device to the next one. A daemon that dies at the worst moment
-//! leaves records of both: each volume still keeps its own device.
+//! leaves records of both: each volume still keeps its own device. Another program stops a device.
 
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
     let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    world.share(&world.programs()?.join("examples/stop_device"), "bin/stop-device")?;
     let node = Node::start(world.vm("a")?, &control, "auto", "")?;
     for (volume, _) in MARKS {
         node.cli(&["create", volume, "--size", "64Mi", "--store", "store"])?;
@@ -70,6 +71,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.vm().wait("attach", LIMIT)?;
     wait_y_served(&node)?;
 
+    check_foreign_stop(&node)?;
+
     report::step("a device that a program has open is not detached");
     node.vm().spawn("holder", &bash(&format!("exec 9<{DEVICE}; echo held; exec sleep 600")))?;
     node.vm().wait_log("holder", "held", LIMIT)?;
@@ -81,6 +84,22 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.cli(&["detach", "y"])?;
     node.vm().exec("! ls /dev/ublkb* /dev/ublkc* 2>/dev/null")?;
     node.terminate()
+}
+
+/// Another program stops the device of `y`, then deletes it: the volume is unserved, and after a detach and
+/// an attach it is served with its data.
+fn check_foreign_stop(node: &Node) -> Result<()> {
+    for options in ["", " --delete"] {
+        report::step(format_args!("another program runs stop-device{options}"));
+        node.vm().exec(&format!("stop-device{options} 0; ! test -e {DEVICE}"))?;
+        let refused = node.cli(&["attach", "y", "--store", "store"]).err();
+        let refused = refused.context("y counts as attached without its device")?;
+        ensure!(has_state(node, "y", "Unserved")?, "{refused:#}\n{}", node.cli(&["list"])?);
+        node.cli(&["detach", "y"])?;
+        attach(node, "y")?;
+        wait_y_served(node)?;
+    }
+    Ok(())
 }
 
 /// Makes the store reject all requests about a volume.

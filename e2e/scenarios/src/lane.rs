@@ -102,6 +102,20 @@ pub const IN_TURN: &[&str] = &[
     "standalone-user-copy",
     "csi-sanity-fuse",
     "story-fuse",
+    "kill-rounds-user-copy@6.8",
+    "standalone-user-copy@6.8",
+    "story-user-copy@6.8",
+    "held-requests-user-copy@6.8",
+    "device-identity@6.8",
+    "memory-volumes@6.8",
+    "csi-node@6.8",
+    "host-daemons@6.8",
+    "kill-rounds-zero-copy@6.17",
+    "kill-rounds-zero-copy@7.0",
+    "without-ublk@6.14",
+    "claims-without-ublk@6.12",
+    "csi-node@6.12",
+    "csi-sanity-fuse@6.12",
 ];
 
 /// Scenarios of a run without a filter that start only while its time permits, except for a different one

@@ -50,13 +50,22 @@ pub struct Kernel {
     pub modules: PathBuf,
 }
 
+/// Returns true if the cache has the kernel.
+pub(super) fn is_prepared(cache: &Cache, pin: KernelPin) -> bool {
+    cache.path(&key(pin)).exists()
+}
+
+/// Returns the name of a kernel's entry in the cache.
+fn key(pin: KernelPin) -> String {
+    format!("kernel-{}-{}", pin.suites.join("-"), pin.release)
+}
+
 /// Downloads kernel and modules and creates the initramfs.
 ///
 /// # Errors
 /// If no suite has a matching kernel any more, or a step fails.
 pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
-    let key = format!("kernel-{}-{}", pin.suites.join("-"), pin.release);
-    let dir = cache.entry(&key, EXPECTED, |dir| {
+    let dir = cache.entry(&key(pin), EXPECTED, |dir| {
         let KernelPackages { root, release, packages } = find(cache, pin)?;
         let unpacked = dir.join("packages");
         root.unpack(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &unpacked)?;
