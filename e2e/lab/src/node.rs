@@ -232,7 +232,8 @@ impl Node {
     }
 
     /// Starts a second daemon, waits until the running one has handed the devices over and has exited, and
-    /// the new one serves. The new one replaces it in this object.
+    /// the new one serves. The new one replaces it in this object. A daemon of Kubernetes stands by instead,
+    /// and is ended like its pod.
     ///
     /// # Errors
     /// If the old one does not exit in time with code 0, or the new one does not start.
@@ -242,6 +243,10 @@ impl Node {
         // Unique across the daemons of a scenario: a node refuses an instance that served it before.
         let number = INSTANCES.fetch_add(1, Ordering::Relaxed);
         self.spawn(Some(&format!("daemon-{number}")))?;
+        if self.kubernetes {
+            self.vm.wait_log(old, "standing by", STOP_LIMIT)?;
+            self.vm.signal(old, SIGTERM)?;
+        }
         let exit = self.vm.wait(old, STOP_LIMIT)?;
         ensure!(exit == Exit::Code(0), "the daemon ended by {exit:?} when another asked it to leave");
         self.wait_ready("200 OK")

@@ -119,6 +119,9 @@ fn replace_daemon(world: &World, cluster: &Cluster) -> Result<()> {
     let log = world.kubectl(["logs", &new, NAMESPACE])?;
     ensure!(log.contains("agreed to leave its devices"), "the daemons did not hand over:\n{log}");
 
+    die_after_takeover(world, cluster, &new)?;
+    let new = daemon_pod_name(world)?;
+
     report::step("the daemon's pod is evicted");
     check_pause_during(world, MAX_PAUSE_OF_EVICTION, || {
         let eviction = json!({
@@ -159,6 +162,31 @@ fn replace_daemon(world: &World, cluster: &Cluster) -> Result<()> {
 
     world.kubectl(["delete", "pod", "busy", "--timeout=600s"])?;
     world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"]).map(drop)
+}
+
+/// A new daemon dies as soon as it has taken over. The old pod is still there, serves again, and hands over
+/// once more after ten seconds.
+fn die_after_takeover(world: &World, cluster: &Cluster, old: &str) -> Result<()> {
+    report::step("the daemon is rolled, and the new one dies when it has taken over");
+    check_pause_during(world, MAX_PAUSE, || {
+        world.kubectl(["rollout", "restart", DAEMON_SET, NAMESPACE])?;
+        until("the old daemon to stand by", POD_LIMIT, || {
+            Ok(world.kubectl(["logs", old, NAMESPACE])?.contains("standing by").then_some(()))
+        })?;
+        let name = "--output=jsonpath={.items[*].metadata.name}";
+        let names = world.kubectl(["get", "pods", NAMESPACE, NODE_PODS, name])?;
+        let new = names.split(' ').find(|name| *name != old).context("there is no new pod")?;
+        until("the new daemon to have the devices", POD_LIMIT, || {
+            Ok(world.kubectl(["logs", new, NAMESPACE])?.contains("devices recovered").then_some(()))
+        })?;
+        // The daemon of the old pod is the older process.
+        cluster.node().exec("pkill -9 --newest --exact holdfast-node")?;
+        until("the old daemon to serve again", POD_LIMIT, || {
+            let log = world.kubectl(["logs", old, NAMESPACE])?;
+            Ok((log.matches("devices recovered").count() == 2).then_some(()))
+        })?;
+        wait_rollout(world, old)
+    })
 }
 
 /// A Volume whose data stayed in the bucket is restored with the output of the plugin.

@@ -4,6 +4,7 @@
 //! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM, or a successor asks (`handoff.rs`)
 //!   -> stop those -> end every task -> leave the devices QUIESCED -> release the lock
 //!   -> last traces and log lines
+//! a successor took over, under Kubernetes: -> stand by until SIGTERM; wait for the lock again
 //! host shutdown: -> stop those -> detach unused volumes -> leave the others -> stop them
 //! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
 //! the admin endpoint (metrics, readiness, log level) is served from the first moment on
@@ -105,57 +106,100 @@ async fn serve(
     instance: Option<Instance>,
     log_level: LogLevel,
 ) -> Result<(), Failure> {
-    let Config { node: node_config, socket, metrics, control } = config;
-    let mut shutdown = Shutdown::listen().map_err(|error| Failure::new(FailureKind::Local, &error))?;
-    let reload = StoreReload::listen(file).map_err(|error| Failure::new(FailureKind::Local, &error))?;
-    let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
-    let run_dir = node_config.run_dir.clone();
-    let (mut edges, readiness) = (Edges::new(), Readiness::new());
-    if let Some(address) = metrics {
-        edges.serve_admin(address, readiness.clone(), log_level);
+    let shutdown = Shutdown::listen().map_err(|error| Failure::new(FailureKind::Local, &error))?;
+    let (mut admin, readiness) = (Edges::new(), Readiness::new());
+    if let Some(address) = config.metrics {
+        admin.serve_admin(address, readiness.clone(), log_level);
     }
-
-    let Some(owner) = await_lock(&node_config, &socket, instance.as_ref(), &mut shutdown).await? else {
-        return Ok(());
-    };
-    let handoff = Handoff::new(Instances::join(&run_dir, instance.clone()));
-    readiness.recovers();
-    let node = Node::serve(owner).await.map_err(not_served)?;
-    tracing::info!(volumes = node.list().len(), "devices recovered");
-    let stores = KnownStores::new(&control);
-    let started = async {
-        let listener = api::bind(&socket).map_err(|error| Failure::new(FailureKind::Invalid, &error))?;
-        let permissions = FormatPermissions::default();
-        edges.serve_api(
-            listener,
-            Api::new(node.clone(), stores.clone(), permissions.clone(), handoff.clone()),
-        );
-        edges.reload_stores(reload, node.clone(), stores);
-        match control {
-            Control::Kubernetes => {
-                edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions, readiness.names());
+    let mut process = ServingProcess { file, config, instance, shutdown, readiness };
+    let outcome = loop {
+        match process.serve_node().await {
+            Ok(ServingEnd::HandedOver) if matches!(process.config.control, Control::Kubernetes) => {
+                tracing::info!("standing by: this daemon serves the node again if the younger instance ends");
             }
-            // A daemon under Kubernetes may have left this set, and nothing else would reset it.
-            Control::Standalone(_) => node.set_draining(false).await,
+            Ok(ServingEnd::HandedOver | ServingEnd::Requested) => break Ok(()),
+            Err(failure) => break Err(failure),
         }
-        readiness.serves(node.clone());
-        Ok(())
     };
-    let outcome = match started.await {
-        Err(failure) => Err(failure),
-        Ok(()) => tokio::select! {
-            () = shutdown.requested() => Ok(()),
-            successor = handoff.agreed() => {
-                tracing::info!(%successor, "leaving the devices to a younger instance");
-                Ok(())
-            }
-            Some(ended) = edges.tasks.join_next() => Err(unexpected(ended)),
-        },
-    };
-    let host = host_at_end(&node, outcome.is_ok()).await;
-    edges.end().await;
-    leave_devices(node, host).await;
+    admin.end().await;
     outcome
+}
+
+/// Reason why a process ended to serve the node, without a failure.
+#[derive(Debug)]
+enum ServingEnd {
+    /// A signal requested it, or requests did not end in time.
+    Requested,
+    /// A younger instance has the devices. Under Kubernetes the process then stands by, ready, until its pod
+    /// is deleted: the controller of a DaemonSet deletes an old pod that is not ready at once, although the
+    /// new one may still fail.
+    HandedOver,
+}
+
+/// The state that a process keeps while it serves the node, hands it over and serves it again.
+struct ServingProcess {
+    file: PathBuf,
+    config: Config,
+    instance: Option<Instance>,
+    shutdown: Shutdown,
+    readiness: Readiness<Node>,
+}
+
+impl ServingProcess {
+    /// Serves the node from the next time that its lock is free.
+    async fn serve_node(&mut self) -> Result<ServingEnd, Failure> {
+        let Self { file, config, instance, shutdown, readiness } = self;
+        let Config { node: node_config, socket, control, .. } = config;
+        let reload =
+            StoreReload::listen(file.clone()).map_err(|error| Failure::new(FailureKind::Local, &error))?;
+        // One that stands by is older than the owner, which would refuse.
+        let asks = instance.as_ref().filter(|_| !readiness.is_standby());
+        let Some(owner) = await_lock(node_config, socket, asks, shutdown).await? else {
+            return Ok(ServingEnd::Requested);
+        };
+        let handoff = Handoff::new(Instances::join(&node_config.run_dir, instance.clone()));
+        readiness.recovers();
+        let node = Node::serve(owner).await.map_err(not_served)?;
+        tracing::info!(volumes = node.list().len(), "devices recovered");
+        let (mut edges, stores) = (Edges::new(), KnownStores::new(control));
+        let started = async {
+            let listener = api::bind(socket).map_err(|error| Failure::new(FailureKind::Invalid, &error))?;
+            let permissions = FormatPermissions::default();
+            edges.serve_api(
+                listener,
+                Api::new(node.clone(), stores.clone(), permissions.clone(), handoff.clone()),
+            );
+            edges.reload_stores(reload, node.clone(), stores);
+            match control {
+                Control::Kubernetes => {
+                    let (name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
+                    edges.serve_kubernetes(name, state_dir, node.clone(), permissions, readiness.names());
+                }
+                // A daemon under Kubernetes may have left this set, and nothing else would reset it.
+                Control::Standalone(_) => node.set_draining(false).await,
+            }
+            readiness.serves(node.clone());
+            Ok(())
+        };
+        let outcome = match started.await {
+            Err(failure) => Err(failure),
+            Ok(()) => tokio::select! {
+                () = shutdown.requested() => Ok(ServingEnd::Requested),
+                successor = handoff.agreed() => {
+                    tracing::info!(%successor, "leaving the devices to a younger instance");
+                    Ok(ServingEnd::HandedOver)
+                }
+                Some(ended) = edges.tasks.join_next() => Err(unexpected(ended)),
+            },
+        };
+        let host = host_at_end(&node, outcome.is_ok()).await;
+        edges.end().await;
+        // It holds the node.
+        let hands_over = matches!(outcome, Ok(ServingEnd::HandedOver));
+        readiness.leaves(hands_over && matches!(control, Control::Kubernetes));
+        let is_left = leave_devices(node, host).await;
+        outcome.map(|end| if is_left { end } else { ServingEnd::Requested })
+    }
 }
 
 /// Waits for the node's lock; meanwhile, a named instance asks the holder for it. Returns `None` if the
@@ -205,8 +249,8 @@ async fn host_at_end(node: &Node, is_planned: bool) -> Option<HostShutdown> {
 }
 
 /// Ends the data plane. Leaves the devices to the next daemon, or detaches and stops them if the host shuts
-/// down.
-async fn leave_devices(node: Node, host: Option<HostShutdown>) {
+/// down. Returns true if the next daemon has the lock before this process ends.
+async fn leave_devices(node: Node, host: Option<HostShutdown>) -> bool {
     let not_in_time = || {
         tracing::warn!(grace = ?GRACE, "requests did not end in time; the kernel quiesces their devices");
     };
@@ -217,10 +261,14 @@ async fn leave_devices(node: Node, host: Option<HostShutdown>) {
                 not_in_time();
             }
             devices.stop().await;
+            false
         }
         None => match tokio::time::timeout(GRACE, node.shutdown()).await {
             Ok(owner) => release(owner),
-            Err(_elapsed) => not_in_time(),
+            Err(_elapsed) => {
+                not_in_time();
+                false
+            }
         },
     }
 }
@@ -250,13 +298,18 @@ async fn await_kept<T, Shutdown: Future<Output = Option<T>>>(
     None
 }
 
-/// Lets the next daemon start.
-fn release(owner: Option<Owner>) {
-    if let Some(Err(error)) = owner.map(Owner::release) {
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            "the lock was kept to the end of the process"
-        );
+/// Lets the next daemon start. Returns false if it must wait for the end of this process.
+fn release(owner: Option<Owner>) -> bool {
+    match owner.map(Owner::release) {
+        Some(Ok(())) => true,
+        None => false,
+        Some(Err(error)) => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the lock was kept to the end of the process"
+            );
+            false
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! successor: reads the attached volumes -> asks once a second, until it has the lock
-//! owner:     the asking instance is younger -> answers -> ends as on SIGTERM: the devices wait QUIESCED
+//! owner:     the asking instance is younger -> answers -> ends as on SIGTERM: the devices wait QUIESCED;
+//!            under Kubernetes it stands by, and serves again if the younger instance ends
 //! ```
 //! A device thus only waits once the new version's image is present, its process runs and its configuration
 //! is accepted. Only the lock grants the use of the directories; a daemon that does not know the request, or

@@ -9,12 +9,16 @@ use crate::kubernetes::names::VolumeNames;
 use crate::node::{AttachTimes, NodeVolumeStatus, ReadAheadFigures, RingStatus, VolumeState};
 use crate::volumes::Volumes;
 
-/// Stage of the process: it waits for the lock, recovers devices, or serves.
+/// Stage of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage<V> {
     WaitsForLock,
     Recovers,
     Serves(V),
+    /// It ends.
+    Leaves,
+    /// A younger instance serves; this one serves again if that one ends.
+    StandsBy,
 }
 
 /// Shared between the daemon and the listener that reports it.
@@ -44,6 +48,16 @@ impl<V: Volumes> Readiness<V> {
     /// Records that it serves these volumes.
     pub(crate) fn serves(&self, volumes: V) {
         self.set(Stage::Serves(volumes));
+    }
+
+    /// Records that it leaves the volumes to the next process, and if it stands by from then on.
+    pub(crate) fn leaves(&self, stands_by: bool) {
+        self.set(if stands_by { Stage::StandsBy } else { Stage::Leaves });
+    }
+
+    /// Returns true if it stands by.
+    pub(crate) fn is_standby(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::StandsBy)
     }
 
     fn set(&self, stage: Stage<V>) {
@@ -100,7 +114,8 @@ impl<V: Volumes> Readiness<V> {
         self.names.clone()
     }
 
-    /// Returns the reasons why this process does not serve the node yet, one per line.
+    /// Returns the reasons why this process does not serve the node yet, one per line. There are none while
+    /// it stands by: its pod must stay until the younger instance has proved itself.
     pub(crate) fn not_ready(&self) -> Vec<String> {
         let own = match &*self.stage.lock() {
             Stage::WaitsForLock => vec![
@@ -108,14 +123,15 @@ impl<V: Volumes> Readiness<V> {
                     .to_owned(),
             ],
             Stage::Recovers => vec!["the devices of the previous process are being recovered".to_owned()],
-            Stage::Serves(_) => Vec::new(),
+            Stage::Leaves => vec!["this daemon ends".to_owned()],
+            Stage::Serves(_) | Stage::StandsBy => Vec::new(),
         };
         own.into_iter().chain(self.volumes().into_iter().filter_map(not_served)).collect()
     }
 
     fn served(&self) -> Option<V> {
         match &*self.stage.lock() {
-            Stage::WaitsForLock | Stage::Recovers => None,
+            Stage::WaitsForLock | Stage::Recovers | Stage::Leaves | Stage::StandsBy => None,
             Stage::Serves(volumes) => Some(volumes.clone()),
         }
     }

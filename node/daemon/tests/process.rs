@@ -43,13 +43,26 @@ impl Daemon {
         Self::start_with(dirs, environment, log)
     }
 
+    /// Starts a daemon of Kubernetes, whose API server does not answer.
+    fn start_in_pod(dirs: &Dirs, instance: &str) -> Self {
+        let environment = [
+            ("HOLDFAST_INSTANCE", instance),
+            ("HOLDFAST_KUBERNETES", "true"),
+            ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
+            ("KUBERNETES_SERVICE_PORT", "1"),
+        ];
+        Self::start(dirs, &environment)
+    }
+
     fn start_with(dirs: &Dirs, environment: &[(&str, &str)], log: Stdio) -> Self {
         // Free a moment ago; the daemon waits for an address in use.
         let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let config = dirs.state.path().join(format!("node-{}.toml", metrics.port()));
+        let is_pod = environment.iter().any(|(name, _)| *name == "HOLDFAST_KUBERNETES");
+        let stores = if is_pod { "" } else { "[stores.main]\nbucket = \"none\"\nregion = \"none\"\n" };
         let text = format!(
             "[node]\nname = \"a\"\nstate_dir = {:?}\nrun_dir = {:?}\n[data]\nring_threads = 1\nslab_size = \"16Mi\"\n\
-             [api]\nsocket = {:?}\n[metrics]\nlisten = \"{metrics}\"\n[stores.main]\nbucket = \"none\"\nregion = \"none\"\n",
+             [api]\nsocket = {:?}\n[metrics]\nlisten = \"{metrics}\"\n{stores}",
             dirs.state.path(),
             dirs.run.path(),
             dirs.socket(),
@@ -204,6 +217,43 @@ fn a_daemon_leaves_the_node_to_a_newer_instance() {
     let _lines = new.lines();
     new.wait_readyz("200 OK");
     assert!(old.wait_exit().success(), "it is the older one still");
+}
+
+/// Found in review: the old daemon ended when it had handed over, so its pod was not ready, and the
+/// controller of the DaemonSet deleted it at once. If the new daemon then died, nothing served the node.
+#[test]
+fn the_daemon_of_an_old_pod_stands_by_and_serves_again() {
+    let dirs = Dirs::new();
+    let mut old = Daemon::start_in_pod(&dirs, "pod-1");
+    let lines = old.lines();
+    old.wait_readyz("200 OK");
+    let mut new = Daemon::start_in_pod(&dirs, "pod-2");
+    let _lines = new.lines();
+    new.wait_readyz("200 OK");
+    line_with(&lines, "standing by");
+    assert!(
+        old.get("/readyz").unwrap().contains("200 OK"),
+        "its pod stays until the new one has proved itself"
+    );
+
+    new.child.kill().unwrap();
+    line_with(&lines, "devices recovered");
+    old.wait_readyz("200 OK");
+    let mut new = Daemon::start_in_pod(&dirs, "pod-2");
+    let refused = line_with(&new.lines(), "were not handed over");
+    assert!(refused.contains("ended after it had taken over"), "{refused}");
+    old.terminate();
+    assert!(old.wait_exit().success());
+    new.wait_readyz("200 OK");
+
+    // The controller deletes the pod that stands by.
+    let mut newest = Daemon::start_in_pod(&dirs, "pod-3");
+    let _newest_lines = newest.lines();
+    newest.wait_readyz("200 OK");
+    assert!(new.get("/readyz").unwrap().contains("200 OK"), "it stands by");
+    new.terminate();
+    assert!(new.wait_exit().success());
+    assert!(newest.get("/readyz").unwrap().contains("200 OK"));
 }
 
 /// A version that cannot read an attached volume would have quiesced every device of the node.
