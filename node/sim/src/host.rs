@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use holdfast_engine::action::{Action, Report, Source};
 use holdfast_engine::event::{Event, Op};
-use holdfast_engine::settings::Settings;
+use holdfast_engine::settings::RuntimeSettings;
 use holdfast_engine::snapshot::CutAnswer;
 use holdfast_engine::volume::Volume;
 use holdfast_types::{Millis, Nonce, SnapshotUid};
@@ -65,7 +65,7 @@ pub(crate) struct Host {
     pub(crate) process: Option<Process>,
     pub(crate) device: Option<Device>,
     /// Settings with which a process continues after a takeover.
-    pub(crate) settings: Settings,
+    pub(crate) settings: RuntimeSettings,
     /// The current or former writer on this host.
     pub(crate) nonce: Option<Nonce>,
     /// Allowed content of the volume here.
@@ -90,7 +90,7 @@ impl Host {
             tmpfs: Tmpfs::default(),
             process: None,
             device: None,
-            settings: Settings::default(),
+            settings: RuntimeSettings::default(),
             nonce: None,
             content: Content::default(),
             death_counter: DeathCounter::default(),

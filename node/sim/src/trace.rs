@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Unprepared};
-use holdfast_engine::settings::{Durability, Settings};
+use holdfast_engine::settings::{Durability, RuntimeSettings};
 use holdfast_objects::{CreateError, StoreError};
 
 use crate::calls::{Answer, CallKind, LocalCall, StoreCall};
@@ -152,7 +152,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::Detach => (13, [0; 4]),
         Event::Tick => (14, [0; 4]),
         Event::Grow { sectors } => (26, [*sectors, 0, 0, 0]),
-        Event::Configure(Settings { max_age_ms, durability }) => {
+        Event::Configure(RuntimeSettings { max_age_ms, durability }) => {
             (27, [*max_age_ms, u64::from(*durability == Durability::Object), 0, 0])
         }
         Event::CommitSoon(soon) => (28, [u64::from(*soon), 0, 0, 0]),

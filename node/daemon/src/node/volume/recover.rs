@@ -9,7 +9,7 @@ use holdfast_background::load_manifest;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::settings::{Pending, Settings, Setup};
+use holdfast_engine::settings::{Pending, RuntimeSettings, Setup};
 use holdfast_service::chain;
 use holdfast_types::{Backoff, Jitter, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
@@ -364,7 +364,7 @@ impl Node {
                 sectors,
                 epoch,
                 settings: VolumeSettings {
-                    planner: Settings { max_age_ms, durability },
+                    planner: RuntimeSettings { max_age_ms, durability },
                     limits: io_limits.map(Into::into).unwrap_or_default(),
                 },
                 displaced,
