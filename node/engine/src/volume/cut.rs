@@ -28,7 +28,7 @@ use crate::snapshot::CutAnswer;
 
 /// State of a volume's cut.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-enum State {
+enum CutState {
     #[default]
     Idle,
     /// Waits for the commit of the seal with this number.
@@ -46,7 +46,7 @@ enum State {
 /// The cut of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
-    state: State,
+    state: CutState,
     /// Positions of forgotten snapshots.
     forgotten: Vec<Seq>,
 }
@@ -74,18 +74,18 @@ pub(super) enum CutAdvance {
 impl Cut {
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.state == State::Idle
+        self.state == CutState::Idle
     }
 
     /// Returns true if writes must wait.
     #[inline]
     pub(super) fn stops_writes(&self) -> bool {
-        matches!(self.state, State::Stopping { .. } | State::Swapping { .. } | State::Held(..))
+        matches!(self.state, CutState::Stopping { .. } | CutState::Swapping { .. } | CutState::Held(..))
     }
 
     /// Returns true if deferrable seals must wait.
     pub(super) fn defers_seals(&self) -> bool {
-        matches!(self.state, State::Prepared { .. })
+        matches!(self.state, CutState::Prepared { .. })
     }
 
     /// Prepares for a cut, or extends the preparation within a bound. `seal` covers the dirty data;
@@ -99,26 +99,26 @@ impl Cut {
         out: &mut Vec<Action>,
     ) -> bool {
         match &mut self.state {
-            State::Idle => {
-                self.state = State::Preparing(uid, seal);
+            CutState::Idle => {
+                self.state = CutState::Preparing(uid, seal);
                 self.forgotten = forgotten;
                 return true;
             }
-            State::Preparing(known, _) if *known == uid => {}
-            State::Prepared { uid: known, since, .. }
+            CutState::Preparing(known, _) if *known == uid => {}
+            CutState::Prepared { uid: known, since, .. }
                 if *known == uid && now >= *since + PREPARED_AT_MOST_MS =>
             {
                 self.lapse(out);
             }
-            State::Prepared { uid: known, until, .. } if *known == uid => {
+            CutState::Prepared { uid: known, until, .. } if *known == uid => {
                 *until = now + PREPARED_MS;
                 answer(uid, CutAnswer::Prepared, out);
             }
-            State::Preparing(..)
-            | State::Prepared { .. }
-            | State::Stopping { .. }
-            | State::Swapping { .. }
-            | State::Held(..) => answer(uid, CutAnswer::Busy, out),
+            CutState::Preparing(..)
+            | CutState::Prepared { .. }
+            | CutState::Stopping { .. }
+            | CutState::Swapping { .. }
+            | CutState::Held(..) => answer(uid, CutAnswer::Busy, out),
         }
         false
     }
@@ -126,36 +126,37 @@ impl Cut {
     /// Holds writes from now on, if the volume is prepared for this cut.
     pub(super) fn begin(&mut self, uid: SnapshotUid, now: Millis, out: &mut Vec<Action>) {
         match &self.state {
-            State::Prepared { uid: known, .. } if *known == uid => {
-                self.state = State::Stopping { uid, until: now + HOLD_MS };
+            CutState::Prepared { uid: known, .. } if *known == uid => {
+                self.state = CutState::Stopping { uid, until: now + HOLD_MS };
             }
-            State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } if *known == uid => {}
-            State::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
-            State::Idle
-            | State::Preparing(..)
-            | State::Prepared { .. }
-            | State::Stopping { .. }
-            | State::Swapping { .. }
-            | State::Held(..) => answer(uid, CutAnswer::Lapsed, out),
+            CutState::Stopping { uid: known, .. } | CutState::Swapping { uid: known, .. }
+                if *known == uid => {}
+            CutState::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
+            CutState::Idle
+            | CutState::Preparing(..)
+            | CutState::Prepared { .. }
+            | CutState::Stopping { .. }
+            | CutState::Swapping { .. }
+            | CutState::Held(..) => answer(uid, CutAnswer::Lapsed, out),
         }
     }
 
     /// Answers whether the volume was held until now. Returns true if writes may continue.
     pub(super) fn release(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) -> bool {
         let (own, said) = match &self.state {
-            State::Held(known, _) => (*known == uid, CutAnswer::Released),
-            State::Preparing(known, _) | State::Prepared { uid: known, .. } => {
+            CutState::Held(known, _) => (*known == uid, CutAnswer::Released),
+            CutState::Preparing(known, _) | CutState::Prepared { uid: known, .. } => {
                 (*known == uid, CutAnswer::Lapsed)
             }
-            State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } => {
+            CutState::Stopping { uid: known, .. } | CutState::Swapping { uid: known, .. } => {
                 (*known == uid, CutAnswer::Lapsed)
             }
-            State::Idle => (false, CutAnswer::Lapsed),
+            CutState::Idle => (false, CutAnswer::Lapsed),
         };
         answer(uid, if own { said } else { CutAnswer::Lapsed }, out);
         let continues = own && self.stops_writes();
         if own {
-            self.state = State::Idle;
+            self.state = CutState::Idle;
         }
         continues
     }
@@ -163,8 +164,8 @@ impl Cut {
     /// Notes that the snapshot of [`CutAdvance::Ask`] was requested, at the point of the seal with this
     /// number.
     pub(super) fn asked(&mut self, seal: u64) {
-        if let State::Stopping { uid, until } = self.state {
-            self.state = State::Swapping { uid, until, seal };
+        if let CutState::Stopping { uid, until } = self.state {
+            self.state = CutState::Swapping { uid, until, seal };
         }
     }
 
@@ -177,39 +178,41 @@ impl Cut {
         out: &mut Vec<Action>,
     ) -> CutAdvance {
         match &mut self.state {
-            State::Idle => {}
-            State::Preparing(uid, seal) => {
+            CutState::Idle => {}
+            CutState::Preparing(uid, seal) => {
                 let uid = *uid;
                 if seals.committed >= *seal {
-                    self.state = State::Prepared { uid, until: now + PREPARED_MS, since: now };
+                    self.state = CutState::Prepared { uid, until: now + PREPARED_MS, since: now };
                     answer(uid, CutAnswer::Prepared, out);
                 }
             }
-            State::Prepared { uid, until, .. } => {
+            CutState::Prepared { uid, until, .. } => {
                 if now >= *until {
                     answer(*uid, CutAnswer::Lapsed, out);
-                    self.state = State::Idle;
+                    self.state = CutState::Idle;
                 }
             }
-            State::Stopping { until, .. } | State::Swapping { until, .. } | State::Held(_, until)
+            CutState::Stopping { until, .. }
+            | CutState::Swapping { until, .. }
+            | CutState::Held(_, until)
                 if now >= *until =>
             {
                 self.lapse(out);
                 return CutAdvance::Continue;
             }
-            State::Stopping { uid, .. } => {
+            CutState::Stopping { uid, .. } => {
                 if stores == 0 {
                     return CutAdvance::Ask(*uid, std::mem::take(&mut self.forgotten));
                 }
             }
-            State::Swapping { uid, until, seal } => {
+            CutState::Swapping { uid, until, seal } => {
                 if seals.begun >= *seal {
                     let (uid, until) = (*uid, *until);
-                    self.state = State::Held(uid, until);
+                    self.state = CutState::Held(uid, until);
                     answer(uid, CutAnswer::Held, out);
                 }
             }
-            State::Held(..) => {}
+            CutState::Held(..) => {}
         }
         CutAdvance::Wait
     }
@@ -217,12 +220,12 @@ impl Cut {
     /// Ends the cut without a common point.
     pub(super) fn lapse(&mut self, out: &mut Vec<Action>) {
         match std::mem::take(&mut self.state) {
-            State::Idle => {}
-            State::Preparing(uid, _)
-            | State::Prepared { uid, .. }
-            | State::Stopping { uid, .. }
-            | State::Swapping { uid, .. }
-            | State::Held(uid, _) => answer(uid, CutAnswer::Lapsed, out),
+            CutState::Idle => {}
+            CutState::Preparing(uid, _)
+            | CutState::Prepared { uid, .. }
+            | CutState::Stopping { uid, .. }
+            | CutState::Swapping { uid, .. }
+            | CutState::Held(uid, _) => answer(uid, CutAnswer::Lapsed, out),
         }
     }
 }
