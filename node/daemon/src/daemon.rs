@@ -29,16 +29,16 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::Shown;
+use crate::admin::DaemonProgram;
 use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::handoff::{self, Handoff};
+use crate::handoff::{self, HandoffOwner};
 use crate::heap::return_freed_memory;
 use crate::host::{self, HostShutdown};
 use crate::kubernetes::{self, names::VolumeNames};
-use crate::node::{FailureKind, Instance, Instances, Node, NodeConfig, NodeError, Owner};
+use crate::node::{FailureKind, InstanceName, Instances, Node, NodeConfig, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
@@ -60,7 +60,7 @@ const KEPT_POLL: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// The fault that prevented the start, or the unexpected end of a listener.
-pub(crate) fn run(file: PathBuf, config: Config, instance: Option<Instance>) -> Result<(), Failure> {
+pub(crate) fn run(file: PathBuf, config: Config, instance: Option<InstanceName>) -> Result<(), Failure> {
     return_freed_memory();
     // Every thread that is started later inherits this.
     let io_flusher = become_io_flusher();
@@ -88,7 +88,7 @@ fn not_started(error: TelemetryError) -> Failure {
 fn serve_to_end(
     file: PathBuf,
     config: Config,
-    instance: Option<Instance>,
+    instance: Option<InstanceName>,
     log_level: LogLevel,
 ) -> Result<(), Failure> {
     let runtime = Builder::new_multi_thread().enable_all().thread_keep_alive(KEEP_IDLE_THREAD).build();
@@ -102,7 +102,7 @@ fn serve_to_end(
 async fn serve(
     file: PathBuf,
     config: Config,
-    instance: Option<Instance>,
+    instance: Option<InstanceName>,
     log_level: LogLevel,
 ) -> Result<(), Failure> {
     let Config { node: node_config, socket, metrics, control } = config;
@@ -118,7 +118,7 @@ async fn serve(
     let Some(owner) = await_lock(&node_config, &socket, instance.as_ref(), &mut shutdown).await? else {
         return Ok(());
     };
-    let handoff = Handoff::new(Instances::join(&run_dir, instance.clone()));
+    let handoff = HandoffOwner::new(Instances::join(&run_dir, instance.clone()));
     readiness.recovers();
     let node = Node::serve(owner).await.map_err(not_served)?;
     tracing::info!(volumes = node.list().len(), "devices recovered");
@@ -163,7 +163,7 @@ async fn serve(
 async fn await_lock(
     config: &NodeConfig,
     socket: &Path,
-    instance: Option<&Instance>,
+    instance: Option<&InstanceName>,
     shutdown: &mut Shutdown,
 ) -> Result<Option<Owner>, Failure> {
     let ask = async {
@@ -284,7 +284,8 @@ impl Edges {
     fn serve_admin(&mut self, address: SocketAddr, readiness: Readiness<Node>, log_level: LogLevel) {
         let stop = self.stopped();
         self.tasks.spawn(async move {
-            let answers = async { admin::serve(listen(address).await, Shown(readiness), log_level).await };
+            let answers =
+                async { admin::serve(listen(address).await, DaemonProgram(readiness), log_level).await };
             tokio::select! {
                 () = answers => {}
                 () = stop => {}

@@ -26,7 +26,7 @@ pub(super) struct Create {
     /// Start with the content of this snapshot in the same store, as shown by `snapshot list`, or with the
     /// current content of this volume; nothing is copied
     #[arg(long, value_name = "VOLUME@SEQ|VOLUME")]
-    from: Option<Source>,
+    from: Option<ContentSource>,
     /// Name of a store of the daemon's configuration
     #[arg(long)]
     store: String,
@@ -36,7 +36,7 @@ pub(super) struct Create {
 
 /// Source of a new volume's content.
 #[derive(Debug, Clone)]
-enum Source {
+enum ContentSource {
     Snapshot(SnapshotName),
     Volume(VolumeId),
 }
@@ -50,7 +50,7 @@ enum InvalidSource {
     Volume(#[from] InvalidVolumeId),
 }
 
-impl FromStr for Source {
+impl FromStr for ContentSource {
     type Err = InvalidSource;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -69,8 +69,10 @@ pub(super) async fn run(create: Create, out: &mut String) -> Result<(), Failure>
     let request = CreateRequest { volume_id: volume, store, size_bytes, snapshot: None };
     let made = match from {
         None => client.create(request).await.map_err(refused)?.into_inner(),
-        Some(Source::Snapshot(snapshot)) => restore(&mut client, request, snapshot.to_string()).await?,
-        Some(Source::Volume(volume)) => clone(&mut client, request, volume).await?,
+        Some(ContentSource::Snapshot(snapshot)) => {
+            restore(&mut client, request, snapshot.to_string()).await?
+        }
+        Some(ContentSource::Volume(volume)) => clone(&mut client, request, volume).await?,
     };
     show(&made, &target, out);
     Ok(())
