@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_lab::pins::LTS_KERNEL;
 use holdfast_lab::report;
-use holdfast_lab::setup::Profile;
+use holdfast_lab::setup::BuildProfile;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
@@ -109,7 +109,7 @@ const NOT_OF_THE_LTS_KERNEL: [(&str, &str); 8] = [
 
 /// Runs the tests of `holdfast-ublk` that need the driver, in a machine that has it.
 pub(super) fn device_tests(world: &World) -> Result<()> {
-    world.share(&world.toolbox().test_program("device", Profile::Dev)?, "bin/device-tests")?;
+    world.share(&world.toolbox().test_program("device", BuildProfile::Dev)?, "bin/device-tests")?;
     let vm = world.vm("a")?;
     let mut run = "device-tests --ignored --test-threads=1".to_owned();
     let left_out: &[_] = if world.kernel() == LTS_KERNEL { &NOT_OF_THE_LTS_KERNEL } else { &[] };
